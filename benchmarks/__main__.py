@@ -20,7 +20,7 @@ ONLY_BY_NAME = frozenset(
             "fuzz_dledger",
             "guarantees",
         ),
-        *("mutants", "power_cuts", "real_runs", "seeds", "side_by_side", "spark"),
+        *("mutants", "power_cuts", "real_runs", "real_systems", "seeds", "side_by_side", "spark"),
     )
 )
 """These take an hour, or gigabytes: a hundred thousand histories a model, mutants until found, 20M operations."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["perform_run", "timed_faults"]
+__all__ = ["kept_of", "perform_run", "timed_faults", "verdict_of"]
 
 RUN_TIMEOUT_S = 600.0
 """For one run with everything around it: the longest here drive their load for three minutes."""
@@ -45,3 +47,24 @@ def perform_run(
     except ValueError:
         raise RuntimeError(f"status {done.returncode}: {done.stderr.strip()[-2000:]}") from None
     return results
+
+
+def kept_of(perform: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    """What is worth keeping of a run's results, with the machine's load as it began and as it ended."""
+    began_load = os.getloadavg()[0]
+    results = perform()
+    faults = results["faults"]
+    return {
+        "valid": results["valid"],
+        "reason": results["reason"],
+        "ops": results["ops"],
+        "faults": len(faults),
+        "proven": sum(bool(fault["proven"] and fault["healed"]) for fault in faults),
+        "machine_load": [round(began_load, 1), round(os.getloadavg()[0], 1)],
+        "day": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
+
+
+def verdict_of(run: Mapping[str, Any]) -> str:
+    """A kept run's verdict as a word."""
+    return {True: "valid", False: "**invalid**"}.get(run["valid"], "unknown")

@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks._runs import perform_run
+from benchmarks._runs import kept_of, perform_run, verdict_of
 
 __all__ = ["RUNS", "main", "render"]
 
@@ -63,21 +61,16 @@ def words_of(number: int) -> list[str]:
 
 def perform(number: int) -> dict[str, Any]:
     """One run; what is kept of it."""
-    began_load = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory(prefix="splitbrain-real-runs-") as directory:
+    checks = {}
+
+    def run() -> dict[str, Any]:
         results = perform_run(Path(directory), *words_of(number))
-    faults = results["faults"]
-    checks = {name: {"valid": check["valid"], "reason": check["reason"]} for name, check in results["checks"].items()}
-    return {
-        "valid": results["valid"],
-        "reason": results["reason"],
-        "checks": checks,
-        "ops": results["ops"],
-        "faults": len(faults),
-        "proven": sum(bool(fault["proven"] and fault["healed"]) for fault in faults),
-        "machine_load": [round(began_load, 1), round(os.getloadavg()[0], 1)],
-        "day": time.strftime("%Y-%m-%d", time.gmtime()),
-    }
+        for name, check in results["checks"].items():
+            checks[name] = {"valid": check["valid"], "reason": check["reason"]}
+        return results
+
+    with tempfile.TemporaryDirectory(prefix="splitbrain-real-runs-") as directory:
+        return {**kept_of(run), "checks": checks}
 
 
 def render(results: Mapping[str, Any]) -> str:
@@ -99,12 +92,11 @@ def render(results: Mapping[str, Any]) -> str:
     ]
     for number, known in zip(done, kept, strict=True):
         cluster, nodes, workload = RUNS[number - 1]
-        verdict = {True: "valid", False: "**invalid**"}.get(known["valid"], "unknown")
         said = {name: check["reason"] for name, check in known["checks"].items() if name not in SYSTEM_CHECKS}
         what = next((text for name, text in said.items() if name != "linearizable"), said.get("linearizable"))
         low, high = sorted(known["machine_load"])
         lines.append(
-            f"| {number} | {cluster} | {nodes} | {workload} | {verdict} | {known['ops']['ok']:,} "
+            f"| {number} | {cluster} | {nodes} | {workload} | {verdict_of(known)} | {known['ops']['ok']:,} "
             f"| {known['proven']} of {known['faults']} | {what} | {low} to {high} |"
         )
     valid = sum(known["valid"] is True for known in kept)

@@ -201,13 +201,16 @@ class AgentShim:
             return program, None
         mechanism, problem, clock_problem = await self._choose(host, program)
         started = self._controls.begin(host, mechanism, problem=problem, clock_problem=clock_problem)
+        account_path = place.account_path(program.name)
+        if account_path is not None:  # it may run as another user
+            await self._links[host].run(["mkdir", "-p", "-m", "1777", account_path])
         if mechanism == PRELOAD:
-            environment = {**program.environment, **place.environment(started.number)}
+            environment = {**program.environment, **place.environment(started.number, program.name)}
             return replace(program, environment=environment), started
         traps = self._controls.traps if problem is None else frozenset[str]()
         argv = launcher_command(
             self._access.python(host), place.launcher_path, place.control_path, program.argv,
-            root=place.data_path, traps=traps, undo_path=place.undo_path if traps else None,
+            root=place.data_path, traps=traps, undo_path=account_path if traps else None,
             moves_clock=self._needs_clock and clock_problem is None, number=started.number,
         )  # fmt: skip
         return replace(program, argv=argv), started

@@ -208,11 +208,60 @@ _RABBITMQ = Finding(
     link="https://aphyr.com/posts/315-jepsen-rabbitmq",
 )
 
+_REDIS_POWER = Finding(
+    name="redis-power-loss",
+    title="Redis loses the last second of what it has acknowledged when its primary loses power",
+    version="Valkey 9.1.0, a fork of Redis, with Sentinel",
+    options="--system redis --nodes 3 --workload set --set quorum=9 --nemesis power=cut@leader --time-limit 20",
+    finding="--set fsync=everysec",
+    control="--set fsync=always",
+    control_says="with `appendfsync always` a write is synced before it is acknowledged",
+    check="set-full",
+    names=("lost",),
+    promised="With `appendfsync everysec`, its default, a second of writes may be lost in a disaster, says the "
+    "documentation of its persistence.",
+    reported="The documentation of Redis, Redis persistence",
+    link="https://redis.io/docs/latest/operate/oss_and_stack/management/persistence/",
+)
+
+_GALERA = "https://jepsen.io/blog/2026-03-16-mariadb-galera-cluster-12.1.2"
+
+_MARIADB_UPDATE = Finding(
+    name="mariadb-lost-update",
+    title="Galera loses updates of transactions on several hosts, without any fault",
+    version="MariaDB 10.11 with Galera 26.4, of Debian 12",
+    options="--system mariadb --nodes 3 --workload list-append --set workload.isolation=snapshot-isolation "
+    "--time-limit 20",
+    finding="--set writes=own --set isolation=repeatable-read",
+    control="--set writes=first --set isolation=serializable",
+    control_says="all transactions go to one host, which locks what they read",
+    check="isolation",
+    names=("lost-update", "G-single"),
+    promised="The isolation of a cluster is between Serializable and Repeatable Read, said its documentation.",
+    reported="Kyle Kingsbury, Jepsen: MariaDB Galera Cluster 12.1.2, March 2026",
+    link=_GALERA,
+)
+
+_MARIADB_CRASH = Finding(
+    name="mariadb-crash-loss",
+    title="Galera loses committed transactions when all hosts crash at once",
+    version="MariaDB 10.11 with Galera 26.4, of Debian 12",
+    options="--system mariadb --nodes 3 --workload set --nemesis kill=sigkill@all --nemesis-interval 8 --time-limit 30",
+    finding="--set flush=0",
+    control="--set flush=1",
+    control_says="with `innodb_flush_log_at_trx_commit=1`, MariaDB's default, a host syncs before it acknowledges",
+    check="set-full",
+    names=("lost",),
+    promised="No transactions are lost, said its documentation, which recommended `innodb_flush_log_at_trx_commit=0`.",
+    reported="Kyle Kingsbury, Jepsen: MariaDB Galera Cluster 12.1.2, March 2026",
+    link=_GALERA,
+)
+
 FINDINGS: Mapping[str, Finding] = {
     each.name: each
     for each in (
-        _NATS, _REDIS, _ETCD_STALE, _ETCD_LOCK, _ROCKETMQ, _KAFKA, _ZOOKEEPER, _ZOOKEEPER_SYNC,
-        _ZOOKEEPER_SNAPSHOT, _POSTGRES_G2, _POSTGRES_COMMIT, _RABBITMQ,
+        _NATS, _REDIS, _REDIS_POWER, _ETCD_STALE, _ETCD_LOCK, _ROCKETMQ, _KAFKA, _ZOOKEEPER, _ZOOKEEPER_SYNC,
+        _ZOOKEEPER_SNAPSHOT, _POSTGRES_G2, _POSTGRES_COMMIT, _MARIADB_UPDATE, _MARIADB_CRASH, _RABBITMQ,
     )
 }  # fmt: skip
 """By name, in the order in which they are listed and run."""

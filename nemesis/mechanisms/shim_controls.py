@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,8 +26,8 @@ at that moment."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShimPlace:
-    """Where the shim, the launcher and their files are on one host. `undo_path` is None where nothing is kept track of;
-    `preloaded` is what is preloaded into programs there anyway."""
+    """Where the shim, the launcher and their files are on one host. `undo_path` is None where nothing is kept track of,
+    otherwise where each program has a directory for its own account; `preloaded` is what is preloaded there anyway."""
 
     library_path: str
     launcher_path: str
@@ -35,13 +36,17 @@ class ShimPlace:
     undo_path: str | None = None
     preloaded: str | None = None
 
-    def environment(self, number: int) -> dict[str, str]:
-        """What to add to the environment of a program of this number."""
+    def account_path(self, program: str) -> str | None:
+        """The directory of the account of what a program, by its name, has not synced."""
+        return None if self.undo_path is None else os.path.join(self.undo_path, program)
+
+    def environment(self, number: int, program: str) -> dict[str, str]:
+        """What to add to the environment of a program of this number and name."""
         return shim_environment(
             self.library_path,
             self.control_path,
             self.data_path,
-            undo_path=self.undo_path,
+            undo_path=self.account_path(program),
             preloaded=self.preloaded,
             program=number,
         )

@@ -224,14 +224,13 @@ class ShimDisks:
                 f"what the replica of {host} wrote could not all be kept track of: it was too much, or several "
                 "processes wrote (--mechanism seccomp keeps track of all processes of a program)"
             )
-        access = self._controls.access
-        argv = [access.python(host), "-I", "-S", "-", place.undo_path, place.data_path, kind, str(seed)]
-        status, output, errors = await access.run(host, argv, stdin=take_back_script(), timeout_s=UNDO_TIMEOUT_S)
-        words = output.split()
-        if status != 0 or len(words) != 3:
-            said = (errors.strip().splitlines() or [f"status {status}"])[-1]
-            raise RuntimeError(f"what {host} had not synced could not be taken back: {said}")
-        operations, size_bytes, files = map(int, words)
+        operations = size_bytes = files = 0
+        for account in await self._accounts(host, place.undo_path):
+            argv = [self._controls.access.python(host), "-I", "-S", "-", account, place.data_path, kind, str(seed)]
+            words = (await self._run_at_cut(host, argv, stdin=take_back_script())).split()
+            operations, size_bytes, files = (
+                sum(pair) for pair in zip((operations, size_bytes, files), map(int, words), strict=True)
+            )
         recorded = await self.recorded(host) or 0
         detail = (
             f"{operations} operations, {size_bytes:,} bytes in {files} files, of {recorded:,} changes that "
@@ -240,6 +239,19 @@ class ShimDisks:
         cut = PowerCut(operations, size_bytes, detail, recorded)
         self._lost.setdefault(fault_id, {})[host] = cut
         return cut
+
+    async def _accounts(self, host: str, undo_path: str) -> Sequence[str]:
+        """The directories of the accounts that the host's programs keep, each of what it has written itself."""
+        argv = ["find", undo_path, "-mindepth", "1", "-maxdepth", "1", "-type", "d"]
+        return sorted((await self._run_at_cut(host, argv)).splitlines())
+
+    async def _run_at_cut(self, host: str, argv: Sequence[str], *, stdin: str = "") -> str:
+        """What a command prints, without which a power cut cannot be. Raises RuntimeError."""
+        status, output, errors = await self._controls.access.run(host, argv, stdin=stdin, timeout_s=UNDO_TIMEOUT_S)
+        if status != 0:
+            said = (errors.strip().splitlines() or [f"status {status}"])[-1]
+            raise RuntimeError(f"what {host} had not synced could not be taken back: {said}")
+        return output
 
     async def recorded(self, host: str) -> int | None:
         """How many changes of the host's replica the account has seen since the cut before; None where none is kept."""

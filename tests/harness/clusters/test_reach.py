@@ -59,14 +59,14 @@ class Target:
     """What a nemesis sees of one program on one host."""
 
     def __init__(self, cluster: LocalCluster, argv: Sequence[str], multiprocess: bool = False) -> None:
-        self._cluster = cluster
+        self.cluster = cluster
         self._program = Program("writer", argv, "writer.log", multiprocess=multiprocess)
         self.hosts = cluster.hosts
         self.disks, self.clocks, self.processes = cluster.disks, cluster.clocks, self
         self.process: HostProcess | None = None
 
     async def start(self) -> None:
-        self.process = await self._cluster.spawn("n1", self._program)
+        self.process = await self.cluster.spawn("n1", self._program)
 
     async def look(self, host: str) -> ProcessView:
         assert self.process is not None
@@ -134,9 +134,9 @@ def on_a_host(
     asyncio.run(main())
 
 
-async def wrote(cluster: LocalCluster, more_than: int = 0) -> int:
+async def wrote(cluster: LocalCluster, more_than: int = 0, *, name: str = "log") -> int:
     """Wait until the log is longer."""
-    path = Path(cluster.data_dir("n1"), "log")
+    path = Path(cluster.data_dir("n1"), name)
     async with asyncio.timeout(DEADLINE_S):
         while not path.exists() or path.stat().st_size <= more_than:  # noqa: ASYNC110 - a program elsewhere
             await asyncio.sleep(0.02)
@@ -183,6 +183,33 @@ def test_a_clock_is_moved_in_the_replica(tmp_path: Path, programs: dict[str, str
         assert (await CLOCK.prove_healed(target, injection)).proven
 
     on_a_host(tmp_path, lambda data: [programs[kind], data], scenario)
+
+
+@pytest.mark.parametrize("mechanism", ["preload", "seccomp"])
+def test_a_power_cut_takes_from_every_program_of_a_host(tmp_path: Path, mechanism: str) -> None:
+    """Each keeps an account of its own: Redis and the Sentinel beside it both write."""
+    script = """
+import sys, time
+with open(sys.argv[1], "ab", buffering=0) as log:
+    while True:
+        log.write(b"line\\n")
+        time.sleep(0.005)
+"""
+    kept: list[str] = []
+
+    async def scenario(target: Target) -> None:
+        assert target.disks is not None
+        path = f"{target.cluster.data_dir('n1')}/second"
+        second = await target.cluster.spawn("n1", Program("second", [sys.executable, "-c", script, path], "second.log"))
+        await wrote(target.cluster, name="second")
+        await second.kill()
+        await POWER.inject(target, fault(POWER, "cut@n1", model="ext4"))
+        [cut] = target.disks.lost("f1").values()
+        assert cut.recorded, cut
+        kept.extend(name for name in os.listdir(target.cluster.data_dir("n1")) if not name.startswith("."))
+
+    on_a_host(tmp_path, lambda data: [sys.executable, "-c", script, f"{data}/log"], scenario, mechanism=mechanism)
+    assert kept == []
 
 
 @pytest.mark.parametrize("kind", ["static", "dynamic"])

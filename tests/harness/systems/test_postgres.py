@@ -17,7 +17,8 @@ from harness.sdk import Host, Refused
 from harness.sdk.install import find_file
 from harness.systems import postgres
 from harness.systems.planned_hosts import PlannedHosts
-from harness.systems.postgres import Archive, PostgresClient, Session, SqlError, append, opened, plus, put, values_of
+from harness.systems.postgres import Archive, PostgresClient, Session, opened, values_of
+from harness.systems.sql import SqlError, statement
 
 READY = b"Z\0\0\0\5I"
 
@@ -121,7 +122,8 @@ def transacting(answers: Sequence[bytes | None], steps: list[list[Any]]) -> tupl
 def test_a_transaction_is_asked_step_by_step_and_committed() -> None:
     done, asked = transacting([READY, row(b"[1,2") + READY, READY, READY], [["r", 4, None], ["append", 4, 3]])
     assert done == [["r", 4, [1, 2]], ["append", 4, 3]]
-    assert asked == ["BEGIN", "SELECT v FROM t1 WHERE k = 4", append(4, 3), "COMMIT"]
+    appended = statement("append", 4, 3, PostgresClient.upsert)
+    assert asked == ["BEGIN", "SELECT v FROM t1 WHERE k = 4", appended, "COMMIT"]
 
 
 def test_a_transaction_that_was_never_asked_to_commit_did_not_happen() -> None:
@@ -139,9 +141,14 @@ def test_a_commit_without_an_answer_leaves_the_transaction_open() -> None:
     assert not isinstance(lost, Refused) and isinstance(lost, EOFError) and asked[-1] == "COMMIT"
 
 
-def test_keys_lie_in_several_tables() -> None:
-    assert {put(key, 1).split()[2] for key in range(5)} == {"t0", "t1", "t2"}
-    assert plus(5, -2).endswith("DO UPDATE SET v = (t2.v::bigint + -2)::text")
+def test_whether_a_comparison_failed_is_known_by_the_rows_that_were_changed() -> None:
+    async def scenario(session: Session) -> Any:
+        client = PostgresClient()
+        client.session = session
+        return [await client.cas(4, 1, 2) for _ in range(2)]
+
+    answers = [message(b"C", b"UPDATE 1\0") + READY, message(b"C", b"UPDATE 0\0") + READY]
+    assert with_server(answers, scenario) == ([True, False], ["UPDATE t1 SET v = '2' WHERE k = 4 AND v = '1'"] * 2)
 
 
 def test_the_archive_in_the_jar_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

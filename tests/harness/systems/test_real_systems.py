@@ -5,12 +5,13 @@ What a system is made of is fetched once, into a cache. A test of one that canno
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.real_systems import SAFE, words_of
 from harness import registry
 from harness.cli_parser import build_parser
 from harness.clusters.select import choose
@@ -21,21 +22,10 @@ from harness.execution import perform
 from harness.gallery.finding import Finding, outcome_of
 from harness.gallery.findings import FINDINGS
 from harness.report import OutputConsole
+from harness.seeded import random_seed
 from harness.store import Store
 
 pytestmark = [pytest.mark.cluster, pytest.mark.serial]
-
-SAFE: dict[str, dict[str, Any]] = {
-    "etcd": {"workload": "cas-register"},
-    "nats": {"workload": "log", "settings": {"workload.polls": "eventual"}},
-    "zookeeper": {"workload": "register", "nodes": 3},
-    "postgres": {"workload": "list-append", "nodes": 3},
-    "rabbitmq": {"workload": "queue", "nodes": 3, "settings": {"workload.dequeues": "20"}, "nemesis_interval": 10},
-    "rocketmq": {"workload": "log", "settings": {"workload.polls": "eventual"}, "nemesis_interval": 10},
-    "kafka": {"workload": "log", "settings": {"workload.polls": "eventual"}, "nemesis_interval": 10},
-}
-"""System -> options of a run in which it must be valid under partitions, kills and pauses."""
-
 
 @pytest.fixture
 def fetch(capsys: pytest.CaptureFixture[str]) -> Callable[..., None]:
@@ -61,21 +51,38 @@ def require_namespaces() -> None:
                     f"(found: {choice.name}, {choice.reason})")  # fmt: skip
 
 
+def run_of(words: Sequence[str], fetch: Callable[..., None], store: Path) -> Mapping[str, Any]:
+    """The results of `harness run` with these options."""
+    prepared = prepare(build_parser().parse_args(["run", *words]))
+    fetch(words[words.index("--system") + 1], prepared.parts.test.system_settings)
+    require_namespaces()
+    _, results = perform(prepared.parts, Store(str(store)), OutputConsole(stderr=True))
+    return results
+
+
 def assert_valid(run: Any) -> None:
-    results = run.results
+    assert_results_valid(run.results)
+
+
+def assert_results_valid(results: Mapping[str, Any]) -> None:
     assert results["valid"] is True, results["reason"]
     assert results["ops"]["ok"] > 0 and results["faults"]
     assert all(fault["proven"] and fault["healed"] for fault in results["faults"])
 
 
-@pytest.mark.parametrize("system", ["etcd", "nats"])
-def test_a_short_run_without_root(fetch: Callable[..., None], tmp_path: Path, system: str) -> None:
+@pytest.mark.parametrize(
+    ("system", "options"),
+    [("etcd", {"workload": "cas-register"}), ("nats", {"workload": "log", "settings": {"workload.polls": "eventual"}})],
+)
+def test_a_short_run_without_root(
+    fetch: Callable[..., None], tmp_path: Path, system: str, options: Mapping[str, Any]
+) -> None:
     """Processes with link proxies, so that a wheel is all that it needs."""
     fetch(system)
     assert_valid(
         judged_run(
             system, cluster="local", nemesis="partition,kill", nemesis_interval=1.5,
-            time_limit=7, rate=50, concurrency=6, seed=3, store=str(tmp_path), **SAFE[system],
+            time_limit=7, rate=50, concurrency=6, seed=3, store=str(tmp_path), **options,
         )
     )  # fmt: skip
 
@@ -84,11 +91,7 @@ def test_a_short_run_without_root(fetch: Callable[..., None], tmp_path: Path, sy
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("system", sorted(SAFE))
 def test_safe_under_partitions_kills_and_pauses(fetch: Callable[..., None], tmp_path: Path, system: str) -> None:
-    fetch(system)
-    require_namespaces()
-    assert_valid(
-        judged_run(system, nemesis="partition,kill,pause", time_limit=60, store=str(tmp_path), **SAFE[system])
-    )
+    assert_results_valid(run_of(words_of(system, random_seed()), fetch, tmp_path))
 
 
 @pytest.mark.systems
@@ -109,8 +112,5 @@ def test_etcd_lets_members_go_and_takes_them_in_again_with_nothing(fetch: Callab
 @pytest.mark.parametrize("finding", FINDINGS.values(), ids=list(FINDINGS))
 def test_a_control_is_valid(fetch: Callable[..., None], tmp_path: Path, finding: Finding) -> None:
     words = finding.words("control")
-    prepared = prepare(build_parser().parse_args(["run", *words, "--seed", "43"]))
-    fetch(words[words.index("--system") + 1], prepared.parts.test.system_settings)
-    require_namespaces()
-    _, results = perform(prepared.parts, Store(str(tmp_path)), OutputConsole(stderr=True))
+    results = run_of([*words, "--seed", "43"], fetch, tmp_path)
     assert outcome_of(finding, results) == "valid", results["reason"]

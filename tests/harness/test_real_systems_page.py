@@ -1,0 +1,37 @@
+"""The record of real systems: what it says of runs, and that the page is made of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from benchmarks.real_systems import PAGE, RESULTS, SAFE, render, words_of
+from harness.cli_parser import build_parser
+
+
+def kept(valid: Any, **more: Any) -> dict[str, Any]:
+    return {
+        "seed": 2, "valid": valid, "reason": "why", "ops": {"ok": 1234}, "faults": 4, "proven": 3,
+        "machine_load": [0.5, 2.0], "day": "2026-11-24", **more,
+    }  # fmt: skip
+
+
+def test_what_is_not_valid_is_said_with_its_reason() -> None:
+    page = render({"etcd": [kept(True), kept(True, proven=4)], "nats": [kept("unknown"), kept(False)]})
+    assert "| etcd | `--workload cas-register` | 2 of 2 | 1,234, 1,234 | 7 of 8 | 2026-11-24 |" in page
+    assert "| 0 of 2 | 1,234, 1,234 | 6 of 8 |" in page
+    assert "- nats, seed 2: unknown: why\n- nats, seed 2: **invalid**: why" in page
+    assert "| redis | `--workload set --nodes 3 --set quorum=9` | not run |" in page
+    assert "What was not valid" not in render({"etcd": [kept(True)]})
+
+
+@pytest.mark.parametrize("system", SAFE)
+def test_every_system_meets_partitions_kills_and_pauses_for_a_minute(system: str) -> None:
+    arguments = build_parser().parse_args(["run", *words_of(system, 3)])
+    assert arguments.system == system and arguments.nemesis == "partition,kill,pause" and arguments.time_limit == 60
+
+
+def test_the_page_is_made_from_what_was_recorded() -> None:
+    assert PAGE.read_text(encoding="utf-8") == render(json.loads(RESULTS.read_text(encoding="utf-8")))
