@@ -45,6 +45,7 @@ SAFE: Mapping[str, str] = {
 REMARKS: Mapping[str, str] = {
     "kafka": "a poll may return an older end of the log than the one before, which its consumers' guide allows",
     "nats": "a replica answers polls of what it has, which direct gets allow",
+    "rabbitmq": "a node that had started itself again hung once at its start, as the plug-in's page says",
     "redis": "`quorum=9` is more than there are Sentinels, so that nobody is ever promoted: a primary that comes back"
     " is the same",
     "rocketmq": "a poll may return an older end of the log than the one before",
