@@ -1,4 +1,7 @@
-"""`python -m benchmarks [NAME ...]`: the benchmarks that take minutes, or those named, one after the other."""
+"""`python -m benchmarks [NAME ...]`: the benchmarks that take minutes, or those named, one after the other.
+
+`python -m benchmarks NAME --option ...` gives one of them its options.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,14 @@ ONLY_BY_NAME = frozenset(
 """These take an hour, or gigabytes: a hundred thousand histories a model, mutants until found, 20M operations."""
 
 
-def main(names: list[str]) -> int:
-    """Run benchmarks by module name. Returns 254 when a name is unknown."""
+def main(words: list[str]) -> int:
+    """Run benchmarks by module name; what comes from the first option on is for the one that is named before it.
+    Returns 254 when a name is unknown, or options are for no one in particular."""
+    first_option = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
+    names, options = words[:first_option], words[first_option:]
+    if options and len(names) != 1:
+        print(f"options such as {options[0]} are for one benchmark: name it before them", file=sys.stderr)
+        return 254
     here = Path(__file__).parent
     known = sorted(path.stem for path in here.glob("*.py") if not path.stem.startswith("_"))
     unknown = [name for name in names if name not in known]
@@ -36,7 +45,7 @@ def main(names: list[str]) -> int:
         return 254
     for name in names or [name for name in known if name not in ONLY_BY_NAME]:
         print(f"== {name}", flush=True)
-        sys.argv = [name]
+        sys.argv = [name, *options]
         importlib.import_module(f"benchmarks.{name}").main()
         print(flush=True)
     return 0

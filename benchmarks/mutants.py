@@ -2,11 +2,13 @@
 
     python -m benchmarks.mutants [NAME ...] [--searches 10] [--seeds 200] [--budget SECONDS] [--jobs N]
     python -m benchmarks.mutants [NAME ...] --reports STORE
+    python -m benchmarks.mutants [NAME ...] --blind [--searches 10] [--budget 60] [--jobs N]
 
 A search runs a mutant's scenario seed after seed until one run gives the mutant away. Searches begin at seeds far
 apart, so they are independent of one another. Every seed is also run without the mutant: a finding counts only if that
 control shows nothing. Results are kept in docs/mutants.json, mutant by mutant, and the table is written from all
 that are there. With --reports nothing is measured: the first seed of each is run once, and leaves its report and trace.
+With --blind each is looked for without its scenario (`benchmarks/_blind.py`); an interrupted measurement is resumed.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from benchmarks._blind import blind_table, measure_blind, read_results
 from checker.workers import worker_pool
 from harness.exploration.mutants import SCENARIOS, gives_away, rehearse_mutant, report_mutant
 from harness.nursery import restart_with_nursery
@@ -33,6 +36,11 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 SEARCH_STRIDE = 1000
 """Between the first seeds of two searches; more than the seeds that one may use."""
+
+
+BUDGET_S = 3600.0
+BLIND_BUDGET_S = 60.0
+"""Of processor time: some 20 seeds."""
 
 
 def search(name: str, *, first_seed: int, seeds: int, deadline_s: float) -> dict[str, Any]:
@@ -117,8 +125,8 @@ def table(results: dict[str, Any]) -> str:
         "| core s |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for name, mutant in MUTANTS.items():
-        scenario, result = SCENARIOS[name], results.get(name)
+    for name, scenario in SCENARIOS.items():
+        mutant, result = MUTANTS[name], results.get(name)
         faults = scenario.faults.replace("|", "\\|")
         load = f"{scenario.rate:g} op/s of {scenario.concurrency} clients"
         where = f"{scenario.workload}, {scenario.nodes} nodes, {load}: {faults}"
@@ -128,6 +136,7 @@ def table(results: dict[str, Any]) -> str:
     controls = sum(result["controls"] for result in results.values())
     spoiled = sum(result.get("controls_not_clean", result.get("controls_not_valid", 0)) for result in results.values())
     lines += ["", f"Controls, the same seeds without the mutant: {controls} run, {controls - spoiled} clean.", ""]
+    lines += blind_table(read_results())
     notes = DOCS / "mutants-notes.md"
     if notes.exists():
         lines.append(notes.read_text(encoding="utf-8"))
@@ -161,7 +170,8 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="mutants; all without one")
     parser.add_argument("--searches", type=int, default=10, help="searches for each mutant")
     parser.add_argument("--seeds", type=int, default=200, help="seeds at most in one search")
-    parser.add_argument("--budget", type=float, default=3600.0, help="seconds at most for one mutant")
+    parser.add_argument("--budget", type=float, help="seconds at most for one mutant (3600), blind for a search (60)")
+    parser.add_argument("--blind", action="store_true", help="look for each without its scenario")
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
     parser.add_argument("--table-only", action="store_true", help="write the table from the kept results")
     parser.add_argument("--reports", metavar="STORE", help="leave a report of each in this store, and measure nothing")
@@ -169,17 +179,21 @@ def main() -> None:
     unknown = [name for name in options.names if name not in MUTANTS]
     if unknown:
         parser.error(f"no mutant is called {', '.join(unknown)}; there are: {', '.join(MUTANTS)}")
+    if options.blind:
+        budget_s = options.budget or BLIND_BUDGET_S
+        names = options.names or list(MUTANTS)
+        measure_blind(names, searches=options.searches, budget_s=budget_s, jobs=options.jobs)
     if options.reports:
-        for name in options.names or MUTANTS:
+        for name in options.names or SCENARIOS:
             print(report_mutant(name, 1, Store(options.reports)).report_path, flush=True)
         return
     path = DOCS / "mutants.json"
     results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    names = [] if options.table_only else options.names or list(MUTANTS)
+    names = [] if options.table_only or options.blind else options.names or list(SCENARIOS)
     if not 1 <= options.seeds <= SEARCH_STRIDE or options.searches < 1:
         parser.error(f"--searches must be 1 or more, --seeds 1 to {SEARCH_STRIDE}")
     with worker_pool(options.jobs) as pool:
-        limits = {"searches": options.searches, "seeds": options.seeds, "budget_s": options.budget}
+        limits = {"searches": options.searches, "seeds": options.seeds, "budget_s": options.budget or BUDGET_S}
         waiting = {pool.submit(measure, name, **limits): name for name in names}
         for future in concurrent.futures.as_completed(waiting):
             name = waiting[future]

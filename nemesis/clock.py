@@ -22,7 +22,7 @@ from typing import Any
 from nemesis.forms import Form, FormNemesis
 from nemesis.impairments import Activity, hosts_kept_from
 from nemesis.protocol import Injection, Proof
-from nemesis.target import ClockReading, Clocks, ClockSkew, Target
+from nemesis.target import DOWN, ClockReading, Clocks, ClockSkew, Target
 
 __all__ = ["CLOCK", "ClockFault"]
 
@@ -150,7 +150,7 @@ class ClockFault(FormNemesis):
         if injection.problem is not None:
             return Proof(proven=False, detail=injection.problem)
         held = hosts_kept_from(Activity.ANSWER, in_force)
-        running = [host for host in target.hosts if host not in held and await _pid(target, host) is not None]
+        running = [host for host in target.hosts if host not in held and await _runs(target, host)]
         victims = [host for host in injection.value["hosts"] if host in running]
         if not victims:
             return Proof(proven=False, detail="every victim is down, or held by another fault: no clock is read there")
@@ -197,7 +197,7 @@ class ClockFault(FormNemesis):
         victims = [host for host in injection.value["hosts"] if host not in held]
         skews = _skews_of(injection)
         in_place, reported = _InPlace(target), _Reported(target)
-        running = [host for host in victims if await _pid(target, host) is not None]
+        running = [host for host in victims if await _runs(target, host)]
         found = await asyncio.gather(
             *(_healed_problem(in_place, host, skews[host], in_force) for host in running),
             *(_healed_problem(reported, host, skews[host], in_force) for host in victims),
@@ -350,6 +350,11 @@ class _Reported(_Reader):
                 return best
             await asyncio.sleep(0.1)
         return best
+
+
+async def _runs(target: Target, host: str) -> bool:
+    """Whether a host's replica is there to read a clock, as far as anybody knows. Simulated ones have no number."""
+    return target.processes is None or (await target.processes.look(host)).state != DOWN
 
 
 async def _pid(target: Target, host: str) -> int | None:

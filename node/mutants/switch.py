@@ -8,9 +8,9 @@ from node.broker.controller import BrokerController
 from node.dledger import DLedgerServer
 from node.ha.ledger import HaLedger
 from node.mutants import election, group, ha, replication, serving
-from node.mutants.catalogue import check_mutant
+from node.mutants.catalogue import CLIENT_MUTANTS, check_mutant
 
-__all__ = ["mutate_broker"]
+__all__ = ["mutate_broker", "part_of"]
 
 _IN_LEDGER: Mapping[str, Callable[[DLedgerServer], None]] = {
     "vote-not-persisted": election.vote_not_persisted,
@@ -66,3 +66,15 @@ def mutate_broker(name: str, broker: BrokerController) -> None:
         _IN_HA[name](broker.ledger)
     elif name in _IN_BROKER:
         _IN_BROKER[name](broker)
+
+
+def part_of(name: str) -> str:
+    """The part of the program that the mutant `name` is put into: the module of this package that it lies in, such as
+    "election"; "client" for those of clients. Raises ValueError for a name that stands for none."""
+    check_mutant(name)
+    if name in CLIENT_MUTANTS:
+        return "client"
+    for table in (_IN_LEDGER, _IN_HA, _IN_BROKER):
+        if name in table:
+            return table[name].__module__.rpartition(".")[2]
+    raise ValueError(f"{name} is put into nothing")
