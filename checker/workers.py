@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
-__all__ = ["map_in_processes", "worker_pool"]
+__all__ = ["end_with_parent", "map_in_processes", "worker_pool"]
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -30,12 +30,13 @@ def worker_pool(processes: int) -> concurrent.futures.ProcessPoolExecutor:
     return concurrent.futures.ProcessPoolExecutor(
         max_workers=processes,
         mp_context=multiprocessing.get_context("fork"),
-        initializer=_begin,
+        initializer=end_with_parent,
         initargs=(os.getpid(),),
     )
 
 
-def _begin(parent_pid: int) -> None:
+def end_with_parent(parent_pid: int) -> None:
+    """Let this forked process be killed when the one that forked it dies, and leave Ctrl-C to that one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if not sys.platform.startswith("linux"):
         return

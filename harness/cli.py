@@ -19,7 +19,7 @@ from harness.nursery import restart_with_nursery
 
 __all__ = ["main"]
 
-SIMULATING = ("explore", "shrink")
+SIMULATING = ("explore", "shrink", "explain")
 """Commands that always simulate."""
 
 
@@ -39,6 +39,8 @@ def _perform(arguments: argparse.Namespace) -> int:
             from harness.commands.audit import audit_command as perform
         case "shrink":
             from harness.commands.shrink import shrink_command as perform
+        case "explain":
+            from harness.commands.explain import explain_command as perform
         case "replay":
             from harness.commands.replay import replay_command as perform
 

@@ -215,7 +215,7 @@ def given_options(words: list[str]) -> frozenset[str]:
 
 
 def add_exploration_commands(commands: Any) -> None:
-    """`explore`, `audit`, `shrink` and `replay`."""
+    """`explore`, `audit`, `shrink`, `explain` and `replay`."""
     explore = commands.add_parser("explore", help="many simulated seeds with random mixes of faults")
     add_test_options(explore)
     explore.set_defaults(**SEARCHED_LOAD)
@@ -241,6 +241,25 @@ def add_exploration_commands(commands: Any) -> None:
     shrink.add_argument("--budget", type=duration_s, default="2m", metavar="TIME", help="(default: 2m)")
     shrink.add_argument("--jobs", type=positive_count, metavar="N", help="at a time (default: one per core)")
     shrink.add_argument("--out", metavar="DIR", help="for schedule and test (default: shrunk in the run's directory)")
+
+    explain = commands.add_parser("explain", help="where the violation of a simulated run was decided")
+    explain.add_argument("run", metavar="RUN", help="a run's directory, TEST/TIME in the store, or latest")
+    explain.add_argument("--store", default="store", metavar="DIR")
+    explain.add_argument(
+        "--points", type=positive_count, default=40, metavar="N",
+        help="moments at most that are looked at (default: 40)",
+    )  # fmt: skip
+    explain.add_argument(
+        "--runs", type=positive_count, default=30, metavar="N",
+        help="runs by other randomness from each moment (default: 30)",
+    )  # fmt: skip
+    explain.add_argument("--seed", type=seed_number, metavar="N", help="of that randomness (default: the run's)")
+    explain.add_argument(
+        "--check", default="", metavar="NAME",
+        help="the check whose violation is explained, invariants and online among them (default: the first that shows)",
+    )  # fmt: skip
+    explain.add_argument("--jobs", type=positive_count, metavar="N", help="at a time (default: one per core)")
+    explain.add_argument("--json", action="store_true", help="print what was found on standard output as JSON")
 
     replay = commands.add_parser("replay", help="run a schedule again, on any cluster, and count how often it fails")
     replay.add_argument("schedule", metavar="SCHEDULE", help="a schedule.json")

@@ -44,6 +44,7 @@ __all__ = [
     "exit_status_of",
     "judge_run",
     "left_out",
+    "make_system",
     "perform",
     "plan_faults",
     "planned_target",
@@ -246,21 +247,18 @@ async def _observe(parts: Parts, run_dir: RunDir, run_id: str, console: OutputCo
         state.close()
 
 
-async def _observe_with(state: RunState, parts: Parts, run_dir: RunDir, console: OutputConsole) -> Observed:
+def make_system(parts: Parts, state: RunState | None, work_dir: str) -> tuple[Any, Any]:
+    """The cluster of a test and the system on it, ready for its faults; nothing is started. What hosts leave is put
+    below `work_dir`, a directory of this machine; what is created is written to `state`, where there is one."""
     test = parts.test
-    clock = TestClock(asyncio.get_running_loop())
-    work_dir = run_dir.nodes_path
-    save_schedule(parts.schedule, str(run_dir.path / "schedule.json"))
     cluster = parts.cluster_class(
         node_count=test.nodes,
         run=state,
-        work_dir=str(work_dir),
+        work_dir=work_dir,
         ports=parts.system_class.ports,
         extra_hosts=parts.system_class.extra_hosts,
         **test.cluster_options,
     )
-    if parts.has_trace:
-        cluster.trace_to(str(run_dir.trace_path), lambda: clock.zero_s)
     wanted = {(event.nemesis, event.variant) for event in parts.schedule}
     capabilities = frozenset().union(*(needs_of(parts.nemeses[name], [variant]) for name, variant in wanted))
     prepare(cluster, capabilities)
@@ -268,10 +266,20 @@ async def _observe_with(state: RunState, parts: Parts, run_dir: RunDir, console:
         cluster=cluster,
         settings=test.system_settings,
         keys=parts.workload.keys,
-        log_dir=str(work_dir),
+        log_dir=work_dir,
         operation_timeout_s=test.operation_timeout_s,
     )
     prepare(system, capabilities)
+    return cluster, system
+
+
+async def _observe_with(state: RunState, parts: Parts, run_dir: RunDir, console: OutputConsole) -> Observed:
+    test = parts.test
+    clock = TestClock(asyncio.get_running_loop())
+    save_schedule(parts.schedule, str(run_dir.path / "schedule.json"))
+    cluster, system = make_system(parts, state, str(run_dir.nodes_path))
+    if parts.has_trace:
+        cluster.trace_to(str(run_dir.trace_path), lambda: clock.zero_s)
     if isinstance(system, HasClientPrograms):
         system.client_environment = state.environment
     title = f"{test.name}  seed {test.seed}"

@@ -73,9 +73,12 @@ class HistoryWriter:
         self._error: HistoryWriteError | None = None
         self._unreported = False
         try:
-            self._fd: int | None = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+            self._fd: int | None = self._open()
         except OSError as error:
             raise HistoryWriteError(f"cannot create {self.path}: {error.strerror}") from error
+
+    def _open(self) -> int:
+        return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
 
     def append(self, event: Mapping[str, Any]) -> dict[str, Any]:
         """Record one event: process, type, f, value and optionally key, error and node.

@@ -30,7 +30,8 @@ from harness.faults.triggers import WatchedTriggers
 from harness.generator import Generator, Stagger, TimeLimit
 from harness.history_writer import HistoryWriteError, HistoryWriter
 from harness.recovery import wait_for_recovery, with_last_words
-from harness.seeded import seeded
+from harness.runtime import harness_streams
+from harness.seeded import Streams, seeded
 from harness.systems.base import CheckOutcome, RefusesFaults, System
 from harness.test import Test
 from harness.worker import Client, Recorder, Workers
@@ -145,6 +146,10 @@ class Run:
     clock: Clock
     listener: Listener
     observed: Observed = field(default_factory=Observed)
+    _streams: Streams = field(init=False)
+    """Of the clients."""
+    _faults: asyncio.Task[None] | None = None
+    """What carries out the schedule, while it does."""
     _workers: Workers | None = None
     _next_process: int = 0
     _stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
@@ -159,6 +164,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self._target = RunTarget(self.cluster, self.system)
+        self._streams = harness_streams(self.cluster, self.test.seed)
         self.observed.faults_planned = sum(event.action == INJECT for event in self.schedule)
 
     async def execute(self, *, wall_ms: Callable[[], int]) -> Observed:
@@ -236,7 +242,7 @@ class Run:
         workers = self._make_workers(TimeLimit(self.test.time_limit_s, load), self._load_recorder())
         rng = seeded(f"{self.test.seed}/nemesis")
         async with _watching(self._target.triggers, self.schedule), asyncio.TaskGroup() as group:
-            faults = group.create_task(
+            faults = self._faults = group.create_task(
                 run_schedule(self.schedule, target=self._target, nemeses=self.nemeses, rng=rng, record=self._record)
             )
             stopper = group.create_task(self._stop_when_asked(workers))
@@ -248,6 +254,12 @@ class Run:
                 faults.cancel()
                 stopper.cancel()
                 follower.cancel()
+
+    def end_faults(self) -> None:
+        """Heal what is in force, and inject nothing more; the load goes on. For the time before the load, too."""
+        self.schedule = Schedule(())
+        if self._faults is not None:
+            self._faults.cancel()
 
     async def _follow_leaders(self) -> None:
         """Tell who leads, from time to time, where somebody watches and the system can say it."""
@@ -332,7 +344,7 @@ class Run:
             make_client=make_client,
             recorder=recorder,
             now_ns=self.clock.now_ns,
-            random=seeded(f"{self.test.seed}/clients/{self._next_process}"),
+            random=self._streams.get(f"clients/{self._next_process}"),
             operation_timeout_s=self.test.operation_timeout_s,
             first_process=self._next_process,
         )

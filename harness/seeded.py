@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import random
 import secrets
+import weakref
 
-__all__ = ["random_seed", "seeded"]
+__all__ = ["Streams", "random_seed", "seeded"]
 
 
 def seeded(name: str) -> random.Random:
@@ -14,6 +15,27 @@ def seeded(name: str) -> random.Random:
     Python on PyPy and takes nearly a millisecond; a simulated cluster has some sixty streams."""
     data = name.encode()
     return random.Random(int.from_bytes(data + hashlib.sha512(data).digest(), "big"))
+
+
+class Streams:
+    """The streams of one run, each by its name and the run's seed, so that all can be seeded anew at once: whoever has
+    one keeps it, and draws other numbers from there on."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._living: weakref.WeakKeyDictionary[random.Random, str] = weakref.WeakKeyDictionary()
+
+    def get(self, name: str) -> random.Random:
+        """A new stream of this name, which begins as all of that name and seed do."""
+        stream = seeded(f"{self.seed}/{name}")
+        self._living[stream] = name
+        return stream
+
+    def reseed(self, seed: int) -> None:
+        """Let every stream that somebody still has begin anew, as those of another seed do."""
+        self.seed = seed
+        for stream, name in self._living.items():
+            stream.setstate(seeded(f"{seed}/{name}").getstate())
 
 
 def random_seed() -> int:

@@ -119,6 +119,11 @@ class RunDir:
         return self.path / "trace.jsonl"
 
     @property
+    def explanation_path(self) -> Path:
+        """Where the violation was decided, once somebody has asked."""
+        return self.path / "explain.json"
+
+    @property
     def harness_log_path(self) -> Path:
         return self.path / "harness.log"
 
@@ -168,6 +173,14 @@ class RunDir:
     def write_test(self, test: Mapping[str, Any]) -> None:
         """Write test.json, whole or not at all. Raises StoreError."""
         _write_json(self.test_path, test)
+
+    def write_explanation(self, explanation: Mapping[str, Any]) -> None:
+        """Write explain.json, whole or not at all. Raises StoreError."""
+        _write_json(self.explanation_path, explanation)
+
+    def read_explanation(self) -> dict[str, Any] | None:
+        """explain.json's content; None where there is none. Raises StoreError for one that is damaged."""
+        return _read_json(self.explanation_path, "") if self.explanation_path.exists() else None
 
     def write_results(self, results: Mapping[str, Any]) -> None:
         """Write results.json, whole or not at all.

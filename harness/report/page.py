@@ -23,13 +23,14 @@ from checker.faults import count_unmet
 from harness.report.charts import over_time
 from harness.report.checks import anchor_of, check_sections, terms_of, timed_violations, verdict_word
 from harness.report.collect import OUTCOMES, RunData, collect
+from harness.report.deciding import deciding_view
 from harness.report.faults import fault_rows
 from harness.report.grid import latency_of, quantiles_of
 from harness.report.templating import json_data, report_template, script, style
 from harness.report.timeline import arrowhead, timeline
 from harness.report.units import clip, count, duration, plural, share
 from harness.report.witness import Witness, witness_from
-from harness.store import StoreError
+from harness.store import RunDir, StoreError
 
 MAX_REPORT_BYTES = 1_000_000
 """No report is larger, whatever the run: people mail it, and browsers open it at once."""
@@ -147,6 +148,7 @@ def _render(
         tiles=_tiles(data, faults),
         facts=_facts(test, results),
         replay=clip(results.get("replay") or "", 2000),
+        decided=deciding_view(_explanation(directory)),
         witnesses=views,
         over=over,
         readout=json_data(over.readout if over else {}),
@@ -162,6 +164,13 @@ def _render(
         files=_files(directory),
         history=data,
     )
+
+
+def _explanation(directory: Path) -> Mapping[str, Any] | None:
+    """What `harness explain` has left; None where nobody has asked, or nobody can read it."""
+    with contextlib.suppress(StoreError):
+        return RunDir(directory).read_explanation()
+    return None
 
 
 def _list(value: Any) -> list[Any]:
@@ -359,6 +368,7 @@ def _files(directory: Path) -> list[tuple[str, str, str]]:
         ("test.json", "what was asked for"),
         ("harness.log", "what the harness logged"),
         ("trace.jsonl", "what the network did"),
+        ("explain.json", "where the violation was decided"),
     )
     files = [(name, name, what) for name, what in known if (directory / name).exists()]
     logs: list[str] = []

@@ -19,6 +19,7 @@ from typing import Any
 from checker.faults import NEMESIS, faults_of
 from harness.history_writer import HistoryError, read_history
 from harness.report.checks import terms_of, timed_violations, verdict_word
+from harness.report.deciding import jump_of
 from harness.report.templating import json_data, report_template, script, style
 from harness.report.trace_window import LogState, Message, TraceError, Window, choose, read_window
 from harness.report.units import clip, operation_text, plural
@@ -64,6 +65,8 @@ class Replay:
     roles: list[tuple[int, str, str, int]] = field(default_factory=list)
     """time, host, role, term"""
     violations: list[dict[str, Any]] = field(default_factory=list)
+    decided: tuple[int, int] | None = None
+    """Between which moments the violation was decided, where `harness explain` has found out"""
     notes: list[str] = field(default_factory=list)
 
 
@@ -85,6 +88,8 @@ def collect_replay(run_dir: RunDir, *, from_ns: int = -EVER_NS, to_ns: int = EVE
     _take_history(replay, run_dir, from_ns, to_ns)
     _take_roles(replay, run_dir, results, from_ns, to_ns)
     _take_violations(replay, results)
+    moment = jump_of(run_dir.read_explanation() or {})
+    replay.decided = None if moment is None else (round(moment[0] * 1e6), round(moment[1] * 1e6))
     return replay
 
 
@@ -294,6 +299,7 @@ def _packed(replay: Replay, messages: Sequence[Message]) -> dict[str, Any]:
         "title": replay.title, "hosts": hosts, "replicas": len(replay.replicas), "messages": columns, "logs": logs,
         "kinds": list(kinds.texts), "details": list(details.texts), "operations": operations,
         "texts": list(texts.texts), "roles": replay.roles, "faults": replay.faults, "violations": replay.violations,
+        "decided": replay.decided,
     }  # fmt: skip
 
 

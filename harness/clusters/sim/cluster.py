@@ -27,6 +27,7 @@ from harness.clusters.sim.trace import TraceWriter
 from harness.clusters.sim.triggers import SimTriggers
 from harness.clusters.sim.watch import ReplicaWatch
 from harness.run_state import RunState
+from harness.seeded import Streams
 from harness.systems.base import CheckOutcome
 from nemesis.target import ABILITIES, DOWN, PAUSED, RUNNING
 from nemesis.triggers import KINDS
@@ -174,6 +175,11 @@ class SimCluster:
         """Clock, disk and randomness of the host `clients`, where the harness's own clients are."""
         return self._machines[CLIENTS_HOST].runtime_for(self._loop.root)
 
+    @property
+    def streams(self) -> Streams:
+        """Those of the simulation."""
+        return self._loop.streams
+
     def trace_to(self, path: str, zero_s: Callable[[], float | None]) -> None:
         """Write the network's trace to a file until the cluster stops, with what the replicas' logs hold from their
         start on; `zero_s` as of TraceWriter. Raises OSError."""
@@ -197,6 +203,11 @@ class SimCluster:
     def network(self) -> SimNetwork:
         """The network between the hosts."""
         return self._network
+
+    @property
+    def watch(self) -> ReplicaWatch:
+        """What tells of everything that replicas do."""
+        return self._watch
 
     def machine(self, host: str) -> SimHost:
         """A simulated host, for tests and faults that go beyond the interfaces."""

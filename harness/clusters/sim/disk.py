@@ -23,7 +23,6 @@ from math import log
 from typing import TYPE_CHECKING
 
 from harness.clusters.sim.inode import Inode
-from harness.seeded import seeded
 from nemesis.mechanisms.undo_log import POWER_MODELS
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ class SimDisk:
 
     def __init__(self, loop: SimLoop, host: str) -> None:
         self._loop = loop
-        self.random = seeded(f"{loop.seed}/disk/{host}")
+        self.random = loop.streams.get(f"disk/{host}")
         self.power_cycles = 0
         self.delay_s = 0.0
         """Every write and sync takes this much longer."""

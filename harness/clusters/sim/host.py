@@ -22,7 +22,6 @@ from harness.clusters.sim.errors import SimulationError
 from harness.clusters.sim.lane import LANE, Lane
 from harness.clusters.sim.logs import HostLog
 from harness.clusters.sim.process_disk import ProcessDisk
-from harness.seeded import seeded
 from node.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -133,7 +132,7 @@ class SimHost:
         return Runtime(
             clock=self.clock,
             disk=ProcessDisk(self.disk, self.loop, lane),
-            random=seeded(f"{self.loop.seed}/process/{self.name}/{self._starts}"),
+            random=self.loop.streams.get(f"process/{self.name}/{self._starts}"),
         )
 
     @property

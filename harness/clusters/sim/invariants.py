@@ -115,6 +115,8 @@ class Invariants:
         """Host -> the last term in which it was seen to lead a group that it does not belong to."""
         self._timer: asyncio.TimerHandle | None = None
         self.violations: list[Violation] = []
+        self.on_violation: Callable[[Violation], None] | None = None
+        """Hears of each at the moment at which it is seen."""
         tell = watch.tell
         tell.recovered.append(self._recovered)
         tell.role.append(self._role_changed)
@@ -156,7 +158,10 @@ class Invariants:
 
     def _broken(self, rule: str, text: str) -> None:
         if len(self.violations) < MAX_VIOLATIONS:
-            self.violations.append(Violation(rule, self._now_s(), text))
+            violation = Violation(rule, self._now_s(), text)
+            self.violations.append(violation)
+            if self.on_violation is not None:
+                self.on_violation(violation)
 
     # Elections
 

@@ -31,7 +31,7 @@ from harness.clusters.sim.lane import LANE, Lane, SimHandle
 from harness.clusters.sim.primitives import SimFuture, SimTask, SimTimerHandle
 from harness.clusters.sim.refusals import RefusingLoop
 from harness.clusters.sim.timetable import Timetable
-from harness.seeded import seeded
+from harness.seeded import Streams, seeded
 
 __all__ = ["MAX_STEPS_AT_ONE_INSTANT", "START_S", "LoopNetwork", "SimLoop"]
 
@@ -75,12 +75,13 @@ class SimLoop(Timetable, RefusingLoop):
     def __init__(self, seed: int = 0, *, shuffle: bool = False) -> None:
         RefusingLoop.__init__(self)
         Timetable.__init__(self)
-        self.seed = seed
+        self.streams = Streams(seed)
+        """All randomness of the simulation, but for the order of lanes."""
         self.shuffle = shuffle
         self.network: LoopNetwork | None = None
         self.steps = 0
         """Callbacks and events run so far."""
-        self._salt = seeded(f"{seed}/loop").getrandbits(64)
+        self._salt = self._salt_of(seed)
         self.now = START_S
         """Loop time, in seconds: what `time()` returns, for the simulation's own parts."""
         self.task_count = 0
@@ -96,6 +97,19 @@ class SimLoop(Timetable, RefusingLoop):
         self._exception_handler: Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None = None
         self._signals: dict[int, Any] = {}
         self._asyncgens: weakref.WeakKeyDictionary[AsyncGenerator[Any, Any], None] = weakref.WeakKeyDictionary()
+
+    @staticmethod
+    def _salt_of(seed: int) -> int:
+        return seeded(f"{seed}/loop").getrandbits(64)
+
+    def continue_forked(self, seed: int | None) -> None:
+        """Run on in a process that was forked while the loop ran, from here on by another seed; None is the same. What
+        has happened, and what is under way already, stays as it is. To asyncio a loop runs in the process that started
+        it only, so this one makes it known again."""
+        events._set_running_loop(self)
+        if seed is not None:
+            self.streams.reseed(seed)
+            self._salt = self._salt_of(seed)
 
     # Lanes
 

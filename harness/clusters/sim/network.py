@@ -19,7 +19,6 @@ from harness.clusters.sim.loop import SimLoop
 from harness.clusters.sim.server import SimServer
 from harness.clusters.sim.transport import SimTransport
 from harness.clusters.sim.wire import Mark, Wire, WireEnd
-from harness.seeded import seeded
 from nemesis.target import PROBE_ATTEMPTS, Grudge, Link, LinkShape, LinkTraffic, ProbeResult, links_of
 
 __all__ = ["SYN_ATTEMPTS", "Dial", "NetworkHost", "SimNetwork", "TraceEvent"]
@@ -119,7 +118,7 @@ class SimNetwork:
         if link is None:
             if source not in self._hosts or destination not in self._hosts:
                 raise ValueError(f"this cluster has no link {source}->{destination}")
-            stream = seeded(f"{self.loop.seed}/link/{source}/{destination}")
+            stream = self.loop.streams.get(f"link/{source}/{destination}")
             model = LOOPBACK if source == destination else self._latency
             link = self._links[source, destination] = SimLink(
                 source, destination, self._hosts[destination], model, stream

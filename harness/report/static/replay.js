@@ -68,6 +68,7 @@
   });
   data.faults.forEach(function (fault) { begin = Math.min(begin, fault.start); end = Math.max(end, fault.end || fault.start); });
   data.violations.forEach(function (one) { begin = Math.min(begin, one.at); end = Math.max(end, one.at); });
+  if (data.decided) { begin = Math.min(begin, data.decided[0]); end = Math.max(end, data.decided[1]); }
   if (begin > end) { begin = 0; end = 1000; }
   end += 20000;
 
@@ -233,6 +234,11 @@
       c.fillStyle = colours.ok; c.fillRect(x, f.h - 24, Math.max(2, to - x - 1), 14);
       c.fillStyle = colours.surface; var leads = hosts[one.host] + " term " + one.term; if (to - x > c.measureText(leads).width + 6) c.fillText(leads, x + 3, f.h - 13);
     });
+    if (data.decided) {
+      // The moment at which the violation was decided, as wide as two pixels at least.
+      var first = xOf(data.decided[0], begin, end, f.w), last = xOf(data.decided[1], begin, end, f.w);
+      c.globalAlpha = 0.7; c.fillStyle = colours.unknown; c.fillRect(first - 1, 0, Math.max(2, last - first), f.h); c.globalAlpha = 1;
+    }
     c.fillStyle = colours.invalid;
     data.violations.forEach(function (one) { var x = xOf(one.at, begin, end, f.w); c.fillRect(x - 1, 16, 2, f.h - 16); c.beginPath(); c.arc(x, 18, 4, 0, 7); c.fill(); });
     c.fillStyle = colours.ink; c.fillRect(xOf(now, begin, end, f.w) - 0.75, 0, 1.5, f.h);
@@ -273,6 +279,7 @@
   function line(parent, text, className) { var p = document.createElement("p"); p.textContent = text; if (className) p.className = className; parent.appendChild(p); }
   function showNow(content) {
     data.violations.forEach(function (one) { if (Math.abs(one.at - now) < 1) line(content, one.text, "violation"); });
+    if (data.decided && now >= data.decided[0] - 1 && now <= data.decided[1] + 1) line(content, "between here and " + moment(data.decided[1]) + " the violation was decided", "violation");
     if (place >= 0) line(content, stepText(steps[place]));
     inForce(now).forEach(function (fault) { line(content, "in force: " + fault.name + (fault.proven ? "" : " (not proven)"), "fault"); });
     openOperations(now).slice(0, 12).forEach(function (o) { line(content, "p" + O.process[o] + " " + data.texts[O.text[o]]); });
@@ -344,6 +351,7 @@
       items.slice(0, 200).forEach(function (item) { var option = document.createElement("option"); option.value = item.at; option.textContent = (item.at / 1e6).toFixed(3) + " s " + item.text.slice(0, 60); list.appendChild(option); });
       jump.appendChild(list);
     }
+    if (data.decided) group("Where it was decided", [{ at: data.decided[0], text: "before it" }, { at: data.decided[1], text: "after it" }]);
     group("Violations", data.violations); group("Elections", elections);
     group("Faults", data.faults.map(function (fault) { return { at: fault.start, text: fault.name }; }));
     group("Ends of faults", data.faults.filter(function (fault) { return fault.end !== null; }).map(function (fault) { return { at: fault.end, text: fault.name }; }));

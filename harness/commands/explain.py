@@ -1,0 +1,94 @@
+"""`harness explain RUN`: where the violation of a simulated run was decided.
+
+Leaves explain.json in the run's directory and writes its report again, with the curve.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+
+from harness.errors import OperatorError
+from harness.exploration.deciding import Deciding, Search, Violation, decide, violations_of
+from harness.exploration.rehearsal import SIMULATED, parts_of
+from harness.pasteable import harness_command, pasteable
+from harness.report import OutputConsole
+from harness.report.deciding import sentences_of
+from harness.report.page import write_report
+from harness.store import RunDir, RunStatus, Store
+from harness.test import Test, test_from_json
+from nemesis.schedule import ScheduleError, load_schedule
+
+__all__ = ["MAX_CONTINUATIONS", "explain_command"]
+
+MAX_CONTINUATIONS = 100_000
+"""Of one command: those of a short run take a twentieth of a second each, so that this is an hour or two."""
+
+UNDECIDED = 2
+"""The exit status where no moment decides it."""
+
+
+def explain_command(arguments: argparse.Namespace) -> int:
+    """Explain a stored run. Returns 0 where a moment was found, else 2. Raises OperatorError for a run that is valid,
+    was not simulated, or is not repeated by this version."""
+    if arguments.points * arguments.runs > MAX_CONTINUATIONS:
+        raise OperatorError(f"--points times --runs must be at most {MAX_CONTINUATIONS:,} continuations")
+    run_dir = Store(arguments.store).find(arguments.run)
+    if run_dir.status is RunStatus.RUNNING:
+        raise OperatorError(f"{run_dir.name} is still running; wait for its end")
+    test = test_from_json(run_dir.read_test())
+    if test.cluster != SIMULATED:
+        raise OperatorError(
+            f"{run_dir.name} was made on cluster {test.cluster}, which no seed repeats: only runs of --cluster sim can "
+            "be continued"
+        )
+    results = run_dir.read_results()
+    try:
+        parts = parts_of(test, load_schedule(str(run_dir.path / "schedule.json")))
+    except ScheduleError as error:
+        raise OperatorError(f"{run_dir.name}: {error}") from None
+    violations = _chosen(violations_of(parts, results, run_dir.history_path), arguments.check)
+    console = OutputConsole(stderr=True)
+    began_s = time.monotonic()
+
+    def say(line: str) -> None:
+        console.print(f"  {time.monotonic() - began_s:5.0f} s  {line}", highlight=False, markup=False)
+
+    seed = test.seed if arguments.seed is None else arguments.seed
+    search = Search(
+        seed=seed, points=arguments.points, runs=arguments.runs, jobs=arguments.jobs or os.cpu_count() or 1, say=say
+    )
+    found = decide(parts, violations, run_dir.history_path, search)
+    again = f"{harness_command()} explain {pasteable(str(run_dir.path))} --points {search.points} --runs {search.runs}"
+    again += f" --seed {seed}" + (f" --check {arguments.check}" if arguments.check else "")
+    explanation = {**found.to_json(), "repeat": again}
+    run_dir.write_explanation(explanation)
+    write_report(run_dir.path, test.to_json(), results, run_dir.history_path)
+    if arguments.json:
+        print(json.dumps(explanation, indent=2, sort_keys=True))
+    else:
+        _show(found, run_dir, test, again)
+    return 0 if found.jump is not None else UNDECIDED
+
+
+def _chosen(violations: list[Violation], check: str) -> list[Violation]:
+    chosen = [one for one in violations if check in ("", one.check)]
+    if not chosen:
+        known = ", ".join(dict.fromkeys(one.check for one in violations))
+        raise OperatorError(f"--check {check}: the run has violations to explain of these checks: {known}")
+    return chosen
+
+
+def _show(found: Deciding, run_dir: RunDir, test: Test, again: str) -> None:
+    for sentence in sentences_of(found.to_json()):
+        print(sentence)
+    for one in found.account:
+        print(f"  {one.at_s:10.6f} s  {one.text}")
+    undecided = sum(point.undecided for point in found.points)
+    if undecided:
+        print(f"{undecided} continuations count for nothing: their checks ran out of time or memory")
+    print(f"seed    {found.seed}")
+    print(f"report  {run_dir.report_path}")
+    print(f"repeat  {again}")

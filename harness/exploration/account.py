@@ -1,0 +1,134 @@
+"""What happened between two moments of a simulated run: faults, elections, changes of logs, messages, operations."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from checker.faults import NEMESIS
+from harness.clusters.sim.cluster import SimCluster
+from harness.clusters.sim.dissector import Dissector
+from harness.clusters.sim.network import TraceEvent
+from harness.execution import TestClock
+from harness.report.units import clip, operation_text
+
+__all__ = ["MAX_HAPPENINGS", "Account", "Happening", "most_telling"]
+
+MAX_HAPPENINGS = 12
+"""Shown of one moment: what fits beside a chart and is read to its end."""
+
+FEW = 3
+"""Where less happened, the last things before it are named as well: what decides may be that time goes by."""
+
+BEFORE_S = 1.0
+"""How far back these may lie."""
+
+MAX_NOTED = 20_000
+"""Kept of a run: a second of it has some thousand messages, and the moments that are asked for are shorter."""
+
+KINDS = ("fault", "role", "vote", "log", "loss", "message", "operation")
+"""What tells most first."""
+
+PROTOCOL = frozenset(("vote", "append", "commit", "compare", "truncate"))
+"""Messages of the replication protocol that change what a replica holds or whom it follows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happening:
+    """Something that happened, at a time of the history's clock; `kind` is one of KINDS."""
+
+    at_s: float
+    kind: str
+    text: str
+
+
+class Account:
+    """Notes what happens in a cluster from its making on."""
+
+    def __init__(self, cluster: SimCluster, clock: TestClock) -> None:
+        self._clock = clock
+        self._now_s = asyncio.get_running_loop().time
+        self._noted: list[tuple[float, str, str]] = []
+        self._dissector = Dissector()
+        cluster.network.trace = self._message
+        tell = cluster.watch.tell
+        tell.role.append(self._role)
+        tell.vote.append(lambda host, term, name: self._note("vote", f"{host} votes for {name} in term {term}"))
+        tell.recovered.append(lambda host, _: self._note("log", f"{host} has read its log after a start"))
+        tell.truncated.append(
+            lambda host, stays, before, _: self._note("log", f"{host} removes entries {stays + 1} to {before}")
+        )
+        tell.acknowledged.append(lambda host, index: self._note("log", f"{host} acknowledges up to entry {index}"))
+        tell.occurrence.append(self._occurred)
+
+    def _note(self, kind: str, text: str) -> None:
+        self._noted.append((self._now_s(), kind, clip(text, 160)))
+        if len(self._noted) > 2 * MAX_NOTED:
+            del self._noted[:MAX_NOTED]
+
+    def _role(self, host: str, term: int, role: enum.Enum) -> None:
+        self._note("role", f"{host} becomes {role.name.lower()} of term {term}")
+
+    def _occurred(self, kind: str, host: str) -> None:
+        if kind == "promoted":
+            self._note("role", f"{host} takes messages as the leader")
+
+    def _message(self, event: TraceEvent) -> None:
+        if event.source == event.destination:
+            return
+        if event.kind == "fin":
+            self._dissector.forget(event.connection, event.source, event.destination)
+        if event.kind == "lost":
+            self._note("loss", f"lost: what {event.source} sends {event.destination}")
+        if event.kind != "send":
+            return
+        for rpc in self._dissector.feed(event.connection, event.source, event.destination, event.content):
+            if rpc.name in PROTOCOL:
+                word = "answers" if rpc.is_reply else "sends"
+                self._note("message", f"{event.source} {word} {event.destination} {rpc.name} {rpc.detail}".strip())
+
+    def between(self, from_s: float, to_s: float, history: Iterable[Mapping[str, Any]]) -> list[Happening]:
+        """The most telling of what happened from one moment to the other, in order of time; where that is little, also
+        what came before it."""
+        zero_s = self._clock.zero_s or 0.0
+        found = [
+            Happening(at_s=round(at_s - zero_s, 6), kind=kind, text=text)
+            for at_s, kind, text in self._noted
+            if from_s - BEFORE_S <= at_s - zero_s <= to_s
+        ]
+        opened: dict[Any, Mapping[str, Any]] = {}
+        for event in history:
+            if event["process"] != NEMESIS and event["type"] == "invoke":
+                opened[event["process"]] = event
+            elif from_s - BEFORE_S <= event["time"] / 1e9 <= to_s:
+                kind, text = _words(event, opened)
+                found.append(Happening(at_s=event["time"] / 1e9, kind=kind, text=text))
+        inside = [one for one in found if one.at_s >= from_s]
+        before = [one for one in found if one.at_s < from_s and one.kind != "operation"]
+        missing = max(0, FEW - len(inside))
+        return most_telling([*most_telling(before, missing), *inside])
+
+
+def _words(event: Mapping[str, Any], opened: Mapping[Any, Mapping[str, Any]]) -> tuple[str, str]:
+    if event["process"] == NEMESIS:
+        value = event["value"] if isinstance(event["value"], dict) else {}
+        verb = {
+            ("inject", "invoke"): "begins", ("inject", "info"): "is in force",
+            ("heal", "invoke"): "is healed", ("heal", "info"): "is over",
+        }.get((event["f"], event["type"]), event["f"])  # fmt: skip
+        return "fault", clip(f"fault {value.get('id')} {value.get('nemesis')} {value.get('variant') or ''} {verb}", 160)
+    before = opened.get(event["process"], {})
+    whole = {"f": event["f"], "value": before.get("value"), "type": event["type"], "result": event.get("value")}
+    where = f" on {event['node']}" if event.get("node") else ""
+    key = f"key {event['key']}: " if event.get("key") is not None else ""
+    what = f"{key}{operation_text(whole, 60)}{where}"
+    return "operation", clip(f"process {event['process']} ends {event['type']}: {what}", 160)
+
+
+def most_telling(found: Sequence[Happening], most: int = MAX_HAPPENINGS) -> list[Happening]:
+    """At most so many, by kind, of each the last ones; in order of time."""
+    ranked = sorted(found, key=lambda one: (KINDS.index(one.kind), -one.at_s))
+    return sorted(ranked[:most], key=lambda one: (one.at_s, KINDS.index(one.kind)))

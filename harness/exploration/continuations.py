@@ -1,0 +1,379 @@
+"""Continuations of a simulated run: the run itself up to a moment, and from there on by other randomness.
+
+A simulation cannot be stored and loaded again, but its process can be forked. One process, the *course*, performs the
+run as it was. At each moment that is asked for it forks a child for each seed; the child seeds every stream of random
+numbers anew (network, disks, elections, clients) and goes on, with the faults that are planned or with none any more,
+until the symptom shows or the time for it is over. So nothing that came before is simulated twice.
+
+The course is a child of the caller, who hears by a pipe what became of each continuation. All of them die with the one
+that forked them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gc
+import io
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from checker.codecs.jsonl import EVENT_FIELDS, read_batches
+from checker.workers import end_with_parent
+from harness.clusters.base import run_harness
+from harness.clusters.sim.loop import SimLoop
+from harness.errors import HarnessError
+from harness.execution import Parts, TestClock, make_system
+from harness.exploration.account import Account, Happening
+from harness.history_writer import MAX_LINE_BYTES, HistoryWriter
+from harness.judge import judge
+from harness.runner import Observed, Run, SilentListener
+from harness.runtime import harness_runtime
+
+__all__ = ["INVARIANTS", "ONLINE", "Branch", "Course", "Fate", "Passage", "Symptom", "follow"]
+
+OWN_DIRECTORY = "/proc/self/cwd"
+"""Where hosts leave their files: a directory of each process's own, also after a fork, without any of the parts that
+know the path having to hear of it."""
+
+INVARIANTS, ONLINE = "invariants", "online"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Symptom:
+    """What a continuation is watched for: that `check` finds a violation, of `rule` where that is not empty.
+
+    With `until_s` (seconds on the history's clock) it counts if it shows by then, and the continuation ends with it:
+    that is for `INVARIANTS`, and for `ONLINE`, the workload's online checker, which may miss violations and reports
+    none that is none. Without, the whole run with its healing and final reads is judged.
+    """
+
+    check: str
+    rule: str = ""
+    until_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """A moment (seconds on the history's clock) at which continuations part from the run, one for each seed."""
+
+    at_s: float
+    has_faults: bool = True
+    """Whether faults come as they are planned; else all are healed at that moment and no other follows."""
+    seeds: Sequence[int | None] = ()
+    """None is the run's own randomness: nothing is seeded anew."""
+    act: Callable[[], None] | None = None
+    """What else is done to a continuation, at that moment and in its process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """What became of a continuation: whether the symptom shows; None where nobody knows."""
+
+    branch: int
+    seed: int | None
+    fails: bool | None
+
+
+@dataclass(slots=True)
+class Course:
+    """What came of one passage through the run."""
+
+    fates: list[Fate] = field(default_factory=list)
+    zero_s: float = 0.0
+    """The loop's time at which the history's clock was 0."""
+    end_s: float = 0.0
+    """The end of the passage, on the history's clock."""
+    fails: bool | None = None
+    """Whether the symptom shows in the run itself."""
+    parts_at: int | None = None
+    """The first event (from 1) that is not as in the stored history; None where all are."""
+    account: list[Happening] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passage:
+    """What is asked of one passage."""
+
+    symptom: Symptom
+    branches: Sequence[Branch] = ()
+    zero_s: float | None = None
+    """As an earlier passage found it; needed for branches."""
+    account_s: tuple[float, float] | None = None
+    """Between which moments to keep an account of what happens."""
+    history_path: Path | None = None
+    """The stored history to compare with."""
+    jobs: int = 1
+
+
+def follow(parts: Parts, passage: Passage) -> Course:
+    """Perform a simulated run once, with continuations. Raises HarnessError when that fails."""
+    read_fd, write_fd = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with tempfile.TemporaryDirectory(prefix="splitbrain-course-") as directory:
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            os.close(read_fd)
+            _perform(parts, passage, directory, write_fd, parent)
+        os.close(write_fd)
+        try:
+            with open(read_fd, encoding="utf-8") as lines:
+                return _collect(lines)
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _collect(lines: io.TextIOWrapper) -> Course:
+    course = Course()
+    is_through = False
+    for line in lines:
+        message = json.loads(line)
+        if "problem" in message:
+            raise HarnessError(f"a continuation could not be performed: {message['problem']}")
+        if "branch" in message:
+            course.fates.append(Fate(**message))
+        elif "happening" in message:
+            course.account.append(Happening(**message["happening"]))
+        else:
+            is_through = True
+            for name, value in message.items():
+                setattr(course, name, value)
+    if not is_through:
+        raise HarnessError("the process that performed the run was killed, maybe for want of memory")
+    return course
+
+
+def _perform(parts: Parts, passage: Passage, directory: str, out_fd: int, parent_pid: int) -> None:
+    """The forked process; does not return."""
+    try:
+        end_with_parent(parent_pid)
+        os.chdir(directory)
+        run_harness(parts.cluster_class, _main(parts, passage, out_fd), seed=parts.test.seed)
+    except BaseException as error:
+        _send(out_fd, {"problem": f"{type(error).__name__}: {error}"[:1000]})
+    finally:
+        os._exit(1)  # whoever came to an end has ended already
+
+
+async def _main(parts: Parts, passage: Passage, out_fd: int) -> None:
+    conductor = _Conductor(parts, passage, out_fd)
+    conductor.finish(await conductor.execute())
+
+
+def _send(fd: int, message: Mapping[str, Any]) -> None:
+    """A line, at once: lines of several processes do not mix, since none is longer than PIPE_BUF (4,096 bytes)."""
+    os.write(fd, (json.dumps(message) + "\n").encode())
+
+
+class KeptHistory(HistoryWriter):
+    """A history in memory, so that forked processes each have their own."""
+
+    def __init__(self, clock_ns: Callable[[], int]) -> None:
+        self.data = bytearray()
+        self._read_bytes = 0
+        self._events: list[dict[str, Any]] = []
+        super().__init__("a history in memory", clock_ns)
+
+    def _open(self) -> int:
+        return -1
+
+    def _write(self, fd: int, data: bytes) -> None:
+        self.data += data
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def events(self) -> Sequence[Mapping[str, Any]]:
+        """Every event so far; each is read once only."""
+        self.flush()
+        fresh = io.BytesIO(self.data[self._read_bytes :])
+        self._read_bytes = len(self.data)
+        for batch in read_batches(fresh, EVENT_FIELDS, max_line_bytes=MAX_LINE_BYTES):
+            self._events += [event for _, event in batch.whole()]
+        return self._events
+
+
+class _Watcher(SilentListener):
+    """Hears of the first violation that the workload's online checker sees."""
+
+    is_watched = True
+
+    def __init__(self, on_violation: Callable[[], None]) -> None:
+        self._on_violation = on_violation
+
+    def so_far(self, violation: str | None) -> None:
+        """Pass it on."""
+        if violation is not None:
+            self._on_violation()
+
+
+class _Conductor:
+    """The run and its continuations; after a fork, one of these."""
+
+    def __init__(self, parts: Parts, passage: Passage, out_fd: int) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimLoop)
+        self._loop, self._parts, self._passage, self._out_fd = loop, parts, passage, out_fd
+        self._symptom = passage.symptom
+        self._clock = TestClock(loop)
+        self._cluster, system = make_system(parts, None, OWN_DIRECTORY)
+        self._history = KeptHistory(self._clock.now_ns)
+        self._run = Run(
+            test=parts.test, cluster=self._cluster, system=system, workload=parts.workload, nemeses=parts.nemeses,
+            schedule=parts.schedule, writer=self._history, clock=self._clock, listener=_Watcher(self._seen_online),
+        )  # fmt: skip
+        self._self: tuple[int, int | None] | None = None
+        """Branch and seed of this continuation; None in the course."""
+        self._forked: set[int] = set()
+        self._online_has_seen = False
+        self._account = None if passage.account_s is None else Account(self._cluster, self._clock)
+        self._cluster.invariants.on_violation = lambda _: self._look()
+        self._set_times()
+
+    def _set_times(self) -> None:
+        passage, loop = self._passage, self._loop
+        zero_s = passage.zero_s
+        if zero_s is None:  # nobody knows yet when the load begins
+            assert not passage.branches
+            self._run.clock = _Starting(self._clock, self._set_times_of_load)
+            return
+        if self._symptom.until_s is not None:
+            loop.event_at(zero_s + self._symptom.until_s, self._conclude)
+        for number, branch in sorted(enumerate(passage.branches), key=lambda item: item[1].at_s):
+            if zero_s + branch.at_s > loop.now:
+                loop.event_at(zero_s + branch.at_s, self._part, number)
+            else:  # now, before anything has drawn a number
+                self._part(number)
+
+    def _set_times_of_load(self) -> None:
+        if self._symptom.until_s is not None:
+            self._loop.event_at(self._loop.now + self._symptom.until_s, self._conclude)
+
+    async def execute(self) -> Observed:
+        """The run, to its end."""
+        return await self._run.execute(wall_ms=harness_runtime(self._cluster).clock.wall_ms)
+
+    # The course
+
+    def _part(self, number: int) -> None:
+        """Fork every continuation of a branch."""
+        branch = self._passage.branches[number]
+        if self._self is not None:
+            return
+        self._history.events()  # read now, and in none of the children
+        for seed in branch.seeds:
+            self._wait(self._passage.jobs - 1)
+            course_pid = os.getpid()
+            pid = os.fork()
+            if pid == 0:
+                end_with_parent(course_pid)
+                if branch.act is not None:
+                    branch.act()
+                gc.freeze()  # what was there before is not looked through, and so not copied
+                self._self = number, seed
+                self._forked.clear()
+                directory = f"{number}.{seed}"
+                os.mkdir(directory)
+                os.chdir(directory)
+                self._loop.continue_forked(seed)
+                if not branch.has_faults:
+                    self._run.end_faults()
+                self._look()
+                return
+            self._forked.add(pid)
+
+    def _wait(self, most: int) -> None:
+        """Wait until at most so many continuations are under way."""
+        while len(self._forked) > most:
+            pid, status = os.waitpid(-1, 0)
+            self._forked.discard(pid)
+            if status != 0:
+                raise HarnessError("a continuation was killed, maybe for want of memory: give fewer --jobs")
+
+    # Course and continuations
+
+    def _seen_online(self) -> None:
+        self._online_has_seen = True
+        self._look()
+
+    def _look(self) -> None:
+        """Somebody has seen a violation: for a continuation this may be the end."""
+        if self._self is not None and self._symptom.until_s is not None and self._shows():
+            self._leave(fails=True)
+
+    def _shows(self) -> bool:
+        """Whether the symptom has shown by now."""
+        if self._symptom.check == INVARIANTS:
+            return any(self._symptom.rule in ("", one.rule) for one in self._cluster.invariants.violations)
+        return self._online_has_seen
+
+    def _conclude(self) -> None:
+        """The time for the symptom is over."""
+        self._leave(fails=self._shows())
+
+    def finish(self, observed: Observed) -> None:
+        """The run has come to its end; what it left is judged."""
+        results = judge(self._parts.test, self._parts.workload, self._history.events(), observed)
+        check = results["checks"].get(self._symptom.check, {})
+        fails = {False: True, True: False}.get(check.get("valid"))
+        if fails and self._symptom.rule:
+            fails = any(one["rule"] == self._symptom.rule for one in check.get("violations", ()))
+        self._leave(fails=fails)
+
+    def _leave(self, *, fails: bool | None) -> None:
+        """Say what came of it and end this process."""
+        if self._self is not None:
+            branch, seed = self._self
+            shutil.rmtree(os.getcwd(), ignore_errors=True)
+            _send(self._out_fd, dataclasses.asdict(Fate(branch=branch, seed=seed, fails=fails)))
+            os._exit(0)
+        self._wait(0)
+        if self._account is not None and self._passage.account_s is not None:
+            for happening in self._account.between(*self._passage.account_s, self._history.events()):
+                _send(self._out_fd, {"happening": dataclasses.asdict(happening)})
+        zero_s = self._clock.zero_s or 0.0
+        found = {
+            "zero_s": zero_s, "end_s": self._loop.now - zero_s, "fails": fails,
+            "parts_at": self._parts_at(),
+        }  # fmt: skip
+        _send(self._out_fd, found)
+        os._exit(0)
+
+    def _parts_at(self) -> int | None:
+        """The first event that is not the stored one."""
+        path = self._passage.history_path
+        if path is None:
+            return None
+        self._history.flush()
+        stored = path.read_bytes()
+        if stored.startswith(self._history.data):
+            return None
+        pairs = zip(stored.splitlines(), bytes(self._history.data).splitlines(), strict=False)
+        return 1 + next((n for n, (one, other) in enumerate(pairs) if one != other), stored.count(b"\n"))
+
+
+class _Starting:
+    """A clock of a history that says when it is started."""
+
+    def __init__(self, clock: TestClock, on_start: Callable[[], None]) -> None:
+        self._clock, self._on_start = clock, on_start
+
+    def start(self) -> None:
+        """Now is 0."""
+        self._clock.start()
+        self._on_start()
+
+    def now_ns(self) -> int:
+        """Nanoseconds since then."""
+        return self._clock.now_ns()

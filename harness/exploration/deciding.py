@@ -1,0 +1,375 @@
+"""Where was a violation decided? The share of continuations that fail, as a curve over the moment at which they begin.
+
+A simulated run that is invalid is continued from one moment after another (`continuations`), many times from each, with
+the same faults and other randomness. Where nearly none fail before a moment and nearly all after it, that is where the
+violation was decided. Moments are chosen where the curve rises: between its neighbours the steepest rise is cut into
+parts again and again.
+
+Where the same faults make nearly every run fail, whatever else happens, that curve says nothing but this. Then a second
+one is made of continuations in which all faults are healed at that moment and none follows.
+
+The violation is the first of the run that can be seen as it happens, by the invariants or by the workload's online
+checker; else what a check finds once the run is over. One that nearly every run shows without any fault was not decided
+at any moment, so the next is looked at then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from checker.faults import NEMESIS
+from harness.clusters.sim.loop import START_S
+from harness.errors import OperatorError
+from harness.execution import Parts
+from harness.exploration.account import Happening
+from harness.exploration.continuations import INVARIANTS, ONLINE, Branch, Course, Fate, Passage, Symptom, follow
+from harness.history_writer import read_history
+from harness.report.checks import timed_violations
+from harness.seeded import seeded
+
+__all__ = ["Deciding", "Jump", "Point", "Violation", "best_jump", "decide", "next_moments", "violations_of"]
+
+AHEAD_S = 1.0
+"""How long after the original's violation one of the same kind still counts: an election by other randomness takes so
+much longer at most, with fast timings."""
+
+ACCOUNT_BEFORE_S, ACCOUNT_AFTER_S = 0.002, 0.0005
+"""What is named with a moment began so long before it at most, and ended so long after: a message or two, a sync."""
+
+MIN_WIDTH_S = 0.0005
+"""No interval is cut that is shorter: a message takes that long, and less would part causes that belong together."""
+
+COARSE_HALVES = 7
+"""The first moments halve the way to the violation so often: to a hundredth of it. What decides it mostly lies shortly
+before, and a continuation from there takes the least time."""
+
+COARSE_EVENLY = 8
+"""The first moments where the violation has no time of its own: parts of the whole run."""
+
+PARTS = 6
+"""Into how many parts more, at most, the steepest rises are cut at a time; each time the run is performed once."""
+
+NOISE = 0.25
+"""A rise between neighbours that is smaller is not looked into: with 30 continuations two shares differ by so much in
+one of twenty cases although nothing happened between them."""
+
+MOST = 0.75
+"""The part of a curve's whole rise that is looked for in the shortest interval: a few runs may fail, or be lucky, at
+any time."""
+
+SURE = 0.5
+"""A rise from which on it counts as the moment of a decision."""
+
+ALWAYS = 0.9
+"""The share of runs without any fault from which on a violation counts as one that no moment decides."""
+
+COARSE_SHARE = 3
+"""The first moments get this part of the continuations: they lie furthest from the violation, which makes them the
+longest, and mostly say nothing but none or all."""
+
+WITH_FAULTS, WITHOUT_FAULTS = True, False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """What is explained: the check (and the invariant's rule) that found it, its words, and when it showed; None where
+    that is known at the run's end only."""
+
+    check: str
+    rule: str = ""
+    text: str
+    at_s: float | None
+
+    @property
+    def symptom(self) -> Symptom:
+        """What continuations are watched for."""
+        return Symptom(
+            check=self.check, rule=self.rule, until_s=None if self.at_s is None else self.at_s + AHEAD_S
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Point:
+    """A moment of a curve, and what became of the continuations from there."""
+
+    at_s: float
+    has_faults: bool
+    fails: int = 0
+    holds: int = 0
+    undecided: int = 0
+    """Those whose check ran out of time or memory; they count for nothing."""
+
+    @property
+    def runs(self) -> int:
+        """Those that count."""
+        return self.fails + self.holds
+
+    @property
+    def share(self) -> float:
+        """The part that fails; 0 of none."""
+        return self.fails / self.runs if self.runs else 0.0
+
+    def add(self, fate: Fate) -> None:
+        """Count one."""
+        if fate.fails is None:
+            self.undecided += 1
+        elif fate.fails:
+            self.fails += 1
+        else:
+            self.holds += 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jump:
+    """Two moments of a curve between which it rises."""
+
+    before: Point
+    after: Point
+
+    @property
+    def rise(self) -> float:
+        return self.after.share - self.before.share
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether so much can be no accident (Newcombe's interval of the difference of two shares, 95 %)."""
+        from spark_analysis.statistics import difference_interval  # imports nothing heavy, but is not needed by a run
+
+        difference = difference_interval(self.before.fails, self.before.runs, self.after.fails, self.after.runs)
+        return self.rise >= SURE and difference.low > 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Deciding:
+    """What was found."""
+
+    violation: Violation
+    seed: int
+    runs: int
+    """Continuations at each moment."""
+    points: list[Point] = field(default_factory=list)
+    begin_s: float = 0.0
+    """The beginning of the simulation, before the load (so not above 0)."""
+    end_s: float = 0.0
+    jump: Jump | None = None
+    account: list[Happening] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """As explain.json holds it."""
+        jump = None if self.jump is None else {
+            "before_s": self.jump.before.at_s, "after_s": self.jump.after.at_s,
+            "has_faults": self.jump.before.has_faults,
+        }  # fmt: skip
+        return {
+            "violation": asdict(self.violation), "seed": self.seed, "runs": self.runs, "begin_s": self.begin_s,
+            "end_s": self.end_s, "points": [asdict(point) for point in self.curve_points()], "jump": jump,
+            "account": [asdict(one) for one in self.account],
+        }  # fmt: skip
+
+    def curve_points(self) -> list[Point]:
+        """Those of both curves."""
+        return [*self.curve(has_faults=WITH_FAULTS), *self.curve(has_faults=WITHOUT_FAULTS)]
+
+    def curve(self, *, has_faults: bool) -> list[Point]:
+        """The points of one curve, in order of time."""
+        return sorted((one for one in self.points if one.has_faults is has_faults), key=lambda one: one.at_s)
+
+
+def violations_of(parts: Parts, results: Mapping[str, Any], history_path: Path) -> list[Violation]:
+    """The violations of an invalid run whose moment can be looked for, the first that showed first; those that show at
+    its end come last. Raises OperatorError for a run that is not invalid."""
+    if results.get("valid") is not False:
+        raise OperatorError("the run is not invalid: there is no violation whose moment could be looked for")
+    checks = results.get("checks")
+    found = [
+        Violation(check=name, rule=text.partition(": ")[0], text=text, at_s=time_ns / 1e9)
+        for time_ns, name, text in sorted(timed_violations(checks))
+        if name == INVARIANTS
+    ][:1]
+    found += _seen_online(parts, history_path)
+    found.sort(key=lambda one: one.at_s or 0.0)
+    found += [
+        Violation(check=str(name), text=str(check.get("reason", "")), at_s=None)
+        for name, check in (checks.items() if isinstance(checks, Mapping) else ())
+        if isinstance(check, Mapping) and check.get("valid") is False and name != INVARIANTS
+    ]
+    if not found:
+        raise OperatorError("the run is invalid, and none of its checks says why: harness analyze judges it again")
+    return found
+
+
+def _seen_online(parts: Parts, history_path: Path) -> list[Violation]:
+    """What the workload's online checker sees first, while the load goes on; nothing where it has none or sees none."""
+    online = parts.workload.online()
+    if online is None:
+        return []
+    for event in read_history(history_path):
+        if event["process"] != NEMESIS and (words := online.feed(event)) is not None:
+            at_s = event["time"] / 1e9
+            return [Violation(check=ONLINE, text=words, at_s=at_s)] if at_s <= parts.test.time_limit_s else []
+    return []
+
+
+def coarse_moments(begin_s: float, end_s: float, *, halves: bool) -> list[float]:
+    """The first moments of a curve, with both ends."""
+    if halves:
+        inner = [end_s - end_s / 2**number for number in range(COARSE_HALVES + 1)]
+    else:
+        inner = [end_s * number / COARSE_EVENLY for number in range(COARSE_EVENLY)]
+    return sorted({begin_s, *inner, end_s})
+
+
+def best_jump(curve: Sequence[Point]) -> Jump | None:
+    """The shortest interval in which the curve rises by most of what it rises in all; of equal ones the last, after
+    which nothing could change it any more."""
+    pairs = [Jump(before=one, after=other) for one, other in combinations(curve, 2)]
+    highest = max((pair.rise for pair in pairs), default=0.0)
+    steep = [pair for pair in pairs if pair.rise >= MOST * highest]
+    return min(steep, key=lambda pair: (pair.after.at_s - pair.before.at_s, -pair.after.at_s), default=None)
+
+
+def next_moments(curve: Sequence[Point], most: int) -> list[float]:
+    """Where to look next: at most so many moments, shared out among the intervals by how much the curve rises in each
+    (as seats by D'Hondt), each cut into equal parts."""
+    cuts = dict.fromkeys(range(len(curve) - 1), 0)
+
+    def claim(place: int) -> float:
+        one, other = curve[place], curve[place + 1]
+        parts = cuts[place] + 1
+        if (other.at_s - one.at_s) / (parts + 1) < MIN_WIDTH_S / 2 or other.at_s - one.at_s < MIN_WIDTH_S:
+            return 0.0
+        return max(0.0, other.share - one.share - NOISE) / parts
+
+    for _ in range(most):
+        place = max(cuts, key=claim, default=None)
+        if place is None or claim(place) <= 0:
+            break
+        cuts[place] += 1
+    found = []
+    for place, number in cuts.items():
+        begin_s, end_s = curve[place].at_s, curve[place + 1].at_s
+        found += [round(begin_s + (end_s - begin_s) * part / (number + 1), 7) for part in range(1, number + 1)]
+    return found
+
+
+class _Decider:
+    """The search for one violation's moment; `left` is how many moments may still be looked at."""
+
+    def __init__(self, parts: Parts, found: Deciding, search: Search, *, zero_s: float, left: int) -> None:
+        self._parts, self._found, self._search, self._zero_s = parts, found, search, zero_s
+        self.left = left
+        self._seeds = [
+            seeded(f"{search.seed}/continuation/{number}").getrandbits(32) for number in range(search.runs)
+        ]
+
+    def add(self, moments: Sequence[float], *, has_faults: bool, is_coarse: bool = False) -> None:
+        """Perform the continuations from these moments, as many of them as may still be looked at."""
+        known = {point.at_s for point in self._found.curve(has_faults=has_faults)}
+        moments = [at_s for at_s in moments if at_s not in known][: self.left]
+        if not moments:
+            return
+        self.left -= len(moments)
+        points = [Point(at_s=at_s, has_faults=has_faults) for at_s in moments]
+        self._found.points += points
+        count = len(self._seeds)
+        self._perform(points, self._seeds[: -(-count // COARSE_SHARE) if is_coarse else count])
+        curve = self._found.curve(has_faults=has_faults)
+        jump = best_jump(curve)
+        if jump is not None:
+            kind = "the faults as planned" if has_faults else "no fault any more"
+            self._search.say(
+                f"{kind}, {len(curve)} moments: from {jump.before.share:.0%} to {jump.after.share:.0%} "
+                f"between {jump.before.at_s:.4f} s and {jump.after.at_s:.4f} s"
+            )
+
+    def _perform(self, points: Sequence[Point], seeds: Sequence[int]) -> None:
+        branches = [Branch(at_s=point.at_s, has_faults=point.has_faults, seeds=seeds) for point in points]
+        for fate in self._pass(branches).fates:
+            points[fate.branch].add(fate)
+
+    def refine(self, *, has_faults: bool) -> None:
+        """Look closer where the curve rises, while there is something to look at."""
+        while moments := next_moments(self._found.curve(has_faults=has_faults), min(PARTS, self.left)):
+            self.add(moments, has_faults=has_faults)
+
+    def search(self) -> Jump | None:
+        """The moment, where there is one."""
+        found = self._found
+        self.add([found.begin_s], has_faults=WITHOUT_FAULTS, is_coarse=True)
+        if found.points[0].share >= ALWAYS:
+            return None
+        coarse = coarse_moments(found.begin_s, found.end_s, halves=found.violation.at_s is not None)
+        jumps = []
+        for has_faults in (WITH_FAULTS, WITHOUT_FAULTS):
+            self.add(coarse, has_faults=has_faults, is_coarse=True)
+            self.refine(has_faults=has_faults)
+            jumps.append(best_jump(found.curve(has_faults=has_faults)))
+            if jumps[-1] is not None and jumps[-1].is_sure:
+                break
+        sure = [jump for jump in jumps if jump is not None and jump.is_sure]
+        jump = max(sure, key=lambda jump: jump.rise, default=None)
+        if jump is not None:
+            for point in (jump.before, jump.after):
+                self._perform([point], self._seeds[point.runs + point.undecided :])
+        return jump
+
+    def account(self, jump: Jump) -> list[Happening]:
+        """What happened at the moment of a jump."""
+        window = jump.before.at_s - ACCOUNT_BEFORE_S, jump.after.at_s + ACCOUNT_AFTER_S
+        return self._pass([], account_s=window).account
+
+    def _pass(self, branches: Sequence[Branch], account_s: tuple[float, float] | None = None) -> Course:
+        return self._search.perform(
+            self._parts,
+            Passage(
+                symptom=self._found.violation.symptom, branches=branches, zero_s=self._zero_s, account_s=account_s,
+                jobs=self._search.jobs,
+            ),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """How to look: at most `points` moments in all, `runs` continuations from each, `jobs` at a time. `say` hears of
+    every step; `perform` is what performs a run."""
+
+    seed: int
+    points: int
+    runs: int
+    jobs: int
+    say: Callable[[str], None]
+    perform: Callable[[Parts, Passage], Course] = follow
+
+
+def decide(parts: Parts, violations: Sequence[Violation], history_path: Path, search: Search) -> Deciding:
+    """Look for the moment at which a violation of a stored run was decided: the first of them that has one, else the
+    first. Raises OperatorError where this version does not repeat the run, or a violation does not show in it.
+    """
+    tried: list[Deciding] = []
+    left = search.points
+    for violation in violations:
+        first = search.perform(parts, Passage(symptom=violation.symptom, history_path=history_path))
+        if first.parts_at is not None:
+            raise OperatorError(
+                f"this version does not repeat the run: event {first.parts_at} of its history is another one; make it "
+                f"again with {parts.test.replay_line()}"
+            )
+        if first.fails is not True:
+            raise OperatorError(f"the violation does not show when the run is performed again: {violation.text[:200]}")
+        end_s = first.end_s if violation.at_s is None else violation.at_s
+        found = Deciding(
+            violation=violation, seed=search.seed, runs=search.runs, begin_s=START_S - first.zero_s, end_s=end_s
+        )
+        search.say(f"{violation.check}: {violation.text[:160]}")
+        decider = _Decider(parts, found, search, zero_s=first.zero_s, left=left)
+        tried.append(found)
+        found.jump = decider.search()
+        left = decider.left
+        if found.jump is not None:
+            found.account = decider.account(found.jump)
+            return found
+    return tried[0]

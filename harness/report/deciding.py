@@ -1,0 +1,181 @@
+"""Where a violation was decided: the curve of `harness explain` as a drawing, and what it says in sentences.
+
+What is read here is explain.json, which may be of another version or damaged; odd parts are left out.
+"""
+
+from __future__ import annotations
+
+__all__ = ["deciding_view", "jump_of", "sentences_of"]
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
+
+from harness.report.svg import element, percent
+from harness.report.units import clip
+
+HEIGHT_PX = 130
+TOP_PX, BOTTOM_PX = 8, 20
+MAX_POINTS = 400
+"""Drawn; explain.json has them all."""
+
+MAX_LINES = 12
+CLOSE_WIDTHS = 12.0
+"""The second drawing shows so many times the interval of the decision: both sides of it, with neighbours."""
+
+ALWAYS = 0.9
+"""The share of failing runs from which on nearly all do."""
+
+
+class _Point(NamedTuple):
+    at_s: float
+    fails: int
+    runs: int
+
+    @property
+    def share(self) -> float:
+        return self.fails / self.runs if self.runs else 0.0
+
+
+def _points(explanation: Mapping[str, Any], *, has_faults: bool) -> list[_Point]:
+    found = []
+    points = explanation.get("points")
+    for one in points if isinstance(points, list) else ():
+        if not isinstance(one, Mapping) or one.get("has_faults") is not has_faults:
+            continue
+        at_s, fails, holds = (one.get(name) for name in ("at_s", "fails", "holds"))
+        if isinstance(at_s, (int, float)) and isinstance(fails, int) and isinstance(holds, int) and fails + holds > 0:
+            found.append(_Point(at_s, fails, fails + holds))
+    return sorted(found)[:MAX_POINTS]
+
+
+def jump_of(explanation: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Between which moments (s) it was decided; None where no moment did."""
+    jump = explanation.get("jump")
+    if not isinstance(jump, Mapping):
+        return None
+    before_s, after_s = jump.get("before_s"), jump.get("after_s")
+    if not (isinstance(before_s, (int, float)) and isinstance(after_s, (int, float))):
+        return None
+    return before_s, after_s
+
+
+def sentences_of(explanation: Mapping[str, Any]) -> list[str]:
+    """What the curves say."""
+    planned, healed = (_points(explanation, has_faults=has_faults) for has_faults in (True, False))
+    moment, jump = jump_of(explanation), explanation.get("jump")
+    violation = explanation.get("violation")
+    words = clip(violation.get("text") or "", 300) if isinstance(violation, Mapping) else ""
+    found = [f"Explained: {words}"] if words else []
+    if moment is None or not isinstance(jump, Mapping):
+        first = healed[:1] or planned[:1]
+        if first and first[0].share >= ALWAYS and healed:
+            return [*found, f"No moment decides it: {_of(first[0])} fail from the start on without any fault."]
+        curve = healed or planned
+        if not curve:
+            return [*found, "No run was continued."]
+        return [*found, f"No moment decides it: from {_of(curve[0])} that fail to {_of(curve[-1])} there is no jump."]
+    before_s, after_s = moment
+    curve = planned if jump.get("has_faults") is True else healed
+    one = next((point for point in curve if point.at_s == before_s), None)
+    other = next((point for point in curve if point.at_s == after_s), None)
+    between = f"between {_moment(before_s)} and {_moment(after_s)}"
+    if one is None or other is None:
+        return [*found, f"Decided {between}."]
+    if jump.get("has_faults") is True:
+        found.append(
+            f"Decided {between}: of the runs that are this one up to the first moment, and from there on have other "
+            f"randomness and the same faults, {_of(one)} fail; from the second, {_of(other)}."
+        )
+        return found
+    if planned:
+        found.append(f"The faults decide it: with them, {_of(planned[0])} fail by other randomness from the start on.")
+    found.append(
+        f"Decided {between}: of the runs that are this one up to the first moment, and from there on have other "
+        f"randomness and no fault, {_of(one)} fail; from the second, {_of(other)}."
+    )
+    return found
+
+
+def _of(point: _Point) -> str:
+    return f"{point.fails} of {point.runs}"
+
+
+def _moment(at_s: float) -> str:
+    return f"{at_s:,.4f} s" if at_s >= 0 else f"{-at_s:,.4f} s before the load"
+
+
+def deciding_view(explanation: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What the template needs; None where there is nothing to show."""
+    if explanation is None:
+        return None
+    curves = [(name, _points(explanation, has_faults=has)) for name, has in (("planned", True), ("healed", False))]
+    curves = [(name, points) for name, points in curves if points]
+    if not curves:
+        return None
+    every = [point.at_s for _, points in curves for point in points]
+    moment = jump_of(explanation)
+    drawings = [("Until the violation", _drawing(curves, min(every), max(every), moment))]
+    if moment is not None:
+        width_s = max(moment[1] - moment[0], 1e-6) * CLOSE_WIDTHS
+        middle_s = (moment[0] + moment[1]) / 2
+        near = max(min(every), middle_s - width_s / 2), min(max(every), middle_s + width_s / 2)
+        drawings.append(("Around the moment", _drawing(curves, near[0], near[1], moment)))
+    account = explanation.get("account")
+    lines = [
+        (f"{one['at_s']:,.6f} s", clip(one.get("text") or "", 160))
+        for one in (account if isinstance(account, list) else ())
+        if isinstance(one, Mapping) and isinstance(one.get("at_s"), (int, float))
+    ][:MAX_LINES]
+    return {
+        "sentences": sentences_of(explanation),
+        "drawings": drawings,
+        "curves": [name for name, _ in curves],
+        "account": lines,
+        "repeat": clip(explanation.get("repeat") or "", 600),
+        "height_px": HEIGHT_PX,
+    }
+
+
+def _drawing(
+    curves: Sequence[tuple[str, Sequence[_Point]]], from_s: float, to_s: float, moment: tuple[float, float] | None
+) -> Markup:
+    from spark_analysis.statistics import wilson  # not needed by a run without a curve
+
+    span_s = max(to_s - from_s, 1e-9)
+
+    def x(at_s: float) -> str:
+        return percent(0.01 + 0.98 * min(1.0, max(0.0, (at_s - from_s) / span_s)))
+
+    def y(share: float) -> float:
+        return round(TOP_PX + (1 - share) * (HEIGHT_PX - TOP_PX - BOTTOM_PX), 1)
+
+    parts = [element("line", x1=0, x2="100%", y1=y(at), y2=y(at), class_="grid") for at in (0, 0.5, 1)]
+    if moment is not None and moment[1] >= from_s and moment[0] <= to_s:
+        width = max((min(moment[1], to_s) - max(moment[0], from_s)) / span_s * 0.98, 0.002)
+        parts.append(element("rect", x=x(moment[0]), width=percent(width), y=0, height=y(0), class_="decided"))
+    for name, points in curves:
+        shown = [point for point in points if from_s <= point.at_s <= to_s]
+        for one, other in pairwise(shown):
+            ends = {"x1": x(one.at_s), "x2": x(other.at_s)}
+            parts.append(element("line", y1=y(one.share), y2=y(other.share), class_=f"curve {name}", **ends))
+        for point in shown:
+            interval = wilson(point.fails, point.runs)
+            title = element("title", f"{_moment(point.at_s)}: {_of(point)} fail")
+            parts.append(
+                element(
+                    "g",
+                    title,
+                    element(
+                        "line", x1=x(point.at_s), x2=x(point.at_s), y1=y(interval.low), y2=y(interval.high),
+                        class_=f"spread {name}",
+                    ),
+                    element("circle", cx=x(point.at_s), cy=y(point.share), r=3.5, class_=f"share {name}"),
+                )
+            )  # fmt: skip
+    parts.append(element("text", _moment(from_s), x=0, y=HEIGHT_PX - 4, class_="tick"))
+    parts.append(element("text", _moment(to_s), x="100%", y=HEIGHT_PX - 4, text_anchor="end", class_="tick"))
+    label = "The part of the runs that fail, by the moment from which on their randomness is another"
+    return element("svg", *parts, height=HEIGHT_PX, role="img", aria_label=label, class_="chart deciding")

@@ -1,0 +1,197 @@
+"""Continuations of a simulated run: the run itself up to the fork, and another one from there on."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from harness.errors import HarnessError
+from harness.execution import Parts
+from harness.exploration import continuations
+from harness.exploration.continuations import INVARIANTS, ONLINE, Branch, Course, Passage, Symptom, follow
+from harness.exploration.mutants import SCENARIOS
+from harness.exploration.rehearsal import parts_of
+
+NOTHING = Symptom(check=INVARIANTS, rule="a rule that nothing breaks", until_s=2.5)
+"""Watched for, continuations go on to the end of their time."""
+
+EVERYTHING_S = (-1000.0, 1000.0)
+
+
+def parts() -> Parts:
+    """A run of which a leader is cut off at about 1.2 s."""
+    return parts_of(*SCENARIOS["stale-leader-reads"].run_of("stale-leader-reads", 1))
+
+
+class Kept:
+    """What a passage and its continuations leave of themselves: history, and what the cluster and its network did."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def of(self, branch: int | None = None, seed: int | None = None) -> tuple[str, list[str]]:
+        """History and deeds, of the run itself without a branch."""
+        name = "course" if branch is None else f"{branch}.{seed}"
+        history, deeds = ((self._directory / f"{name}.{what}").read_text() for what in ("history", "deeds"))
+        return history, deeds.splitlines()
+
+
+def keep(monkeypatch: pytest.MonkeyPatch, directory: Path) -> Kept:
+    """Let every process of a passage write down what it has seen before it ends."""
+    leave = continuations._Conductor._leave
+
+    def written(self: continuations._Conductor, *, fails: bool | None) -> None:
+        name = "course" if self._self is None else f"{self._self[0]}.{self._self[1]}"
+        self._history.flush()
+        (directory / f"{name}.history").write_bytes(self._history.data)
+        assert self._account is not None
+        deeds = [f"{at_s!r} {kind} {text}" for at_s, kind, text in self._account._noted]
+        (directory / f"{name}.deeds").write_text("\n".join(deeds))
+        leave(self, fails=fails)
+
+    monkeypatch.setattr(continuations._Conductor, "_leave", written)
+    return Kept(directory)
+
+
+def passage(zero_s: float | None = None, *branches: Branch, symptom: Symptom = NOTHING, jobs: int = 2) -> Passage:
+    return Passage(symptom=symptom, branches=branches, zero_s=zero_s, account_s=EVERYTHING_S, jobs=jobs)
+
+
+def until(at_s: float, history: str, deeds: list[str], zero_s: float) -> tuple[list[str], list[str]]:
+    """What is before a moment."""
+    events = [line for line in history.splitlines() if int(line.split('"time":')[1].split(",")[0]) < at_s * 1e9 - 1]
+    return events, [line for line in deeds if float(line.split()[0]) < zero_s + at_s]
+
+
+@pytest.fixture(scope="module")
+def zero_s() -> float:
+    return follow(parts(), passage()).zero_s
+
+
+@settings(  # an example takes seconds: a smaller one is not looked for
+    max_examples=10, deadline=None, phases=(Phase.explicit, Phase.generate),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)  # fmt: skip
+@given(at_s=st.floats(-0.1, 2.4), seed=st.integers(0, 2**32 - 1), has_faults=st.booleans())
+def test_a_continuation_is_the_run_up_to_its_fork(
+    monkeypatch: pytest.MonkeyPatch, zero_s: float, at_s: float, seed: int, has_faults: bool
+) -> None:
+    with tempfile.TemporaryDirectory() as directory, monkeypatch.context() as patched:
+        kept = keep(patched, Path(directory))
+        follow(parts(), passage())
+        alone = kept.of()
+        follow(parts(), passage(zero_s, Branch(at_s=at_s, has_faults=has_faults, seeds=(seed,))))
+        assert kept.of() == alone, "the run is not disturbed by what is forked from it"
+        history, deeds = kept.of(0, seed)
+        assert until(at_s, history, deeds, zero_s) == until(at_s, *alone, zero_s)
+        if at_s < 1:  # later on all may wait for the cut to end
+            assert deeds != alone[1], "from the fork on it is another run"
+
+
+def test_without_a_seed_a_continuation_is_the_run_to_its_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, zero_s: float
+) -> None:
+    kept = keep(monkeypatch, tmp_path)
+    follow(parts(), passage(zero_s, *(Branch(at_s=at_s, seeds=(None,)) for at_s in (-0.05, 0.7, 1.9))))
+    for number in range(3):
+        assert kept.of(number) == kept.of()
+
+
+def test_from_the_beginning_a_continuation_is_the_run_of_its_seed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, zero_s: float
+) -> None:
+    kept = keep(monkeypatch, tmp_path)
+    follow(parts(), passage(zero_s, Branch(at_s=-zero_s, seeds=(77,))))
+    continued = kept.of(0, 77)
+    other = parts()
+    follow(dataclasses.replace(other, test=dataclasses.replace(other.test, seed=77)), passage(zero_s))
+    of_seed = kept.of()
+    assert continued[1] == of_seed[1]
+    assert continued[0] == of_seed[0]
+
+
+def test_the_same_seeds_give_the_same_whatever_the_number_of_jobs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, zero_s: float
+) -> None:
+    seen = []
+    for jobs in (1, 3):
+        directory = tmp_path / str(jobs)
+        directory.mkdir()
+        with monkeypatch.context() as patched:
+            kept = keep(patched, directory)
+            course = follow(parts(), passage(zero_s, Branch(at_s=1.0, seeds=(1, 2, 3)), jobs=jobs))
+        seen.append((sorted(map(repr, course.fates)), [kept.of(0, seed) for seed in (1, 2, 3)]))
+        digests = {hashlib.sha256(kept.of(0, seed)[0].encode()).digest() for seed in (1, 2, 3)}
+        assert len(digests) == 3, "other seeds are other runs"
+    assert seen[0] == seen[1]
+
+
+def test_the_symptom_shows_in_all_or_in_none_where_it_must(zero_s: float) -> None:
+    """Without faults the quorum is never lost; once the violation is there it stays."""
+    symptom = Symptom(check=INVARIANTS, rule="quorum", until_s=4.2)
+    branches = [Branch(at_s=0.0, has_faults=False, seeds=range(4)), Branch(at_s=4.1, seeds=range(4))]
+    course = follow(parts(), passage(zero_s, *branches, symptom=symptom))
+    assert course.fails is True
+    assert {(fate.branch, fate.fails) for fate in course.fates} == {(0, False), (1, True)}
+    assert len(course.fates) == 8
+
+
+def test_what_only_shows_at_the_end_is_judged_there() -> None:
+    scenario = dataclasses.replace(SCENARIOS["ha-ack-when-sent"], round_s=2.5)
+    lossy = parts_of(*scenario.run_of("ha-ack-when-sent", 1))
+    symptom = Symptom(check="total-queue")
+    first = follow(lossy, Passage(symptom=symptom))
+    assert first.fails is True
+    branches = [
+        Branch(at_s=0.0, has_faults=False, seeds=(1,)), Branch(at_s=first.end_s - 1e-6, seeds=(1, None)),
+    ]  # fmt: skip
+    course = follow(lossy, Passage(symptom=symptom, branches=branches, zero_s=first.zero_s, jobs=2))
+    assert sorted((fate.branch, fate.fails) for fate in course.fates) == [(0, False), (1, True), (1, True)]
+
+
+def test_an_act_is_done_in_the_continuation_only(zero_s: float, tmp_path: Path) -> None:
+    marker = tmp_path / "acted"
+    branch = Branch(at_s=1.0, seeds=(1,), act=lambda: marker.write_text("yes") and None)
+    course = follow(parts(), passage(zero_s, branch))
+    assert marker.read_text() == "yes"
+    assert course.parts_at is None
+
+
+def test_another_history_is_noticed_by_its_first_event(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    kept = keep(monkeypatch, tmp_path)
+    follow(parts(), passage())
+    lines = kept.of()[0].splitlines(keepends=True)
+    path = tmp_path / "stored"
+
+    def compared(stored: list[str]) -> Course:
+        path.write_text("".join(stored))
+        return follow(parts(), dataclasses.replace(passage(), history_path=path))
+
+    assert compared(lines).parts_at is None
+    assert compared([*lines, "{}\n"]).parts_at is None, "the stored run may be longer"
+    assert compared([*lines[:7], lines[7].replace('"process"', '"Process"'), *lines[8:]]).parts_at == 8
+    assert compared(lines[:9]).parts_at == 10
+
+
+def test_what_goes_wrong_in_a_process_is_said(zero_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise ZeroDivisionError("of an act")
+
+    with pytest.raises(HarnessError, match="of an act"):
+        follow(parts(), passage(zero_s, Branch(at_s=1.0, seeds=(1,), act=fails)))
+    with pytest.raises(HarnessError, match="KeyError"):
+        broken = parts()
+        follow(dataclasses.replace(broken, nemeses={}), passage(zero_s, Branch(at_s=1.0, seeds=(1,))))
+
+
+def test_the_online_checker_ends_a_continuation(zero_s: float) -> None:
+    symptom = Symptom(check=ONLINE, until_s=5.0)
+    course = follow(parts(), passage(zero_s, Branch(at_s=2.0, seeds=(1, 2)), symptom=symptom))
+    assert course.fails is True
+    assert all(fate.fails for fate in course.fates)

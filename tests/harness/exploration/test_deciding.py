@@ -1,0 +1,217 @@
+"""Where a violation was decided: the search on made-up curves, and on runs whose deciding step is known."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.errors import OperatorError
+from harness.execution import Parts, perform
+from harness.exploration.continuations import INVARIANTS, Course, Fate, Passage, follow
+from harness.exploration.deciding import (
+    MIN_WIDTH_S,
+    MOST,
+    PARTS,
+    Deciding,
+    Point,
+    Search,
+    Violation,
+    best_jump,
+    coarse_moments,
+    decide,
+    next_moments,
+    violations_of,
+)
+from harness.exploration.mutants import SCENARIOS
+from harness.exploration.rehearsal import parts_of
+from harness.report import OutputConsole
+from harness.store import RunDir, Store
+
+ZERO_S = 1000.1
+VIOLATION = Violation(check=INVARIANTS, rule="votes", text="votes: n1 voted twice", at_s=8.0)
+
+
+def quiet(_: str) -> None:
+    """Hears nothing."""
+
+
+def made_up(chance: Callable[[float, bool], float], asked: list[int]) -> Callable[[Parts, Passage], Course]:
+    """Passages whose continuations fail with that chance; `asked` gets how many moments each looked at."""
+
+    def passed(_: Parts, passage: Passage) -> Course:
+        asked.append(len(passage.branches))
+        course = Course(zero_s=ZERO_S, end_s=9.0, fails=True)
+        for number, branch in enumerate(passage.branches):
+            for seed in branch.seeds:
+                drawn = random.Random(f"{branch.at_s}/{seed}").random()
+                fails = drawn < chance(branch.at_s, branch.has_faults)
+                course.fates.append(Fate(branch=number, seed=seed, fails=fails))
+        return course
+
+    return passed
+
+
+def searched(chance: Callable[[float, bool], float], *, points: int = 40, runs: int = 30) -> tuple[Deciding, int]:
+    """What is found, and how many moments were looked at."""
+    asked: list[int] = []
+    search = Search(seed=1, points=points, runs=runs, jobs=1, say=quiet, perform=made_up(chance, asked))
+    parts = parts_of(*SCENARIOS["no-step-down"].run_of("no-step-down", 1))
+    found = decide(parts, [VIOLATION], Path("none"), search)
+    return found, len(found.points)
+
+
+@settings(max_examples=100, deadline=None)
+@given(step_s=st.floats(0.001, 7.9))
+def test_a_step_is_found_to_the_width_of_a_message(step_s: float) -> None:
+    found, points = searched(lambda at_s, has_faults: float(has_faults and at_s >= step_s))
+    assert found.jump is not None
+    assert found.jump.before.has_faults is True
+    assert found.jump.before.at_s < step_s <= found.jump.after.at_s
+    assert found.jump.after.at_s - found.jump.before.at_s < 20 * MIN_WIDTH_S
+    assert points <= 40
+    assert found.jump.before.runs == found.jump.after.runs == 30, "those that are named have all their continuations"
+
+
+def test_a_step_among_accidents_is_found_mostly() -> None:
+    """One in ten fails anyhow before it, one in ten is lucky after it."""
+    rng = random.Random(7)
+    near = 0
+    for _ in range(40):
+        step_s = rng.uniform(0.1, 7.9)
+        found, _ = searched(lambda at_s, has_faults, step_s=step_s: 0.9 if at_s >= step_s else 0.1)  # type: ignore[misc]
+        near += found.jump is not None and abs(found.jump.after.at_s - step_s) < 0.05
+    assert near >= 36
+
+
+@settings(max_examples=50, deadline=None)
+@given(step_s=st.floats(0.0, 7.9))
+def test_where_the_faults_decide_the_second_curve_has_the_step(step_s: float) -> None:
+    found, points = searched(lambda at_s, has_faults: 1.0 if has_faults or at_s >= step_s else 0.0)
+    assert found.jump is not None
+    assert found.jump.before.has_faults is False
+    assert found.jump.before.at_s < step_s <= found.jump.after.at_s
+    assert points <= 40
+
+
+def test_what_always_fails_is_decided_by_no_moment_and_costs_one_point() -> None:
+    found, points = searched(lambda at_s, has_faults: 1.0)
+    assert found.jump is None
+    assert points == 1
+
+
+def test_a_curve_that_rises_slowly_has_no_short_jump() -> None:
+    found, points = searched(lambda at_s, has_faults: min(1.0, max(0.0, at_s / 8)) if has_faults else 0.5)
+    assert found.jump is not None
+    assert found.jump.after.at_s - found.jump.before.at_s > 3, "it says how long it takes"
+    slow, _ = searched(lambda at_s, has_faults: 0.5)
+    assert slow.jump is None
+    assert points <= 40
+
+
+@given(
+    shares=st.lists(st.integers(0, 10), min_size=2, max_size=12),
+    gaps=st.lists(st.floats(0.0001, 3.0), min_size=12, max_size=12),
+    most=st.integers(0, 12),
+)
+def test_the_next_moments_are_new_and_lie_in_rises(shares: list[int], gaps: list[float], most: int) -> None:
+    at_s = 0.0
+    curve = []
+    for fails, gap_s in zip(shares, gaps, strict=False):
+        at_s += gap_s
+        curve.append(Point(at_s=at_s, has_faults=True, fails=fails, holds=10 - fails))
+    moments = next_moments(curve, most)
+    assert len(moments) <= most
+    assert len(set(moments)) == len(moments)
+    for moment_s in moments:
+        place = max(number for number, point in enumerate(curve) if point.at_s <= moment_s)
+        assert curve[place].at_s <= moment_s <= curve[place + 1].at_s
+        assert curve[place + 1].share > curve[place].share
+
+
+def test_the_best_jump_is_the_shortest_with_most_of_the_rise() -> None:
+    rng = random.Random(5)
+    for _ in range(200):
+        curve = [Point(at_s=n * n * 0.1, has_faults=True, fails=rng.randrange(11), holds=4) for n in range(8)]
+        jump = best_jump(curve)
+        assert jump is not None
+        rises = {
+            (one.at_s, other.at_s): other.share - one.share for one in curve for other in curve if one.at_s < other.at_s
+        }
+        assert jump.rise >= MOST * max(rises.values())
+        width_s = jump.after.at_s - jump.before.at_s
+        assert all(rise < MOST * max(rises.values()) for (a, b), rise in rises.items() if b - a < width_s - 1e-9)
+    assert best_jump(curve[:1]) is None
+
+
+def test_the_first_moments_have_both_ends() -> None:
+    for halves in (True, False):
+        moments = coarse_moments(-0.1, 8.0, halves=halves)
+        assert (moments[0], moments[1], moments[-1]) == (-0.1, 0.0, 8.0)
+    assert PARTS >= 2
+
+
+def test_undecided_continuations_count_for_nothing() -> None:
+    point = Point(at_s=1.0, has_faults=True)
+    for fails in (True, None, False, None, True):
+        point.add(Fate(branch=0, seed=1, fails=fails))
+    assert (point.runs, point.undecided, round(point.share, 3)) == (3, 2, 0.667)
+    assert Point(at_s=0.0, has_faults=True).share == 0.0
+
+
+def performed(name: str, directory: Path, **changes: object) -> tuple[Parts, RunDir, dict[str, object]]:
+    """A stored run of a mutant's scenario."""
+    scenario = dataclasses.replace(SCENARIOS[name], rounds=1, **changes)  # type: ignore[arg-type]
+    parts = parts_of(*scenario.run_of(name, 1))
+    with open("/dev/null", "w", encoding="utf-8") as nowhere:
+        run_dir, results = perform(parts, Store(directory), OutputConsole(file=nowhere, quiet=True))
+    return parts, run_dir, results
+
+
+def test_the_step_that_a_mutant_breaks_is_found(tmp_path: Path) -> None:
+    """The leader is removed at 1 to 1.3 s, which it takes no notice of: that it was removed decides that it goes on."""
+    parts, run_dir, results = performed("removed-leader-stays", tmp_path)
+    violations = violations_of(parts, results, run_dir.history_path)
+    assert violations[0].rule == "membership"
+    at_s = violations[0].at_s
+    assert at_s is not None
+    found = [
+        decide(
+            parts, violations[:1], run_dir.history_path,
+            Search(seed=3, points=32, runs=6, jobs=jobs, say=quiet),
+        ).to_json()
+        for jobs in (2, 1)
+    ]  # fmt: skip
+    assert found[0] == found[1], "the same, whatever the number of jobs"
+    jump = found[0]["jump"]
+    assert jump is not None
+    assert abs(jump["before_s"] - at_s) <= 1.0
+    assert abs(jump["after_s"] - at_s) <= 1.0
+    assert 0 < len(found[0]["account"]) <= 12
+    ends = [point for point in found[0]["points"] if point["at_s"] == found[0]["end_s"]]
+    assert all(point["holds"] == 0 for point in ends), "at the end all fail"
+    begin = [point for point in found[0]["points"] if point["at_s"] == found[0]["begin_s"] and not point["has_faults"]]
+    assert [point["fails"] for point in begin] == [0], "without any fault none does"
+
+
+def test_a_run_that_cannot_be_explained_says_why(tmp_path: Path) -> None:
+    parts, run_dir, results = performed("no-step-down", tmp_path)
+    violations = violations_of(parts, results, run_dir.history_path)
+    search = Search(seed=1, points=4, runs=2, jobs=1, say=quiet)
+    with pytest.raises(OperatorError, match="not invalid"):
+        violations_of(parts, {**results, "valid": True}, run_dir.history_path)
+    with pytest.raises(OperatorError, match="none of its checks"):
+        violations_of(parts, {"valid": False, "checks": {}}, run_dir.history_path)
+    other = tmp_path / "other.jsonl"
+    other.write_text("{}\n")
+    with pytest.raises(OperatorError, match=r"does not repeat the run: event 1 .* harness run"):
+        decide(parts, violations, other, search)
+    never = dataclasses.replace(violations[0], rule="completeness", text="said by nobody")
+    with pytest.raises(OperatorError, match="does not show when the run is performed again: said by nobody"):
+        decide(parts, [never], run_dir.history_path, search)
+    assert follow(parts, Passage(symptom=violations[0].symptom)).fails is True

@@ -1,0 +1,118 @@
+"""`harness explain`, from a simulated run to the report and the replay."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SCENARIO = ("run", "--cluster", "sim", "--nodes", "3", "--workload", "log", "--time-limit", "4", "--rate", "100",
+            "--concurrency", "6", "--seed", "3")  # fmt: skip
+SCHEDULE = [
+    {"at_s": 1.0, "action": "inject", "id": "f1", "nemesis": "partition", "variant": "leader"},
+    {"at_s": 3.5, "action": "heal", "id": "f1", "nemesis": "partition", "variant": "leader"},
+]
+FEW = ("--points", "24", "--runs", "3", "--jobs", "2")
+
+
+def harness(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "harness", *words],
+        cwd=cwd, env={"PYTHONPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the store of one invalid run is: a leader that is cut off does not step down."""
+    directory = tmp_path_factory.mktemp("explained")
+    (directory / "faults.json").write_text(json.dumps(SCHEDULE))
+    done = harness(*SCENARIO, "--nemesis-schedule", "faults.json", "--set", "mutant=no-step-down", cwd=directory)
+    assert done.returncode == 1, done.stderr
+    return directory
+
+
+@pytest.fixture(scope="module")
+def explained(place: Path) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    done = harness("explain", "latest", *FEW, cwd=place)
+    assert done.returncode == 0, done.stderr
+    (run,) = place.glob("store/*/2*")
+    return run, done
+
+
+def test_it_says_where_it_was_decided_and_what_happened_there(
+    explained: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    run, done = explained
+    data = json.loads((run / "explain.json").read_text())
+    jump = data["jump"]
+    assert 1.0 < jump["before_s"] < jump["after_s"] < data["end_s"] < 4.0, "after the cut, before it is seen"
+    said = " ".join(done.stdout.split())
+    assert f"Decided between {jump['before_s']:.4f} s and {jump['after_s']:.4f} s" in said
+    assert "0 of 3 fail; from the second, 3 of 3." in said
+    assert re.search(r"^ +\d\.\d{6} s  \S", done.stdout, re.MULTILINE), "what happened there"
+    assert "seed    3" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_the_line_that_it_prints_repeats_it(
+    place: Path, explained: tuple[Path, subprocess.CompletedProcess[str]]
+) -> None:
+    run, done = explained
+    before = (run / "explain.json").read_text()
+    line = next(line for line in done.stdout.splitlines() if line.startswith("repeat"))
+    words = line.split(" explain ", 1)[1].split()
+    again = harness("explain", *words, "--jobs", "1", "--json", cwd=place)
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout) == json.loads(before)
+    assert (run / "explain.json").read_text() == before
+
+
+def test_report_and_replay_show_it(place: Path, explained: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    run, _ = explained
+    page = (run / "report.html").read_text()
+    assert page.index('id="decided"') < page.index('id="faults"')
+    assert "no fault from this moment on" in page
+    assert page.count('class="share healed"') > 8
+    done = harness("trace", "latest", "--replay", cwd=place)
+    assert done.returncode == 0, done.stderr
+    jump = json.loads((run / "explain.json").read_text())["jump"]
+    packed = re.search(r'"decided":\[(\d+),(\d+)\]', (run / "replay.html").read_text())
+    assert packed is not None
+    assert [int(one) for one in packed.groups()] == [round(jump[name] * 1e6) for name in ("before_s", "after_s")]
+
+
+def changed(place: Path, name: str, **changes: object) -> str:
+    """A copy of the run with another value somewhere in one of its files; its path."""
+    (run,) = place.glob("store/*/2*")
+    copy = place / "copies" / f"{name}-{'-'.join(changes)}"
+    shutil.copytree(run, copy)
+    data = json.loads((copy / name).read_text())
+    (copy / name).write_text(json.dumps({**data, **changes}))
+    return str(copy)
+
+
+def test_what_cannot_be_explained_is_one_line(place: Path) -> None:
+    (run,) = place.glob("store/*/2*")
+    cases = [
+        ((changed(place, "results.json", valid=True),), "the run is not invalid"),
+        ((changed(place, "test.json", cluster="local"),), "made on cluster local, which no seed repeats"),
+        ((changed(place, "test.json", seed=4),), "this version does not repeat the run: event"),
+        ((str(run), "--check", "bank"), "--check bank: the run has violations to explain of these checks: invariants"),
+        ((str(run), "--points", "1000", "--runs", "1000"), "at most 100,000 continuations"),
+        (("nowhere",), "no run 'nowhere'"),
+    ]
+    for words, text in cases:
+        done = harness("explain", *words, cwd=place)
+        assert done.returncode == 254, done.stderr
+        line = done.stderr.strip().splitlines()[-1]
+        assert line.startswith("harness: "), line
+        assert text in line
+        assert "Traceback" not in done.stderr
