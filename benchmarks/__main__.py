@@ -18,6 +18,7 @@ ONLY_BY_NAME = frozenset(
             "checker_mutants",
             "checker_oracle",
             "crash_loop",
+            "explain",
             "fault_trials",
             "fuzz_broker",
             "fuzz_dledger",

@@ -303,19 +303,25 @@ class _Decider:
         if found.points[0].share >= ALWAYS:
             return None
         coarse = coarse_moments(found.begin_s, found.end_s, halves=found.violation.at_s is not None)
-        jumps = []
         for has_faults in (WITH_FAULTS, WITHOUT_FAULTS):
             self.add(coarse, has_faults=has_faults, is_coarse=True)
+            jump = self._settle(has_faults=has_faults)
+            if jump is not None:
+                return jump
+        return None
+
+    def _settle(self, *, has_faults: bool) -> Jump | None:
+        """The moment on one curve, where there is one: both its ends have all their continuations."""
+        while True:
             self.refine(has_faults=has_faults)
-            jumps.append(best_jump(found.curve(has_faults=has_faults)))
-            if jumps[-1] is not None and jumps[-1].is_sure:
-                break
-        sure = [jump for jump in jumps if jump is not None and jump.is_sure]
-        jump = max(sure, key=lambda jump: jump.rise, default=None)
-        if jump is not None:
-            for point in (jump.before, jump.after):
+            jump = best_jump(self._found.curve(has_faults=has_faults))
+            if jump is None or not jump.is_sure:
+                return None
+            short = [point for point in (jump.before, jump.after) if point.runs + point.undecided < len(self._seeds)]
+            if not short:
+                return jump
+            for point in short:  # with more of them it may be none any more
                 self._perform([point], self._seeds[point.runs + point.undecided :])
-        return jump
 
     def account(self, jump: Jump) -> list[Happening]:
         """What happened at the moment of a jump."""

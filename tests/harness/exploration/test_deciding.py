@@ -89,6 +89,17 @@ def test_a_step_among_accidents_is_found_mostly() -> None:
     assert near >= 36
 
 
+def test_accidents_alone_are_no_step() -> None:
+    """Half of all fail, whenever they part: a few runs at one moment and a few at another may differ by much, and all
+    of them do not."""
+    for runs in range(6, 40):
+        found, points = searched(lambda at_s, has_faults: 0.5, runs=runs)
+        assert points <= 40
+        if found.jump is not None:
+            assert found.jump.before.runs == found.jump.after.runs == runs
+            assert found.jump.is_sure
+
+
 @settings(max_examples=50, deadline=None)
 @given(step_s=st.floats(0.0, 7.9))
 def test_where_the_faults_decide_the_second_curve_has_the_step(step_s: float) -> None:

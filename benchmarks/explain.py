@@ -1,0 +1,180 @@
+"""How near `harness explain` comes to the step that each mutant breaks; makes docs/explain-mutants.md.
+
+    python -m benchmarks.explain [NAME ...] [--points 40] [--runs 30] [--jobs N]
+
+The first seed of a mutant's scenario is run and explained, as `harness explain` does it. When the mistake was made is
+found out in another way, without any randomness: the run is continued as it was, with the mutant taken out at a moment.
+While that comes early enough, the violation does not show; the mistake is made at the moment from which on it comes too
+late. Results are kept in docs/explain.json, mutant by mutant, and the table is written from all that are there.
+Violations that show at a run's end only are left out: the mutants of those say so in the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import harness.systems.broker
+import node.serving
+from harness.execution import Parts
+from harness.exploration.continuations import Branch, Passage, follow
+from harness.exploration.deciding import Deciding, Search, decide, violations_of
+from harness.exploration.mutants import SCENARIOS, report_mutant
+from harness.exploration.rehearsal import parts_of
+from harness.nursery import restart_with_nursery
+from harness.store import Store
+from node.mutants.catalogue import MUTANTS
+
+__all__ = ["cure", "main", "measure", "mistake_between"]
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+SEED = 1
+CUTS, PASSES = 8, 3
+"""The time until the violation is cut into so many parts, and the part of the mistake again, so many times: to a
+seven-hundredth."""
+
+NEAR_S = 1.0
+"""How near counts."""
+
+
+def cure() -> None:
+    """Take every mutant out of this process: of what runs, and of what is started later."""
+    for part in gc.get_objects():
+        kind = type(part)
+        if kind.__name__.startswith("Mutant") and kind.__module__ == "node.mutants.parts":
+            part.__class__ = kind.__mro__[1]
+    node.serving.mutate_broker = lambda name, broker: None  # type: ignore[attr-defined]
+    harness.systems.broker.mutate_client = lambda name, client: None  # type: ignore[attr-defined]
+
+
+def mistake_between(parts: Parts, found: Deciding) -> tuple[float, float] | None:
+    """Between which moments (s) the mistake was made; None where taking the mutant out never prevents it."""
+    symptom = found.violation.symptom
+    zero_s = follow(parts, Passage(symptom=symptom)).zero_s
+    low_s, high_s = found.begin_s, found.end_s
+    for number in range(PASSES):
+        width_s = (high_s - low_s) / CUTS
+        moments = [low_s + width_s * place for place in range(CUTS + 1)]
+        branches = [Branch(at_s=at_s, seeds=(None,), act=cure) for at_s in moments]
+        course = follow(parts, Passage(symptom=symptom, branches=branches, zero_s=zero_s, jobs=2))
+        shows = {fate.branch: fate.fails for fate in course.fates}
+        if number == 0 and shows[0]:
+            return None
+        last = max(place for place, fails in shows.items() if fails is False)
+        low_s, high_s = moments[last], moments[min(last + 1, CUTS)]
+    return low_s, high_s
+
+
+def measure(name: str, *, points: int, runs: int, jobs: int) -> dict[str, Any]:
+    """Explain one mutant's run. Returns what the table needs, as JSON data."""
+    parts = parts_of(*SCENARIOS[name].run_of(name, SEED))
+    with tempfile.TemporaryDirectory() as directory:
+        run_dir = report_mutant(name, SEED, Store(directory))
+        results = run_dir.read_results()
+        if results["valid"] is not False:
+            return {"reason": f"the run of seed {SEED} is not invalid"}
+        violations = [one for one in violations_of(parts, results, run_dir.history_path) if one.at_s is not None]
+        if not violations:
+            return {"reason": "shows at the run's end only"}
+        began_s, used_s = time.monotonic(), _used_s()
+        search = Search(seed=SEED, points=points, runs=runs, jobs=jobs, say=lambda line: print(f"  {line}", flush=True))
+        found = decide(parts, violations, run_dir.history_path, search)
+    took = {"wall_s": round(time.monotonic() - began_s, 1), "processor_s": round(_used_s() - used_s, 1)}
+    result: dict[str, Any] = {
+        **took, "points": len(found.points), "runs": runs, "text": found.violation.text[:120],
+        "seen_s": found.violation.at_s, "check": found.violation.check,
+        "continuations": sum(point.runs + point.undecided for point in found.points),
+    }  # fmt: skip
+    mistake = mistake_between(parts, found)
+    result["mistake_s"] = mistake
+    if found.jump is not None:
+        one, other = found.jump.before, found.jump.after
+        result |= {
+            "jump_s": [one.at_s, other.at_s], "has_faults": one.has_faults, "fails": [one.fails, other.fails],
+            "account": [happening.text for happening in found.account],
+        }  # fmt: skip
+    return result
+
+
+def _used_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def distance_s(result: Mapping[str, Any]) -> float | None:
+    """Between the jump and the mistake, 0 where they overlap; None where one of them was not found."""
+    jump, mistake = result.get("jump_s"), result.get("mistake_s")
+    if jump is None or mistake is None:
+        return None
+    return float(max(0.0, jump[0] - mistake[1], mistake[0] - jump[1]))
+
+
+def table(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """The document."""
+    lines = [
+        "# How near `harness explain` comes",
+        "",
+        "<!-- made by: python -m benchmarks.explain -->",
+        "",
+        "Each [mutant](mutants.md) is run under its scenario (first seed) and [explained](explain.md). *Mistake*: the",
+        "moment from which on it comes too late to take the mutant out of the run, all else being as it was; found by",
+        "bisection, without other randomness. *Decided*: where the curve jumps, with the planned faults or healed.",
+        "Times are seconds of the run, the processor's are of one core.",
+        "",
+        "| mutant | violation | seen | mistake | decided | curve | apart | continuations | core s |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    near = judged = 0
+    for name in MUTANTS:
+        result = results.get(name)
+        if result is None or "reason" in result:
+            lines.append(f"| {name} | {'not measured' if result is None else result['reason']} | | | | | | | |")
+            continue
+        apart = distance_s(result)
+        judged += 1
+        near += apart is not None and apart <= NEAR_S
+        jump, mistake = result.get("jump_s"), result.get("mistake_s")
+        lines.append(
+            f"| {name} | {result['text'][:80].replace('|', '/')} | {result['seen_s']:.3f} "
+            f"| {'from the start' if mistake is None else f'{mistake[0]:.3f}–{mistake[1]:.3f}'} "
+            f"| {'no moment' if jump is None else f'{jump[0]:.4f}–{jump[1]:.4f}'} "
+            f"| {'' if jump is None else 'planned' if result['has_faults'] else 'healed'} "
+            f"| {'' if apart is None else f'{apart:.3f} s'} | {result['continuations']} | {result['processor_s']:.0f} |"
+        )
+    lines += ["", f"Within a second of the mistake: {near} of {judged}.", ""]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure and write the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.explain", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="mutants; all without one")
+    parser.add_argument("--points", type=int, default=40)
+    parser.add_argument("--runs", type=int, default=30)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    options = parser.parse_args()
+    unknown = [name for name in options.names if name not in MUTANTS]
+    if unknown:
+        parser.error(f"no mutant is called {', '.join(unknown)}; there are: {', '.join(MUTANTS)}")
+    path = DOCS / "explain.json"
+    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    for name in options.names or MUTANTS:
+        results[name] = measure(name, points=options.points, runs=options.runs, jobs=options.jobs)
+        print(f"{name:28} {json.dumps(results[name])}", flush=True)
+        path.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        (DOCS / "explain-mutants.md").write_text(table(results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    restart_with_nursery([sys.executable, "-m", "benchmarks.explain", *sys.argv[1:]])
+    main()
