@@ -124,7 +124,6 @@ def build_parser() -> argparse.ArgumentParser:
 
     check = commands.add_parser("check", add_help=False, help="check any recorded history, also of other tools")
     check.add_argument("rest", nargs=argparse.REMAINDER)
-
     add_spark_commands(commands)
     add_store_commands(commands)
     add_gallery_command(commands)
