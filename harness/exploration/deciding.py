@@ -315,11 +315,11 @@ class _Decider:
         while True:
             self.refine(has_faults=has_faults)
             jump = best_jump(self._found.curve(has_faults=has_faults))
-            if jump is None or not jump.is_sure:
+            if jump is None or jump.rise < SURE:
                 return None
             short = [point for point in (jump.before, jump.after) if point.runs + point.undecided < len(self._seeds)]
             if not short:
-                return jump
+                return jump if jump.is_sure else None
             for point in short:  # with more of them it may be none any more
                 self._perform([point], self._seeds[point.runs + point.undecided :])
 

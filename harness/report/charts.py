@@ -36,6 +36,8 @@ LATENCY_HEIGHT_PX = 170
 RATE_HEIGHT_PX = 96
 TRACK_HEIGHT_PX = 22
 LEADER_HEIGHT_PX = 16
+CLIENT_HEIGHT_PX = 7
+"""Of a client's row: forty of them are lower than a screen."""
 
 DRAWN_WIDTH_PX = 980
 NAME_CHARACTER_PX = 6.6
@@ -152,6 +154,7 @@ def over_time(
     if bands:
         panels.append(_track(bands))
     columns = max(1, math.ceil(end_ns / data.grid.column_ns))
+    panels += _client_panels(data, end_ns, back, front, max_strokes // 3)
     latency, dots, column_ns = _latency_panels(data, columns, back, front, max_strokes)
     panels += latency
     per_window = max(1, math.ceil(columns / WINDOWS))
@@ -246,6 +249,31 @@ def _rows(bands: Sequence[Band]) -> list[int]:
         free_from[row] = max(free_from[row], band.end)
         rows.append(row)
     return rows
+
+
+def _client_panels(data: RunData, end_ns: int, back: Markup, front: Markup, max_strokes: int) -> list[Panel]:
+    """What every client did: a row for each, where something was under way in the colour of how it ended."""
+    lanes = data.lanes
+    column_ns, runs = lanes.runs(max_strokes)
+    if not runs:
+        return []
+    paths = []
+    for outcome in OUTCOMES:
+        drawn = "".join(f"M{first} {2 * row + 1}h{length}" for kind, row, first, length in runs if kind == outcome)
+        if drawn:
+            paths.append(element("path", d=drawn, class_=f"lane-run {outcome}"))
+    height_px = lanes.rows * CLIENT_HEIGHT_PX
+    # Its own units: columns, and two for each row, of which the middle is drawn.
+    layer = element(
+        "svg", *paths, view_box=f"0 0 {end_ns / column_ns:.4f} {2 * lanes.rows}", preserve="none", width="100%",
+        height="100%", class_="plot",
+    )  # fmt: skip
+    shared = -(-lanes.slots // lanes.rows)
+    caption = "What each client did" + (f" ({shared} share a row)" if shared > 1 else "")
+    every = max(1, lanes.rows // 5)
+    labels = [((row + 0.5) / lanes.rows, str(row * lanes.slots // lanes.rows)) for row in range(0, lanes.rows, every)]
+    label = f"{caption}: {lanes.slots} clients, coloured by how their operations ended"
+    return [Panel(caption, _drawing(height_px, label, back, layer, front), height_px, labels, kind="clients")]
 
 
 def _label(text: str, x: int, room: float, character_px: float, **attributes: Any) -> Markup:

@@ -17,6 +17,7 @@ from typing import Any
 from checker.faults import NEMESIS
 from harness.history_writer import HistoryError, read_history
 from harness.report.grid import LatencyGrid
+from harness.report.lanes import MAX_ROWS, ClientLanes
 from harness.report.witness import Neighbours, Witness
 
 OUTCOMES = ("ok", "fail", "info")
@@ -73,6 +74,7 @@ class RunData:
     silence_ns: tuple[int, int] = (0, 0)
     """The longest time without an ok completion: from, to"""
     grid: LatencyGrid = field(default_factory=lambda: LatencyGrid(len(OUTCOMES) * MAX_FUNCTIONS))
+    lanes: ClientLanes = field(default_factory=lambda: ClientLanes(MAX_ROWS))
     neighbours: list[list[dict[str, Any]]] = field(default_factory=list)
     """For each witness asked for: operations of the history around it"""
     truncated: bool = False
@@ -93,9 +95,11 @@ class RunData:
         ]
 
 
-def collect(history_path: str | os.PathLike[str], witnesses: Sequence[Witness] = ()) -> RunData:
-    """Read a history once and sum it up, with the neighbours of each witness's operations."""
-    data = RunData()
+def collect(
+    history_path: str | os.PathLike[str], witnesses: Sequence[Witness] = (), *, clients: int = MAX_ROWS
+) -> RunData:
+    """Read a history of so many clients once and sum it up, with the neighbours of each witness's operations."""
+    data = RunData(lanes=ClientLanes(clients))
     collector = _Collector(data, [Neighbours(witness) for witness in witnesses])
     reader = read_history(history_path)
     try:
@@ -146,6 +150,7 @@ class _Collector:
         if invocation is None:
             return
         latency_ns = time_ns - invocation["time"]
+        data.lanes.add(process, invocation["time"], time_ns, kind)
         data.grid.add(len(OUTCOMES) * number + OUTCOMES.index(kind), max(0, time_ns), latency_ns)
         for neighbours in self._neighbours:
             neighbours.consider(invocation, event)
@@ -180,6 +185,7 @@ class _Collector:
         if data.end_ns - self._last_ok_ns > data.silence_ns[1] - data.silence_ns[0]:
             data.silence_ns = (self._last_ok_ns, data.end_ns)
         for invocation in self._open.values():
+            data.lanes.add(invocation["process"], invocation["time"], data.end_ns, "info")
             for neighbours in self._neighbours:
                 neighbours.consider(invocation, None)
         data.neighbours = [neighbours.chosen() for neighbours in self._neighbours]

@@ -26,11 +26,13 @@ from harness.report.collect import OUTCOMES, RunData, collect
 from harness.report.deciding import deciding_view
 from harness.report.faults import fault_rows
 from harness.report.grid import latency_of, quantiles_of
+from harness.report.lanes import MAX_ROWS
 from harness.report.templating import json_data, report_template, script, style
 from harness.report.timeline import arrowhead, timeline
 from harness.report.units import clip, count, duration, plural, share
 from harness.report.witness import Witness, witness_from
 from harness.store import RunDir, StoreError
+from harness.test import MAX_CONCURRENCY
 
 MAX_REPORT_BYTES = 1_000_000
 """No report is larger, whatever the run: people mail it, and browsers open it at once."""
@@ -79,7 +81,7 @@ def write_report(
     """
     directory = Path(run_dir)
     witnesses = _witnesses(results)
-    data = collect(history_path, [witness for _, witness in witnesses])
+    data = collect(history_path, [witness for _, witness in witnesses], clients=_clients(test))
     html = b""
     for detail in _DETAILS:
         html = _render(directory, test, results, data, witnesses, detail).encode("utf-8", "backslashreplace")
@@ -164,6 +166,11 @@ def _render(
         files=_files(directory),
         history=data,
     )
+
+
+def _clients(test: Mapping[str, Any]) -> int:
+    clients = test.get("concurrency")
+    return clients if isinstance(clients, int) and 0 < clients <= MAX_CONCURRENCY else MAX_ROWS
 
 
 def _explanation(directory: Path) -> Mapping[str, Any] | None:

@@ -38,8 +38,9 @@ MAX_STREAMS = 16
 MAX_COMPARISONS = 2
 """Comparisons worked out at a time: each reads two histories."""
 
-FRESH_S = 0.5
-"""How old the list of runs may be: one look at 10,000 runs takes a few tenths of a second."""
+FRESH_S = 0.25
+"""How old the list of runs may be: one look at 10,000 runs takes a tenth of a second, and a run that begins is to be
+seen within one."""
 
 _STATIC = {
     "report.css": ("report", "text/css"), "store.css": ("report", "text/css"), "serve.css": ("serve", "text/css"),
