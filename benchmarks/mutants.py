@@ -136,6 +136,7 @@ def table(results: dict[str, Any]) -> str:
     controls = sum(result["controls"] for result in results.values())
     spoiled = sum(result.get("controls_not_clean", result.get("controls_not_valid", 0)) for result in results.values())
     lines += ["", f"Controls, the same seeds without the mutant: {controls} run, {controls - spoiled} clean.", ""]
+    lines += _unscripted()
     lines += blind_table(read_results())
     notes = DOCS / "mutants-notes.md"
     if notes.exists():
@@ -143,11 +144,29 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def _unscripted() -> list[str]:
+    """The part of the page on mutants without a scenario."""
+    lines = [
+        "",
+        "## Without a scenario",
+        "",
+        "These take several things at once: two faults in the right order, a race, a pause at the wrong moment. No",
+        "scenario is written for them, so that they say what a search finds by itself;",
+        "`tests/node/dledger/test_unscripted_mutants.py` shows by hand what each mechanism prevents.",
+        "",
+        "| mutant | what it does | origin |",
+        "|---|---|---|",
+    ]
+    lines += [f"| {name} | {each.does} | {each.origin} |" for name, each in MUTANTS.items() if each.is_unscripted]
+    return lines
+
+
 def _cells(result: dict[str, Any]) -> str:
     """The columns from "found by" on. Results of the former way of counting have no searches."""
     if not result["found"]:
         return f"| not found | 0 of {len(result.get('searches', ()))} | | | |"
-    checks = ", ".join(f"{check} ({count})" for check, count in result["checks"].items())
+    ordered = sorted(result["checks"].items(), key=lambda each: -each[1])
+    checks = ", ".join(f"{check} ({count})" for check, count in ordered)
     if "searches" not in result:
         return (
             f"| {checks} | {result['found']} of {result['runs']} runs | {result['median_seeds']:g} "
@@ -179,6 +198,9 @@ def main() -> None:
     unknown = [name for name in options.names if name not in MUTANTS]
     if unknown:
         parser.error(f"no mutant is called {', '.join(unknown)}; there are: {', '.join(MUTANTS)}")
+    unscripted = [name for name in options.names if name not in SCENARIOS and not options.blind]
+    if unscripted:
+        parser.error(f"no scenario is written for {', '.join(unscripted)}: look for it with --blind")
     if options.blind:
         budget_s = options.budget or BLIND_BUDGET_S
         names = options.names or list(MUTANTS)

@@ -1,4 +1,4 @@
-"""The scenario under which each mutant (node.mutants) is looked for, and one run of it.
+"""The scenario under which each scripted mutant (node.mutants) is looked for, and one run of it.
 
 A scenario is a script: the faults that it takes to make the mistake show, round after round, with times that the seed
 shifts. It was thought out from what the mutant gets wrong; the comment beside each says how. The same seed without the
@@ -268,8 +268,10 @@ def report_mutant(mutant: str, seed: int, store: Store) -> RunDir:
 
 
 def _scenario(mutant: str) -> Scenario:
+    if mutant in MUTANTS and mutant not in SCENARIOS:
+        raise OperatorError(f"no scenario is written for mutant {mutant!r}: harness explore --set mutant={mutant}")
     if mutant not in SCENARIOS:
-        raise OperatorError(f"unknown mutant {mutant!r}{nearest(mutant, MUTANTS)}; known: {', '.join(MUTANTS)}")
+        raise OperatorError(f"unknown mutant {mutant!r}{nearest(mutant, SCENARIOS)}; known: {', '.join(SCENARIOS)}")
     return SCENARIOS[mutant]
 
 

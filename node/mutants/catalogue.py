@@ -1,7 +1,8 @@
 """The names of the mutants, what each does wrong, and where the mistake is known from.
 
 Origins: S0 to S4 are the source articles, "R" is DLedger or RocketMQ as published, `dledger#N` and `rocketmq#N` are
-reports against them, "Raft" and "DLedger's tests" speak for themselves.
+reports against them, "raft-dev 2015" is what Ongaro found wrong with changes of single members, "FAST 2018" Alagappan
+and others on recovery from damaged logs, "Raft" and "DLedger's tests" speak for themselves.
 """
 
 from __future__ import annotations
@@ -9,18 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["CLIENT_MUTANTS", "MUTANTS", "NO_MUTANT", "Mutant", "check_mutant"]
+__all__ = ["CLIENT_MUTANTS", "MUTANTS", "NO_MUTANT", "SCRIPTED_MUTANTS", "Mutant", "check_mutant"]
 
 NO_MUTANT = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """One mistake. `is_in_client` ones are put into clients, not into nodes."""
+    """One mistake. `is_in_client` ones are put into clients, not into nodes. For `is_unscripted` ones no scenario is
+    written: they take several things at once, and are there to see what a search finds by itself."""
 
     does: str
     origin: str
     is_in_client: bool = False
+    is_unscripted: bool = False
 
 
 MUTANTS: Mapping[str, Mutant] = {
@@ -81,7 +84,90 @@ MUTANTS: Mapping[str, Mutant] = {
     "indefinite-as-definite": Mutant(
         does="clients report sends of unknown outcome as failed", origin="DLedger's tests", is_in_client=True
     ),
+    "lead-term-again": Mutant(
+        does="a member may lead a term that it has led before, and numbers other entries alike",
+        origin="R",
+        is_unscripted=True,
+    ),
+    "vote-after-restart": Mutant(
+        does="a restarted member votes at once, whatever lease it may have promised before",
+        origin="Raft 6.4.1",
+        is_unscripted=True,
+    ),
+    "vote-despite-leader": Mutant(
+        does="members vote for others although they hear their leader",
+        origin="Raft 4.2.3, 6.4.1",
+        is_unscripted=True,
+    ),
+    "lease-from-answer": Mutant(
+        does="the lease counts from when a heartbeat's answer comes, not from when it was sent",
+        origin="Raft 6.4.1",
+        is_unscripted=True,
+    ),
+    "lease-by-role": Mutant(
+        does="whoever leads counts as holding the lease, also right after a pause",
+        origin="Raft 6.4.1",
+        is_unscripted=True,
+    ),
+    "read-confirmed-before": Mutant(
+        does="a read is confirmed by answers to heartbeats that were sent before it came",
+        origin="Raft 6.4",
+        is_unscripted=True,
+    ),
+    "late-truncate": Mutant(
+        does="a truncation that was long under way takes back what has been acknowledged since",
+        origin="Raft 5.3",
+        is_unscripted=True,
+    ),
+    "verified-forever": Mutant(
+        does="what one leader found to agree counts as agreed with the next",
+        origin="dledger#278",
+        is_unscripted=True,
+    ),
+    "watermark-outlives-term": Mutant(
+        does="a leader goes on with what it knew of its peers when it led before",
+        origin="Raft 5.3, S2",
+        is_unscripted=True,
+    ),
+    "vote-lost-with-its-file": Mutant(
+        does="a member whose term and vote cannot be read votes as if it never had",
+        origin="Raft 5.2, FAST 2018",
+        is_unscripted=True,
+    ),
+    "durable-mark-stays": Mutant(
+        does="a truncation leaves the mark of what is durable, and what takes its place is acknowledged at once",
+        origin="S1, S2",
+        is_unscripted=True,
+    ),
+    "checkpoint-ahead": Mutant(
+        does="a checkpoint names entries as durable that are not yet",
+        origin="S1",
+        is_unscripted=True,
+    ),
+    "damage-cut-off": Mutant(
+        does="durable entries that cannot be read are cut off as an unfinished write is",
+        origin="FAST 2018",
+        is_unscripted=True,
+    ),
+    "change-before-own-commit": Mutant(
+        does="a new leader changes the group before anything of its term is committed",
+        origin="raft-dev 2015",
+        is_unscripted=True,
+    ),
+    "changes-overlap": Mutant(
+        does="the group is changed again before the change before is committed",
+        origin="Raft 4.1",
+        is_unscripted=True,
+    ),
+    "truncated-members-stay": Mutant(
+        does="a change of the group that was truncated still counts",
+        origin="Raft 4.1",
+        is_unscripted=True,
+    ),
 }
+
+SCRIPTED_MUTANTS = tuple(name for name, mutant in MUTANTS.items() if not mutant.is_unscripted)
+"""Those with a scenario (harness.exploration.mutants), in the catalogue's order."""
 
 CLIENT_MUTANTS = frozenset(name for name, mutant in MUTANTS.items() if mutant.is_in_client)
 

@@ -15,6 +15,7 @@ from node.runtime import Clock
 
 __all__ = [
     "end_term_from_current_term",
+    "lead_term_again",
     "lease_on_wall_clock",
     "no_step_down",
     "stale_leader_reads",
@@ -76,6 +77,13 @@ class _StampedStore:
 def end_term_from_current_term(ledger: DLedgerServer) -> None:
     stamped: Any = _StampedStore(ledger.store, ledger.member_state)
     ledger.elector._store = stamped
+
+
+def lead_term_again(ledger: DLedgerServer) -> None:
+    def may_lead(self: LeaderElector, term: int) -> bool:
+        return True
+
+    replace(ledger.elector, may_lead=may_lead)
 
 
 def no_step_down(ledger: DLedgerServer) -> None:

@@ -8,9 +8,17 @@ from node.dledger import DLedgerServer
 from node.dledger.elector import LeaderElector
 from node.dledger.member_change import MemberChange
 from node.dledger.membership import Membership
+from node.dledger.rpc import DLedgerCode, DLedgerError
 from node.mutants.parts import replace
 
-__all__ = ["members_forgotten", "removed_leader_stays", "transfer_keeps_lead"]
+__all__ = [
+    "change_before_own_commit",
+    "changes_overlap",
+    "members_forgotten",
+    "removed_leader_stays",
+    "transfer_keeps_lead",
+    "truncated_members_stay",
+]
 
 
 def members_forgotten(ledger: DLedgerServer) -> None:
@@ -32,3 +40,25 @@ def transfer_keeps_lead(ledger: DLedgerServer) -> None:
         return None
 
     replace(ledger.elector, give_up=give_up)
+
+
+def change_before_own_commit(ledger: DLedgerServer) -> None:
+    def check_may_change(self: MemberChange, term: int) -> None:
+        if self._state.members.index > self._store.committed_index:
+            raise DLedgerError(DLedgerCode.INCONSISTENT_STATE, "the change before is not committed yet")
+
+    replace(ledger.members, check_may_change=check_may_change)
+
+
+def changes_overlap(ledger: DLedgerServer) -> None:
+    def check_may_change(self: MemberChange, term: int) -> None:
+        return None
+
+    replace(ledger.members, check_may_change=check_may_change)
+
+
+def truncated_members_stay(ledger: DLedgerServer) -> None:
+    def cut(self: Membership, end_index: int) -> None:
+        return None
+
+    replace(ledger.member_state.members, cut=cut)

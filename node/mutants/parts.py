@@ -6,9 +6,11 @@ the class, such as those of another node of the same simulation, stay as they ar
 
 from __future__ import annotations
 
+import importlib.util
+from types import ModuleType
 from typing import Any
 
-__all__ = ["MissingPart", "replace"]
+__all__ = ["MissingPart", "copy_of", "replace"]
 
 
 class MissingPart(Exception):
@@ -22,3 +24,13 @@ def replace(part: object, **attributes: Any) -> None:
         if not hasattr(kind, name):
             raise MissingPart(f"{kind.__name__} has no {name}: the mutant must be brought up to date")
     part.__class__ = type(f"Mutant{kind.__name__}", (kind,), attributes)
+
+
+def copy_of(name: str) -> ModuleType:
+    """A second copy of a module, whose functions can be changed without changing those of other nodes."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.loader is None:
+        raise MissingPart(f"there is no module {name}: the mutant must be brought up to date")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 from collections.abc import Callable
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any
 
 from node.dledger import DLedgerServer
@@ -20,7 +19,7 @@ from node.dledger.messages import PushEntryRequest, PushEntryResponse
 from node.dledger.quorum import AppendCallback, AppendResult, QuorumAckChecker
 from node.dledger.rpc import DLedgerCode, PushType
 from node.dledger.store import DLedgerStore
-from node.mutants.parts import replace
+from node.mutants.parts import copy_of, replace
 
 __all__ = [
     "accept_gap",
@@ -30,9 +29,12 @@ __all__ = [
     "commit_beyond_end",
     "commit_old_terms",
     "compare_index_only",
+    "late_truncate",
     "quorum_off_by_one",
     "truncate_committed",
     "truncate_not_persisted",
+    "verified_forever",
+    "watermark_outlives_term",
 ]
 
 
@@ -147,9 +149,41 @@ def accept_gap(ledger: DLedgerServer) -> None:
     replace(ledger.pusher.handler, handle_push=handle_push)
 
 
+def late_truncate(ledger: DLedgerServer) -> None:
+    def may_truncate(self: EntryHandler, request: PushEntryRequest, index: int) -> bool:
+        return self._store.may_truncate_to(index)
+
+    def is_needless(self: EntryHandler, request: PushEntryRequest, entry: Entry) -> bool:
+        return False
+
+    replace(ledger.pusher.handler, may_truncate=may_truncate, is_needless=is_needless)
+
+
+def verified_forever(ledger: DLedgerServer) -> None:
+    def verified_index(self: EntryHandler, term: int) -> int:
+        return min(self._verified_index, self._store.ledger_end_index)
+
+    replace(ledger.pusher.handler, verified_index=verified_index)
+
+
+def watermark_outlives_term(ledger: DLedgerServer) -> None:
+    known: dict[str, int] = {}
+
+    def begin_term(self: QuorumAckChecker, term: int) -> None:
+        QuorumAckChecker.begin_term(self, term)
+        marks = self._watermarks_by_term[term]
+        marks.update({member: index for member, index in known.items() if member in marks})
+
+    def end_term(self: QuorumAckChecker) -> None:
+        known.update(self._watermarks_by_term.get(self._term, {}))
+        QuorumAckChecker.end_term(self)
+
+    replace(ledger.pusher.checker, begin_term=begin_term, end_term=end_term)
+
+
 def checksum_ignored(ledger: DLedgerServer) -> None:
     """The recovery of this member runs from a copy of its module in which parsing does not verify."""
-    lenient = _copy_of("node.dledger.recovery")
+    lenient = copy_of("node.dledger.recovery")
     lenient.__dict__["parse_entry"] = _parse_unverified
     unverified = {
         "recover": lenient.__dict__["recover"], "parse_entry": _parse_unverified, "scan_batch": _scan_unverified
@@ -160,14 +194,6 @@ def checksum_ignored(ledger: DLedgerServer) -> None:
         return FunctionType(function.__code__, store_globals, function.__name__, function.__defaults__)
 
     replace(ledger.store, **{name: with_globals(vars(DLedgerStore)[name]) for name in ("open", "_read", "_read_batch")})
-
-
-def _copy_of(name: str) -> ModuleType:
-    spec = importlib.util.find_spec(name)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _parse_unverified(data: bytes, offset: int = 0, previous_chain_crc: int | None = None) -> Entry:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from node.broker.controller import BrokerController
 from node.dledger import DLedgerServer
 from node.ha.ledger import HaLedger
-from node.mutants import election, group, ha, replication, serving
+from node.mutants import election, group, ha, leases, replication, serving, storage
 from node.mutants.catalogue import CLIENT_MUTANTS, check_mutant
 
 __all__ = ["mutate_broker", "part_of"]
@@ -33,6 +33,22 @@ _IN_LEDGER: Mapping[str, Callable[[DLedgerServer], None]] = {
     "members-forgotten": group.members_forgotten,
     "removed-leader-stays": group.removed_leader_stays,
     "transfer-keeps-lead": group.transfer_keeps_lead,
+    "lead-term-again": election.lead_term_again,
+    "vote-after-restart": leases.vote_after_restart,
+    "vote-despite-leader": leases.vote_despite_leader,
+    "lease-from-answer": leases.lease_from_answer,
+    "lease-by-role": leases.lease_by_role,
+    "read-confirmed-before": leases.read_confirmed_before,
+    "late-truncate": replication.late_truncate,
+    "verified-forever": replication.verified_forever,
+    "watermark-outlives-term": replication.watermark_outlives_term,
+    "vote-lost-with-its-file": storage.vote_lost_with_its_file,
+    "durable-mark-stays": storage.durable_mark_stays,
+    "checkpoint-ahead": storage.checkpoint_ahead,
+    "damage-cut-off": storage.damage_cut_off,
+    "change-before-own-commit": group.change_before_own_commit,
+    "changes-overlap": group.changes_overlap,
+    "truncated-members-stay": group.truncated_members_stay,
 }
 
 _IN_HA: Mapping[str, Callable[[HaLedger], None]] = {

@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
+from benchmarks._blind import GROUNDS, MATTERS
 from harness.exploration.mutants import SCENARIOS
 from node.broker.controller import BrokerController
 from node.client import BrokerClient
 from node.config import ConfigError, parse_broker_config
 from node.ha.ledger import HaLedger
-from node.mutants.catalogue import CLIENT_MUTANTS, MUTANTS, NO_MUTANT
+from node.mutants.catalogue import CLIENT_MUTANTS, MUTANTS, NO_MUTANT, SCRIPTED_MUTANTS
 from node.mutants.client import mutate_client
 from node.mutants.parts import MissingPart, replace
-from node.mutants.switch import mutate_broker
+from node.mutants.switch import mutate_broker, part_of
 from node.real_runtime import real_runtime
 
 
@@ -46,6 +47,7 @@ def parts_of(broker: BrokerController) -> Iterator[Any]:
         return
     yield from (ledger.member_state.members, ledger.members)
     yield from (ledger.member_state, ledger.store, ledger.store._files, ledger.elector, ledger.elector._store)
+    yield ledger.store.writer
     yield from (ledger.pusher.checker, ledger.pusher.handler, ledger.reads, *ledger.pusher.dispatchers.values())
     yield from (broker._roles, broker.store, broker.queues, broker.dispatcher)
 
@@ -142,5 +144,10 @@ def test_what_is_not_there_cannot_be_replaced() -> None:
     assert part.decide() is False and Part().decide() is True
 
 
-def test_every_mutant_has_a_scenario() -> None:
-    assert list(SCENARIOS) == list(MUTANTS)
+def test_every_mutant_is_put_into_a_part_for_which_it_is_said_where_it_matters() -> None:
+    assert {part_of(name) for name in MUTANTS} == MATTERS.keys()
+    assert {ground for grounds in MATTERS.values() for ground in grounds} == GROUNDS.keys()
+
+
+def test_every_scripted_mutant_has_a_scenario() -> None:
+    assert tuple(SCENARIOS) == SCRIPTED_MUTANTS

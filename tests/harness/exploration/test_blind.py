@@ -1,0 +1,77 @@
+"""Searches without a hint: what is made of those that found nothing, and what a measurement leaves behind."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import _blind
+from benchmarks._blind import blind_table, measure_blind, quantile, read_results
+
+ENDS = st.lists(st.tuples(st.integers(1, 30).map(float), st.booleans()), min_size=1, max_size=20)
+
+
+def share_found(ends: list[tuple[float, bool]], by: float) -> float:
+    """What Kaplan and Meier say of how many have found something by a moment, from the formula as it is written."""
+    left = 1.0
+    for moment in sorted({value for value, is_found in ends if is_found and value <= by}):
+        at_risk = sum(value >= moment for value, _ in ends)
+        left *= 1 - sum(is_found and value == moment for value, is_found in ends) / at_risk
+    return 1 - left
+
+
+@given(ends=ENDS, ratio=st.sampled_from((0.1, 0.5, 0.9)))
+def test_a_quantile_is_the_first_moment_by_which_so_many_have_found_something(
+    ends: list[tuple[float, bool]], ratio: float
+) -> None:
+    at = quantile(ends, ratio)
+    moments = sorted({value for value, is_found in ends if is_found})
+    reached = [moment for moment in moments if share_found(ends, moment) >= ratio - 1e-9]
+    assert at == (reached[0] if reached else None)
+
+
+@given(values=st.lists(st.integers(1, 100).map(float), min_size=1, max_size=20))
+def test_where_every_search_finds_it_is_an_ordinary_quantile(values: list[float]) -> None:
+    assert quantile([(value, True) for value in values], 0.5) == sorted(values)[math.ceil(len(values) / 2) - 1]
+    assert quantile([(value, False) for value in values], 0.1) is None
+
+
+def result(mutant: str, ground: str, number: int, *, seeds: int, is_found: bool) -> dict[str, Any]:
+    found = {"checks": ["invariants"]} if is_found else {}
+    return {
+        "mutant": mutant, "ground": ground, "number": number, "first_seed": 0, "budget_s": 60.0, "found": is_found,
+        "seeds": seeds, "core_s": float(seeds), "unclean": [], **found,
+    }  # fmt: skip
+
+
+def test_the_table_says_what_was_not_found() -> None:
+    results = [
+        result("accept-gap", "log", 0, seeds=3, is_found=True),
+        result("accept-gap", "log", 1, seeds=9, is_found=False),
+        result("late-truncate", "log", 0, seeds=11, is_found=False),
+    ]
+    text = "\n".join(blind_table(results))
+    assert "1 of 2 mutants were found" in text and "Not found on any: late-truncate." in text
+    assert "| accept-gap | log | 1 of 2 | 3 (> 9) | 3 (> 9) | invariants |" in text
+    assert "| late-truncate | log | 0 of 1 | > 11 (> 11) | > 11 (> 11) |  |" in text
+    assert blind_table([]) == []
+
+
+def test_a_measurement_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_blind, "blind_search", fake_search)
+    path = tmp_path / "blind.jsonl"
+    path.write_text(json.dumps(result("accept-gap", "log", 0, seeds=99, is_found=False)) + "\n")
+    measure_blind(["accept-gap"], searches=2, budget_s=1.0, jobs=1, path=path)
+    seen = [(each["ground"], each["number"], each["seeds"]) for each in read_results(path)]
+    grounds = ["log", "register", "queue", "transactions"]
+    assert seen == [("log", 0, 99), *((ground, 0, 1) for ground in grounds[1:]), *((each, 1, 1) for each in grounds)]
+
+
+def fake_search(mutant: str, ground: str, *, number: int, budget_s: float) -> dict[str, Any]:
+    return result(mutant, ground, number, seeds=1, is_found=True)
