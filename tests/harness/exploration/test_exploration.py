@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.cli_options import duration_s
+from harness.cli_options import SEARCHED_LOAD, duration_s
 from harness.errors import OperatorError
 from harness.exploration.mixes import QUIET_END_S, random_mix
 from harness.exploration.rehearsal import rehearse_test, usable_choices
@@ -113,6 +113,33 @@ def test_mixes_overlap_and_use_every_choice() -> None:
         most = max(most, in_force)
     assert most >= 3
     assert {event.nemesis for event in schedule} == {"partition", "kill", "pause"}
+
+
+def test_half_of_the_faults_that_can_be_are_aimed_at_the_leader() -> None:
+    choices = [("kill", ["sigkill@one", "sigkill@minority", "sigkill@leader", "terminate@one"])]
+    variants = [
+        event.variant
+        for seed in range(200)
+        for event in random_mix(choices, random.Random(seed), time_limit_s=30)
+        if event.action == INJECT
+    ]
+    aimed = sum("leader" in variant for variant in variants)
+    assert 0.3 < aimed / len(variants) < 0.7, "less than half find a leader beside what else there is"
+
+
+def test_clients_of_a_search_see_what_a_deposed_leader_answers() -> None:
+    """Whoever asks it to write waits for ever; some have to be left that read there what another one has changed."""
+    cut = [
+        {"at_s": at_s, "action": action, "id": "f1", "nemesis": "partition", "variant": "leader"}
+        for at_s, action in ((3.0, INJECT), (4.5, HEAL))
+    ]
+    test = make_test(
+        nodes=5, workload="log", time_limit_s=8.0, rate=SEARCHED_LOAD["rate"],
+        concurrency=SEARCHED_LOAD["concurrency"], operation_timeout_s=SEARCHED_LOAD["operation_timeout"],
+        settings={"mutant": "stale-leader-reads"},
+    )  # fmt: skip
+    rehearsal = rehearse_test(test, Schedule.from_json(cut))
+    assert "linearizable" in rehearsal.failed_checks, rehearsal.reason
 
 
 def test_a_right_system_explores_clean() -> None:
