@@ -26,13 +26,25 @@ from harness.test import Test
 from node.mutants.catalogue import MUTANTS, NO_MUTANT
 from node.mutants.switch import part_of
 
-__all__ = ["GROUNDS", "MATTERS", "blind_search", "blind_table", "measure_blind", "quantile"]
+__all__ = [
+    "GROUNDS",
+    "MATTERS",
+    "blind_search",
+    "blind_table",
+    "measure_blind",
+    "quantile",
+    "read_conditions",
+    "read_results",
+]
 
 DOCS = Path(__file__).parent.parent / "docs"
 RESULTS = DOCS / "mutants-blind.jsonl"
 
 NODES = 5
 FIRST_SEED = 910_000
+LEAST_SEARCHES = 5
+"""For a median and a quantile; of fewer each is given."""
+
 STRIDE = 1_000
 """Between the first seeds of two searches; many times what a budget allows."""
 
@@ -129,6 +141,16 @@ def measure_blind(names: Sequence[str], *, searches: int, budget_s: float, jobs:
 
 def read_results(path: Path = RESULTS) -> list[dict[str, Any]]:
     """The searches that are in a file, none where there is no file. Raises ValueError for a line that is no JSON."""
+    return [each for each in _lines_of(path) if "mutant" in each]
+
+
+def read_conditions(path: Path = RESULTS) -> list[str]:
+    """What a file says of the machine and what else it did meanwhile: lines of the form {"conditions": "..."}, which
+    whoever measures adds by hand."""
+    return [each["conditions"] for each in _lines_of(path) if "conditions" in each]
+
+
+def _lines_of(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
@@ -153,7 +175,7 @@ def quantile(ends: Iterable[tuple[float, bool]], ratio: float) -> float | None:
     return None
 
 
-def blind_table(results: Sequence[Mapping[str, Any]]) -> list[str]:
+def blind_table(results: Sequence[Mapping[str, Any]], conditions: Sequence[str] = ()) -> list[str]:
     """The lines of the page, of which there are none without results."""
     if not results:
         return []
@@ -171,7 +193,7 @@ def blind_table(results: Sequence[Mapping[str, Any]]) -> list[str]:
         "follows from the part of the program that it is put into (`benchmarks/_blind.py`). A search has",
         f"{budget} seconds of one core. One that finds nothing counts for what it says, that it takes more (Kaplan and",
         "Meier); `>` stands where so many searches found nothing that there is no such figure, with the most that one",
-        "of them had. Where fewer than ten searches are given there was no time for more.",
+        f"of them had. Of fewer than {LEAST_SEARCHES} searches each is given instead.",
         "",
         f"{len(found)} of {len(searched)} mutants were found on some ground."
         f" Not found on any: {', '.join(name for name in MUTANTS if name in searched - found) or 'none'}.",
@@ -185,6 +207,7 @@ def blind_table(results: Sequence[Mapping[str, Any]]) -> list[str]:
             if mine:
                 lines.append(f"| {name} | {ground} {_cells(mine)}")
     unclean = sum(len(each["unclean"]) for each in results)
+    lines += [line for text in conditions for line in ("", text)]
     lines += ["", f"Runs of the node as it is that gave something away: {unclean}."]
     return lines
 
@@ -194,6 +217,8 @@ def _cells(searches: Sequence[Mapping[str, Any]]) -> str:
     checks = sorted({check for each in hits for check in each["checks"]})
 
     def figures(key: str) -> str:
+        if len(searches) < LEAST_SEARCHES:
+            return ", ".join(f"{'' if each['found'] else '> '}{each[key]:.0f}" for each in searches)
         ends = [(float(each[key]), bool(each["found"])) for each in searches]
         most = max(value for value, _ in ends)
         words = [f"> {most:.0f}" if at is None else f"{at:.0f}" for at in (quantile(ends, 0.5), quantile(ends, 0.9))]

@@ -23,7 +23,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from benchmarks._blind import blind_table, measure_blind, read_results
+from benchmarks._blind import blind_table, measure_blind, read_conditions, read_results
 from checker.workers import worker_pool
 from harness.exploration.mutants import SCENARIOS, gives_away, rehearse_mutant, report_mutant
 from harness.nursery import restart_with_nursery
@@ -137,7 +137,7 @@ def table(results: dict[str, Any]) -> str:
     spoiled = sum(result.get("controls_not_clean", result.get("controls_not_valid", 0)) for result in results.values())
     lines += ["", f"Controls, the same seeds without the mutant: {controls} run, {controls - spoiled} clean.", ""]
     lines += _unscripted()
-    lines += blind_table(read_results())
+    lines += blind_table(read_results(), read_conditions())
     notes = DOCS / "mutants-notes.md"
     if notes.exists():
         lines.append(notes.read_text(encoding="utf-8"))

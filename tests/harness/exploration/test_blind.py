@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import _blind
-from benchmarks._blind import blind_table, measure_blind, quantile, read_results
+from benchmarks._blind import blind_table, measure_blind, quantile, read_conditions, read_results
 
 ENDS = st.lists(st.tuples(st.integers(1, 30).map(float), st.booleans()), min_size=1, max_size=20)
 
@@ -52,25 +52,28 @@ def result(mutant: str, ground: str, number: int, *, seeds: int, is_found: bool)
 
 def test_the_table_says_what_was_not_found() -> None:
     results = [
-        result("accept-gap", "log", 0, seeds=3, is_found=True),
-        result("accept-gap", "log", 1, seeds=9, is_found=False),
+        *(result("accept-gap", "log", number, seeds=3, is_found=True) for number in range(4)),
+        result("accept-gap", "log", 4, seeds=9, is_found=False),
         result("late-truncate", "log", 0, seeds=11, is_found=False),
     ]
     text = "\n".join(blind_table(results))
     assert "1 of 2 mutants were found" in text and "Not found on any: late-truncate." in text
-    assert "| accept-gap | log | 1 of 2 | 3 (> 9) | 3 (> 9) | invariants |" in text
-    assert "| late-truncate | log | 0 of 1 | > 11 (> 11) | > 11 (> 11) |  |" in text
+    assert "| accept-gap | log | 4 of 5 | 3 (> 9) | 3 (> 9) | invariants |" in text
+    assert "| late-truncate | log | 0 of 1 | > 11 | > 11 |  |" in text
     assert blind_table([]) == []
 
 
 def test_a_measurement_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_blind, "blind_search", fake_search)
     path = tmp_path / "blind.jsonl"
-    path.write_text(json.dumps(result("accept-gap", "log", 0, seeds=99, is_found=False)) + "\n")
+    known = result("accept-gap", "log", 0, seeds=99, is_found=False)
+    path.write_text(json.dumps({"conditions": "a busy machine"}) + "\n" + json.dumps(known) + "\n")
     measure_blind(["accept-gap"], searches=2, budget_s=1.0, jobs=1, path=path)
     seen = [(each["ground"], each["number"], each["seeds"]) for each in read_results(path)]
     grounds = ["log", "register", "queue", "transactions"]
     assert seen == [("log", 0, 99), *((ground, 0, 1) for ground in grounds[1:]), *((each, 1, 1) for each in grounds)]
+    assert read_conditions(path) == ["a busy machine"]
+    assert "a busy machine" in blind_table(read_results(path), read_conditions(path))
 
 
 def fake_search(mutant: str, ground: str, *, number: int, budget_s: float) -> dict[str, Any]:
