@@ -25,6 +25,7 @@ from typing import Any
 
 import harness.systems.broker
 import node.serving
+from harness.clusters.sim.watch import _Replica
 from harness.execution import Parts
 from harness.exploration.continuations import Branch, Passage, follow
 from harness.exploration.deciding import Deciding, Search, decide, violations_of
@@ -32,6 +33,7 @@ from harness.exploration.mutants import SCENARIOS, report_mutant
 from harness.exploration.rehearsal import parts_of
 from harness.nursery import restart_with_nursery
 from harness.store import Store
+from node.dledger.quorum import QuorumAckChecker
 from node.mutants.catalogue import MUTANTS
 
 __all__ = ["cure", "main", "measure", "mistake_between"]
@@ -49,10 +51,16 @@ NEAR_S = 1.0
 
 def cure() -> None:
     """Take every mutant out of this process: of what runs, and of what is started later."""
-    for part in gc.get_objects():
+    parts = gc.get_objects()
+    for part in parts:
         kind = type(part)
         if kind.__name__.startswith("Mutant") and kind.__module__ == "node.mutants.parts":
             part.__class__ = kind.__mro__[1]
+    for part in parts:
+        if type(part) is _Replica:  # it holds methods, which would still be the mutant's
+            checker = part._ledger.pusher.checker
+            part._register = QuorumAckChecker.register.__get__(checker)
+            part._register_batch = QuorumAckChecker.register_batch.__get__(checker)
     node.serving.mutate_broker = lambda name, broker: None  # type: ignore[attr-defined]
     harness.systems.broker.mutate_client = lambda name, client: None  # type: ignore[attr-defined]
 
@@ -129,7 +137,7 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
         "Each [mutant](mutants.md) is run under its scenario (first seed) and [explained](explain.md). *Mistake*: the",
         "moment from which on it comes too late to take the mutant out of the run, all else being as it was; found by",
         "bisection, without other randomness. *Decided*: where the curve jumps, with the planned faults or healed.",
-        "Times are seconds of the run, the processor's are of one core.",
+        "Times are seconds of the run, the processor's are of one core. What was not measured has not been run.",
         "",
         "| mutant | violation | seen | mistake | decided | curve | apart | continuations | core s |",
         "|---|---|---|---|---|---|---|---|---|",
