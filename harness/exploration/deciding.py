@@ -291,9 +291,11 @@ class _Decider:
         for fate in self._pass(branches).fates:
             points[fate.branch].add(fate)
 
-    def refine(self, *, has_faults: bool) -> None:
-        """Look closer where the curve rises, while there is something to look at."""
-        while moments := next_moments(self._found.curve(has_faults=has_faults), min(PARTS, self.left)):
+    def refine(self, *, has_faults: bool, reserve: int) -> None:
+        """Look closer where the curve rises, while there is something to look at; `reserve` moments are left."""
+        while moments := next_moments(
+            self._found.curve(has_faults=has_faults), max(0, min(PARTS, self.left - reserve))
+        ):
             self.add(moments, has_faults=has_faults)
 
     def search(self) -> Jump | None:
@@ -305,15 +307,18 @@ class _Decider:
         coarse = coarse_moments(found.begin_s, found.end_s, halves=found.violation.at_s is not None)
         for has_faults in (WITH_FAULTS, WITHOUT_FAULTS):
             self.add(coarse, has_faults=has_faults, is_coarse=True)
-            jump = self._settle(has_faults=has_faults)
+            first = best_jump(found.curve(has_faults=has_faults))
+            # A rise that is no clear one is not worth the moments that the other curve needs.
+            is_doubtful = has_faults and (first is None or first.rise < MOST)
+            jump = self._settle(has_faults=has_faults, reserve=len(coarse) + 2 * PARTS if is_doubtful else 0)
             if jump is not None:
                 return jump
         return None
 
-    def _settle(self, *, has_faults: bool) -> Jump | None:
+    def _settle(self, *, has_faults: bool, reserve: int) -> Jump | None:
         """The moment on one curve, where there is one: both its ends have all their continuations."""
         while True:
-            self.refine(has_faults=has_faults)
+            self.refine(has_faults=has_faults, reserve=reserve)
             jump = best_jump(self._found.curve(has_faults=has_faults))
             if jump is None or jump.rise < SURE:
                 return None

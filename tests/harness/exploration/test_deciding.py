@@ -110,6 +110,16 @@ def test_where_the_faults_decide_the_second_curve_has_the_step(step_s: float) ->
     assert points <= 40
 
 
+def test_the_second_curve_has_its_moments_where_the_first_is_doubtful() -> None:
+    """Half of all fail with the faults, all once it is decided; the step is clear only where the faults are healed."""
+    found, points = searched(
+        lambda at_s, has_faults: 1.0 if at_s >= 5.0 else 0.5 if has_faults else 0.0, points=34, runs=6
+    )
+    assert points <= 34
+    assert found.jump is not None
+    assert found.jump.before.at_s < 5.0 <= found.jump.after.at_s
+
+
 def test_what_always_fails_is_decided_by_no_moment_and_costs_one_point() -> None:
     found, points = searched(lambda at_s, has_faults: 1.0)
     assert found.jump is None
