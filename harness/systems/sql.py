@@ -6,6 +6,7 @@ speaks and the few statements in which the dialects differ.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import json
 from typing import Any, ClassVar
@@ -27,7 +28,7 @@ class SqlError(OSError):
         self.code = code
 
 
-class SqlSession:
+class SqlSession(abc.ABC):
     """A connection: one statement at a time, values as text."""
 
     changed: int
@@ -36,13 +37,13 @@ class SqlSession:
     def __init__(self, streams: Streams) -> None:
         self.reader, self.writer = streams
 
+    @abc.abstractmethod
     async def query(self, statement: str) -> list[list[Any]]:
         """The rows of a statement. Raises SqlError, OSError, EOFError."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def is_definite(self, error: SqlError) -> bool:
         """Whether nothing of a statement, or of its transaction, happened or will."""
-        raise NotImplementedError
 
     async def change(self, statement: str) -> list[list[Any]]:
         """The same as `query`; raises Refused where the server says that it did not happen."""
