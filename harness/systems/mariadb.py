@@ -15,12 +15,13 @@ from typing import Any
 from harness.sdk import Host, Streams, System, apt, connection
 from harness.systems.sql import MAX_MESSAGE_BYTES, TABLES, SqlClient, SqlError, SqlSession
 
+# The socket's path is one below the data directory: a whole one might be longer than the 107 bytes that it may have.
 CONFIGURATION = """
 [mariadbd]
 basedir = {usr}
 lc_messages_dir = {usr}/share/mysql
 datadir = {datadir}
-socket = {socket}
+socket = socket
 pid_file = {pid_file}
 bind_address = {ip}
 skip_name_resolve
@@ -92,7 +93,7 @@ class MariaDB(System):
         configuration = CONFIGURATION.format(
             usr=host.installed("usr/share/mysql").removesuffix("/share/mysql"),
             provider=host.installed("usr/lib/galera/libgalera_smm.so"),
-            datadir=host.path("data"), socket=host.path("socket"), pid_file=host.path("pid"),
+            datadir=host.path("data"), pid_file=host.path("pid"),
             ip=host.ip, name=host.name, members=",".join(each.advertise("group") for each in self.hosts),
             isolation=self.settings["isolation"].upper(), flush=self.settings["flush"],
             sync_wait=7 if self.settings["sync_wait"] == "on" else 0,

@@ -165,4 +165,5 @@ def test_hosts_know_one_another_and_the_first_one_begins() -> None:
     first, second = (system.files(host)["server.conf"] for host in system.hosts)
     assert first.count("gcomm://") == 1 and "basedir = /opt/usr\n" in first
     assert "transaction_isolation = REPEATABLE-READ" in second and "wsrep_sync_wait = 7" in second
+    assert "socket = socket\n" in first, "a whole path may be longer than the 107 bytes that one may have"
     assert system.command(system.hosts[1])[-1] == system.hosts[1].data
