@@ -344,7 +344,7 @@ def test_a_replica_may_run_as_another_user(open_directory: Path, programs: dict[
         assert target.process is not None
         await target.process.kill()  # the next one opens the control file anew, which faults have written to since
         await target.start()
-        await wrote(target._cluster, await wrote(target._cluster))
+        await wrote(target.cluster, await wrote(target.cluster))
         proof, met, healed = await proofs(DISK_STALL, target, fault(DISK_STALL, "fsync@n1"))
         assert proof.proven and met.exercised and healed.proven, (proof, met, healed)
         await POWER.inject(target, fault(POWER, "cut@n1", model="ext4"))
