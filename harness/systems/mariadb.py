@@ -5,7 +5,7 @@ itself whether one before it changed the same rows. So a commit may be refused, 
 `--set sync_wait=on` has it wait, before it reads, until it has applied what the group had by then. `--set writes=first`
 has all clients ask the first host, as behind a proxy with one writer.
 
-Nobody leads. A host that was killed is told where its own log ends, as the distribution's service does it
+Nobody leads. A killed host looks up where its own log ends before it starts, as the distribution's service does
 (`--wsrep-recover`), gets what it missed from another, and the group forms again by itself once all are back.
 """
 

@@ -14,6 +14,7 @@ from harness.sdk import Host, Refused
 from harness.systems.mariadb import MariaDB, MariaDBClient, Session, is_end, length_at, opened, values_of
 from harness.systems.planned_hosts import PlannedHosts
 from harness.systems.sql import SqlError
+from tests.harness.systems.served import over_a_connection
 
 OK, EOF = b"\0\1\0\2\0\0\0", b"\xfe\0\0\2\0"
 GREETING = b"\x0a10.11.19-MariaDB\0" + bytes(40)
@@ -68,16 +69,7 @@ def with_server(
                 say(number, packet)
         writer.close()
 
-    async def main() -> Any:
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        streams = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
-        try:
-            return await scenario(await opened(streams))
-        finally:
-            streams[1].close()
-            server.close()
-
-    return asyncio.run(main()), asked
+    return over_a_connection(serve, opened, scenario), asked
 
 
 def test_a_statement_returns_its_rows_or_how_many_it_changed() -> None:

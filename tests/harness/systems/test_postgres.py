@@ -19,6 +19,7 @@ from harness.systems import postgres
 from harness.systems.planned_hosts import PlannedHosts
 from harness.systems.postgres import Archive, PostgresClient, Session, opened, values_of
 from harness.systems.sql import SqlError, statement
+from tests.harness.systems.served import over_a_connection
 
 READY = b"Z\0\0\0\5I"
 
@@ -56,16 +57,7 @@ def with_server(
             writer.write(answer)
         writer.close()
 
-    async def main() -> Any:
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        streams = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
-        try:
-            return await scenario(await opened(streams))
-        finally:
-            streams[1].close()
-            server.close()
-
-    return asyncio.run(main()), asked
+    return over_a_connection(serve, opened, scenario), asked
 
 
 def test_values_of_a_row_are_texts_and_none() -> None:

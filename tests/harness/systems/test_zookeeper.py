@@ -30,6 +30,7 @@ from harness.systems.zookeeper import (
     text,
     texts,
 )
+from tests.harness.systems.served import over_a_connection
 
 SESSION_ID = 77
 Answer = bytes | int | None
@@ -65,16 +66,7 @@ def with_server(
             writer.write(counted(struct.pack(">iqi", number, 9, error), body))
         writer.close()
 
-    async def main() -> Any:
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        streams = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
-        try:
-            return await scenario(await opened(streams))
-        finally:
-            streams[1].close()
-            server.close()
-
-    return asyncio.run(main()), asked
+    return over_a_connection(serve, opened, scenario), asked
 
 
 def calling(

@@ -1,0 +1,28 @@
+"""A server of a test's own, and one connection to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from harness.sdk import Streams
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def over_a_connection(
+    serve: Serve, opened: Callable[[Streams], Awaitable[Any]], scenario: Callable[[Any], Awaitable[Any]]
+) -> Any:
+    """What `scenario` returns, given what `opened` makes of a connection to a server on loopback that `serve`s it."""
+
+    async def main() -> Any:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        streams = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
+        try:
+            return await scenario(await opened(streams))
+        finally:
+            streams[1].close()
+            server.close()
+
+    return asyncio.run(main())
