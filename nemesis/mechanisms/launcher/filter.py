@@ -51,6 +51,9 @@ faults are about."""
 _NOTIF = struct.Struct("=QIIiIQ6Q")
 _RESP = struct.Struct("=QqiI")
 _RECV, _SEND, _ID_VALID = 0xC0502100, 0xC0182101, 0x40082102
+_NOTHING = bytes(_NOTIF.size)
+"""What the kernel wants to find where it puts a report."""
+_ID = struct.Struct("=Q")
 _CONTINUE = 1
 
 _PR_SET_NO_NEW_PRIVS = 38
@@ -82,24 +85,33 @@ class Listener:
 
     def wait(self, timeout_s: float | None) -> bool | None:
         """Wait for a call: True when there is one, False when time is up, None when nobody can make one any more."""
-        events = dict(self._poll.poll(None if timeout_s is None else max(0, timeout_s * 1000)))
-        if self._woken in events:
-            os.read(self._woken, 4096)
-        reported = events.get(self.descriptor, 0)
-        if reported & select.POLLIN:
-            return True
-        return None if reported else False
+        has_call, has_ended = False, False
+        for descriptor, events in self._poll.poll(None if timeout_s is None else max(0, timeout_s * 1000)):
+            if descriptor == self._woken:
+                os.read(self._woken, 4096)
+            elif events & select.POLLIN:
+                has_call = True
+            else:
+                has_ended = True
+        return True if has_call else None if has_ended else False
 
-    def receive(self) -> Call | None:
-        """The next call; None when it has been given up meanwhile."""
-        buffer = bytearray(_NOTIF.size)
+    def receive(self) -> bytes | None:
+        """The report of the next call; None when it has been given up meanwhile."""
         try:
-            fcntl.ioctl(self.descriptor, _RECV, buffer)
+            return fcntl.ioctl(self.descriptor, _RECV, _NOTHING)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.EINTR):
                 return None
             raise
-        identity, thread, _, number, _, _, *arguments = _NOTIF.unpack(buffer)
+
+    def identity(self, report: bytes) -> int:
+        """By which the call of a report is answered."""
+        identity: int = _ID.unpack_from(report)[0]
+        return identity
+
+    def call(self, report: bytes) -> Call:
+        """What a report says."""
+        identity, thread, _, number, _, _, *arguments = _NOTIF.unpack(report)
         return Call(identity, thread, self._names.get(number, ""), tuple(arguments))
 
     def let_go_on(self, identity: int) -> None:

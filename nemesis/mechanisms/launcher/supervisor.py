@@ -101,6 +101,8 @@ class Supervisor:
     """Another program of the host keeps the account of these files: it is not whole once this one changes any."""
     waiting: dict[int, Pending] = field(default_factory=dict)
     """thread -> its call that waits for an answer"""
+    _has_looked: bool = False
+    """A call about a file under the root, or about one that may not be looked at, has been counted."""
     _syncs: Syncs | None = None
 
     def serve(self) -> None:
@@ -111,10 +113,14 @@ class Supervisor:
             has_call = self.listener.wait(self._timeout_s())
             if has_call is None:
                 return
-            if has_call:
-                call = self.listener.receive()
-                if call is not None:
-                    self._receive(call)
+            report = self.listener.receive() if has_call else None
+            if report is not None:
+                identity = self.listener.identity(report)
+                self.ledger.received(identity)
+                if self._concerns_nobody():
+                    self.listener.let_go_on(identity)
+                    continue
+                self._receive(self.listener.call(report))
             self._look_again()
             if self._syncs is not None:
                 for pending, begun, status, error_number in self._syncs.finished():
@@ -126,8 +132,18 @@ class Supervisor:
         now_ns = time.monotonic_ns()
         return min(max(0, each.due_ns - now_ns) / 1e9 if each.due_ns else _POLL_S for each in self.waiting.values())
 
+    def _concerns_nobody(self) -> bool:
+        """Whether calls go on unlooked at, since no fault is in force and no account is kept: what is not asked of a
+        call is what makes it cheap. Not before one has been looked at: by that it is known that the supervisor may."""
+        return not (
+            self.waiting
+            or self.account is not None
+            or self.has_foreign_account
+            or not self._has_looked
+            or self.control.settings().has_disk
+        )
+
     def _receive(self, call: Call) -> None:
-        self.ledger.received(call.id)
         earlier = self.waiting.pop(call.thread, None)
         if earlier is not None:
             # A signal took the thread out of its call, and the kernel makes the call again.
@@ -141,11 +157,13 @@ class Supervisor:
             effect = self.files.effect(call, looks_closely=looks_closely)
         except PermissionError:
             self.control.count_unseen()
+            self._has_looked = True
             effect = None
         if effect is None:
             self.listener.let_go_on(call.id)
             return
         self.control.count_call(_COUNTED[effect.operation])
+        self._has_looked = True
         self._decide(Pending(call, effect))
 
     def _decide(self, pending: Pending) -> None:
@@ -323,6 +341,6 @@ def guard(listener: Listener, ledger: Ledger, supervisor_alive: int, on_loss: Ca
         if not is_lost:
             is_lost = True
             on_loss()
-        call = listener.receive() if has_call else None
-        if call is not None:
-            listener.let_go_on(call.id)
+        report = listener.receive() if has_call else None
+        if report is not None:
+            listener.let_go_on(listener.identity(report))
