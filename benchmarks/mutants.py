@@ -1,14 +1,17 @@
 """How fast each mutant is found, in seeds, in seconds of the cluster and of the machine; makes docs/mutants.md.
 
     python -m benchmarks.mutants [NAME ...] [--searches 10] [--seeds 200] [--budget SECONDS] [--jobs N]
+    python -m benchmarks.mutants [NAME ...] --power-models [--searches 10] [--seeds 200] [--jobs N]
     python -m benchmarks.mutants [NAME ...] --reports STORE
     python -m benchmarks.mutants [NAME ...] --blind [--searches 10] [--budget 60] [--jobs N]
 
 A search runs a mutant's scenario seed after seed until one run gives the mutant away. Searches begin at seeds far
 apart, so they are independent of one another. Every seed is also run without the mutant: a finding counts only if that
 control shows nothing. Results are kept in docs/mutants.json, mutant by mutant, and the table is written from all
-that are there. With --reports nothing is measured: the first seed of each is run once, and leaves its report and trace.
-With --blind each is looked for without its scenario (`benchmarks/_blind.py`); an interrupted measurement is resumed.
+that are there. With --power-models those whose scenario cuts power are looked for under every model of what a sync
+makes durable (nemesis/power.py); that is kept in docs/mutants-power.json. With --reports nothing is measured: the first
+seed of each is run once, and leaves its report and trace. With --blind each is looked for without its scenario
+(`benchmarks/_blind.py`); an interrupted measurement is resumed.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import statistics
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +32,16 @@ from checker.workers import worker_pool
 from harness.exploration.mutants import SCENARIOS, gives_away, rehearse_mutant, report_mutant
 from harness.nursery import restart_with_nursery
 from harness.store import Store
+from nemesis.mechanisms.undo_log import POWER_MODELS
+from nemesis.power import KINDS
 from node.mutants.catalogue import MUTANTS
 
 __all__ = ["main", "measure", "search", "table"]
 
 DOCS = Path(__file__).parent.parent / "docs"
+POWER_RESULTS = DOCS / "mutants-power.json"
+POWER_FORMS = {model: form for form, model in KINDS.items() if model in POWER_MODELS}
+"""Model of what a sync makes durable -> the form of the nemesis `power` that cuts by it."""
 
 SEARCH_STRIDE = 1000
 """Between the first seeds of two searches; more than the seeds that one may use."""
@@ -43,10 +52,11 @@ BLIND_BUDGET_S = 60.0
 """Of processor time: some 20 seeds."""
 
 
-def search(name: str, *, first_seed: int, seeds: int, deadline_s: float) -> dict[str, Any]:
+def search(name: str, *, first_seed: int, seeds: int, deadline_s: float, power_form: str = "cut") -> dict[str, Any]:
     """Run a mutant from `first_seed` on until it is found, for `seeds` seeds at most or until `deadline_s` of the
-    monotonic clock. `cluster_s` is simulated time under load up to the moment at which the violation shows (to the
-    end of the load, where it shows only afterwards), `processor_s` what the runs with the mutant took of one core.
+    monotonic clock; power cuts have that form. `cluster_s` is simulated time under load up to the moment at which the
+    violation shows (to the end of the load, where it shows only afterwards), `processor_s` what the runs with the
+    mutant took of one core.
     """
     limit_s = SCENARIOS[name].time_limit_s
     found = {"first_seed": first_seed, "found": False, "seeds": 0, "cluster_s": 0.0, "processor_s": 0.0}
@@ -55,10 +65,10 @@ def search(name: str, *, first_seed: int, seeds: int, deadline_s: float) -> dict
         if time.monotonic() >= deadline_s:
             break
         began_s = time.process_time()
-        run = rehearse_mutant(name, seed)
+        run = rehearse_mutant(name, seed, power_form=power_form)
         found["processor_s"] += time.process_time() - began_s
         found["seeds"] += 1
-        is_clean = not gives_away(rehearse_mutant(name, seed, is_control=True))
+        is_clean = not gives_away(rehearse_mutant(name, seed, is_control=True, power_form=power_form))
         controls += 1
         if not is_clean:
             unclean.append(seed)
@@ -72,14 +82,15 @@ def search(name: str, *, first_seed: int, seeds: int, deadline_s: float) -> dict
     return {**found, **rounded, "controls": controls, "unclean_controls": unclean}
 
 
-def measure(name: str, *, searches: int, seeds: int, budget_s: float) -> dict[str, Any]:
+def measure(name: str, *, searches: int, seeds: int, budget_s: float, power_form: str = "cut") -> dict[str, Any]:
     """Look for one mutant `searches` times. Returns what the table needs, as JSON data."""
     deadline_s = time.monotonic() + budget_s
     done = []
     for number in range(searches):
         if time.monotonic() >= deadline_s:
             break
-        done.append(search(name, first_seed=number * SEARCH_STRIDE, seeds=seeds, deadline_s=deadline_s))
+        first_seed = number * SEARCH_STRIDE
+        done.append(search(name, first_seed=first_seed, seeds=seeds, deadline_s=deadline_s, power_form=power_form))
     hits = [each for each in done if each["found"]]
     checks: Counter[str] = Counter(check for each in hits for check in each["checks"])
 
@@ -136,12 +147,60 @@ def table(results: dict[str, Any]) -> str:
     controls = sum(result["controls"] for result in results.values())
     spoiled = sum(result.get("controls_not_clean", result.get("controls_not_valid", 0)) for result in results.values())
     lines += ["", f"Controls, the same seeds without the mutant: {controls} run, {controls - spoiled} clean.", ""]
+    lines += power_table(json.loads(POWER_RESULTS.read_text(encoding="utf-8")) if POWER_RESULTS.exists() else {})
     lines += _unscripted()
     lines += blind_table(read_results(), read_conditions())
     notes = DOCS / "mutants-notes.md"
     if notes.exists():
         lines.append(notes.read_text(encoding="utf-8"))
     return "\n".join(lines).rstrip() + "\n"
+
+
+def power_table(results: dict[str, Any]) -> list[str]:
+    """The part of the page on models of a power cut, from the results of `measure` by mutant and model."""
+    if not results:
+        return []
+    lines = [
+        "",
+        "## Under each model of a power cut",
+        "",
+        "<!-- made by: python -m benchmarks.mutants --power-models -->",
+        "",
+        "What a cut takes away is a model's word ([power](nemeses/power.md)): `ext4` is that of the table above,",
+        "`posix` also loses names whose directory was not synced, `torn` tears unsynced data into sectors. These are",
+        "the mutants whose scenario cuts power, looked for under each with the same seeds; their controls are the",
+        "broker without a mutant under the same faults.",
+        "",
+        "| mutant | model | found by | found | seeds (most) | cluster s | core s | controls, clean |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, by_model in results.items():
+        for model, result in by_model.items():
+            clean = result["controls"] - result["controls_not_clean"]
+            lines.append(f"| {name} | `{model}` {_cells(result)} {result['controls']}, {clean} |")
+    return lines
+
+
+def measure_power_models(names: Sequence[str], *, jobs: int, **limits: Any) -> None:
+    """Look for mutants whose scenario cuts power under every model, and keep what came of it."""
+    cut = [name for name in names if "power=cut@" in SCENARIOS[name].faults]
+    results: dict[str, Any] = json.loads(POWER_RESULTS.read_text(encoding="utf-8")) if POWER_RESULTS.exists() else {}
+    with worker_pool(jobs) as pool:
+        waiting = {
+            pool.submit(measure, name, power_form=form, **limits): (name, model)
+            for name in cut
+            for model, form in POWER_FORMS.items()
+        }
+        for future in concurrent.futures.as_completed(waiting):
+            name, model = waiting[future]
+            results.setdefault(name, {})[model] = future.result()
+            print(f"{name:28} {model:6} {_line(results[name][model])}", flush=True)
+            in_order = {
+                each: {model: results[each][model] for model in POWER_FORMS if model in results[each]}
+                for each in SCENARIOS
+                if each in results
+            }
+            POWER_RESULTS.write_text(json.dumps(in_order, indent=2) + "\n", encoding="utf-8")
 
 
 def _unscripted() -> list[str]:
@@ -191,6 +250,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=200, help="seeds at most in one search")
     parser.add_argument("--budget", type=float, help="seconds at most for one mutant (3600), blind for a search (60)")
     parser.add_argument("--blind", action="store_true", help="look for each without its scenario")
+    parser.add_argument(
+        "--power-models", action="store_true", help="look for those whose scenario cuts power, by model"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
     parser.add_argument("--table-only", action="store_true", help="write the table from the kept results")
     parser.add_argument("--reports", metavar="STORE", help="leave a report of each in this store, and measure nothing")
@@ -211,11 +273,14 @@ def main() -> None:
         return
     path = DOCS / "mutants.json"
     results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    names = [] if options.table_only or options.blind else options.names or list(SCENARIOS)
+    limits = {"searches": options.searches, "seeds": options.seeds, "budget_s": options.budget or BUDGET_S}
+    is_measured = not (options.table_only or options.blind or options.power_models)
+    names = (options.names or list(SCENARIOS)) if is_measured else []
     if not 1 <= options.seeds <= SEARCH_STRIDE or options.searches < 1:
         parser.error(f"--searches must be 1 or more, --seeds 1 to {SEARCH_STRIDE}")
+    if options.power_models:
+        measure_power_models(options.names or list(SCENARIOS), jobs=options.jobs, **limits)
     with worker_pool(options.jobs) as pool:
-        limits = {"searches": options.searches, "seeds": options.seeds, "budget_s": options.budget or BUDGET_S}
         waiting = {pool.submit(measure, name, **limits): name for name in names}
         for future in concurrent.futures.as_completed(waiting):
             name = waiting[future]

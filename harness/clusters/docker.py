@@ -51,7 +51,7 @@ class DockerCluster(RemoteCluster):
     description = "a container per host on a bridge of its own, cuts by nftables inside; needs a Docker engine"
     max_hosts = MAX_HOSTS
     options: Sequence[str] = ("image", MECHANISM_OPTION)
-    names_missing = "containers may mount nothing, and their names are the engine's: use --cluster netns, or ssh"
+    _owns_files_of_names = True
     file_systems_missing = "containers may mount no file system of their own: use --cluster netns, or ssh"
 
     def __init__(self, *, image: str | None = None, **given: Unpack[ClusterArguments]) -> None:

@@ -3,6 +3,7 @@
 Every program of a host is shown files of its own in three places, in a mount namespace that ends with it: a resolv.conf
 that names the host's service (name_server), an /etc/hosts that has the machine's own names and the host's, and an
 nsswitch.conf by which the C library asks there. Nothing on the host itself is changed, so nothing need be put back.
+A container may mount nothing, but has files of its own in these places, which end with it: they are written to.
 """
 
 from __future__ import annotations
@@ -80,17 +81,30 @@ def nsswitch_file(text: str) -> str:
 
 class NamedHost:
     """A host with a service: the link to its agent, the address that its service listens on, its own address, the names
-    of the others with their addresses as it is to reach them, and an address that nobody has."""
+    of the others with their addresses as it is to reach them, and an address that nobody has. `owns_files`: its files
+    in these places are the run's own, and end with it."""
 
-    def __init__(self, link: AgentLink, *, listen: str, own: str, names: Mapping[str, str], unused: str) -> None:
+    def __init__(
+        self,
+        link: AgentLink,
+        *,
+        listen: str,
+        own: str,
+        names: Mapping[str, str],
+        unused: str,
+        owns_files: bool = False,
+    ) -> None:
         self.link = link
         self.listen = listen
         self.own = own
         self.names = dict(names)
         self.unused = unused
+        self.owns_files = owns_files
 
     def path(self, host: str, place: str) -> str:
         """The file of this host that its programs see in a place."""
+        if self.owns_files:
+            return place
         return os.path.join(self.link.directory, f"{host}.names.{os.path.basename(place)}")
 
     def served(self, replicas: Sequence[str]) -> dict[str, object]:
@@ -114,8 +128,8 @@ class HostNames:
         self._hosts = dict(hosts)
         self._helpers = dict(helpers)
         self._members = members
-        self._places: dict[str, list[str]] = {}
-        """host -> what its programs see files of their own in place of"""
+        self._places: dict[str, dict[str, str]] = {}
+        """host -> what its programs see files of their own in place of, and what is in them"""
 
     @classmethod
     async def prepared(
@@ -135,7 +149,8 @@ class HostNames:
 
         async def start(link: AgentLink) -> None:
             served = {host: named.served(replicas) for host, named in hosts.items() if named.link is link}
-            status, _, errors = await link.run(["unshare", "--mount", "true"])
+            needs_mounts = any(not hosts[host].owns_files for host in served)
+            status, _, errors = await link.run(["unshare", "--mount", "true"]) if needs_mounts else (0, "", "")
             if status != 0:
                 said = errors.strip() or f"status {status}"
                 raise ClusterUnavailable(f"{link.host}: no mounts of its own for a name service: {said}")
@@ -165,12 +180,14 @@ class HostNames:
         order = await _text(named.link, ORDER_FILE)
         if order is not None:
             texts[ORDER_FILE] = nsswitch_file(order)
-        self._places[host] = list(texts)
+        self._places[host] = texts
         for place, text in texts.items():
             await put_file(named.link, named.path(host, place), text.encode())
 
     def mounts(self, host: str) -> Sequence[tuple[str, str]]:
-        """(file, place): what the programs of a host are to see."""
+        """(file, place): what the programs of a host are to see in place of what is there."""
+        if self._hosts[host].owns_files:
+            return ()
         return [(self._hosts[host].path(host, place), place) for place in self._places.get(host, ())]
 
     def _helper(self, host: str) -> AgentHelper:
@@ -197,12 +214,15 @@ class HostNames:
         ]
 
     async def reaches(self, host: str) -> str | None:
-        """None when every process of the host's programs sees the files."""
+        """None when every process of the host's programs sees the files, as they were written."""
         members = await self._members(host)
-        for place in self._places[host]:
+        for place, text in self._places[host].items():
+            file = self._hosts[host].path(host, place)
             answer = await self._helper(host).request(
-                "sees", pids=[member.pid for member in members], path=place, file=self._hosts[host].path(host, place)
+                "sees", pids=[member.pid for member in members], path=place, file=file, text=text
             )
+            if answer["is_changed"]:
+                return f"somebody has written to {place} of {host}"
             if answer["astray"]:
                 stray = next(str(member) for member in members if member.pid == answer["astray"][0])
                 return f"{stray} of {host} sees another {place}"

@@ -9,7 +9,8 @@ socket that its argument names, as control_server says.
     disturb   {"fault": id, "hosts": {host: {"kind", "delay_ms"}}}    in force when answered; several faults add up
     release   {"fault": id};  release_all {}
     look_up   {"host", "wait_s"} -> {"lookups": [[name, address or "gone" or "silent", seconds], ...]}
-    sees      {"pids": [...], "path", "file"} -> {"astray": [pid, ...]}    processes that see another file in that place
+    sees      {"pids": [...], "path", "file", "text"} -> {"astray": [pid, ...], "is_changed"}    processes that see
+              another file in that place, and whether this one has another content
     met       {"fault": id} -> {"hosts": {host: [asked, met]}}
 """
 
@@ -173,8 +174,11 @@ class NameServer:
         return {"hosts": self._counts.get(message["fault"], {})}
 
     async def sees(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Which processes see another file at a path than this one. Those that have ended see nothing."""
+        """Which processes see another file at a path than this one, and whether it is as it was written. Those that
+        have ended see nothing."""
         wanted, astray = os.stat(message["file"]), []
+        with open(message["file"], encoding="utf-8", errors="replace") as file:
+            is_changed = file.read() != message["text"]
         for pid in message["pids"]:
             try:
                 found = os.stat(f"/proc/{pid}/root{message['path']}")
@@ -184,7 +188,7 @@ class NameServer:
                 continue
             if (found.st_dev, found.st_ino) != (wanted.st_dev, wanted.st_ino):
                 astray.append(pid)
-        return {"astray": astray}
+        return {"astray": astray, "is_changed": is_changed}
 
     async def look_up(self, message: dict[str, Any]) -> dict[str, Any]:
         """Ask a host's own service for every other host, by the network, as a resolver would."""

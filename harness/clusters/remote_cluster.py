@@ -38,6 +38,9 @@ _NOBODY = "192.0.2.1"
 class RemoteCluster(AgentCluster):
     """Data and logs of each host are fetched to `work_dir/<host>` when the cluster stops, or earlier by `fetch`."""
 
+    _owns_files_of_names = False
+    """Whether /etc/hosts and the like are a host's own and end with it, so that they may be written to."""
+
     @abstractmethod
     def _agent_dir(self, machine: str) -> str:
         """The directory of the agent on a machine."""
@@ -107,7 +110,10 @@ class RemoteCluster(AgentCluster):
         others = {other: self._address(other) for other in self._all_hosts if other != host}
         # Hosts may share a machine.
         listen = f"127.0.53.{1 + self._all_hosts.index(host)}"
-        return NamedHost(self.agent(host), listen=listen, own=self._address(host), names=others, unused=_NOBODY)
+        return NamedHost(
+            self.agent(host), listen=listen, own=self._address(host), names=others, unused=_NOBODY,
+            owns_files=self._owns_files_of_names,
+        )  # fmt: skip
 
     def _host_dir(self, host: str) -> str:
         return os.path.join(self._agent_dir(self._machine(host)), host)

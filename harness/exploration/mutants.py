@@ -81,6 +81,14 @@ class Scenario:
         """The faults of a round, in words."""
         return ", ".join(dict.fromkeys(step.fault for step in self.steps))
 
+    def under(self, power_form: str) -> Scenario:
+        """The same with every power cut in another form of the nemesis, such as `cut-posix`."""
+        steps = tuple(
+            dataclasses.replace(step, fault=step.fault.replace("power=cut@", f"power={power_form}@"))
+            for step in self.steps
+        )
+        return dataclasses.replace(self, steps=steps)
+
     def run_of(self, mutant: str, seed: int) -> tuple[Test, Schedule]:
         """The test and the faults of one seed; faults and load do not depend on the mutant."""
         test = Test(
@@ -249,12 +257,14 @@ SCENARIOS: Mapping[str, Scenario] = {
 }  # fmt: skip
 
 
-def rehearse_mutant(mutant: str, seed: int, *, is_control: bool = False) -> Rehearsal:
-    """Run one seed of a mutant's scenario: with the mutant, or without it as the control.
+def rehearse_mutant(mutant: str, seed: int, *, is_control: bool = False, power_form: str = "cut") -> Rehearsal:
+    """Run one seed of a mutant's scenario: with the mutant, or without it as the control; power cuts have the form
+    `power_form` of their nemesis.
 
     Raises OperatorError for a name that stands for no mutant.
     """
-    return rehearse_test(*_scenario(mutant).run_of(NO_MUTANT if is_control else mutant, seed))
+    scenario = _scenario(mutant).under(power_form)
+    return rehearse_test(*scenario.run_of(NO_MUTANT if is_control else mutant, seed))
 
 
 def report_mutant(mutant: str, seed: int, store: Store) -> RunDir:

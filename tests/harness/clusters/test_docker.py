@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import runpy
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from itertools import permutations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +23,8 @@ from harness.clusters.docker import DockerCluster
 from harness.clusters.docker_engine import HOST_IMAGE, DockerEngine
 from harness.errors import OperatorError
 from harness.run_state import RunState
-from nemesis.target import Link
+from nemesis.name_service import NAME_SERVICE
+from nemesis.target import ABILITIES, Link
 
 LAB = runpy.run_path(str(Path(__file__).resolve().parents[3] / "scripts" / "lab.py"))
 WHY_NOT = LAB["missing_for"]("docker")
@@ -42,11 +45,17 @@ def make(tmp_path: Path, run_id: str = RUN, count: int = 3, image: str | None = 
     )
 
 
-def with_cluster(tmp_path: Path, engine: Any, scenario: Callable[[DockerCluster], Awaitable[None]]) -> None:
+def with_cluster(
+    tmp_path: Path,
+    engine: Any,
+    scenario: Callable[[DockerCluster], Awaitable[None]],
+    capabilities: Collection[tuple[str, str]] = (),
+) -> None:
     """Run `scenario` on a started cluster, take it down, and see that nothing is left in the engine."""
 
     async def body() -> None:
         run, cluster = make(tmp_path)
+        cluster.prepare(capabilities)
         await cluster.start()
         try:
             await scenario(cluster)
@@ -111,6 +120,51 @@ def test_cuts_programs_files_and_what_is_left(tmp_path: Path, docker_engine: Any
     with_cluster(tmp_path, docker_engine, scenario)
     assert (tmp_path / RUN / "n1" / "data" / "x").read_bytes() == b"content of n1"
     assert (tmp_path / RUN / "n1" / "server.log").exists()
+
+
+LOOKS_UP = "import socket; print(socket.gethostbyname('n2'))"
+
+
+@pytest.mark.root
+@on_engine
+def test_names_that_are_gone_or_wrong_reach_the_programs_of_a_container(
+    tmp_path: Path, docker_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def all_run(*_: Any, **__: Any) -> Any:
+        return SimpleNamespace(failed=[], detail="", checked=0)
+
+    monkeypatch.setattr("nemesis.name_service.prove_released", all_run)
+
+    async def scenario(cluster: DockerCluster) -> None:
+        right, wrong = (cluster.address_from("n1", host, PORT).partition(":")[0] for host in ("n2", "n3"))
+        asks = f"while :; do {cluster.python('n1')} -c \"{LOOKS_UP}\"; sleep 0.1; done"
+        await cluster.spawn("n1", Program(name="asker", argv=["sh", "-c", asks], log_name="asker.log"))
+        target: Any = SimpleNamespace(hosts=cluster.hosts, names=cluster.names, processes=None)
+
+        async def answer() -> str:
+            status, output, errors = await cluster.run("n1", [cluster.python("n1"), "-c", LOOKS_UP])
+            return errors.splitlines()[-1] if status else output.strip()
+
+        assert await answer() == right
+        for variant, wanted in (("gone@all", "Name or service not known"), ("wrong@n1", wrong)):
+            planned = await NAME_SERVICE.plan(target, random.Random(1), fault_id=variant, variant=variant)
+            assert not (await NAME_SERVICE.prove(target, planned)).proven
+            await NAME_SERVICE.inject(target, planned)
+            proof = await NAME_SERVICE.prove(target, planned)
+            assert proof.proven, proof
+            assert wanted in await answer()
+            async with asyncio.timeout(20):
+                while not (await NAME_SERVICE.prove_met(target, planned)).exercised:  # noqa: ASYNC110 - another process
+                    await asyncio.sleep(0.05)
+            await NAME_SERVICE.heal(target, planned)
+            assert (await NAME_SERVICE.prove_healed(target, planned)).proven
+            assert await answer() == right
+        await NAME_SERVICE.inject(target, planned)
+        await cluster.run("n1", ["sh", "-c", "echo 'nameserver 127.0.0.11' > /etc/resolv.conf"])
+        proof = await NAME_SERVICE.prove(target, planned)
+        assert not proof.proven and "somebody has written to /etc/resolv.conf of n1" in proof.detail
+
+    with_cluster(tmp_path, docker_engine, scenario, {("names", kind) for kind in ABILITIES["names"]})
 
 
 @pytest.mark.root
