@@ -34,6 +34,7 @@ SAFE: Mapping[str, str] = {
     "kafka": "--workload log --set workload.polls=eventual --nemesis-interval 10",
     "mariadb": "--workload register --nodes 3 --nemesis-interval 8",
     "nats": "--workload log --set workload.polls=eventual",
+    "patroni": "--workload list-append --nodes 3 --nemesis-interval 22",
     "postgres": "--workload list-append --nodes 3",
     "rabbitmq": "--workload queue --nodes 3 --set workload.dequeues=20 --nemesis-interval 10",
     "redis": "--workload set --nodes 3 --set quorum=9",
@@ -45,6 +46,8 @@ SAFE: Mapping[str, str] = {
 REMARKS: Mapping[str, str] = {
     "kafka": "a poll may return an older end of the log than the one before, which its consumers' guide allows",
     "nats": "a replica answers polls of what it has, which direct gets allow",
+    "patroni": "`synchronous_mode=strict` is the default here; a leader is replaced 20 s after its last word, the least"
+    " that Patroni takes, so that faults last 22 s",
     "rabbitmq": "a node that had started itself again hung once at its start, as the plug-in's page says",
     "redis": "`quorum=9` is more than there are Sentinels, so that nobody is ever promoted: a primary that comes back"
     " is the same",

@@ -257,11 +257,31 @@ _MARIADB_CRASH = Finding(
     link=_GALERA,
 )
 
+_PATRONI = Finding(
+    name="patroni-async-loss",
+    title="A primary that is cut off acknowledges transactions until it demotes itself, and they are gone once Patroni "
+    "has promoted a standby",
+    version="Patroni 4.1.5 with PostgreSQL 18.6 and etcd 3.5.1",
+    options="--system patroni --nodes 3 --workload set --nemesis partition=leader --nemesis-interval 25 "
+    "--time-limit 60",
+    finding="--set synchronous_mode=off",
+    control="--set synchronous_mode=strict",
+    control_says="with `synchronous_mode_strict` a primary acknowledges only what its synchronous standby has on disk, "
+    "and nobody else is promoted",
+    check="set-full",
+    names=("lost",),
+    promised="In asynchronous mode the cluster is allowed to lose some committed transactions to stay available, says "
+    "the documentation of its replication modes.",
+    reported="Patroni's own documentation; a test with Jepsen in patroni #3194, October 2024",
+    link="https://patroni.readthedocs.io/en/latest/replication_modes.html",
+)
+
 FINDINGS: Mapping[str, Finding] = {
     each.name: each
     for each in (
         _NATS, _REDIS, _REDIS_POWER, _ETCD_STALE, _ETCD_LOCK, _ROCKETMQ, _KAFKA, _ZOOKEEPER, _ZOOKEEPER_SYNC,
-        _ZOOKEEPER_SNAPSHOT, _POSTGRES_G2, _POSTGRES_COMMIT, _MARIADB_UPDATE, _MARIADB_CRASH, _RABBITMQ,
+        _ZOOKEEPER_SNAPSHOT, _POSTGRES_G2, _POSTGRES_COMMIT, _MARIADB_UPDATE, _MARIADB_CRASH, _PATRONI,
+        _RABBITMQ,
     )
 }  # fmt: skip
 """By name, in the order in which they are listed and run."""

@@ -66,7 +66,7 @@ class JsonHttp:
         except BaseException:
             await self.close()  # what is left of an answer must not be taken for the next one's
             raise
-        if headers.get("connection", "").lower() == "close":
+        if headers["connection"] == "close":
             await self.close()
         answer = _parsed(raw)
         if status >= 400:
@@ -93,17 +93,29 @@ class JsonHttp:
         words = lines[0].split()
         if len(words) < 2 or not words[0].startswith("HTTP/") or not words[1].isdigit():
             raise ValueError(f"no HTTP answer: {lines[0][:80]!r}")
+        found = {"connection": "close" if words[0] == "HTTP/1.0" else ""}  # what it is where nothing is said
         headers = (line.partition(":") for line in lines[1:] if line)
-        return int(words[1]), {name.strip().lower(): value.strip() for name, _, value in headers}
+        found |= {name.strip().lower(): value.strip() for name, _, value in headers}
+        found["connection"] = found["connection"].lower()
+        return int(words[1]), found
 
     async def _body(self, reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
         if headers.get("transfer-encoding", "").lower() != "chunked":
+            if "content-length" not in headers and headers["connection"] == "close":  # RFC 9112, 6.3: up to its end
+                return await self._rest(reader)
             return await reader.readexactly(_bounded(int(headers.get("content-length", "0"))))
         pieces, size_bytes = [], 0
         while count := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
             size_bytes = _bounded(size_bytes + count)
             pieces.append((await reader.readexactly(count + 2))[:-2])
         await reader.readuntil(b"\r\n")
+        return b"".join(pieces)
+
+    async def _rest(self, reader: asyncio.StreamReader) -> bytes:
+        pieces, size_bytes = [], 0
+        while piece := await reader.read(65536):
+            size_bytes = _bounded(size_bytes + len(piece))
+            pieces.append(piece)
         return b"".join(pieces)
 
 

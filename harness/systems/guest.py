@@ -228,9 +228,11 @@ class GuestSystem:
 
     async def _become_user(self, host: Host) -> None:
         """Find out how the system's programs get to run as its user there, where it has one."""
-        user, roots = type(self._system).user, [root for _, root in self._roots[host.name]]
+        user, paths = type(self._system).user, [root for _, root in self._roots[host.name]]
+        if any(recipe.kind == "pip" for recipe in self._recipes):
+            paths.append(host.python)  # which runs what of such packages is no program of its own
         if user is not None:
-            self._user_words[host.name] += await words_for_user(host, user, roots)
+            self._user_words[host.name] += await words_for_user(host, user, paths)
 
     async def _own_data(self, host: Host) -> None:
         """Give the user what is in the data directory by now."""

@@ -92,3 +92,21 @@ def test_a_request_that_was_given_up_leaves_no_answer_for_the_next() -> None:
         assert server._streams is None
 
     ask(b"HTTP/1.1 200 OK\r\n", work)
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.0 200 OK\r\n", b"HTTP/1.1 200 OK\r\nConnection: Close\r\n"])
+def test_an_answer_without_a_length_goes_on_until_the_connection_ends(head: bytes) -> None:
+    async def main() -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(head + b"\r\n[1,")
+            await writer.drain()
+            writer.write(b" 2]")
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        kept = JsonHttp(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        assert [await kept.get("/"), await kept.get("/")] == [[1, 2], [1, 2]]
+        server.close()
+
+    asyncio.run(main())
