@@ -19,7 +19,7 @@ NODE_SOURCES := $(shell find node -name '*.py' 2>/dev/null)
 help:
 	@echo "make demo    break a cluster and see two verdicts and reports (sets everything up)"
 	@echo "make test    run the tests (sets everything up)"
-	@echo "make test-systems   whole runs of etcd, NATS, Redis, RocketMQ, Kafka, RabbitMQ, MariaDB and more (fetches them: 400 MB; half an hour)"
+	@echo "make test-systems   whole runs of etcd, NATS, Redis, RocketMQ, Kafka, RabbitMQ, MariaDB, Patroni and more (fetches them: 400 MB; half an hour)"
 	@echo "make gallery   every known finding and its control five times, and the page of them (two hours)"
 	@echo "make docs    the pages of docs/ as a site, in site/"
 	@echo "make setup   the harness and the tools of its development into .venv"

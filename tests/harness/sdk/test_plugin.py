@@ -17,6 +17,7 @@ Write = Callable[[str], str]
 HEAD = "from harness.sdk import Client, Refused, Status, System, by_setting, path, pip\n"
 COMES_ALONG = {
     "toy": 25, "etcd": 60, "etcd-lock": 60, "redis": 60, "nats": 60, "zookeeper": 230, "postgres": 200, "mariadb": 230,
+    "patroni": 155,
 }  # fmt: skip
 """System -> the lines that its plug-in may have, empty ones not counted."""
 
