@@ -331,4 +331,5 @@ def _render(replay: Replay, messages: Sequence[Message], notes: Sequence[str]) -
         notes=[clip(note, 300) for note in notes],
         violations=replay.violations,
         has_logs=bool(replay.logs),
+        has_messages=bool(messages),
     )

@@ -17,7 +17,7 @@
   var longOperations = [];
   var LONG_US = 500000;
   for (i = 0; i < operationCount; i++) if (O.length[i] < 0 || O.length[i] > LONG_US) longOperations.push(i);
-  var lanes = new Map(), LANES = 14;
+  var lanes = new Map(), LANES = 14, GUTTER = 28;
 
   function source(m) { return Math.floor(M.pair[m] / hosts.length); }
   function target(m) { return M.pair[m] % hosts.length; }
@@ -122,6 +122,8 @@
 
   function placesOf(width, height) {
     var radius = Math.min(width, height) / 2 - 62, x = width / 2, y = height / 2 + 4;
+    // Hosts beside the replicas stand at the lower edge; where that is narrow, the ring makes room for them.
+    if (hosts.length > replicas + 1 && width < height * 1.4) { radius -= 22; y -= 30; }
     return hosts.map(function (name, n) {
       if (n < replicas) { var angle = -Math.PI / 2 + 2 * Math.PI * n / Math.max(1, replicas); return { x: x + radius * Math.cos(angle), y: y + radius * Math.sin(angle) }; }
       if (n === replicas) return { x: x, y: y };
@@ -187,12 +189,14 @@
     var messages = drawn.slice();
     hosts.forEach(function (name, n) { drawHost(c, at[n], name, n, faults); });
     if (messages.length > 14) return;
-    c.font = "11px ui-monospace, monospace"; c.textAlign = "left"; c.fillStyle = colours.ink; c.strokeStyle = colours.surface; c.lineWidth = 3;
+    c.font = "11px ui-monospace, monospace"; c.textAlign = "left"; c.fillStyle = colours.ink;
     messages.forEach(function (one) {
-      var text = words(one.message).slice(0, 26), x = Math.max(4, Math.min(one.x + 9, f.w - 7 * text.length - 4));
-      c.strokeText(text, x, one.y - 7); c.fillText(text, x, one.y - 7);
+      var text = words(one.message).slice(0, 26);
+      halo(c, text, Math.max(4, Math.min(one.x + 9, f.w - 7 * text.length - 4)), one.y - 7);
     });
   }
+  // Words over lines: an edge in the colour of the ground keeps them readable.
+  function halo(c, text, x, y) { c.strokeStyle = colours.surface; c.lineWidth = 3; c.strokeText(text, x, y); c.fillText(text, x, y); }
   function drawHost(c, at, name, n, faults) {
     var isReplica = n < replicas, state = isReplica ? roleAt(n, now) : null;
     var struck = faults.filter(function (fault) { return fault.hosts.indexOf(name) >= 0; });
@@ -209,11 +213,11 @@
     c.fillStyle = colours.soft;
     if (isReplica) {
       var log = logAt(n, now);
-      c.fillText(isDown ? "down" : state ? state.role : "", at.x, at.y + radius + 13);
-      if (log) c.fillText("log " + log.end + (log.committed === null ? "" : " ✓" + log.committed), at.x, at.y + radius + 26);
+      halo(c, isDown ? "down" : state ? state.role : "", at.x, at.y + radius + 13);
+      if (log) halo(c, "log " + log.end + (log.committed === null ? "" : " ✓" + log.committed), at.x, at.y + radius + 26);
       c.fillStyle = colours.invalid;
-      struck.slice(0, 1).forEach(function (fault) { c.fillText(fault.kind, at.x, at.y - radius - 6); });
-    } else if (n === replicas) c.fillText(openOperations(now).length + " open", at.x, at.y + radius + 13);
+      struck.slice(0, 1).forEach(function (fault) { halo(c, fault.kind, at.x, at.y - radius - 6); });
+    } else if (n === replicas) halo(c, openOperations(now).length + " open", at.x, at.y + radius + 13);
     drawn.push({ x: at.x, y: at.y, host: n, radius: radius });
   }
 
@@ -232,7 +236,8 @@
     elections.forEach(function (one) {
       var x = xOf(one.at, begin, end, f.w), to = xOf(Math.min(end, one.end), begin, end, f.w);
       c.fillStyle = colours.ok; c.fillRect(x, f.h - 24, Math.max(2, to - x - 1), 14);
-      c.fillStyle = colours.surface; var leads = hosts[one.host] + " term " + one.term; if (to - x > c.measureText(leads).width + 6) c.fillText(leads, x + 3, f.h - 13);
+      c.fillStyle = colours.surface; var leads = hosts[one.host] + " term " + one.term; x = Math.max(0, x);
+      if (to - x > c.measureText(leads).width + 6) c.fillText(leads, x + 3, f.h - 13);
     });
     if (data.decided) {
       // The moment at which the violation was decided, as wide as two pixels at least.
@@ -265,13 +270,14 @@
       var isCulprit = culprits.has(O.process[o] + "/" + started[o]);
       c.fillStyle = isCulprit ? colours.invalid : colours[["ok", "fail", "info"][O.outcome[o]]];
       c.globalAlpha = isCulprit ? 1 : 0.55; c.fillRect(x, lane * height + 2, Math.max(2, x2 - x), height - 4); c.globalAlpha = 1;
-      var text = data.texts[O.text[o]], at = x2 + 2 > f.w ? Math.max(28, x + 2) : x2 + 2;
+      var text = data.texts[O.text[o]], at = x2 + 2 > f.w ? Math.max(GUTTER + 2, x + 2) : Math.max(GUTTER + 2, x2 + 2);
       if (at < (free.get(lane) || 0)) return;
       free.set(lane, at + 6.1 * text.length);
       c.fillStyle = colours.ink; c.fillText(text, at, lane * height + height / 2 + 4);
     }
     shown.forEach(bar);
     if (rank.size > LANES) { c.fillStyle = colours.soft; c.textAlign = "right"; c.fillText(rank.size - LANES + " more processes", f.w - 4, f.h - 4); c.textAlign = "left"; }
+    c.globalAlpha = 0.8; c.fillStyle = colours.page; c.fillRect(0, 0, GUTTER, f.h); c.globalAlpha = 1;
     c.fillStyle = colours.soft; lanes.forEach(function (lane, process) { c.fillText("p" + process, 2, lane * height + height / 2 + 4); });
     c.fillStyle = colours.ink; c.fillRect(f.w / 2 - 0.75, 0, 1.5, f.h);
   }
