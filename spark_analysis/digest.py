@@ -155,8 +155,8 @@ def spans_of(run: RunData, threshold_ns: int) -> list[Span]:
     cuts = np.flatnonzero(success | lull)
     ends = cuts
     begins = np.concatenate(([-1], cuts[:-1]))
-    # A stretch begins at the success that closed the one before, or after a lull with the next invocation.
-    fresh = (begins < 0) | lull[begins]
+    # A stretch begins at the success that closed the one before; where nothing was open then, with the next invocation.
+    fresh = (begins < 0) | (still_open[begins] == 0)
     start_ns = times[np.where(fresh, begins + 1, begins)]
     end_ns = times[ends]
     long = (end_ns - start_ns >= threshold_ns) & (ends > begins)

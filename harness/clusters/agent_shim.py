@@ -22,7 +22,7 @@ from harness.clusters.agent_link import AgentLink
 from harness.clusters.base import ClusterUnavailable, HostProcess, Program
 from harness.clusters.threads import all_of
 from harness.errors import OperatorError
-from nemesis.mechanisms.hosts import CheckedShell
+from nemesis.mechanisms.hosts import EMPTY_SCRIPT, CheckedShell, script_arguments
 from nemesis.mechanisms.launcher.control import CONTROL_BYTES, parse_programs
 from nemesis.mechanisms.launcher.programs import DYNAMIC
 from nemesis.mechanisms.launcher_archive import launcher_archive, launcher_command
@@ -127,7 +127,8 @@ class AgentShim:
         """Forget what the host's programs have not synced. They must be down. Raises ShellError."""
         undo_path = self._controls.places[host].undo_path
         if undo_path is not None:
-            await CheckedShell(self._access).run(host, ["find", undo_path, "-mindepth", "1", "-delete"])
+            argv = script_arguments(self._access.python(host), EMPTY_SCRIPT, undo_path)
+            await CheckedShell(self._access).run(host, argv)
             await self.disks.begin_account(host)
 
     async def _bring_library(self, host: str) -> None:

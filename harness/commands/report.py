@@ -12,12 +12,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table as RichTable
 
 from harness.errors import EXIT_HARNESS_FAILED, OperatorError, how_to_get
 from harness.report.fleet import FleetData, headline, labels_of, render_fleet, share_text
@@ -41,9 +40,6 @@ __all__ = [
 
 POLL_INTERVAL_S = 0.5
 """Between looks at how many of Spark's tasks are done."""
-
-MIN_LABEL_WIDTH = 16
-"""Of a configuration in the console's table: below that it would be a column of single words."""
 
 GROUP = ("system", "configuration", "workload", "nemesis", "cluster")
 
@@ -70,13 +66,13 @@ def report_command(arguments: argparse.Namespace) -> int:
                     if arguments.compact is not None:
                         progress.phase("compacting")
                         _compact(session.spark, place, arguments, console)
-                    page_path = _write_page(session.spark, out, _page(result, began_s))
+                    page_path = _write_page(session.spark, out, _page(result, out, began_s))
             if result.missing:
                 progress.phase("writing what there is")
                 with spark_session(arguments) as session:  # the old one has ended, or has no memory left
                     tables = [table for table in result.tables if table.frame is None]
                     write_tables(session.spark, tables, out, csv=arguments.csv)
-                    page_path = _write_page(session.spark, out, _page(result, began_s))
+                    page_path = _write_page(session.spark, out, _page(result, out, began_s))
     except AnalysisError as error:
         raise OperatorError(str(error)) from None
     _summary(result, console)
@@ -222,9 +218,10 @@ def spark_progress(console: Console, verbose: bool) -> Iterator[_SparkProgress]:
             shown.close()
 
 
-def _page(result: Analysis, began_s: float) -> str:
+def _page(result: Analysis, out: str, began_s: float) -> str:
     data = FleetData(
         place=result.place,
+        out=out,
         runs=result.runs,
         operations=result.operations,
         first_started_at=result.first_started_at,
@@ -246,6 +243,22 @@ def _write_page(spark: SparkSession, out: str, page: str) -> str:
     return path
 
 
+def _figures(row: Mapping[str, Any], measures: Mapping[tuple[str, ...], Mapping[str, Any]]) -> list[str]:
+    """What one configuration came to, in words."""
+    heal = measures.get((*(str(row[name]) for name in GROUP), "recovery_after_heal_ns"))
+    back = ""
+    if heal and heal["n"]:
+        back = f"back {duration(heal['p50'])} after heal" if heal["p50"] else "back at once"
+    interval = f"{share_text(row['rate_low'])} to {share_text(row['rate_high'])}"
+    return [
+        plural(row["runs"], "run"),
+        f"{count(row['invalid'])} invalid",
+        f"{count(row['unknown'])} unknown",
+        f"{share_text(row['rate'])} ({interval})",
+        back,
+    ]
+
+
 def _summary(result: Analysis, console: Console) -> None:
     rates = result.table("rates").rows
     labels, common = labels_of(tuple(str(row[name]) for name in GROUP) for row in rates)
@@ -253,23 +266,14 @@ def _summary(result: Analysis, console: Console) -> None:
     console.print(f"{plural(result.runs, 'run')}, {plural(result.operations, 'operation')}", highlight=False)
     if common:
         console.print(f"[dim]{common}[/]", highlight=False, soft_wrap=True)
-    table = RichTable(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("configuration", overflow="fold", min_width=MIN_LABEL_WIDTH)
-    for name in ("runs", "invalid", "unknown", "rate", "95 % interval", "back after heal"):
-        table.add_column(name, justify="right")
-    for row in rates:
-        group = tuple(str(row[name]) for name in GROUP)
-        heal = measures.get((*group, "recovery_after_heal_ns"))
-        table.add_row(
-            labels[group],
-            count(row["runs"]),
-            f"[red]{row['invalid']}[/]" if row["invalid"] else "0",
-            f"[magenta]{row['unknown']}[/]" if row["unknown"] else "0",
-            share_text(row["rate"]),
-            f"{share_text(row['rate_low'])} – {share_text(row['rate_high'])}",
-            (duration(heal["p50"]) if heal["p50"] else "at once") if heal and heal["n"] else "–",
-        )
-    console.print(table)
+    figures = [_figures(row, measures) for row in rates]
+    widths = [max(map(len, column)) for column in zip(*figures, strict=True)]
+    # A line for what a configuration is, which may be long, and one for its figures, aligned over all of them.
+    for row, cells in zip(rates, figures, strict=True):
+        console.print(labels[tuple(str(row[name]) for name in GROUP)], highlight=False, markup=False, soft_wrap=True)
+        style = "red" if row["invalid"] else "magenta" if row["unknown"] else ""
+        line = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+        console.print(f"  {line.rstrip()}", style=style, highlight=False, markup=False, soft_wrap=True)
     verdict, sentence, below = headline(rates)
     style = {"valid": "green", "invalid": "red", "unknown": "magenta"}[verdict]
     console.print(f"[bold {style}]{sentence}[/] {below}", highlight=False, soft_wrap=True)

@@ -114,7 +114,7 @@ def collect(
 
 
 class _Collector:
-    __slots__ = ("_data", "_last_ok_ns", "_neighbours", "_numbers", "_open")
+    __slots__ = ("_data", "_is_idle", "_last_ok_ns", "_neighbours", "_numbers", "_open")
 
     def __init__(self, data: RunData, neighbours: list[Neighbours]) -> None:
         self._data = data
@@ -122,6 +122,7 @@ class _Collector:
         self._open: dict[Any, dict[str, Any]] = {}
         self._numbers: dict[str, int] = {}
         self._last_ok_ns = 0
+        self._is_idle = True  # nothing has been asked since the last ok, and nothing was open then
 
     def add(self, event: dict[str, Any]) -> None:
         data = self._data
@@ -138,6 +139,8 @@ class _Collector:
             f = data.functions[-1]
         data.outcomes[f][kind] += 1
         if kind == "invoke":
+            if self._is_idle:
+                self._last_ok_ns, self._is_idle = time_ns, False
             self._open[process] = event
             return
         invocation = self._open.pop(process, None)
@@ -146,7 +149,7 @@ class _Collector:
         if kind == "ok":
             if time_ns - self._last_ok_ns > data.silence_ns[1] - data.silence_ns[0]:
                 data.silence_ns = (self._last_ok_ns, time_ns)
-            self._last_ok_ns = time_ns
+            self._last_ok_ns, self._is_idle = time_ns, not self._open
         if invocation is None:
             return
         latency_ns = time_ns - invocation["time"]
@@ -182,7 +185,7 @@ class _Collector:
     def finish(self) -> None:
         data = self._data
         data.still_open = len(self._open)
-        if data.end_ns - self._last_ok_ns > data.silence_ns[1] - data.silence_ns[0]:
+        if not self._is_idle and data.end_ns - self._last_ok_ns > data.silence_ns[1] - data.silence_ns[0]:
             data.silence_ns = (self._last_ok_ns, data.end_ns)
         for invocation in self._open.values():
             data.lanes.add(invocation["process"], invocation["time"], data.end_ns, "info")

@@ -6,12 +6,15 @@ single run: the same style sheet, the same SVG by hand, no script.
 
 from __future__ import annotations
 
-__all__ = ["FleetData", "headline", "labels_of", "render_fleet", "share_text"]
+__all__ = ["FleetData", "headline", "labels_of", "render_fleet", "report_link", "share_text"]
 
 import json
 import math
+import os
+import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
@@ -31,6 +34,9 @@ MAX_ROWS = 200
 
 ROW_HEIGHT_PX = 30
 
+REPORT = "report.html"
+"""The report in a run's folder."""
+
 UNKNOWN = "unknown"
 """A column of a group of which a run says nothing."""
 
@@ -49,6 +55,8 @@ class FleetData:
     unavailable_after_ms: int
     took_s: float
     tables: Mapping[str, Sequence[Row]] = field(default_factory=dict)
+    out: str = ""
+    """The folder that the page will lie in; its links to runs are relative to it. Without one there are no links."""
     missing: Sequence[str] = ()
     """What could not be computed, and why."""
 
@@ -359,6 +367,22 @@ def _checks(data: FleetData) -> dict[str, Any] | None:
     return {"tally": tally, "bad": bad[:MAX_ROWS], "left_out": max(0, len(bad) - MAX_ROWS)}
 
 
+def _local(place: str) -> Path | None:
+    """A place as a path of this machine; None for one that only Hadoop reaches, or that is no place."""
+    found = urllib.parse.urlsplit(place)
+    if found.scheme == "file":
+        return Path(urllib.parse.unquote(found.path))
+    return Path(place) if place.startswith("/") else None
+
+
+def report_link(run_dir: str, out: str) -> str | None:
+    """Where the report of a run is, seen from the page in `out`; None where a browser cannot get there."""
+    run, page = _local(run_dir), _local(out)
+    if run is None or page is None or not (run / REPORT).is_file():
+        return None
+    return urllib.parse.quote(os.path.relpath(run / REPORT, page))
+
+
 def _unbroken(text: str) -> str:
     """Percentages that no line break parts."""
     return text.replace(" %", "\u00a0%")
@@ -385,6 +409,7 @@ def render_fleet(data: FleetData) -> str:
         checks=_checks(data),
         notable=kept[:MAX_ROWS],
         labels={row["run_id"]: labels.get(_group(row), "") for row in kept},
+        links={row["run_id"]: report_link(row["run_dir"], data.out) for row in kept[:MAX_ROWS]},
         left_out_runs=[row for row in problems if row["left_out"]][:MAX_ROWS],
         left_out_count=sum(bool(row["left_out"]) for row in problems),
         remarks=[row for row in problems if not row["left_out"]][:MAX_ROWS],

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from harness.clusters.abilities import KeepsAccount, NamesHosts
 from harness.clusters.base import CLIENTS_HOST, Cluster, ReadsFiles, RemoteHosts, RunsCommands
 from harness.errors import SystemUnderTestError
+from nemesis.mechanisms.hosts import EMPTY_SCRIPT, script_arguments
 from nemesis.mechanisms.shell import ShellError
 
 __all__ = ["CommandFailed", "Host", "Output"]
@@ -150,9 +151,7 @@ class Host:
 
     async def wipe(self) -> None:
         """Remove everything in the data directory; the system's programs must not run. Raises CommandFailed."""
-        ours = (*("!", "-name", f"{OURS}*"), *("!", "-name", "lost+found"))
-        within = ("-mindepth", "1", "-maxdepth", "1")
-        await self.run_as_harness("find", self.data, *within, *ours, "-exec", "rm", "-rf", "--", "{}", "+")
+        await self.run_as_harness(*script_arguments(self.python, EMPTY_SCRIPT, self.data, OURS, "lost+found"))
         if isinstance(self.cluster, KeepsAccount):
             try:
                 await self.cluster.begin_account(self.name)

@@ -10,10 +10,31 @@ from typing import Protocol
 
 from nemesis.mechanisms.shell import ShellError
 
-__all__ = ["CheckedShell", "HostAccess"]
+__all__ = ["DIRECTORIES_SCRIPT", "EMPTY_SCRIPT", "CheckedShell", "HostAccess", "script_arguments"]
 
 _TIMEOUT_S = 20.0
 """Commands of a checked shell take milliseconds; one that takes this long hangs and is killed."""
+
+
+DIRECTORIES_SCRIPT = """
+import os, sys
+for path in sorted(entry.path for entry in os.scandir(sys.argv[1]) if entry.is_dir(follow_symlinks=False)):
+    print(path)
+"""
+"""Prints the directories in a directory, one a line. Small images of containers have no `find`; all have Python."""
+
+EMPTY_SCRIPT = """
+import os, shutil, sys
+for entry in list(os.scandir(sys.argv[1])):
+    if not entry.name.startswith(tuple(sys.argv[2:])):
+        (shutil.rmtree if entry.is_dir(follow_symlinks=False) else os.unlink)(entry.path)
+"""
+"""Removes everything in a directory but the names that begin in one of the ways given."""
+
+
+def script_arguments(python: str, script: str, *arguments: str) -> Sequence[str]:
+    """The words that run one of the scripts above by a host's Python, which loads nothing beside it."""
+    return [python, "-I", "-S", "-c", script, *arguments]
 
 
 class HostAccess(Protocol):

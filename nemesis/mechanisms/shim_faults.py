@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from nemesis.mechanisms.bit_flip import FLIP_SCRIPT, flip_arguments, parse_flip, restore_arguments
 from nemesis.mechanisms.disk_probe import PROBE_SCRIPT, parse_probe
+from nemesis.mechanisms.hosts import DIRECTORIES_SCRIPT, script_arguments
 from nemesis.mechanisms.launcher.control import UNCOUNTED, ProgramCounts
 from nemesis.mechanisms.reach import PRELOAD
 from nemesis.mechanisms.shim import WATCHED_KINDS, Counters
@@ -242,8 +243,8 @@ class ShimDisks:
 
     async def _accounts(self, host: str, undo_path: str) -> Sequence[str]:
         """The directories of the accounts that the host's programs keep, each of what it has written itself."""
-        argv = ["find", undo_path, "-mindepth", "1", "-maxdepth", "1", "-type", "d"]
-        return sorted((await self._run_at_cut(host, argv)).splitlines())
+        argv = script_arguments(self._controls.access.python(host), DIRECTORIES_SCRIPT, undo_path)
+        return (await self._run_at_cut(host, argv)).splitlines()
 
     async def _run_at_cut(self, host: str, argv: Sequence[str], *, stdin: str = "") -> str:
         """What a command prints, without which a power cut cannot be. Raises RuntimeError."""

@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 
+from harness.report.fleet import GROUP, FleetData, render_fleet
 from harness.report.page import write_report
 from harness.report.replay import collect_replay, replay_page
 from harness.report.store_page import update_store_page
 from harness.store import Store
 
 from .report import conftest as reports
+from .report import test_fleet as fleet
 from .report.test_replay import run as run
 from .serve.conftest import Client, make_run
 from .serve.conftest import serve as serve
@@ -161,6 +163,66 @@ def test_nothing_of_a_report_is_out_of_reach(
     cut = """each => each.style.display !== 'none'
         && each.getComputedTextLength() > each.dataset.room * each.closest('.chart').clientWidth"""
     assert names.count() >= 8 and not any(names.evaluate_all(f"all => all.map({cut})"))
+
+
+BROKEN_WORDS = """() => {
+  const broken = [], range = document.createRange();
+  for (const cell of document.querySelectorAll('thead th')) {
+    if (!cell.getClientRects().length || !cell.firstChild) continue;
+    for (const word of cell.firstChild.textContent.matchAll(/\\S+/g)) {
+      range.setStart(cell.firstChild, word.index);
+      range.setEnd(cell.firstChild, word.index + word[0].length);
+      if (range.getClientRects().length > 1) broken.push(word[0]);
+    }
+  }
+  return broken;
+}"""
+"""Words of headers that are on more than one line."""
+
+
+@pytest.fixture
+def fleet_path(tmp_path: Path) -> Path:
+    """Three configurations with all tables of a report over many runs."""
+    rates = [fleet.rate(f"read_index, a setting with a long value {number}", 9, number) for number in range(3)]
+    groups = [{name: row[name] for name in GROUP} for row in rates]
+    quantiles = {f"p{name}_ns": 10**6 * int(name) for name in (50, 90, 99, 999)} | {"max_ns": 2 * 10**9}
+    numbers = {"n": 9, "missing": 1, "mean": 1.0, "p50": 10**9, "p90": 2 * 10**9, "max": 3 * 10**9}
+    measures = ("unavailable_ns", "recovery_after_start_ns", "recovery_after_heal_ns", "lost", "duplicated")
+    tables: dict[str, list[dict[str, Any]]] = {
+        "rates": rates,
+        "outcomes": [
+            {**one, "in_fault": within, "ok": 90, "fail": 3, "info": 7} for one in groups for within in (False, True)
+        ],
+        "availability": [{**one, **numbers, "measure": measure} for one in groups for measure in measures],
+        "latency": [
+            {**one, **quantiles, "outcome": "ok", "node": node, "phase": phase, "f": "write", "operations": 1234567,
+             "relative_error": 0.0}
+            for one in groups for node, phase in (("all", "before"), ("all", "during"), ("n1", "all"))
+        ],
+        "notable_runs": [
+            {**one, "run_id": str(place), "run_dir": f"/store/test/{place}", "test_name": "broker-register-partition",
+             "verdict": "invalid", "seed": 10**9, "reason": "linearizable: key 5 is not linearizable " * 9}
+            for place, one in enumerate(groups)
+        ],
+    }  # fmt: skip
+    data = FleetData(
+        place="/store", runs=30, operations=3000, first_started_at=None, last_started_at=None,
+        unavailable_after_ms=1000, took_s=1.0, tables=tables,
+    )  # fmt: skip
+    path = tmp_path / "fleet.html"
+    path.write_text(render_fleet(data), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("width", [*WIDTHS, 700])
+def test_a_report_over_many_runs_is_readable(fleet_path: Path, look: Callable[..., Any], width: int) -> None:
+    page = look(f"file://{fleet_path}", width)
+    assert overflow_px(page) <= 0
+    assert page.evaluate(BEYOND_THE_EDGE) == []
+    for details in page.locator("details").all():
+        details.locator("summary").click()
+    assert page.locator("thead th:visible").count() >= 8
+    assert page.evaluate(BROKEN_WORDS) == []
 
 
 def test_the_charts_say_what_happened_where_they_are_pointed_at(report_path: Path, look: Callable[..., Any]) -> None:

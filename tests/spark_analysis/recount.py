@@ -92,7 +92,8 @@ class RecountedRun:
         return total
 
     def _spans(self, away_ns: int) -> list[tuple[int, int, bool]]:
-        """Walk the events: a stretch runs from a success (or an invocation after a lull) to the next."""
+        """Walk the events: a stretch runs from a success, or where nothing was open then from the next invocation,
+        to the next success."""
         found = []
         open_count = 0
         begin: int | None = None
@@ -107,7 +108,7 @@ class RecountedRun:
             if success or lull:
                 if time - begin >= away_ns:
                     found.append((begin, time, success))
-                begin = None if lull else time
+                begin = None if open_count == 0 else time
         return found
 
     def recoveries(self) -> tuple[list[int | None], list[int | None]]:

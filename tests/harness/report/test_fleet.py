@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
-from harness.report.fleet import FleetData, headline, labels_of, render_fleet, share_text
+from harness.report.fleet import FleetData, headline, labels_of, render_fleet, report_link, share_text
 
 
 def rate(mode: str, valid: int, invalid: int, unknown: int = 0, high: float = 0.28) -> dict[str, Any]:
@@ -74,3 +75,16 @@ def test_the_page_is_one_file_and_escapes_what_runs_say() -> None:
     assert "1.5 s, 321 operations" in page
     assert "torn &amp; broken" in page
     assert page.index("broke a promise") < page.index("What went wrong")
+
+
+def test_a_run_has_a_link_where_a_browser_gets_to_its_report(tmp_path: Path) -> None:
+    run = tmp_path / "store" / "a+b" / "20260101T000000Z"
+    run.mkdir(parents=True)
+    out = str(tmp_path / "report")
+    assert report_link(str(run), out) is None, "the run has no report"
+    (run / "report.html").write_text("")
+    assert report_link(str(run), out) == "../store/a%2Bb/20260101T000000Z/report.html"
+    assert report_link(f"file:{run}", f"file://{out}") == "../store/a%2Bb/20260101T000000Z/report.html"
+    assert report_link("hdfs://host/store/a", out) is None
+    assert report_link(str(run), "s3a://bucket/report") is None
+    assert report_link("compacted:20260101", out) is None

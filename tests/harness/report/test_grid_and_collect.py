@@ -1,7 +1,6 @@
 """One pass, bounded memory, and still the numbers that counting everything gives."""
 
 import importlib.util
-import itertools
 import json
 import math
 from collections import Counter
@@ -94,6 +93,20 @@ def operations_of(path):
     return found + [(event, None) for event in started.values()]
 
 
+def longest_silence(events, end_ns):
+    """The longest time in which something was asked and nothing answered ok, moment by moment."""
+    longest = asked = 0
+    since = None
+    for event in [*events, {"type": "end", "time": end_ns}]:
+        asked += {"invoke": 1, "end": 0}.get(event["type"], -1)
+        if event["type"] in ("ok", "end") and since is not None:
+            longest = max(longest, event["time"] - since)
+            since = event["time"] if asked else None
+        elif event["type"] == "invoke" and since is None:
+            since = event["time"]
+    return longest
+
+
 def test_collect_agrees_with_counting(history):
     data = collect(history)
     events = events_of(history)
@@ -102,9 +115,7 @@ def test_collect_agrees_with_counting(history):
     counts = {key: error.events for key, error in data.errors.items()}
     assert counts == Counter((e["f"], e["type"], error_kind(e["error"])) for e in events if "error" in e)
     assert data.end_ns == max(json.loads(line)["time"] for line in history.read_text().splitlines())
-    ok_times = [0, *(event["time"] for event in events if event["type"] == "ok"), data.end_ns]
-    gaps = [later - earlier for earlier, later in itertools.pairwise(ok_times)]
-    assert data.silence_ns[1] - data.silence_ns[0] == max(gaps)
+    assert data.silence_ns[1] - data.silence_ns[0] == longest_silence(events, data.end_ns)
     cells = Counter()
     for invocation, done in operations_of(history):
         column = done["time"] // data.grid.column_ns
@@ -122,6 +133,30 @@ def write(path, events):
             event = {"index": index, "time": time_ns, "process": process, "type": kind, "f": f, **fields}
             file.write(json.dumps(event) + "\n")
     return path
+
+
+def operation(process, invoked_s, completed_s, kind):
+    yield {"time": int(invoked_s * 1e9), "process": process, "type": "invoke", "f": "read", "value": None}
+    yield {"time": int(completed_s * 1e9), "process": process, "type": kind, "f": "read", "value": None}
+
+
+@pytest.mark.parametrize(
+    ("operations", "silence_s"),
+    [
+        # Nobody asked between the load and the final reads.
+        ([(0, 0, 1, "ok"), (1, 9, 9.5, "ok")], (0, 1)),
+        # Somebody did, and was refused; then nobody was asking for a moment, and nobody had been answered.
+        ([(0, 0, 1, "ok"), (1, 2, 3, "fail"), (1, 8, 9, "ok")], (2, 9)),
+        # One was still waiting when another was answered.
+        ([(0, 0, 7, "ok"), (1, 0.5, 1, "ok")], (1, 7)),
+    ],
+)
+def test_silence_is_time_in_which_somebody_asks(tmp_path, operations, silence_s):
+    events = sorted((e for one in operations for e in operation(*one)), key=lambda event: event["time"])
+    path = tmp_path / "history.jsonl"
+    path.write_text("".join(json.dumps({"index": index, **event}) + "\n" for index, event in enumerate(events)))
+    data = collect(path)
+    assert tuple(at / 1e9 for at in data.silence_ns) == silence_s
 
 
 def test_many_functions_and_errors_are_bounded(tmp_path, monkeypatch):
