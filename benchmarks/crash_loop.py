@@ -83,7 +83,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-async def _wait_master(address: str) -> None:
+async def wait_master(address: str) -> None:
     """Return when the broker is there and takes messages."""
     for _ in range(3000):
         client = RemotingClient()
@@ -233,7 +233,7 @@ async def _serving(directory: Path, *, dledger: bool) -> AsyncIterator[str]:
     broker = BrokerController(config, runtime)
     await broker.start()
     try:
-        await _wait_master(f"127.0.0.1:{broker.port}")
+        await wait_master(f"127.0.0.1:{broker.port}")
         yield f"127.0.0.1:{broker.port}"
     finally:
         await broker.stop()
@@ -270,7 +270,7 @@ def _verify(data: Path, expected: Expected, *, dledger: bool) -> list[str]:
     return _compare(*derived)
 
 
-def _wait_ready(log: Path, process: subprocess.Popen[bytes], seen: int) -> str:
+def wait_ready(log: Path, process: subprocess.Popen[bytes], seen: int) -> str:
     """The address that the process says it listens on. Raises RuntimeError when it ends instead."""
     while True:
         for line in log.read_text(encoding="utf-8")[seen:].splitlines():
@@ -294,7 +294,7 @@ def _kill_once(directory: Path, expected: Expected, rng: random.Random, *, dledg
         if rng.random() < 0.2:
             time.sleep(rng.random() * 0.6)  # while it starts and recovers
             return
-        address = _wait_ready(log, process, seen)
+        address = wait_ready(log, process, seen)
         # Every tenth round is long enough for checkpoints, which come every 10 s.
         lasts_s = rng.uniform(10, 13) if rng.random() < 0.1 else rng.expovariate(1 / 0.4)
         pause_s = 0.02 if lasts_s > 10 else 0.0
@@ -305,7 +305,7 @@ def _kill_once(directory: Path, expected: Expected, rng: random.Random, *, dledg
                     await load(address, expected, rng, pause_s=pause_s)
 
         async def run() -> None:
-            await _wait_master(address)
+            await wait_master(address)
             loading = asyncio.create_task(bounded())
             await asyncio.sleep(lasts_s)
             process.send_signal(signal.SIGKILL)
@@ -340,7 +340,7 @@ def kill_rounds(rounds: int, *, seconds: float, seed: int, dledger: bool = False
 # A simulated host that loses its power
 
 
-async def _on(host: SimHost, work: Callable[[Incarnation], Awaitable[Any]]) -> Any:
+async def run_on(host: SimHost, work: Callable[[Incarnation], Awaitable[Any]]) -> Any:
     """Do something as a process of `host`; returns its result."""
     result: asyncio.Future[Any] = host.loop.create_future()
 
@@ -366,8 +366,8 @@ def _broker_program(address: str, dledger: bool) -> Callable[[Incarnation], Any]
     return program
 
 
-async def _wait_listening(user: SimHost, address: str) -> None:
-    await _on(user, lambda _: _wait_master(address))
+async def wait_listening(user: SimHost, address: str) -> None:
+    await run_on(user, lambda _: wait_master(address))
 
 
 async def _simulated(cuts: int, rng: random.Random, *, dledger: bool) -> dict[str, int]:
@@ -385,13 +385,13 @@ async def _simulated(cuts: int, rng: random.Random, *, dledger: bool) -> dict[st
         if rng.random() < 0.2:
             await asyncio.sleep(rng.random() * 0.02)  # while it starts and recovers
         else:
-            await _wait_listening(user, address)
+            await wait_listening(user, address)
             lasts_s = rng.choice((0.1, 2.0, 25.0)) * rng.random()
 
             async def send(_: Incarnation, pause_s: float = max(lasts_s / 40, 0.002)) -> None:
                 await load(address, expected, rng, pause_s=pause_s, senders=4)
 
-            sending = asyncio.create_task(_on(user, send))
+            sending = asyncio.create_task(run_on(user, send))
             await asyncio.sleep(lasts_s)
             user.kill()
             sending.cancel()
@@ -407,8 +407,8 @@ async def _simulated(cuts: int, rng: random.Random, *, dledger: bool) -> dict[st
                 if not (is_rebuilt and path.startswith(("/data/consumequeue", "/data/index"))):
                     copy.disk.put(path, content)
             running = copy.start(_broker_program(copy.address, dledger))
-            await _wait_listening(user, f"{copy.address}:10911")
-            problems = await _on(user, lambda _, at=f"{copy.address}:10911": check(at, expected))
+            await wait_listening(user, f"{copy.address}:10911")
+            problems = await run_on(user, lambda _, at=f"{copy.address}:10911": check(at, expected))
             assert not problems, f"cut {cut}, {'rebuilt' if is_rebuilt else 'recovered'}: {problems[:10]}"
             copy.terminate()
             assert await running.wait() == 0

@@ -17,6 +17,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import node
@@ -29,6 +30,9 @@ from node.config import (
 )
 from node.config_reader import check_dialled_address, check_member_id
 from node.dledger.tools import GroupRefuses, change_members, give_lead
+from node.exchange.exporting import export_store
+from node.exchange.importing import import_store
+from node.exchange.staging import ExchangeError
 from node.logs import configure_logging
 from node.real_runtime import RealDisk, real_runtime
 from node.runtime import Disk
@@ -79,7 +83,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="node", description="A replicated message broker and its name server.")
     parser.add_argument("--version", action="version", version=f"node {node.__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="broker|nameserver|transfer|members")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     broker = commands.add_parser("broker", help="run one member of a broker group")
     broker.add_argument("--config", required=True, metavar="FILE", help="configuration in TOML")
     name_server = commands.add_parser("nameserver", help="run a name server")
@@ -93,7 +97,13 @@ def _parser() -> argparse.ArgumentParser:
     change = members.add_mutually_exclusive_group(required=True)
     change.add_argument("--add", metavar="MEMBER=IP:PORT", help="who is to belong to it, and where the others dial it")
     change.add_argument("--remove", metavar="MEMBER", help="who is to leave it")
-    for command in (broker, name_server, transfer, members):
+    exporting = commands.add_parser("export-store", help="write a stopped broker's store as Apache RocketMQ 4.9 has it")
+    exporting.add_argument("--config", required=True, metavar="FILE", help="configuration of the broker, in TOML")
+    exporting.add_argument("--to", required=True, metavar="DIR", help="where to: what will be storePathRootDir")
+    importing = commands.add_parser("import-store", help="make a broker's store from one of Apache RocketMQ 4.9's")
+    importing.add_argument("--config", required=True, metavar="FILE", help="configuration of the broker, in TOML")
+    importing.add_argument("--from", required=True, metavar="DIR", dest="source", help="its storePathRootDir")
+    for command in (broker, name_server, transfer, members, exporting, importing):
         command.add_argument(
             "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
             help=f"override one key of the configuration (repeatable); {ENVIRONMENT_PREFIX}KEY does so too",
@@ -125,6 +135,8 @@ def main(arguments: Sequence[str]) -> int:
             return _transfer(parse_broker_config(_read(options.config), overrides), options.to)
         if options.command == "members":
             return _change_members(parse_broker_config(_read(options.config), overrides), options)
+        if options.command in ("export-store", "import-store"):
+            return _exchange(parse_broker_config(_read(options.config), overrides), options)
         return _run_name_server(parse_name_server_config(_read(options.config) if options.config else "", overrides))
     except OperatorError as error:
         return _complain(error.lines, EXIT_OPERATOR)
@@ -185,6 +197,20 @@ def _change_members(config: BrokerConfig, options: argparse.Namespace) -> int:
     except GroupRefuses as error:
         return _complain([str(error)], EXIT_FAILED)
     print(f"{member} {'belongs' if options.add else 'no longer belongs'} to {config.group} (entry {index})")
+    return 0
+
+
+def _exchange(config: BrokerConfig, options: argparse.Namespace) -> int:
+    try:
+        if options.command == "export-store":
+            lines = export_store(config, Path(options.to).absolute())
+        else:
+            lines = import_store(config, Path(options.source).absolute())
+    except ExchangeError as error:
+        return _complain([str(error)], EXIT_OPERATOR)
+    except OSError as error:
+        return _complain([str(error)], EXIT_OPERATOR if error.errno in _OPERATOR_ERRNOS else EXIT_FAILED)
+    print("\n".join(lines))
     return 0
 
 

@@ -112,8 +112,8 @@ NOT_IN_THE_NODE = {
     "os.path": "files are behind the runtime's disk",
     "fcntl": "files are behind the runtime's disk",
 }
-BEFORE_THE_RUNTIME = {"command_line.py": {"os", "fcntl"}}
-"""Locks the data directory and raises limits, which the simulation has neither of."""
+BEFORE_THE_RUNTIME = {"command_line.py": {"os", "fcntl"}, "staging.py": {"os", "fcntl"}}
+"""Lock the data directory, raise limits and rename whole directories, which the simulation has none of."""
 
 REAL_WORLD = {"real_runtime.py", "disk_thread.py", "__main__.py"}
 """The only files of the node that know the real clock, disk and threads."""
