@@ -1,11 +1,16 @@
 """SQL92 filters over message properties (R: the filter module of RocketMQ, MessageFilter by SQL).
 
-    a > 5 AND (b = 'x' OR NOT c IS NULL) AND d IN ('p', 'q') AND e BETWEEN 1 AND 10 AND f <> TRUE AND g LIKE 'ab%'
+    a > 5 AND (b = 'x' OR NOT c IS NULL) AND d IN ('p', 'q') AND e BETWEEN -1 AND 10 AND f <> TRUE AND g LIKE 'ab%'
 
 Property values are text. A number in the expression makes the property be read as a number; a property that is
 missing, or is no number where one is asked for, makes the comparison unknown, and unknown is not a match (SQL's
 three-valued logic). Names are letters, digits, _ and $; keywords are read in any case; strings are quoted with ',
-doubled inside. A parsed expression is a tree of closures; parsing is cached by whoever holds it.
+doubled inside; comments begin with -- or stand between /* and */. A parsed expression is a tree of closures; parsing is
+cached by whoever holds it.
+
+What RocketMQ 4.9 reads whole is read here. Of arithmetic that is signs before an operand: its grammar has nothing
+between two operands but comparisons, and its parser ends without an error where the grammar does, so that it takes
+`a > 5 + 1` for `a > 5`. Such an expression is refused here. docs/node.md has the differences in what is found.
 """
 
 from __future__ import annotations
@@ -13,26 +18,45 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from typing import NamedTuple
 
 __all__ = ["SqlError", "SqlFilter", "parse_sql"]
 
 MAX_DEPTH = 64
-"""Nesting of parentheses and NOT."""
+"""Nesting of parentheses, NOT and signs."""
 MAX_TOKENS = 2000
 CACHE_ENTRIES = 256
 """Parsed expressions kept; consumers of one group share one."""
 
-Value = str | float | bool | None
+Value = str | int | float | bool | None
 Properties = Mapping[str, str]
 _Term = Callable[[Properties], Value]
 
 _TOKEN = re.compile(
-    r"\s*(?:(?P<number>\d+\.\d*(?:[eE][+-]?\d+)?|\.\d+|\d+(?:[eE][+-]?\d+)?)|(?P<name>[A-Za-z_$][\w$.]*)"
-    r"|'(?P<text>(?:[^']|'')*)'|(?P<sign><>|!=|>=|<=|[=<>(),+\-]))"
+    r"(?P<number>\d+\.\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|(?:0|[1-9]\d*)[lL]?(?![\w$.]))"
+    r"|(?P<name>[A-Za-z_$][\w$.]*)|'(?P<text>(?:[^']|'')*)'|(?P<sign><>|!=|>=|<=|[=<>(),+\-*/%])",
+    re.ASCII,
 )
+_BETWEEN_TOKENS = re.compile(r"(?:[ \t\n\r\f]|--[^\n\r]*|/\*.*?\*/)*", re.DOTALL)
+_NUMBER = re.compile(r"(?P<whole>[+-]?[0-9]+)|[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+MAX_DIGITS = 400
+"""Of a property that is read as a number; a double ends at 309, and an integer of many takes long to read."""
 _KEYWORDS = frozenset(
     ["AND", "OR", "NOT", "IS", "NULL", "IN", "BETWEEN", "TRUE", "FALSE", "LIKE", "CONTAINS", "STARTSWITH", "ENDSWITH"]
 )
+_ARITHMETIC = "there is no arithmetic between operands (RocketMQ's filters have none, and ignore what follows)"
+
+
+class _Operand(NamedTuple):
+    """What a comparison compares."""
+
+    term: _Term
+    is_condition: bool
+    """It can stand alone: a property, a truth value, a comparison."""
+    is_text: bool = False
+    """A string of the expression, not of a property."""
+    is_null: bool = False
+    """The word NULL."""
 
 
 class SqlError(ValueError):
@@ -64,8 +88,8 @@ class _Parser:
 
     def __init__(self, expression: str) -> None:
         self._tokens: list[tuple[str, str]] = []
-        at = 0
-        while expression[at:].strip():
+        at = _after_blanks(expression, 0)
+        while at < len(expression):
             found = _TOKEN.match(expression, at)
             if found is None:
                 raise SqlError(f"cannot be read from character {at}: {expression[at : at + 20]!r}")
@@ -76,15 +100,33 @@ class _Parser:
             self._tokens.append((kind, text.replace("''", "'") if kind == "text" else text))
             if len(self._tokens) > MAX_TOKENS:
                 raise SqlError(f"more than {MAX_TOKENS} parts")
-            at = found.end()
+            at = _after_blanks(expression, found.end())
         self._at = 0
         self._depth = 0
 
     def parse(self) -> _Term:
-        test = self._or()
+        test = self._condition(self._or())
         if self._at < len(self._tokens):
-            raise SqlError(f"{self._tokens[self._at][1]!r} is not expected")
+            raise self._unexpected()
         return test
+
+    def _unexpected(self) -> SqlError:
+        if self._at >= len(self._tokens):
+            return SqlError("something is missing at the end")
+        if self._peek("+", "-", "*", "/", "%"):
+            return SqlError(f"{self._tokens[self._at][1]!r} is not expected: {_ARITHMETIC}")
+        return SqlError(f"{self._tokens[self._at][1]!r} is not expected")
+
+    def _condition(self, operand: _Operand) -> _Term:
+        if not operand.is_condition:
+            raise self._unexpected() if self._at < len(self._tokens) else SqlError("a comparison is expected")
+        term = operand.term
+        return lambda properties: _truth(term(properties))
+
+    def _deeper(self) -> None:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise SqlError(f"nested more than {MAX_DEPTH} deep")
 
     def _peek(self, *texts: str, ahead: int = 0) -> bool:
         at = self._at + ahead
@@ -101,70 +143,72 @@ class _Parser:
             found = self._tokens[self._at][1] if self._at < len(self._tokens) else "the end"
             raise SqlError(f"{text} is expected before {found!r}")
 
-    def _or(self) -> _Term:
-        terms = [self._and()]
+    def _or(self) -> _Operand:
+        left = self._and()
+        if not self._peek("OR"):
+            return left
+        terms = [self._condition(left)]
         while self._take("OR"):
-            terms.append(self._and())
-        return terms[0] if len(terms) == 1 else lambda properties: _any(terms, properties)
+            terms.append(self._condition(self._and()))
+        return _Operand(lambda properties: _any(terms, properties), True)
 
-    def _and(self) -> _Term:
-        terms = [self._not()]
+    def _and(self) -> _Operand:
+        left = self._not()
+        if not self._peek("AND"):
+            return left
+        terms = [self._condition(left)]
         while self._take("AND"):
-            terms.append(self._not())
-        return terms[0] if len(terms) == 1 else lambda properties: _all(terms, properties)
+            terms.append(self._condition(self._not()))
+        return _Operand(lambda properties: _all(terms, properties), True)
 
-    def _not(self) -> _Term:
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise SqlError(f"nested more than {MAX_DEPTH} deep")
-        try:
-            if self._take("NOT"):
-                inner = self._not()
-                return lambda properties: _negate(inner(properties))
-            if self._take("("):
-                inner = self._or()
-                self._need(")")
-                return inner
-            return self._comparison()
-        finally:
-            self._depth -= 1
+    def _not(self) -> _Operand:
+        if not self._take("NOT"):
+            return self._equality()
+        self._deeper()
+        inner = self._condition(self._not())
+        self._depth -= 1
+        return _Operand(lambda properties: _negate(inner(properties)), True)
 
-    def _comparison(self) -> _Term:
-        left, is_name = self._operand()
-        sign = self._take("=", "<>", "!=", ">", ">=", "<", "<=")
-        if sign is not None:
-            right, _ = self._operand()
-            return lambda properties: _compare(sign, left(properties), right(properties))
-        if self._take("IS"):
-            wanted = self._take("NOT") is None
-            self._need("NULL")
-            return lambda properties: (left(properties) is None) is wanted
-        negated = self._take("NOT") is not None
-        test = self._membership(left)
-        if test is None:
-            if negated or not is_name:
-                raise SqlError("a comparison is expected")
-            return lambda properties: _truth(left(properties))
-        found: _Term = test
-        return (lambda properties: _negate(found(properties))) if negated else found
+    def _equality(self) -> _Operand:
+        left = self._comparison()
+        while True:
+            if sign := self._take("=", "<>", "!="):
+                left = _compared(sign, left, self._comparison())
+            elif self._take("IS"):
+                left = _is_null(left, wanted=self._take("NOT") is None)
+                self._need("NULL")
+            else:
+                return left
 
-    def _membership(self, left: _Term) -> _Term | None:
+    def _comparison(self) -> _Operand:
+        left = self._signed()
+        while True:
+            if sign := self._take(">", ">=", "<", "<="):
+                left = _compared(sign, left, self._signed())
+                continue
+            negated = self._take("NOT") is not None
+            test = self._membership(left)
+            if test is None:
+                if negated:
+                    raise self._unexpected()
+                return left
+            left = _Operand(_negated(test) if negated else test, True)
+
+    def _membership(self, left: _Operand) -> _Term | None:
         if self._take("BETWEEN"):
-            low, _ = self._operand()
+            low = self._signed()
             self._need("AND")
-            high, _ = self._operand()
-            return lambda properties: _both(
-                _compare(">=", left(properties), low(properties)), _compare("<=", left(properties), high(properties))
-            )
+            tests = [_compared(">=", left, low).term, _compared("<=", left, self._signed()).term]
+            return lambda properties: _all(tests, properties)
         if self._take("IN"):
             self._need("(")
-            members = [self._operand()[0]]
+            members = [_compared("=", left, self._signed()).term]
             while self._take(","):
-                members.append(self._operand()[0])
+                members.append(_compared("=", left, self._signed()).term)
             self._need(")")
-            return lambda properties: _is_member(left(properties), members, properties)
+            return lambda properties: _any(members, properties)
         kind = self._take("LIKE", "CONTAINS", "STARTSWITH", "ENDSWITH")
-        return None if kind is None else self._pattern(kind, left)
+        return None if kind is None else self._pattern(kind, left.term)
 
     def _pattern(self, kind: str, left: _Term) -> _Term:
         if self._at >= len(self._tokens) or self._tokens[self._at][0] != "text":
@@ -184,26 +228,70 @@ class _Parser:
 
         return test
 
-    def _operand(self) -> tuple[_Term, bool]:
-        """A literal or a property; whether it is a property or a truth value."""
-        sign = self._take("+", "-")
+    def _signed(self) -> _Operand:
+        sign = self._take("+", "-", "NOT")
+        if sign is None:
+            return self._operand()
+        self._deeper()
+        right = self._signed()
+        self._depth -= 1
+        if sign == "NOT":
+            return _Operand(_negated(self._condition(right)), True)
+        term = right.term
+        return right if sign == "+" else _Operand(lambda properties: _minus(term(properties)), False)
+
+    def _operand(self) -> _Operand:
+        """A literal, a property, or what stands in parentheses."""
+        if self._take("("):
+            self._deeper()
+            inner = self._or()
+            self._need(")")
+            self._depth -= 1
+            return inner
         if self._at >= len(self._tokens):
-            raise SqlError("something is missing at the end")
+            raise self._unexpected()
         kind, text = self._tokens[self._at]
+        if kind not in ("number", "text", "name") and text not in ("TRUE", "FALSE", "NULL"):
+            raise self._unexpected()
         self._at += 1
-        if kind == "number":
-            number = -float(text) if sign == "-" else float(text)
-            return (lambda properties: number), False
-        if sign is not None:
-            raise SqlError(f"a number is expected after {sign}")
-        if kind == "text":
-            return (lambda properties: text), False
         if kind == "name":
-            return (lambda properties: properties.get(text)), True
-        if text in ("TRUE", "FALSE"):
-            truth = text == "TRUE"
-            return (lambda properties: truth), True
-        raise SqlError(f"{text!r} is not expected")
+            return _Operand(lambda properties: properties.get(text), True)
+        value: Value = text
+        if kind == "number":
+            value = int(text.rstrip("lL")) if text.rstrip("lL").isdigit() else float(text)
+        elif kind == "keyword":
+            value = {"TRUE": True, "FALSE": False}.get(text)
+        return _Operand(lambda properties: value, kind == "keyword", kind == "text", text == "NULL" and kind == "keyword")
+
+
+def _after_blanks(expression: str, at: int) -> int:
+    """Where the next token begins: comments count as blanks."""
+    found = _BETWEEN_TOKENS.match(expression, at)
+    assert found is not None
+    return found.end()
+
+
+def _compared(sign: str, left: _Operand, right: _Operand) -> _Operand:
+    if left.is_null or right.is_null:
+        raise SqlError("NULL is asked for by IS NULL")
+    first, second = left.term, right.term
+    if sign in ("=", "<>", "!=") or left.is_text or right.is_text:
+        return _Operand(lambda properties: _compare(sign, first(properties), second(properties)), True)
+    return _Operand(lambda properties: _compare(sign, _number(first(properties)), _number(second(properties))), True)
+
+
+def _is_null(operand: _Operand, *, wanted: bool) -> _Operand:
+    term = operand.term
+    return _Operand(lambda properties: (term(properties) is None) is wanted, True)
+
+
+def _negated(test: _Term) -> _Term:
+    return lambda properties: _negate(test(properties))
+
+
+def _minus(value: Value) -> int | float | None:
+    number = _number(value)
+    return None if number is None else -number
 
 
 def _like(value: str, pattern: str) -> bool:
@@ -232,13 +320,15 @@ def _truth(value: Value) -> bool | None:
     return None
 
 
-def _number(value: Value) -> float | None:
+def _number(value: Value) -> int | float | None:
+    """A number, or the number that a property's text is."""
     if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
+        value = value.strip()
+        found = _NUMBER.fullmatch(value) if len(value) <= MAX_DIGITS else None
+        if found is None:
             return None
-    return value if isinstance(value, float) else None
+        return int(value) if found["whole"] else float(value)
+    return None if isinstance(value, bool) else value
 
 
 def _compare(sign: str, left: Value, right: Value) -> bool | None:
@@ -250,13 +340,13 @@ def _compare(sign: str, left: Value, right: Value) -> bool | None:
         if first is None or second is None or sign not in ("=", "<>", "!="):
             return None
         return (first == second) is (sign == "=")
-    if isinstance(left, float) or isinstance(right, float):
+    if isinstance(left, int | float) or isinstance(right, int | float):
         low, high = _number(left), _number(right)
         return None if low is None or high is None else _ordered(sign, low, high)
     return _ordered(sign, left, right)
 
 
-def _ordered(sign: str, left: str | float, right: str | float) -> bool:
+def _ordered(sign: str, left: str | int | float, right: str | int | float) -> bool:
     if sign == "=":
         return left == right
     if sign in ("<>", "!="):
@@ -273,23 +363,6 @@ def _ordered(sign: str, left: str | float, right: str | float) -> bool:
 def _negate(value: Value) -> bool | None:
     truth = _truth(value)
     return None if truth is None else not truth
-
-
-def _both(first: Value, second: Value) -> bool | None:
-    if first is False or second is False:
-        return False
-    return None if first is None or second is None else True
-
-
-def _is_member(value: Value, members: list[_Term], properties: Properties) -> bool | None:
-    result: bool | None = False
-    for member in members:
-        same = _compare("=", value, member(properties))
-        if same:
-            return True
-        if same is None:
-            result = None
-    return result
 
 
 def _all(terms: list[_Term], properties: Properties) -> bool | None:

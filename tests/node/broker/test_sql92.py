@@ -78,6 +78,17 @@ def test_expressions_mean_what_they_mean_in_sqlite(expression: str, n: Any, m: A
         ("a = 1e2", {"a": "100"}, True),
         ("a.b$ = +1", {"a.b$": "1"}, True),
         ("a = b", {"a": "x", "b": "x"}, True),
+        ("a > b", {"a": "10", "b": "9"}, True),
+        ("- -(a) = +5", {"a": "5"}, True),
+        ("-a = -5", {"a": "5"}, True),
+        ("-a = 5", {"a": "many"}, False),
+        ("(a = 1) = NOT FALSE /* and so on */ -- to the end", {"a": "1"}, True),
+        ("a = 9007199254740993", {"a": "9007199254740992"}, False),
+        ("a = 9007199254740993L", {"a": "9007199254740993"}, True),
+        ("a = 10", {"a": "1_0"}, False),
+        ("a = 10", {"a": " 10.0 "}, True),
+        ("a < 1 OR a >= 1", {"a": "nan"}, False),
+        ("a > 1", {"a": "9" * 5000}, False),
     ],
 )
 def test_corners(expression: str, properties: dict[str, str], expected: bool) -> None:
@@ -87,10 +98,16 @@ def test_corners(expression: str, properties: dict[str, str], expected: bool) ->
 @pytest.mark.parametrize(
     "expression",
     ["", "a >", "a = 'x", "(a = 1", "a = 1)", "AND", "a BETWEEN 1", "a IN ()", "a LIKE b", "a # b", "a NOT", "1", "-",
-     "a IS 1", "(" * 5000 + "a", "NOT " * 5000 + "a", "a OR " * 2000 + "a"],
+     "a IS 1", "a = NULL", "a = 01", "a /* b", "-" * 5000 + "a", "- " * 5000 + "a = 1", "(" * 5000 + "a", "NOT " * 5000 + "a", "a OR " * 2000 + "a"],
 )  # fmt: skip
 def test_what_is_no_expression_is_refused(expression: str) -> None:
     with pytest.raises(SqlError):
+        parse_sql(expression)
+
+
+@pytest.mark.parametrize("expression", ["a > 5 + 1", "a - 1 = 4", "a * 2 = 4", "a / 2 = 1", "a % 2 = 1", "a + 1"])
+def test_arithmetic_is_refused_by_its_name(expression: str) -> None:
+    with pytest.raises(SqlError, match="there is no arithmetic between operands"):
         parse_sql(expression)
 
 
