@@ -41,13 +41,16 @@ def ask_apache_store(directories: Sequence[Path], *, segment_size_bytes: int) ->
     return [json.loads(line) for line in lines]
 
 
-def pad(files: Mapping[str, bytes], target: Path, *, segment_size_bytes: int) -> None:
-    """Write files of a log, by their names, to `target` as Apache's store of a broker that was killed."""
+def pad(files: Mapping[str, bytes], target: Path, *, segment_size_bytes: int, durable_ms: int) -> None:
+    """Write files of a log, by their names, to `target` as Apache's store of a broker that was killed; messages with a
+    store timestamp of at most `durable_ms`, in milliseconds of the epoch, were durable (0: not known)."""
     log = target / "commitlog"
     log.mkdir(parents=True)
     for name, data in files.items():
         (log / name).write_bytes(data.ljust(segment_size_bytes, b"\0"))
     (target / "abort").touch()
+    if durable_ms:
+        (target / "checkpoint").write_bytes(durable_ms.to_bytes(8, "big").ljust(4096, b"\0"))
 
 
 def queues_of(data_dir: Path) -> dict[str, list[Any]]:

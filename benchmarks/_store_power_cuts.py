@@ -22,7 +22,9 @@ from harness.clusters.sim.simulation import run_simulated
 from node.config import BrokerConfig, parse_broker_config
 from node.exchange.exporting import export_store
 from node.exchange.importing import import_store
+from node.exchange.log_files import LogFiles
 from node.serving import serve_broker
+from node.store.table_file import decode_table
 
 __all__ = ["power_cuts"]
 
@@ -124,10 +126,20 @@ def _first_of(queues: dict[str, list[Any]]) -> dict[str, tuple[Any, ...]]:
     return {name: tuple(found) for name, found in queues.items() if found[1]}
 
 
+def _durable_ms(image: _Image) -> int:
+    """The store timestamp of the last message that our checkpoint says was durable; 0 without one."""
+    try:
+        position = int(decode_table((image.data / "checkpoint").read_bytes())["position"])
+    except FileNotFoundError:
+        return 0
+    records = LogFiles(image.data / "commitlog", SEGMENT_BYTES).records(position)
+    return max((record.summary.store_timestamp_ms for record in records if record.summary), default=0)
+
+
 def _exchanged(image: _Image, flush_mode: str) -> list[str]:
     """What our two commands make of the image, next to it. The counts of records that they say."""
     lines = export_store(_configuration("127.0.0.1", image.data, flush_mode), image.directory / "exported")
-    pad(image.log, image.directory / "apache", segment_size_bytes=SEGMENT_BYTES)
+    pad(image.log, image.directory / "apache", segment_size_bytes=SEGMENT_BYTES, durable_ms=_durable_ms(image))
     (image.directory / "apache" / "config").mkdir()
     (image.directory / "apache" / "config" / "topics.json").write_text('{"topicConfigTable":{}}', encoding="utf-8")
     config = _configuration("127.0.0.1", image.directory / "imported", flush_mode)

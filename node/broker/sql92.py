@@ -261,7 +261,8 @@ class _Parser:
             value = int(text.rstrip("lL")) if text.rstrip("lL").isdigit() else float(text)
         elif kind == "keyword":
             value = {"TRUE": True, "FALSE": False}.get(text)
-        return _Operand(lambda properties: value, kind == "keyword", kind == "text", text == "NULL" and kind == "keyword")
+        is_word = kind == "keyword"
+        return _Operand(lambda properties: value, is_word, kind == "text", is_word and text == "NULL")
 
 
 def _after_blanks(expression: str, at: int) -> int:

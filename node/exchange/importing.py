@@ -166,8 +166,9 @@ class _Import:
     def _copy_log(self) -> int:
         """Copy the log up to its last whole record; returns how many bytes behind it are none.
 
-        Behind an orderly stop there are none. After a crash (R: the file `abort` is there) the last file that holds
-        anything may end with what is no record, as it may for Apache's own recovery.
+        Behind an orderly stop there are none. After a crash (R: the file `abort` is there) there may be, as there may
+        for Apache's own recovery: at the end of the last file that holds anything, and, after a power cut, before that
+        file, if the checkpoint says that nothing behind was durable.
         """
         log = self._log
         for record in log.records(log.end_of_files):
@@ -177,13 +178,28 @@ class _Import:
                 self._halves.take(record, record.summary)
             self._writer.write(record.data)
         position, reason = log.stop
+        durable_ms, newest_ms = self._durable_ms(), self._inventory.newest_ms
+        if newest_ms < durable_ms:
+            raise ExchangeError(
+                f"{log.place(position)}: the log ends there{reason and f' ({reason})'}, with a message stored at"
+                f" {newest_ms} ms; one stored at {durable_ms} ms was durable"
+            )
         last = log.last_byte(position) if reason else -1
         if last < 0:
             return 0
         was_killed = (self._source / "abort").exists()
-        if not was_killed or log.path_at(last) != log.path_at(position):
+        if not was_killed or not (durable_ms or log.path_at(last) == log.path_at(position)):
             raise ExchangeError(f"{log.place(position)} is damaged: {reason}, and the log goes on to {last + 1}")
         return last + 1 - position
+
+    def _durable_ms(self) -> int:
+        """The store timestamp up to which messages were durable, in milliseconds of the epoch, as the checkpoint says
+        (R: StoreCheckpoint, physicMsgTimestamp); 0 where it says nothing."""
+        try:
+            with (self._source / "checkpoint").open("rb") as file:
+                return max(int.from_bytes(file.read(8), "big", signed=True), 0)
+        except FileNotFoundError:
+            return 0
 
     def _delivered(self) -> tuple[int, list[int]]:
         """How many delayed messages wait, and the marks for levels of which Apache's table knows more than the log."""

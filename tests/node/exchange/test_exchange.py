@@ -227,6 +227,37 @@ def test_what_a_crash_of_apaches_broker_left_is_left_out(tmp_path: Path) -> None
     assert tree(tmp_path / "ours")[f"commitlog/{0:020d}"] == bytes(store.log[:whole])
 
 
+@pytest.mark.parametrize(
+    ("durable", "was_killed", "refused"),
+    [
+        (20, True, ""),
+        (0, True, "no record begins there, and the log goes on to"),
+        (20, False, "no record begins there, and the log goes on to"),
+        (21, True, "stored at 1700000000147 ms was durable"),
+    ],
+)
+def test_what_a_power_cut_took_of_two_files_of_apaches_is_left_out_if_none_of_it_was_durable(
+    tmp_path: Path, durable: int, was_killed: bool, refused: str
+) -> None:
+    store = ApacheStore()
+    for at in range(60):
+        store.put("t", 0, b"x" * 1500, f"KEYS\x01{at}\x02")
+    twenty = int.from_bytes(store.units["t", 0][20][:8])
+    store.write(tmp_path / "apache", killed=was_killed)
+    first = tmp_path / "apache" / f"commitlog/{0:020d}"
+    first.write_bytes(first.read_bytes()[:twenty].ljust(SEGMENT_BYTES, b"\0"))
+    durable_ms = durable and 1_700_000_000_000 + 7 * durable
+    (tmp_path / "apache" / "checkpoint").write_bytes(durable_ms.to_bytes(8).ljust(4096, b"\0"))
+    if refused:
+        with pytest.raises(ExchangeError, match=refused):
+            import_store(configured(tmp_path / "ours"), tmp_path / "apache")
+        assert not (tmp_path / "ours").exists()
+    else:
+        lines = import_store(configured(tmp_path / "ours"), tmp_path / "apache")
+        assert lines[2] == f"left out {len(store.log) - twenty} bytes at the end that are no whole record"
+        assert tree(tmp_path / "ours")[f"commitlog/{0:020d}"] == bytes(store.log[:twenty])
+
+
 def damage(name: str, at: int) -> Callable[[Path], None]:
     def flip(root: Path) -> None:
         data = bytearray((root / name).read_bytes())

@@ -118,7 +118,7 @@ def test_what_it_reads_in_part_is_refused(ask: Ask, expression: str) -> None:
     assert ours(expression, {"a": "5"}) == "refused"
 
 
-@pytest.mark.parametrize("expression", ["a * 2 = 4", "a / 2 = 1", "a % 2 = 1", "a =", "-5", "a = NULL", "NULL > a", "'x'"])
+@pytest.mark.parametrize("expression", ["a * 2 = 4", "a / 2 = 1", "a % 2 = 1", "a =", "-5", "a = NULL", "NULL > a"])
 def test_what_neither_reads(ask: Ask, expression: str) -> None:
     assert ask(expression, {"a": "5"}) == ours(expression, {"a": "5"}) == "refused"
 

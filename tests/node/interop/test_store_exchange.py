@@ -61,9 +61,9 @@ def test_apaches_store_notices_a_lost_message(monkeypatch: pytest.MonkeyPatch) -
     """It is shown an image whose last bytes are gone."""
     whole = _store_power_cuts.pad
 
-    def cut(files: Mapping[str, bytes], target: Path, *, segment_size_bytes: int) -> None:
+    def cut(files: Mapping[str, bytes], target: Path, *, segment_size_bytes: int, durable_ms: int) -> None:
         last = max(files)
-        whole({**files, last: files[last][:-200]}, target, segment_size_bytes=segment_size_bytes)
+        whole({**files, last: files[last][:-200]}, target, segment_size_bytes=segment_size_bytes, durable_ms=0)
 
     monkeypatch.setattr(_store_power_cuts, "pad", cut)
     with pytest.raises(AssertionError, match="cut0: Apache finds"):

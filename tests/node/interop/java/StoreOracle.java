@@ -1,8 +1,13 @@
 import java.io.File;
 import java.nio.ByteBuffer;
 import java.security.MessageDigest;
+import java.util.ArrayList;
+import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
 import org.apache.rocketmq.common.BrokerConfig;
 import org.apache.rocketmq.store.ConsumeQueue;
 import org.apache.rocketmq.store.DefaultMessageStore;
@@ -18,10 +23,19 @@ import org.apache.rocketmq.store.stats.BrokerStatsManager;
  * Arguments: the size of a file of the log, then the directories.
  */
 public class StoreOracle {
+    private static final int STORES_AT_ONCE = 8;
+
     public static void main(String[] arguments) throws Exception {
         int segmentBytes = Integer.parseInt(arguments[0]);
+        // A store spends its time waiting for its threads to end; its memory is that of its files.
+        ExecutorService pool = Executors.newFixedThreadPool(STORES_AT_ONCE);
+        List<Future<String>> found = new ArrayList<>();
         for (int at = 1; at < arguments.length; at++) {
-            System.out.println(look(arguments[at], segmentBytes));
+            String directory = arguments[at];
+            found.add(pool.submit(() -> look(directory, segmentBytes)));
+        }
+        for (Future<String> each : found) {
+            System.out.println(each.get());
         }
         System.exit(0);
     }
