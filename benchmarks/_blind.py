@@ -1,16 +1,20 @@
 """How soon a search finds each mutant that knows nothing of it: random mixes of all faults, five nodes, no scenario.
 
-A search runs seed after seed, or what a guide makes of them, until a run gives the mutant away and the same run without
-the mutant does not, or until its budget of processor time is used up. One that ends so is *censored*: the seeds that it
-would have needed are more than those that it had. Medians and quantiles are therefore those of Kaplan and Meier, who
-take from each search what it says.
+A search runs seed after seed, or what a guide makes of them (harness.exploration.guide), until a run gives the mutant
+away and the same run without the mutant does not, or until its budget of processor time is used up. One that ends so is
+*censored*: the seeds that it would have needed are more than those that it had. Medians and quantiles are therefore
+those of Kaplan and Meier, who take from each search what it says.
 
 Every search is appended to a file of JSON lines when it ends, so that a measurement can be interrupted and resumed.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
+import math
+import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,18 +23,23 @@ from typing import Any
 
 from checker.workers import worker_pool
 from harness.cli_options import SEARCHED_LOAD
+from harness.exploration.guide import Guide
 from harness.exploration.mutants import gives_away
 from harness.exploration.rehearsal import SIMULATED, rehearse_test, usable_choices
-from harness.exploration.search import mix_for
+from harness.exploration.search import Candidate, mix_for
 from harness.test import Test
 from node.mutants.catalogue import MUTANTS, NO_MUTANT
 from node.mutants.switch import part_of
 
 __all__ = [
+    "FULL",
     "GROUNDS",
+    "LOADS",
     "MATTERS",
+    "SMALL",
     "blind_search",
     "blind_table",
+    "guide_table",
     "measure_blind",
     "quantile",
     "read_conditions",
@@ -40,7 +49,32 @@ __all__ = [
 DOCS = Path(__file__).parent.parent / "docs"
 RESULTS = DOCS / "mutants-blind.jsonl"
 
-NODES = 5
+FULL, SMALL = "full", "small"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How large a run of a search is."""
+
+    nodes: int
+    time_limit_s: float
+    rate: float
+    concurrency: int
+    text: str
+
+
+LOADS: Mapping[str, Load] = {
+    FULL: Load(
+        nodes=5, time_limit_s=SEARCHED_LOAD["time_limit"], rate=SEARCHED_LOAD["rate"],
+        concurrency=SEARCHED_LOAD["concurrency"], text="`harness explore --nodes 5`",
+    ),
+    SMALL: Load(
+        nodes=3, time_limit_s=8.0, rate=60.0, concurrency=10,
+        text="`harness explore --nodes 3 --time-limit 8 --rate 60 --concurrency 10`",
+    ),
+}  # fmt: skip
+"""The small one takes a fifth of the processor time: for comparing two ways to search, which takes many searches."""
+
 FIRST_SEED = 910_000
 LEAST_SEARCHES = 5
 """For a median and a quantile; of fewer each is given."""
@@ -56,13 +90,13 @@ class Ground:
     workload: str
     settings: Mapping[str, str] = field(default_factory=dict)
 
-    def test_of(self, mutant: str) -> Test:
+    def test_of(self, mutant: str, load: Load = LOADS[FULL]) -> Test:
         """The test of every seed, as `harness explore` has it where nothing is asked for but this."""
         return Test(
-            system="broker", cluster=SIMULATED, nodes=NODES, workload=self.workload, nemesis=(),
-            nemesis_interval_s=5.0, time_limit_s=SEARCHED_LOAD["time_limit"], rate=SEARCHED_LOAD["rate"],
-            concurrency=SEARCHED_LOAD["concurrency"], operation_timeout_s=SEARCHED_LOAD["operation_timeout"],
-            seed=0, settings={**self.settings, "mutant": mutant},
+            system="broker", cluster=SIMULATED, nodes=load.nodes, workload=self.workload, nemesis=(),
+            nemesis_interval_s=5.0, time_limit_s=load.time_limit_s, rate=load.rate, concurrency=load.concurrency,
+            operation_timeout_s=SEARCHED_LOAD["operation_timeout"], seed=0,
+            settings={**self.settings, "mutant": mutant},
         )  # fmt: skip
 
 
@@ -91,52 +125,89 @@ MATTERS: Mapping[str, Sequence[str]] = {
 """The part of the program that a mutant is put into -> where it can matter, by workload and settings."""
 
 
-def blind_search(mutant: str, ground: str, *, number: int, budget_s: float) -> dict[str, Any]:
+def blind_search(
+    mutant: str, ground: str, *, number: int, budget_s: float, is_guided: bool = False, load: str = FULL
+) -> dict[str, Any]:
     """One search for `mutant`, the `number`th (from 0) on this ground, for `budget_s` seconds of one core: the runs
-    with the mutant. Controls are run for findings only and do not count."""
+    with the mutant, and what the guide takes. Controls are run for findings only and do not count."""
     first_seed = FIRST_SEED + number * STRIDE
-    test, control = GROUNDS[ground].test_of(mutant), GROUNDS[ground].test_of(NO_MUTANT)
+    test = GROUNDS[ground].test_of(mutant, LOADS[load])
     choices = usable_choices(test)
+    guide = Guide(test, choices=choices, lag=1) if is_guided else None
     found: dict[str, Any] = {
-        "mutant": mutant, "ground": ground, "number": number, "first_seed": first_seed, "budget_s": budget_s,
-        "found": False, "seeds": 0, "core_s": 0.0, "unclean": [],
+        "mutant": mutant, "ground": ground, "number": number, "guided": is_guided, "load": load,
+        "first_seed": first_seed, "budget_s": budget_s, "found": False, "seeds": 0, "core_s": 0.0, "unclean": [],
     }  # fmt: skip
     while found["core_s"] < budget_s and found["seeds"] < STRIDE:
         seed = first_seed + found["seeds"]
         began_s = time.process_time()
-        run = rehearse_test(*mix_for(test, seed, choices))
+        if guide is None:
+            seeded, schedule = mix_for(test, seed, choices)
+            candidate = Candidate(number=seed, test=seeded, schedule=schedule)
+        else:
+            candidate = guide.propose(seed)
+        run = rehearse_test(candidate.test, candidate.schedule, with_facts=is_guided)
+        if guide is not None:
+            guide.note(candidate, run)
         found["core_s"] += time.process_time() - began_s
         found["seeds"] += 1
         if not gives_away(run):
             continue
-        if gives_away(rehearse_test(*mix_for(control, seed, choices))):
+        settings = {**candidate.test.settings, "mutant": NO_MUTANT}
+        if gives_away(rehearse_test(dataclasses.replace(candidate.test, settings=settings), candidate.schedule)):
             found["unclean"].append(seed)
             continue
-        found |= {"found": True, "checks": list(run.symptoms)}
+        found |= {"found": True, "checks": list(run.symptoms), "mutated": bool(candidate.operators)}
         break
     return {**found, "core_s": round(found["core_s"], 2)}
 
 
-def measure_blind(names: Sequence[str], *, searches: int, budget_s: float, jobs: int, path: Path = RESULTS) -> None:
+def measure_blind(
+    names: Sequence[str],
+    *,
+    searches: int,
+    budget_s: float,
+    jobs: int,
+    path: Path = RESULTS,
+    ways: Sequence[bool] = (False,),
+    load: str = FULL,
+    grounds: Sequence[str] = (),
+    until_s: float = math.inf,
+) -> None:
     """Make the searches that are not in the file at `path` yet: the first of every mutant on its first ground, the
-    first on the other grounds, then the second of each, and so on."""
-    known = {(each["mutant"], each["ground"], each["number"]) for each in read_results(path)}
-    depth = max(len(grounds) for grounds in MATTERS.values())
+    first on the other grounds, then the second of each, and so on. Each is made in all `ways`, guided or not, one
+    right after the other; `grounds` leaves out all others. None is begun after `until_s` of the monotonic clock."""
+    known = {_key(each) for each in read_results(path)}
+    depth = max(len(found) for found in MATTERS.values())
     wanted = [
-        (name, MATTERS[part_of(name)][place], number)
+        (name, MATTERS[part_of(name)][place], number, is_guided, load)
         for number in range(searches)
         for place in range(depth)
         for name in names
         if place < len(MATTERS[part_of(name)])
+        for is_guided in ways
     ]
-    waiting = [each for each in wanted if each not in known]
+    waiting = [each for each in wanted if each not in known and (not grounds or each[1] in grounds)]
     with worker_pool(jobs) as pool, open(path, "a", encoding="utf-8") as file:
-        asked = [pool.submit(blind_search, *each[:2], number=each[2], budget_s=budget_s) for each in waiting]
-        for future in asked:
-            result = future.result()
-            file.write(json.dumps(result) + "\n")
-            file.flush()
-            print(_line(result), flush=True)
+        for start in range(0, len(waiting), jobs):
+            if time.monotonic() >= until_s:
+                break
+            asked = [
+                pool.submit(blind_search, *each[:2], number=each[2], budget_s=budget_s, is_guided=each[3], load=each[4])
+                for each in waiting[start : start + jobs]
+            ]
+            for future in asked:
+                result = future.result()
+                file.write(json.dumps(result) + "\n")
+                file.flush()
+                print(_line(result), flush=True)
+
+
+def _key(search: Mapping[str, Any]) -> tuple[str, str, int, bool, str]:
+    """What tells searches apart. Those of the first measurement say neither way nor load."""
+    return (
+        search["mutant"], search["ground"], search["number"], search.get("guided", False), search.get("load", FULL)
+    )  # fmt: skip
 
 
 def read_results(path: Path = RESULTS) -> list[dict[str, Any]]:
@@ -159,7 +230,8 @@ def _lines_of(path: Path) -> list[dict[str, Any]]:
 def _line(result: Mapping[str, Any]) -> str:
     outcome = f"found by {', '.join(result['checks'])}" if result["found"] else "not found"
     took = f"{result['seeds']} seeds, {result['core_s']:.1f} core seconds"
-    return f"{result['mutant']:28} {result['ground']:18} search {result['number']}: {outcome} after {took}"
+    way = "guided" if result.get("guided") else "random"
+    return f"{result['mutant']:28} {result['ground']:18} {way} search {result['number']}: {outcome} after {took}"
 
 
 def quantile(ends: Iterable[tuple[float, bool]], ratio: float) -> float | None:
@@ -176,9 +248,12 @@ def quantile(ends: Iterable[tuple[float, bool]], ratio: float) -> float | None:
 
 
 def blind_table(results: Sequence[Mapping[str, Any]], conditions: Sequence[str] = ()) -> list[str]:
-    """The lines of the page, of which there are none without results."""
+    """The lines of the page on random searches with the full load, and then on those that a guide was compared by.
+    There are none without results."""
+    compared = guide_table(results)
+    results = [each for each in results if _key(each)[3:] == (False, FULL)]
     if not results:
-        return []
+        return compared
     budgets = sorted({each["budget_s"] for each in results})
     budget = " or ".join(f"{each:g}" for each in budgets)
     found = {each["mutant"] for each in results if each["found"]}
@@ -209,7 +284,96 @@ def blind_table(results: Sequence[Mapping[str, Any]], conditions: Sequence[str] 
     unclean = sum(len(each["unclean"]) for each in results)
     lines += [line for text in conditions for line in ("", text)]
     lines += ["", f"Runs of the node as it is that gave something away: {unclean}."]
-    return lines
+    return [*lines, *compared]
+
+
+def guide_table(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The lines on guided searches beside random ones: only mutants, grounds and loads that were searched both ways,
+    and of these only the searches that were made both ways."""
+    lines: list[str] = []
+    for load, size in LOADS.items():
+        pairs = _pairs(results, load)
+        if not pairs:
+            continue
+        lines += [
+            "",
+            f"Runs of {size.text}, searches of both kinds from the same seeds:",
+            "",
+            "| mutant | searched in | random: found | core s, median | mean to the budget | guided: found "
+            "| core s, median | mean to the budget | times sooner (95 %) |",
+            "|---|---|---|---|---|---|---|---|---|",
+        ]
+        for (name, ground), both in pairs.items():
+            cells = [
+                cell for way in both for cell in (f"{_hits(way)} of {len(way)}", _median(way), f"{_mean(way):.0f}")
+            ]
+            lines.append(f"| {name} | {ground} | {' | '.join(cells)} | {_interval([both])} |")
+        count = sum(len(both[0]) for both in pairs.values())
+        hits = [sum(_hits(both[way]) for both in pairs.values()) for way in (0, 1)]
+        lines += ["", f"Over all: found by {hits[0]} of {count} random and {hits[1]} of {count} guided searches;"]
+        lines += [f"{_interval(list(pairs.values()))} times sooner."]
+    if not lines:
+        return []
+    return [
+        "",
+        "### With a guide",
+        "",
+        "The same searches by `harness explore --guide` ([exploration.md](exploration.md#a-search-that-learns)), with",
+        "equal seconds of one core. *Mean to the budget* is what a search took on the average, where one that found",
+        "nothing counts with its budget (the restricted mean). *Times sooner* is that of random searches divided by",
+        "that of guided ones, of several mutants the geometric mean; the interval is that of",
+        f"{RESAMPLES:,} bootstrap samples of the searches. What was censored counts as if found at the budget, so the",
+        "factor is nearer to 1 than the truth.",
+        *lines,
+    ]
+
+
+RESAMPLES = 2_000
+
+Both = tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
+"""Random searches, guided ones."""
+
+
+def _pairs(results: Sequence[Mapping[str, Any]], load: str) -> dict[tuple[str, str], Both]:
+    found: dict[tuple[str, str], Both] = {}
+    by_key = {_key(each): each for each in results if _key(each)[4] == load}
+    for name, ground in itertools.product(MUTANTS, GROUNDS):
+        mine = sorted({key[2] for key in by_key if key[:2] == (name, ground)})
+        sides = [[by_key.get((name, ground, number, way, load)) for number in mine] for way in (False, True)]
+        both = [(one, two) for one, two in zip(*sides, strict=True) if one is not None and two is not None]
+        if both:
+            found[name, ground] = [one for one, _ in both], [two for _, two in both]
+    return found
+
+
+def _hits(searches: Sequence[Mapping[str, Any]]) -> int:
+    return sum(bool(each["found"]) for each in searches)
+
+
+def _median(searches: Sequence[Mapping[str, Any]]) -> str:
+    at = quantile([(float(each["core_s"]), bool(each["found"])) for each in searches], 0.5)
+    return f"> {max(each['core_s'] for each in searches):.0f}" if at is None else f"{at:.0f}"
+
+
+def _mean(searches: Sequence[Mapping[str, Any]]) -> float:
+    """Restricted to the budget, which the last run of a search may exceed."""
+    ends = [min(each["core_s"], each["budget_s"]) if each["found"] else each["budget_s"] for each in searches]
+    return float(sum(ends) / len(ends))
+
+
+def _interval(pairs: Sequence[Both]) -> str:
+    """By what factor guided searches took less, with a 95 % interval; searches are drawn within each mutant."""
+
+    def factor(sample: Sequence[Both]) -> float:
+        return math.exp(sum(math.log(_mean(one) / _mean(two)) for one, two in sample) / len(sample))
+
+    rng = random.Random("bootstrap")
+    drawn = sorted(
+        factor([(rng.choices(one, k=len(one)), rng.choices(two, k=len(two))) for one, two in pairs])
+        for _ in range(RESAMPLES)
+    )
+    low, high = drawn[round(0.025 * RESAMPLES)], drawn[round(0.975 * RESAMPLES) - 1]
+    return f"{factor(pairs):.2f} ({low:.2f} to {high:.2f})"
 
 
 def _cells(searches: Sequence[Mapping[str, Any]]) -> str:

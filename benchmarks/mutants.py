@@ -3,7 +3,7 @@
     python -m benchmarks.mutants [NAME ...] [--searches 10] [--seeds 200] [--budget SECONDS] [--jobs N]
     python -m benchmarks.mutants [NAME ...] --power-models [--searches 10] [--seeds 200] [--jobs N]
     python -m benchmarks.mutants [NAME ...] --reports STORE
-    python -m benchmarks.mutants [NAME ...] --blind [--searches 10] [--budget 60] [--jobs N]
+    python -m benchmarks.mutants [NAME ...] --blind [--guide] [--small] [--searches 10] [--budget 60] [--jobs N]
 
 A search runs a mutant's scenario seed after seed until one run gives the mutant away. Searches begin at seeds far
 apart, so they are independent of one another. Every seed is also run without the mutant: a finding counts only if that
@@ -11,7 +11,8 @@ control shows nothing. Results are kept in docs/mutants.json, mutant by mutant, 
 that are there. With --power-models those whose scenario cuts power are looked for under every model of what a sync
 makes durable (nemesis/power.py); that is kept in docs/mutants-power.json. With --reports nothing is measured: the first
 seed of each is run once, and leaves its report and trace. With --blind each is looked for without its scenario
-(`benchmarks/_blind.py`); an interrupted measurement is resumed.
+(`benchmarks/_blind.py`); an interrupted measurement is resumed. With --guide as well each search is made twice, at
+random and by a guide that learns; with --small of shorter runs.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import json
+import math
 import statistics
 import sys
 import time
@@ -27,7 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks._blind import blind_table, measure_blind, read_conditions, read_results
+from benchmarks._blind import FULL, GROUNDS, SMALL, blind_table, measure_blind, read_conditions, read_results
 from checker.workers import worker_pool
 from harness.exploration.mutants import SCENARIOS, gives_away, rehearse_mutant, report_mutant
 from harness.nursery import restart_with_nursery
@@ -253,6 +255,10 @@ def main() -> None:
     parser.add_argument(
         "--power-models", action="store_true", help="look for those whose scenario cuts power, by model"
     )
+    parser.add_argument("--guide", action="store_true", help="with --blind: each search at random and guided")
+    parser.add_argument("--small", action="store_true", help="with --blind: three nodes, 8 s, 60 operations a second")
+    parser.add_argument("--ground", action="append", default=[], choices=GROUNDS, help="with --blind: only there")
+    parser.add_argument("--stop-after", type=float, default=math.inf, metavar="S", help="begin no blind search then")
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
     parser.add_argument("--table-only", action="store_true", help="write the table from the kept results")
     parser.add_argument("--reports", metavar="STORE", help="leave a report of each in this store, and measure nothing")
@@ -266,7 +272,16 @@ def main() -> None:
     if options.blind:
         budget_s = options.budget or BLIND_BUDGET_S
         names = options.names or list(MUTANTS)
-        measure_blind(names, searches=options.searches, budget_s=budget_s, jobs=options.jobs)
+        measure_blind(
+            names,
+            searches=options.searches,
+            budget_s=budget_s,
+            jobs=options.jobs,
+            ways=(False, True) if options.guide else (False,),
+            load=SMALL if options.small else FULL,
+            grounds=options.ground,
+            until_s=time.monotonic() + options.stop_after,
+        )
     if options.reports:
         for name in options.names or SCENARIOS:
             print(report_mutant(name, 1, Store(options.reports)).report_path, flush=True)

@@ -224,6 +224,7 @@ def add_exploration_commands(commands: Any) -> None:
     )
     explore.add_argument("--seeds", type=positive_count, metavar="N", help="at most so many, from --seed on")
     explore.add_argument("--jobs", type=positive_count, metavar="N", help="at a time (default: one per core)")
+    explore.add_argument("--guide", action="store_true", help="make runs of earlier ones that did something new")
     explore.add_argument("--stop-at-first", action="store_true", help="end with the first run that is not valid")
     explore.add_argument("--json", action="store_true", help="print the tally on standard output")
 

@@ -9,7 +9,7 @@ import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -67,6 +67,8 @@ class Parts:
     schedule: Schedule
     has_trace: bool = False
     """Whether the network's trace is kept; the cluster class must have `trace_to`."""
+    on_made: Callable[[Any, TestClock], None] | None = None
+    """Hears of the cluster, and of the run's clock, before anything is started on it."""
 
 
 class TestClock:
@@ -280,6 +282,8 @@ async def _observe_with(state: RunState, parts: Parts, run_dir: RunDir, console:
     cluster, system = make_system(parts, state, str(run_dir.nodes_path))
     if parts.has_trace:
         cluster.trace_to(str(run_dir.trace_path), lambda: clock.zero_s)
+    if parts.on_made is not None:
+        parts.on_made(cluster, clock)
     if isinstance(system, HasClientPrograms):
         system.client_environment = state.environment
     title = f"{test.name}  seed {test.seed}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import io
 import itertools
 import json
@@ -15,6 +16,7 @@ from harness import registry
 from harness.commands.run import test_from
 from harness.errors import OperatorError
 from harness.execution import left_out, perform
+from harness.exploration.guide import Guide
 from harness.exploration.rehearsal import SIMULATED, Rehearsal, parts_of, usable_choices
 from harness.exploration.search import Tally, explore, mix_for, summary_of
 from harness.report import OutputConsole
@@ -28,6 +30,7 @@ PROGRESS_INTERVAL_S = 5.0
 MAX_KEPT_RUNS = 10
 """Failing seeds that are run once more to be kept with history and report; the others are listed by seed."""
 
+
 def explore_command(arguments: argparse.Namespace) -> int:
     """Explore seeds. Returns 1 when any run was invalid, else 2 when any was unknown, else 0."""
     arguments.cluster = SIMULATED
@@ -38,8 +41,10 @@ def explore_command(arguments: argparse.Namespace) -> int:
     count = arguments.seeds if arguments.seeds is not None else None
     seeds = itertools.count(first) if count is None else iter(range(first, first + count))
     jobs = arguments.jobs or os.cpu_count() or 1
+    guide = Guide(test, choices=usable_choices(test), lag=jobs) if arguments.guide else None
     console.print(
-        f"exploring from seed {first}: {test.nodes} nodes, workload {test.workload}, {test.time_limit_s:g} s each, "
+        f"exploring{', guided,' if guide is not None else ''} from seed {first}: {test.nodes} nodes, "
+        f"workload {test.workload}, {test.time_limit_s:g} s each, "
         f"{jobs} at a time",
         highlight=False,
     )
@@ -64,14 +69,16 @@ def explore_command(arguments: argparse.Namespace) -> int:
         budget_s=arguments.budget,
         stop_at_first=arguments.stop_at_first,
         on_result=on_result,
+        guidance=guide,
     )
     show = console if arguments.json else OutputConsole()
     show.print(_line(tally, time.monotonic() - began_s), highlight=False)
     for what, count in sorted(tally.by_reason.items(), key=lambda each: -each[1]):
         show.print(f"{count:6}    {what}", highlight=False, markup=False)
-    kept = [_keep(test, failure.seed, store, console) for failure in tally.failures[:MAX_KEPT_RUNS]]
+    kept = [_keep(test, failure, store, console) for failure in tally.failures[:MAX_KEPT_RUNS]]
     if arguments.json:
-        print(json.dumps({**summary_of(tally), "kept": kept}, indent=2))
+        learned = {} if guide is None else {"guide": guide.summary()}
+        print(json.dumps({**summary_of(tally), **learned, "kept": kept}, indent=2))
     if tally.runs == 0:
         raise OperatorError("--budget was over before the first seed had begun")
     return 1 if tally.invalid else 2 if tally.unknown else 0
@@ -94,12 +101,17 @@ def _line(tally: Tally, elapsed_s: float) -> str:
     )
 
 
-def _keep(test: Test, seed: int, store: Store, console: OutputConsole) -> str:
+def _keep(test: Test, failure: Rehearsal, store: Store, console: OutputConsole) -> str:
     """Run a failing seed once more, this time for the store; the simulation makes it the same run."""
+    seed = failure.seed
     seeded, schedule = mix_for(test, seed, usable_choices(test))
     directory = Path(store.root) / "schedules"
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{test.workload}-{seed}.json"
+    if failure.schedule is not None:  # several runs of a guided search may have the same seed
+        schedule = failure.schedule
+        digest = hashlib.sha256(json.dumps(schedule.to_json()).encode()).hexdigest()
+        path = directory / f"{test.workload}-{seed}-{digest[:12]}.json"
     save_schedule(schedule, str(path))
     kept = dataclasses.replace(seeded, nemesis=(), nemesis_schedule=str(path))
     run_dir, _ = perform(parts_of(kept, schedule), store, OutputConsole(file=io.StringIO(), quiet=True))

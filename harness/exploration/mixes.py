@@ -7,7 +7,8 @@ moments, and some are aimed at what an earlier one sets off,
 - a second fault just after a heal: followers are compared, truncated and filled, a new master is promoted;
 - short faults beside long ones, so that a fault ends between an fsync and its acknowledgement as well;
 - faults at a trigger (nemesis.triggers): right after an election or a promotion, in the middle of a
-  truncation, between a write and its sync.
+  truncation, between a write and its sync;
+- in a part of the mixes a leader that is lost for several seconds, beside whatever else there is.
 """
 
 from __future__ import annotations
@@ -19,7 +20,23 @@ from nemesis.impairments import Activity, faults_that_impair
 from nemesis.schedule import HEAL, INJECT, FaultEvent, Schedule
 from nemesis.triggers import TRIGGER_TIMEOUT_S
 
-__all__ = ["MAX_FAULTS_PER_S", "QUIET_END_S", "random_mix"]
+__all__ = [
+    "AFTER_ELECTION",
+    "AFTER_HEAL",
+    "ANYWHERE",
+    "DELAYS",
+    "ELECTION_S",
+    "LENGTHS_S",
+    "MAX_FAULTS_PER_S",
+    "QUIET_END_S",
+    "QUIET_START_S",
+    "Choices",
+    "Timed",
+    "fits_beside",
+    "random_mix",
+    "schedule_of",
+    "variant_of",
+]
 
 MAX_FAULTS_PER_S = 1.2
 """Faults begun per second, at most: with 1.5 s each on average, about two are in force at any time."""
@@ -27,6 +44,16 @@ MAX_FAULTS_PER_S = 1.2
 LEADER_RATIO = 0.5
 """Of the faults that can be aimed at a leader. Most of what goes wrong begins with the loss of one, and few of the
 variants that there are are aimed at it: drawn evenly, one of 60 seeds cut its leader off for two seconds."""
+
+LOST_RATIO = 0.35
+"""Of the mixes in which a leader is lost for LOST_S. Whatever leases, confirmed reads and the step-down of a leader
+without a quorum are for shows only then, and drawn like all others such a fault was in one of ten mixes."""
+
+LOST_S = (2.0, 5.0)
+"""Four to ten leases of the fast timings: the next leader is there, and clients have met both."""
+
+LENGTHS_S = ((0.05, 0.6), (0.5, 2.0), (1.0, 5.0))
+"""How long a fault lasts: shorter than a lease, about an election, long enough for whatever waits to give up."""
 
 QUIET_START_S = 1.0
 QUIET_END_S = 2.0
@@ -101,13 +128,19 @@ def random_mix(
         timed = _draw(choices, rng, count, end_s, nodes=nodes, elects=elects)
         if count == 0 or any(_is_sure(fault, time_limit_s) for fault in timed):
             break
-    timed.sort(key=lambda fault: fault[:4])
+    return schedule_of(timed)
+
+
+def schedule_of(faults: Sequence[Timed]) -> Schedule:
+    """The schedule of faults that are each injected and healed; they are called f1, f2 and so on as they begin."""
+    rounded = [(round(fault[0], 3), round(fault[1], 3), *fault[2:]) for fault in faults]
+    timed = sorted(rounded, key=lambda fault: (*fault[:4], fault[4] or ""))
     found: list[FaultEvent] = []
     for number, (begin_s, heal_s, nemesis, variant, trigger) in enumerate(timed, start=1):
         for at_s, action, when in ((begin_s, INJECT, trigger), (heal_s, HEAL, None)):
             found.append(
                 FaultEvent(
-                    at_s=round(at_s, 3),
+                    at_s=at_s,
                     action=action,
                     fault_id=f"f{number}",
                     nemesis=nemesis,
@@ -119,28 +152,38 @@ def random_mix(
     return Schedule(tuple(found))
 
 
-def _draw(
-    choices: Choices, rng: random.Random, count: int, end_s: float, *, nodes: int, elects: bool
-) -> list[Timed]:
+def _draw(choices: Choices, rng: random.Random, count: int, end_s: float, *, nodes: int, elects: bool) -> list[Timed]:
     """`count` faults that can be had together, less those for which no place was found."""
     span_s = end_s - QUIET_START_S
     timed: list[Timed] = []
-    for _ in range(count):
+    aimed = [(name, variant) for name, variants in choices for variant in variants if "leader" in variant]
+    losses = [each for each in aimed if each[0] in _LOSES]
+    if count > 0 and losses and span_s > LOST_S[0] and rng.random() < LOST_RATIO:
+        nemesis, variant = rng.choice(losses)
+        length_s = rng.uniform(LOST_S[0], min(LOST_S[1], span_s))
+        at_s = QUIET_START_S + rng.uniform(0.0, span_s - length_s)
+        timed.append((at_s, at_s + length_s, nemesis, variant, None))
+    for _ in range(count - len(timed)):
         for _ in range(MAX_TRIES):
             nemesis, variants = choices[rng.randrange(len(choices))]
-            variant = _variant(rng, variants)
+            variant = variant_of(rng, variants)
             at_s, when = _begin(rng, timed, span_s)
-            length_s = rng.choice((rng.uniform(0.05, 0.6), rng.uniform(0.5, 2.0), rng.uniform(1.0, 5.0)))
+            length_s = rng.uniform(*rng.choice(LENGTHS_S))
             fault = (at_s, max(at_s + 0.05, min(end_s, at_s + length_s)), nemesis, variant, when)
-            if any(_collide(fault, other, nodes) for other in timed):
-                continue
-            if _finds_leaders([*timed, fault], nodes, elects=elects):
+            if fits_beside(timed, fault, nodes, elects=elects):
                 timed.append(fault)
                 break
     return timed
 
 
-def _variant(rng: random.Random, variants: Sequence[str]) -> str:
+def fits_beside(timed: Sequence[Timed], fault: Timed, nodes: int, *, elects: bool) -> bool:
+    """Whether a fault can be had beside others that can be had together, and they beside it."""
+    if any(_collide(fault, other, nodes) for other in timed):
+        return False
+    return _finds_leaders([*timed, fault], nodes, elects=elects)
+
+
+def variant_of(rng: random.Random, variants: Sequence[str]) -> str:
     """Any variant; LEADER_RATIO of the time one aimed at the leader, where there is one."""
     aimed = [variant for variant in variants if "leader" in variant]
     if aimed and rng.random() < LEADER_RATIO:
@@ -214,6 +257,9 @@ def _hit(fault: Timed, nodes: int) -> int:
     }
     return counts[size]
 
+
+_LOSES = frozenset(("partition", "pause", "kill", "power"))
+"""What takes a leader away from all others at once, for as long as it lasts."""
 
 _STOPS = _DOWN | _ASKED
 _CUT = faults_that_impair(Activity.BE_REACHED)

@@ -12,6 +12,7 @@ from typing import Any
 from harness import registry
 from harness.errors import HarnessError, OperatorError, SystemUnderTestError
 from harness.execution import Parts, rehearse
+from harness.exploration.behaviour import Fact, Observer, facts_of
 from harness.report import OutputConsole
 from harness.test import Test
 from harness.workloads.choice import make_workload
@@ -44,6 +45,10 @@ class Rehearsal:
     violation_s: float | None = None
     """When the first violation could be seen: an invariant's moment, or the return of the last operation of a check's
     witness; seconds of the test's time."""
+    facts: tuple[Fact, ...] = ()
+    """What it did, where that was asked for (harness.exploration.behaviour)."""
+    schedule: Schedule | None = None
+    """Its faults, where they do not follow from the seed alone."""
 
     @property
     def symptoms(self) -> tuple[str, ...]:
@@ -62,9 +67,7 @@ def parts_of(test: Test, schedule: Schedule) -> Parts:
         cluster_class=registry.load("clusters", SIMULATED),
         cluster_reason="simulated",
         system_class=system_class,
-        workload=make_workload(
-            test.workload, system_class=system_class, system=test.system, settings=test.settings
-        ),
+        workload=make_workload(test.workload, system_class=system_class, system=test.system, settings=test.settings),
         nemeses=nemeses,
         schedule=schedule,
     )
@@ -100,12 +103,17 @@ def usable_choices(test: Test) -> list[tuple[str, list[str]]]:
     return found
 
 
-def rehearse_test(test: Test, schedule: Schedule) -> Rehearsal:
-    """Run a test in simulation and judge it. A run that could not even start counts as `unknown`."""
+def rehearse_test(test: Test, schedule: Schedule, *, with_facts: bool = False) -> Rehearsal:
+    """Run a test in simulation and judge it. A run that could not even start counts as `unknown`. `with_facts` sums up
+    what it did, which takes some hundredths of its time."""
     began_s = time.perf_counter()
+    observers: list[Observer] = []
+    parts = parts_of(test, schedule)
+    if with_facts:
+        parts = dataclasses.replace(parts, on_made=lambda cluster, clock: observers.append(Observer(cluster, clock)))
     try:
         with tempfile.TemporaryDirectory(prefix="splitbrain-rehearsal-") as directory:
-            results = rehearse(parts_of(test, schedule), directory, OutputConsole(file=io.StringIO(), quiet=True))
+            results = rehearse(parts, directory, OutputConsole(file=io.StringIO(), quiet=True))
     except (SystemUnderTestError, HarnessError) as error:
         results = {"valid": "unknown", "reason": str(error), "checks": {}, "faults": [], "ops": {}}
     return Rehearsal(
@@ -118,6 +126,7 @@ def rehearse_test(test: Test, schedule: Schedule) -> Rehearsal:
         operations=results["ops"].get("ok", 0),
         took_s=time.perf_counter() - began_s,
         violation_s=_violation_s(results),
+        facts=facts_of(observers[0].steps, results["faults"], zero_s=observers[0].zero_s) if observers else (),
     )
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from checker.workers import worker_pool
 from harness.errors import HarnessError
@@ -18,10 +19,24 @@ from harness.exploration.rehearsal import Rehearsal, rehearse_test, usable_choic
 from harness.test import Test
 from nemesis.schedule import Schedule
 
-__all__ = ["MAX_KEPT_FAILURES", "Tally", "explore", "mix_for", "summary_of"]
+__all__ = [
+    "MAX_KEPT_FAILURES",
+    "Candidate",
+    "Guidance",
+    "Tally",
+    "elects_leaders",
+    "explore",
+    "mix_for",
+    "summary_of",
+]
 
 MAX_KEPT_FAILURES = 100
 """Failures listed by one exploration. Whoever has a hundred needs no further one to begin with."""
+
+
+def elects_leaders(test: Test) -> bool:
+    """Whether the replicas of a test choose their leader themselves."""
+    return test.settings.get("replication", "dledger") == "dledger"
 
 
 def mix_for(test: Test, seed: int, choices: Sequence[tuple[str, Sequence[str]]]) -> tuple[Test, Schedule]:
@@ -32,8 +47,35 @@ def mix_for(test: Test, seed: int, choices: Sequence[tuple[str, Sequence[str]]])
         random.Random(f"{seed}/mix"),
         time_limit_s=test.time_limit_s,
         nodes=test.nodes,
-        elects=test.settings.get("replication", "dledger") == "dledger",
+        elects=elects_leaders(test),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A run that is to be made. `test` has its seed."""
+
+    number: int
+    """From 0, in the order in which runs are proposed."""
+    test: Test
+    schedule: Schedule
+    operators: tuple[str, ...] = ()
+    """By which it was made of earlier ones (harness.exploration.mutating); empty for a random mix."""
+    kinds: tuple[int, ...] = ()
+    """The places in the choices of the kinds of faults that were drawn for it."""
+
+
+class Guidance(Protocol):
+    """Decides what is run, by what came of the runs before. See harness.exploration.guide."""
+
+    def may_propose(self) -> bool:
+        """Whether enough is known for the next run."""
+
+    def propose(self, seed: int) -> Candidate:
+        """The next run; `seed` is its own unless it is to keep the beginning of an earlier one."""
+
+    def note(self, candidate: Candidate, rehearsal: Rehearsal) -> None:
+        """What came of a run, in whatever order they end."""
 
 
 @dataclass(slots=True)
@@ -82,38 +124,40 @@ def explore(
     stop_at_first: bool,
     on_result: Callable[[Tally, Rehearsal], None],
     pool: concurrent.futures.Executor | None = None,
+    guidance: Guidance | None = None,
 ) -> Tally:
     """Run seeds until they or the time are used up; `on_result` hears of each run.
 
     `jobs` processes at a time, those of `pool` or else new ones; `budget_s` seconds, after which no further run is
-    begun. With `stop_at_first` the first run that is not valid ends it. Raises OperatorError when the test names what
-    simulation does not have.
+    begun. With `stop_at_first` the first run that is not valid ends it. With `guidance` that decides what is run
+    for a seed, else the seed. Raises OperatorError when the test names what simulation does not have.
     """
     choices = usable_choices(test)
     tally = Tally()
     deadline_s = time.monotonic() + budget_s
     with worker_pool(jobs) if pool is None else contextlib.nullcontext(pool) as workers:
-        running: dict[concurrent.futures.Future[Rehearsal], int] = {}
+        running: dict[concurrent.futures.Future[Rehearsal], Candidate] = {}
 
         def begin() -> None:
             while len(running) < jobs and time.monotonic() < deadline_s:
+                if guidance is not None and not guidance.may_propose():
+                    return
                 seed = next(seeds, None)
                 if seed is None:
                     return
-                running[workers.submit(_rehearse_seed, test, seed, choices)] = seed
+                candidate = _mix(test, seed, choices) if guidance is None else guidance.propose(seed)
+                work = _rehearse if guidance is None else _rehearse_with_facts
+                running[workers.submit(work, candidate)] = candidate
 
         begin()
         while running:
             done, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
             for future in done:
-                seed = running.pop(future)
-                try:
-                    rehearsal = future.result()
-                except BrokenProcessPool:
-                    raise HarnessError(
-                        f"a process that ran a simulation was killed, maybe for want of memory: "
-                        f"--jobs {max(1, jobs - 1)} --seed {seed} goes on from here"
-                    ) from None
+                candidate = running.pop(future)
+                rehearsal = _result_of(future, candidate, jobs)
+                if guidance is not None:
+                    guidance.note(candidate, rehearsal)
+                    rehearsal = dataclasses.replace(rehearsal, facts=())
                 tally.add(rehearsal, time_limit_s=test.time_limit_s)
                 on_result(tally, rehearsal)
                 if stop_at_first and rehearsal.valid is not True:
@@ -124,8 +168,28 @@ def explore(
     return tally
 
 
-def _rehearse_seed(test: Test, seed: int, choices: Sequence[tuple[str, Sequence[str]]]) -> Rehearsal:
-    return rehearse_test(*mix_for(test, seed, choices))
+def _mix(test: Test, seed: int, choices: Sequence[tuple[str, Sequence[str]]]) -> Candidate:
+    seeded, schedule = mix_for(test, seed, choices)
+    return Candidate(number=seed, test=seeded, schedule=schedule)
+
+
+def _rehearse(candidate: Candidate) -> Rehearsal:
+    return rehearse_test(candidate.test, candidate.schedule)
+
+
+def _rehearse_with_facts(candidate: Candidate) -> Rehearsal:
+    found = rehearse_test(candidate.test, candidate.schedule, with_facts=True)
+    return dataclasses.replace(found, schedule=candidate.schedule) if found.valid is not True else found
+
+
+def _result_of(future: concurrent.futures.Future[Rehearsal], candidate: Candidate, jobs: int) -> Rehearsal:
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        raise HarnessError(
+            f"a process that ran a simulation was killed, maybe for want of memory: "
+            f"--jobs {max(1, jobs - 1)} --seed {candidate.test.seed} goes on from here"
+        ) from None
 
 
 def summary_of(tally: Tally) -> Mapping[str, object]:

@@ -12,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import _blind
-from benchmarks._blind import blind_table, measure_blind, quantile, read_conditions, read_results
+from benchmarks._blind import (
+    SMALL,
+    blind_table,
+    guide_table,
+    measure_blind,
+    quantile,
+    read_conditions,
+    read_results,
+)
 
 ENDS = st.lists(st.tuples(st.integers(1, 30).map(float), st.booleans()), min_size=1, max_size=20)
 
@@ -76,5 +84,34 @@ def test_a_measurement_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "a busy machine" in blind_table(read_results(path), read_conditions(path))
 
 
-def fake_search(mutant: str, ground: str, *, number: int, budget_s: float) -> dict[str, Any]:
-    return result(mutant, ground, number, seeds=1, is_found=True)
+def test_a_measurement_both_ways_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_blind, "blind_search", fake_search)
+    path = tmp_path / "blind.jsonl"
+    for ways in ((False,), (False, True)):
+        measure_blind(
+            ["accept-gap"], searches=2, budget_s=1.0, jobs=1, path=path, ways=ways, load=SMALL, grounds=["log"]
+        )
+    seen = [(each["number"], each["guided"], each["load"]) for each in read_results(path)]
+    assert seen == [(0, False, SMALL), (1, False, SMALL), (0, True, SMALL), (1, True, SMALL)]
+    measure_blind(["accept-gap"], searches=3, budget_s=1.0, jobs=1, path=path, until_s=0.0)
+    assert len(read_results(path)) == 4, "none is begun when the time is over"
+
+
+def test_a_guide_is_compared_by_searches_that_were_made_both_ways() -> None:
+    def search(number: int, core_s: int, *, is_guided: bool) -> dict[str, Any]:
+        found = result("accept-gap", "log", number, seeds=core_s, is_found=core_s < 60)
+        return {**found, "guided": is_guided, "load": SMALL}
+
+    random_ones = [search(number, core_s, is_guided=False) for number, core_s in enumerate((20, 40, 60, 60, 10))]
+    guided = [search(number, core_s, is_guided=True) for number, core_s in enumerate((10, 20, 30, 30))]
+    text = "\n".join(guide_table([*random_ones, *guided]))
+    assert "| accept-gap | log | 2 of 4 | 40 | 45 | 4 of 4 | 20 | 22 | 2.00 (" in text
+    assert "found by 2 of 4 random and 4 of 4 guided searches" in text
+    assert guide_table(random_ones) == []
+    assert "| accept-gap | log | 4 of 4 |" not in "\n".join(blind_table([*random_ones, *guided])).split("### With")[0]
+
+
+def fake_search(
+    mutant: str, ground: str, *, number: int, budget_s: float, is_guided: bool, load: str
+) -> dict[str, Any]:
+    return {**result(mutant, ground, number, seeds=1, is_found=True), "guided": is_guided, "load": load}

@@ -1,0 +1,175 @@
+"""What a simulated run did, as a set of small facts that a search can compare with those of other runs.
+
+After Mallory (Meng, Pirlea, Roychoudhury and Sergey, "Greybox fuzzing of distributed systems", CCS 2023), which tells
+runs apart by an abstraction of the order of their events. Here a fact is one of these, of a step of the protocol (a
+vote, a change of role, a start, a comparison, a truncation, a promotion):
+
+    state    the step, and of all members role, term relative to the newest and whether they run, with the kinds of
+             faults in force
+    flight   the step and the role of its member, with what of its log is not committed and not on its disk, and the
+             kinds of faults in force
+    pair     the step and the one before it: whether the same member took both, in which roles, and how long after
+    chain    three steps of the group one after the other and who of them was the same
+
+Members are told apart by what they are, not by name: five facts that differ in names only are one. A fact is kept as
+a number of FACT_BITS bits, which is the same in every process; two facts may share one, and then the second is
+overlooked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import zlib
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from harness.clusters.sim.cluster import SimCluster
+from harness.execution import TestClock
+from node.dledger import DLedgerServer
+
+__all__ = ["FACT_BITS", "MAX_STEPS", "Fact", "Observer", "Step", "facts_of"]
+
+FACT_BITS = 16
+"""65,536 numbers; a search of a thousand runs meets some ten thousand."""
+
+MAX_STEPS = 4_000
+"""Looked at of one run, which takes a hundredth of a second; 15 s under many faults have some hundred."""
+
+GAPS_S = (0.001, 0.01, 0.1, 1.0)
+SIZES = (0, 1, 8, 64)
+
+STEPS = frozenset(("voting", "voted", "elected", "promoted", "matched", "recovered"))
+"""Of nemesis.triggers.KINDS; what is stored is left out, of which there is too much, and truncations are told apart."""
+
+Fact = tuple[int, float]
+"""Its number, and when it first held: seconds of the run's time."""
+
+
+class Step(NamedTuple):
+    """A step of the protocol. `at_s` is the loop's time."""
+
+    at_s: float
+    kind: str
+    host: str
+    role: str
+    uncommitted: int
+    """Which of SIZES the entries behind the committed index are above."""
+    is_unsynced: bool
+    view: tuple[tuple[str, int, bool], ...]
+    """Of each member, sorted: role, terms behind the newest (2 is two and more), whether it runs."""
+
+
+class Observer:
+    """Notes the steps of a cluster from its making on. Takes no part in the run."""
+
+    def __init__(self, cluster: SimCluster, clock: TestClock) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._now_s = asyncio.get_running_loop().time
+        self._ledgers: dict[str, DLedgerServer] = {}
+        self.steps: list[Step] = []
+        tell = cluster.watch.tell
+        tell.recovered.append(self._recovered)
+        tell.occurrence.append(self._occurred)
+        tell.role.append(lambda host, term, role: self._note(f"becomes {_word(role)}", host))
+        tell.truncated.append(self._truncated)
+
+    @property
+    def zero_s(self) -> float:
+        """The loop's time at which the run's time was 0; 0 where the load never began."""
+        return self._clock.zero_s or 0.0
+
+    def _recovered(self, host: str, ledger: DLedgerServer) -> None:
+        self._ledgers[host] = ledger
+
+    def _occurred(self, kind: str, host: str) -> None:
+        if kind in STEPS:
+            self._note(kind, host)
+
+    def _truncated(self, host: str, stays: int, before: int, _: object) -> None:
+        self._note(f"truncates {_rank(before - stays, SIZES)}", host)
+
+    def _note(self, kind: str, host: str) -> None:
+        ledger = self._ledgers.get(host)
+        if ledger is None or len(self.steps) >= MAX_STEPS:
+            return
+        store = ledger.store
+        newest = max(each.member_state.term for each in self._ledgers.values())
+        self.steps.append(
+            Step(
+                at_s=self._now_s(),
+                kind=kind,
+                host=host,
+                role=_word(ledger.member_state.role),
+                uncommitted=_rank(store.ledger_end_index - store.committed_index, SIZES),
+                is_unsynced=store.durable_index < store.ledger_end_index,
+                view=tuple(sorted(self._seen(name, each, newest) for name, each in self._ledgers.items())),
+            )
+        )
+
+    def _seen(self, host: str, ledger: DLedgerServer, newest: int) -> tuple[str, int, bool]:
+        process = self._cluster.machine(host).process
+        state = ledger.member_state
+        return _word(state.role), min(2, newest - state.term), process is not None and process.is_running
+
+
+def facts_of(steps: Sequence[Step], faults: Sequence[Mapping[str, Any]], *, zero_s: float) -> tuple[Fact, ...]:
+    """The facts of a run, in the order in which they first held. `faults` as checker.faults has them; `zero_s` is the
+    loop's time at which the run's time, by which they are dated, was 0."""
+    found: dict[int, float] = {}
+    in_force = _Faults(faults)
+    recent: deque[Step] = deque(maxlen=3)
+    for step in steps:
+        at_s = step.at_s - zero_s
+        kinds = in_force.at(at_s)
+        facts: list[tuple[object, ...]] = [
+            ("state", step.kind, step.view, kinds),
+            ("flight", step.kind, step.role, step.uncommitted, step.is_unsynced, kinds),
+        ]
+        if recent:
+            last = recent[-1]
+            gap = _rank(step.at_s - last.at_s, GAPS_S)
+            facts.append(("pair", last.kind, last.role, step.kind, step.role, last.host == step.host, gap))
+        recent.append(step)
+        if len(recent) == 3:
+            hosts = [each.host for each in recent]
+            facts.append(("chain", *(each.kind for each in recent), *(hosts.index(host) for host in hosts)))
+        for fact in facts:
+            found.setdefault(zlib.crc32(repr(fact).encode()) >> (32 - FACT_BITS), round(at_s, 3))
+    return tuple(found.items())
+
+
+class _Faults:
+    """Which kinds of faults are in force as time goes on."""
+
+    def __init__(self, faults: Sequence[Mapping[str, Any]]) -> None:
+        spans = [(each["start_ns"], each["end_ns"], str(each.get("nemesis"))) for each in faults]
+        self._waiting = sorted(
+            ((start / 1e9, float("inf") if end is None else end / 1e9, kind) for start, end, kind in spans if start),
+            reverse=True,
+        )
+        self._active: list[tuple[float, str]] = []
+        self._kinds: tuple[str, ...] = ()
+
+    def at(self, at_s: float) -> tuple[str, ...]:
+        """The kinds in force at a moment, which is none before the moment asked for last."""
+        is_changed = False
+        while self._waiting and self._waiting[-1][0] <= at_s:
+            _, end_s, kind = self._waiting.pop()
+            self._active.append((end_s, kind))
+            is_changed = True
+        if is_changed or any(end_s < at_s for end_s, _ in self._active):
+            self._active = [each for each in self._active if each[0] >= at_s]
+            self._kinds = tuple(sorted({kind for _, kind in self._active}))
+        return self._kinds
+
+
+def _word(role: enum.Enum) -> str:
+    return role.name.lower()
+
+
+def _rank(value: float, bounds: Sequence[float]) -> int:
+    """How many of the bounds a value is above."""
+    return sum(value > bound for bound in bounds)
