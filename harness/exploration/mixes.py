@@ -49,6 +49,9 @@ LOST_RATIO = 0.35
 """Of the mixes in which a leader is lost for LOST_S. Whatever leases, confirmed reads and the step-down of a leader
 without a quorum are for shows only then, and drawn like all others such a fault was in one of ten mixes."""
 
+CUT_RATIO = 0.5
+"""Of these, those in which it is cut off, and lives: only such a leader can go on leading and answering."""
+
 LOST_S = (2.0, 5.0)
 """Four to ten leases of the fast timings: the next leader is there, and clients have met both."""
 
@@ -156,13 +159,9 @@ def _draw(choices: Choices, rng: random.Random, count: int, end_s: float, *, nod
     """`count` faults that can be had together, less those for which no place was found."""
     span_s = end_s - QUIET_START_S
     timed: list[Timed] = []
-    aimed = [(name, variant) for name, variants in choices for variant in variants if "leader" in variant]
-    losses = [each for each in aimed if each[0] in _LOSES]
-    if count > 0 and losses and span_s > LOST_S[0] and rng.random() < LOST_RATIO:
-        nemesis, variant = rng.choice(losses)
-        length_s = rng.uniform(LOST_S[0], min(LOST_S[1], span_s))
-        at_s = QUIET_START_S + rng.uniform(0.0, span_s - length_s)
-        timed.append((at_s, at_s + length_s, nemesis, variant, None))
+    loss = _loss(choices, rng, span_s) if count > 0 else None
+    if loss is not None:
+        timed.append(loss)
     for _ in range(count - len(timed)):
         for _ in range(MAX_TRIES):
             nemesis, variants = choices[rng.randrange(len(choices))]
@@ -174,6 +173,18 @@ def _draw(choices: Choices, rng: random.Random, count: int, end_s: float, *, nod
                 timed.append(fault)
                 break
     return timed
+
+
+def _loss(choices: Choices, rng: random.Random, span_s: float) -> Timed | None:
+    """In LOST_RATIO of the mixes a leader that is lost for LOST_S, where that can be had."""
+    aimed = {name: [variant for variant in variants if "leader" in variant] for name, variants in choices}
+    kinds = [name for name in aimed if name in _LOSES and aimed[name]]
+    if not kinds or span_s <= LOST_S[0] or rng.random() >= LOST_RATIO:
+        return None
+    nemesis = "partition" if "partition" in kinds and rng.random() < CUT_RATIO else rng.choice(kinds)
+    length_s = rng.uniform(LOST_S[0], min(LOST_S[1], span_s))
+    at_s = QUIET_START_S + rng.uniform(0.0, span_s - length_s)
+    return at_s, at_s + length_s, nemesis, rng.choice(aimed[nemesis]), None
 
 
 def fits_beside(timed: Sequence[Timed], fault: Timed, nodes: int, *, elects: bool) -> bool:
