@@ -18,7 +18,7 @@ from harness.errors import OperatorError
 from harness.execution import left_out, perform
 from harness.exploration.guide import Guide
 from harness.exploration.rehearsal import SIMULATED, Rehearsal, parts_of, usable_choices
-from harness.exploration.search import Tally, explore, mix_for, summary_of
+from harness.exploration.search import Tally, elects_leaders, explore, mix_for, summary_of
 from harness.report import OutputConsole
 from harness.store import Store
 from harness.test import ALL, NemesisChoice, Test
@@ -41,7 +41,7 @@ def explore_command(arguments: argparse.Namespace) -> int:
     count = arguments.seeds if arguments.seeds is not None else None
     seeds = itertools.count(first) if count is None else iter(range(first, first + count))
     jobs = arguments.jobs or os.cpu_count() or 1
-    guide = Guide(test, choices=usable_choices(test), lag=jobs) if arguments.guide else None
+    guide = _guide(test, jobs) if arguments.guide else None
     console.print(
         f"exploring{', guided,' if guide is not None else ''} from seed {first}: {test.nodes} nodes, "
         f"workload {test.workload}, {test.time_limit_s:g} s each, "
@@ -91,6 +91,14 @@ def _left_out(test: Test) -> list[str]:
     every = dataclasses.replace(test, nemesis=(NemesisChoice(ALL),))
     cluster_class, system_class = registry.load("clusters", SIMULATED), registry.load("systems", test.system)
     return left_out(every, registry.load_all("nemeses"), cluster_class, system_class)
+
+
+def _guide(test: Test, jobs: int) -> Guide:
+    if not elects_leaders(test):
+        raise OperatorError(
+            "--guide goes by elections and what follows them, which classic replication does not have: leave it out"
+        )
+    return Guide(test, choices=usable_choices(test), lag=jobs)
 
 
 def _line(tally: Tally, elapsed_s: float) -> str:

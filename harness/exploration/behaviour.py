@@ -18,101 +18,22 @@ overlooked.
 
 from __future__ import annotations
 
-import asyncio
-import enum
 import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from harness.clusters.sim.cluster import SimCluster
-from harness.execution import TestClock
-from node.dledger import DLedgerServer
+from harness.clusters.sim.steps import Step, rank_of
 
-__all__ = ["FACT_BITS", "MAX_STEPS", "Fact", "Observer", "Step", "facts_of"]
+__all__ = ["FACT_BITS", "Fact", "facts_of"]
 
 FACT_BITS = 16
 """65,536 numbers; a search of a thousand runs meets some ten thousand."""
 
-MAX_STEPS = 4_000
-"""Looked at of one run, which takes a hundredth of a second; 15 s under many faults have some hundred."""
-
 GAPS_S = (0.001, 0.01, 0.1, 1.0)
-SIZES = (0, 1, 8, 64)
-
-STEPS = frozenset(("voting", "voted", "elected", "promoted", "matched", "recovered"))
-"""Of nemesis.triggers.KINDS; what is stored is left out, of which there is too much, and truncations are told apart."""
 
 Fact = tuple[int, float]
 """Its number, and when it first held: seconds of the run's time."""
-
-
-class Step(NamedTuple):
-    """A step of the protocol. `at_s` is the loop's time."""
-
-    at_s: float
-    kind: str
-    host: str
-    role: str
-    uncommitted: int
-    """Which of SIZES the entries behind the committed index are above."""
-    is_unsynced: bool
-    view: tuple[tuple[str, int, bool], ...]
-    """Of each member, sorted: role, terms behind the newest (2 is two and more), whether it runs."""
-
-
-class Observer:
-    """Notes the steps of a cluster from its making on. Takes no part in the run."""
-
-    def __init__(self, cluster: SimCluster, clock: TestClock) -> None:
-        self._cluster = cluster
-        self._clock = clock
-        self._now_s = asyncio.get_running_loop().time
-        self._ledgers: dict[str, DLedgerServer] = {}
-        self.steps: list[Step] = []
-        tell = cluster.watch.tell
-        tell.recovered.append(self._recovered)
-        tell.occurrence.append(self._occurred)
-        tell.role.append(lambda host, term, role: self._note(f"becomes {_word(role)}", host))
-        tell.truncated.append(self._truncated)
-
-    @property
-    def zero_s(self) -> float:
-        """The loop's time at which the run's time was 0; 0 where the load never began."""
-        return self._clock.zero_s or 0.0
-
-    def _recovered(self, host: str, ledger: DLedgerServer) -> None:
-        self._ledgers[host] = ledger
-
-    def _occurred(self, kind: str, host: str) -> None:
-        if kind in STEPS:
-            self._note(kind, host)
-
-    def _truncated(self, host: str, stays: int, before: int, _: object) -> None:
-        self._note(f"truncates {_rank(before - stays, SIZES)}", host)
-
-    def _note(self, kind: str, host: str) -> None:
-        ledger = self._ledgers.get(host)
-        if ledger is None or len(self.steps) >= MAX_STEPS:
-            return
-        store = ledger.store
-        newest = max(each.member_state.term for each in self._ledgers.values())
-        self.steps.append(
-            Step(
-                at_s=self._now_s(),
-                kind=kind,
-                host=host,
-                role=_word(ledger.member_state.role),
-                uncommitted=_rank(store.ledger_end_index - store.committed_index, SIZES),
-                is_unsynced=store.durable_index < store.ledger_end_index,
-                view=tuple(sorted(self._seen(name, each, newest) for name, each in self._ledgers.items())),
-            )
-        )
-
-    def _seen(self, host: str, ledger: DLedgerServer, newest: int) -> tuple[str, int, bool]:
-        process = self._cluster.machine(host).process
-        state = ledger.member_state
-        return _word(state.role), min(2, newest - state.term), process is not None and process.is_running
 
 
 def facts_of(steps: Sequence[Step], faults: Sequence[Mapping[str, Any]], *, zero_s: float) -> tuple[Fact, ...]:
@@ -130,7 +51,7 @@ def facts_of(steps: Sequence[Step], faults: Sequence[Mapping[str, Any]], *, zero
         ]
         if recent:
             last = recent[-1]
-            gap = _rank(step.at_s - last.at_s, GAPS_S)
+            gap = rank_of(step.at_s - last.at_s, GAPS_S)
             facts.append(("pair", last.kind, last.role, step.kind, step.role, last.host == step.host, gap))
         recent.append(step)
         if len(recent) == 3:
@@ -164,12 +85,3 @@ class _Faults:
             self._active = [each for each in self._active if each[0] >= at_s]
             self._kinds = tuple(sorted({kind for _, kind in self._active}))
         return self._kinds
-
-
-def _word(role: enum.Enum) -> str:
-    return role.name.lower()
-
-
-def _rank(value: float, bounds: Sequence[float]) -> int:
-    """How many of the bounds a value is above."""
-    return sum(value > bound for bound in bounds)

@@ -6,13 +6,15 @@ import dataclasses
 import io
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from harness import registry
+from harness.clusters.sim.steps import StepObserver
 from harness.errors import HarnessError, OperatorError, SystemUnderTestError
-from harness.execution import Parts, rehearse
-from harness.exploration.behaviour import Fact, Observer, facts_of
+from harness.execution import Parts, TestClock, rehearse
+from harness.exploration.behaviour import Fact, facts_of
 from harness.report import OutputConsole
 from harness.test import Test
 from harness.workloads.choice import make_workload
@@ -107,10 +109,10 @@ def rehearse_test(test: Test, schedule: Schedule, *, with_facts: bool = False) -
     """Run a test in simulation and judge it. A run that could not even start counts as `unknown`. `with_facts` sums up
     what it did, which takes some hundredths of its time."""
     began_s = time.perf_counter()
-    observers: list[Observer] = []
+    seen: list[tuple[StepObserver, TestClock]] = []
     parts = parts_of(test, schedule)
     if with_facts:
-        parts = dataclasses.replace(parts, on_made=lambda cluster, clock: observers.append(Observer(cluster, clock)))
+        parts = dataclasses.replace(parts, on_made=lambda cluster, clock: seen.append((StepObserver(cluster), clock)))
     try:
         with tempfile.TemporaryDirectory(prefix="splitbrain-rehearsal-") as directory:
             results = rehearse(parts, directory, OutputConsole(file=io.StringIO(), quiet=True))
@@ -126,8 +128,13 @@ def rehearse_test(test: Test, schedule: Schedule, *, with_facts: bool = False) -
         operations=results["ops"].get("ok", 0),
         took_s=time.perf_counter() - began_s,
         violation_s=_violation_s(results),
-        facts=facts_of(observers[0].steps, results["faults"], zero_s=observers[0].zero_s) if observers else (),
+        facts=_facts(*seen[0], results["faults"]) if seen else (),
     )
+
+
+def _facts(observer: StepObserver, clock: TestClock, faults: Sequence[Mapping[str, Any]]) -> tuple[Fact, ...]:
+    """Dated by the loop's time where the load never began."""
+    return facts_of(observer.steps, faults, zero_s=clock.zero_s or 0.0)
 
 
 def _violation_s(results: dict[str, Any]) -> float | None:

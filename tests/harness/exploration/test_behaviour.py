@@ -7,8 +7,9 @@ import random
 
 import pytest
 
-from harness.exploration import behaviour
-from harness.exploration.behaviour import FACT_BITS, Step, facts_of
+from harness.clusters.sim import steps
+from harness.clusters.sim.steps import Step
+from harness.exploration.behaviour import FACT_BITS, facts_of
 from harness.exploration.rehearsal import rehearse_test
 from harness.test import Test
 from nemesis.schedule import Schedule
@@ -79,6 +80,6 @@ def test_a_run_is_the_same_whether_or_not_it_is_looked_at(monkeypatch: pytest.Mo
     assert without.facts == () and len(seen.facts) > 20
     same = dataclasses.replace(seen, facts=(), took_s=without.took_s)
     assert same == without
-    monkeypatch.setattr(behaviour, "MAX_STEPS", 5)
+    monkeypatch.setattr(steps, "MAX_STEPS", 5)
     bounded = rehearse_test(test, schedule, with_facts=True)
     assert 0 < len(bounded.facts) <= 4 * 5

@@ -147,3 +147,11 @@ def test_a_guided_search_finds_and_what_it_finds_is_repeated(
     test = make_test(time_limit_s=4.0, nemesis=kinds)
     assert load_schedule(path) != mix_for(test, int(seed), usable_choices(test))[1], "the last is made of earlier ones"
     assert main([*words, *store]) == 1, lines[-1]
+
+
+def test_a_guide_is_refused_where_nobody_is_elected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from harness.cli import main
+
+    words = ["explore", "--guide", "--set", "replication=sync", "--store", str(tmp_path / "store")]
+    assert main([*words, "--workload", "log", "--nemesis", "kill", "--seeds", "1"]) == 254
+    assert "classic replication" in capsys.readouterr().err
