@@ -41,6 +41,8 @@ from node.security import AclConfig, TlsConfig, read_acl, read_tls
 
 __all__ = [
     "DEFAULT_PERM",
+    "MAX_MESSAGE_SIZE_BYTES",
+    "MAX_RECORD_OVERHEAD_BYTES",
     "PERM_READ",
     "PERM_WRITE",
     "BrokerConfig",
@@ -75,6 +77,8 @@ MAX_DIAL_ENTRIES: Final = 1000
 """Other brokers' addresses, a few for each."""
 MAX_TOPIC_LENGTH: Final = 127
 """A record stores the topic's length in a signed byte (R)."""
+MAX_MESSAGE_SIZE_BYTES: Final = 8 << 20
+"""What a message's body may be allowed to have."""
 MAX_RECORD_OVERHEAD_BYTES: Final = 33_120
 """What a message can cost in the log beside its body: entry header, record, topic and properties, rounded up."""
 
@@ -223,6 +227,9 @@ class BrokerConfig:
     """Send consumers that lag far behind to a slave (R: slaveReadEnable)."""
     start_accept_send_timestamp_ms: int = 0
     """Milliseconds of the epoch before which sends are refused (R: startAcceptSendRequestTimeStamp)."""
+    broker_permission: int = DEFAULT_PERM
+    """R4 + W2: what clients may do here at most. Name servers are told of no more for any topic, pulls are refused
+    without R, sends to an ordered topic without W (R: brokerPermission)."""
     region_id: str = "DefaultRegion"
     """What answers to sends say in MSG_REGION (R: regionId)."""
     trace_on: bool = True
@@ -349,7 +356,7 @@ def _limits(reader: ConfigReader) -> LimitsConfig:
     defaults = LimitsConfig()
     limits = LimitsConfig(
         max_message_size_bytes=reader.take(
-            "max_message_size_bytes", integer_in(1, 8 << 20), defaults.max_message_size_bytes
+            "max_message_size_bytes", integer_in(1, MAX_MESSAGE_SIZE_BYTES), defaults.max_message_size_bytes
         ),
         max_connections=reader.take("max_connections", integer_in(1, 100_000), defaults.max_connections),
         max_held_pulls=reader.take("max_held_pulls", integer_in(0, 1_000_000), defaults.max_held_pulls),
@@ -418,6 +425,7 @@ def parse_broker_config(text: str, overrides: Sequence[str] = ()) -> BrokerConfi
         fast_port=reader.take("fast_port", _boolean, False),
         slave_read_enable=reader.take("slave_read_enable", _boolean, False),
         start_accept_send_timestamp_ms=reader.take("start_accept_send_timestamp_ms", integer_in(0, (1 << 63) - 1), 0),
+        broker_permission=reader.take("broker_permission", integer_in(0, 7), DEFAULT_PERM),
         region_id=reader.take("region_id", check_name, "DefaultRegion"),
         trace_on=reader.take("trace_on", _boolean, True),
         acl=read_acl(reader.optional_table("acl")),

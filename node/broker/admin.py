@@ -1,15 +1,16 @@
 """Questions about queues and the broker itself: offsets (30, 31), the oldest message (32), units (321), runtime
-information (28), configuration (26), topics (17, 202, 215, 305)."""
+information (28), configuration (25, 26), topics (17, 202, 215, 305)."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from node.broker.append_errors import stored_at
 from node.broker.group_tools import subscription_document
 from node.broker.internal_topics import is_internal, system_topics
+from node.broker.live_settings import LiveSettings
 from node.broker.pull import TagFilter
 from node.broker.query_context import QueryContext
 from node.broker.tool_json import Place, queue_table, to_json
@@ -22,8 +23,6 @@ __all__ = ["AdminProcessor"]
 
 MAX_UNITS = 1000
 """Units in one answer."""
-UNCHANGED: Final = {"timestamp": 0, "counter": 0}
-"""The version of settings that do not change while the broker runs."""
 
 
 class AdminProcessor:
@@ -35,10 +34,12 @@ class AdminProcessor:
         *,
         describe: Callable[[], Mapping[str, object]],
         settings: Callable[[], Mapping[str, object]],
+        live: LiveSettings,
         on_topics_changed: Callable[[], None],
     ) -> None:
         self._context = context
         self._settings = settings
+        self._live = live
         self._describe = describe
         self._on_topics_changed = on_topics_changed
 
@@ -52,6 +53,7 @@ class AdminProcessor:
             code.QUERY_CONSUME_QUEUE: self.units,
             code.GET_BROKER_RUNTIME_INFO: self.runtime_info,
             code.GET_BROKER_CONFIG: self.configuration,
+            code.UPDATE_BROKER_CONFIG: self.update_configuration,
             code.UPDATE_AND_CREATE_TOPIC: self.update_topic,
             code.DELETE_TOPIC_IN_BROKER: self.delete_topic,
             code.GET_TOPIC_STATS_INFO: self.topic_stats,
@@ -134,9 +136,15 @@ class AdminProcessor:
         return command.reply(ResponseCode.SUCCESS, body=json.dumps({"table": table}).encode())
 
     def configuration(self, command: Command, connection: Connection) -> Command:
-        """Code 26: the settings that tools of RocketMQ know, one NAME=VALUE a line. They are changed by a restart."""
+        """Code 26: the settings that tools of RocketMQ know, one NAME=VALUE a line, and how often they were changed."""
         lines = "".join(f"{name}={_text(value)}\n" for name, value in self._settings().items())
-        return command.reply(ResponseCode.SUCCESS, fields={"version": to_json(UNCHANGED)}, body=lines.encode())
+        version = to_json(self._live.version)
+        return command.reply(ResponseCode.SUCCESS, fields={"version": version}, body=lines.encode())
+
+    async def update_configuration(self, command: Command, connection: Connection) -> Command:
+        """Code 25: change settings, as many as the body names, or none of them; durable before the answer."""
+        await self._live.update(command.body, {name: _text(value) for name, value in self._settings().items()})
+        return command.reply(ResponseCode.SUCCESS)
 
     def own_topics(self, command: Command, connection: Connection) -> Command:
         """Code 305: the topics that the broker has for itself."""

@@ -45,7 +45,8 @@ class ClientProcessor:
         self._memory = memory
         self._delay_offsets = delay_offsets
         self._on_topics_changed = on_topics_changed
-        self._auto_create_groups = auto_create_groups
+        self.auto_create_groups = auto_create_groups
+        """Whether a heartbeat makes its groups."""
 
     def processors(self) -> dict[int, Callable[[Command, Connection], Any]]:
         """What answers which request code."""
@@ -70,7 +71,7 @@ class ClientProcessor:
         """Code 34: register what the client takes part in; a new consumer group gets its retry topic."""
         beat = Heartbeat.of(command.body)
         for consumer in beat.consumers:
-            if not self._auto_create_groups and self._groups.get(consumer.group) is None:
+            if not self.auto_create_groups and self._groups.get(consumer.group) is None:
                 continue  # its pulls are refused with a reason (R)
             try:
                 group = self._groups.find_or_create(consumer.group)

@@ -32,6 +32,7 @@ from node.broker.dispatcher import Dispatcher, Queue
 from node.broker.group_tools import GroupTools
 from node.broker.internal_topics import SCHEDULE_TOPIC
 from node.broker.ledger import Ledger
+from node.broker.live_settings import LiveSettings
 from node.broker.log_expiry import new_log_expiry
 from node.broker.memory_window import MemoryWindow
 from node.broker.message_store import MessageStore
@@ -95,11 +96,13 @@ class BrokerController:
         self.send_hooks = SendHooks()
         """Called around every send; add to it before clients come."""
         self._boot_ms = runtime.clock.wall_ms()
+        self._live = LiveSettings(config, disk=runtime.disk, clock=runtime.clock, apply=self._configure)
         self._assemble_store()
         self._assemble_role()
         self._assemble_services()
         self.metrics = MetricsServer(config.metrics_listen, self._metrics) if config.metrics_listen else None
         self.expiry = new_log_expiry(self.ledger, self.dispatcher, config, runtime.clock, self._log_removed)
+        self._group_makers: tuple[RetryTopics | ClientProcessor, ...] = ()
         self._removals: list[asyncio.Task[None]] = []
         self._started = False
 
@@ -213,6 +216,7 @@ class BrokerController:
             auto_create_groups=config.auto_create_groups,
             slave_read_enable=config.slave_read_enable,
         )
+        self._pulls.configure(config)
 
     @property
     def port(self) -> int:
@@ -251,6 +255,7 @@ class BrokerController:
             await self.metrics.start()
         self._runtime.disk.make_dirs(self.config.data_dir)
         self._disk_watch.start()
+        self._live.load()
         self.topics.load()
         self.groups.load()
         self.offsets.load()
@@ -268,6 +273,18 @@ class BrokerController:
         self._roles.start()
         self._registrar.start()
         self._started = True
+
+    def _configure(self, config: BrokerConfig) -> None:
+        """Go on by another configuration: what changes in it is in LiveSettings."""
+        self.config = config
+        self._pulls.configure(config)
+        self._memory.set_percent(config.limits.in_memory_percent)
+        self._checks.configure(config.transactions)
+        for processor in self._group_makers:
+            processor.auto_create_groups = config.auto_create_groups
+        if self._started:
+            self._sends.configure(config, self.transactions)
+            self._registrar.announce()
 
     def _register_processors(self) -> None:
         retries = RetryTopics(
@@ -293,6 +310,7 @@ class BrokerController:
             not_leader_remark=self.not_leader_remark,
         )
         self._sends = self._send_processor(retries)
+        self._sends.configure(self.config, self.transactions)
         context = QueryContext(
             gate=self._gate,
             log=self.ledger.store,
@@ -306,6 +324,7 @@ class BrokerController:
             context,
             describe=self._status,
             settings=lambda: settings_of(self.config, self.runtime_table()),
+            live=self._live,
             on_topics_changed=self._registrar.announce,
         )
         server = self._server
@@ -329,6 +348,7 @@ class BrokerController:
             on_topics_changed=self._registrar.announce,
             auto_create_groups=self.config.auto_create_groups,
         )
+        self._group_makers = (retries, client_processor)
         groups = GroupTools(context, rates=self._pulls.rates, clock=self._runtime.clock, address=lambda: self.address)
         for part in (client_processor, admin, groups, ClientTools(context)):
             for tool_code, processor in part.processors().items():
@@ -439,9 +459,9 @@ class BrokerController:
             "brokerId": self.broker_id,
             "dledgerTerm": self.ledger.member_state.term,
         }
-        return fields, registration_body(
-            self.topics.announced(auto_create=self.config.auto_create_topics), self.topics.data_version
-        )
+        config = self.config
+        topics = self.topics.announced(auto_create=config.auto_create_topics, permission=config.broker_permission)
+        return fields, registration_body(topics, self.topics.data_version + self._live.version["counter"])
 
     def _metrics(self) -> bytes:
         return render(self.runtime_table(), self.store.put_times, self.store.topic_puts())

@@ -17,7 +17,12 @@ class MemoryWindow:
 
     def __init__(self, log: LedgerStore, *, memory_bytes: int, percent: int) -> None:
         self._log = log
-        self._size_bytes = memory_bytes * percent // 100
+        self._memory_bytes = memory_bytes
+        self.set_percent(percent)
+
+    def set_percent(self, percent: int) -> None:
+        """Another share of the memory."""
+        self._size_bytes = self._memory_bytes * percent // 100
 
     def is_behind(self, physical_offset: int) -> bool:
         """Whether what lies at this offset of the log has to be read from the disk."""

@@ -30,6 +30,7 @@ from node.broker.reads import ReadGate
 from node.broker.sql92 import SqlError, parse_sql
 from node.broker.subscription_groups import DEFAULT_SLOW_BROKER_ID, MASTER_ID, SubscriptionGroups
 from node.broker.topics import TopicTable
+from node.config import PERM_READ, BrokerConfig
 from node.logs import LogLimiter
 from node.remoting import Command, Connection, RequestError, ResponseCode
 from node.store.consume_queue import ConsumeQueue, Unit
@@ -178,7 +179,8 @@ class _Groups:
     def __init__(self, groups: SubscriptionGroups, clients: ClientManager, auto_create: bool) -> None:
         self._groups = groups
         self._clients = clients
-        self._auto_create = auto_create
+        self.auto_create = auto_create
+        """Whether a pull may come from a group that nobody has made."""
 
     def slow_broker_id(self, name: str) -> int:
         """Where a consumer of the group that lags far behind had better read (R: whichBrokerWhenConsumeSlowly)."""
@@ -189,7 +191,7 @@ class _Groups:
         """Refuse a group that must not consume here (R: PullMessageProcessor)."""
         group = self._groups.get(name)
         if group is None:
-            if name and not self._auto_create:
+            if name and not self.auto_create:
                 raise RequestError(
                     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"group {name!r} does not exist, create it first"
                 )
@@ -309,6 +311,7 @@ class PullProcessor:
         self._groups = _Groups(groups, clients, auto_create_groups)
         self._memory = memory
         self._slave_read_enable = slave_read_enable
+        self._may_read = True
         self._offsets = offsets
         self._gate = gate
         self._log = log
@@ -320,8 +323,16 @@ class PullProcessor:
         """Messages handed out since the start."""
         self.rates = GroupRates(lambda: asyncio.get_running_loop().time())
 
+    def configure(self, config: BrokerConfig) -> None:
+        """Answer as `config` says from now on."""
+        self._groups.auto_create = config.auto_create_groups
+        self._slave_read_enable = config.slave_read_enable
+        self._may_read = bool(config.broker_permission & PERM_READ)
+
     def process(self, command: Command, connection: Connection) -> Command | Awaitable[Command | None]:
         """Answer now, or later where the pull may be held; None when its connection is gone by then."""
+        if not self._may_read:
+            raise RequestError(ResponseCode.NO_PERMISSION, "this broker may not be read (brokerPermission)")
         request = _PullRequest.of(command, self._groups)
         topic = self._topics.get(request.topic)
         if topic is None:

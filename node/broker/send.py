@@ -28,7 +28,7 @@ from node.broker.send_replies import RefusalTemplates, SendReplies, SendReplyWri
 from node.broker.send_request import SendHeader, names_of, split_batch
 from node.broker.topics import TopicTable, TopicTableFull
 from node.broker.transactions import OpenTransactions
-from node.config import TopicConfig
+from node.config import PERM_WRITE, BrokerConfig, TopicConfig
 from node.remoting import (
     Command,
     Connection,
@@ -121,6 +121,7 @@ class SendProcessor:
         common = {"MSG_REGION": region_id, "TRACE_ON": "true" if trace_on else "false"}
         self._common_reply_fields: Mapping[str, str] = common
         self._accept_from_ms = accept_from_ms
+        self._may_write = True
         self._clock = runtime.clock
         self._store = store
         self._topics = topics
@@ -136,6 +137,14 @@ class SendProcessor:
         self._not_leader_remark = not_leader_remark
         self._replies = SendReplyWriter(store, store_host, common)
         self._refusals = RefusalTemplates(common)
+
+    def configure(self, config: BrokerConfig, transactions: OpenTransactions) -> None:
+        """Answer as `config` says from now on; `transactions` are those of the broker."""
+        self._max_message_size_bytes = config.limits.max_message_size_bytes
+        self._auto_create_topics = config.auto_create_topics
+        self._accept_from_ms = config.start_accept_send_timestamp_ms
+        self._transactions = None if config.transactions.reject else transactions
+        self._may_write = bool(config.broker_permission & PERM_WRITE)
 
     async def drain(self, timeout_s: float) -> None:
         """Wait until every message under way is answered, at most `timeout_s` seconds."""
@@ -173,7 +182,7 @@ class SendProcessor:
     def process_together(self, requests: Sequence[Command], connection: Connection) -> DeferredReply | None:
         """Store the first ones of `requests` that need no more checks, all single messages or all batches; or refuse
         the first where its kind is refused. None, and nothing is changed, where the first is neither."""
-        if self._hooks or not self._takes_now:
+        if self._hooks or not self._takes_now or not self._may_write:
             return None
         if not self._store.is_master:
             return self._refuse_together(requests, self._not_master())
@@ -345,6 +354,8 @@ class SendProcessor:
             raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic {name!r} does not exist, create it first")
         if not topic.writable or is_internal(name):
             raise RequestError(ResponseCode.NO_PERMISSION, f"topic {name!r} is not writable")
+        if topic.order and not self._may_write:  # R: the others' clients learn it from the name servers
+            raise RequestError(ResponseCode.NO_PERMISSION, "this broker may not be written to (brokerPermission)")
         if header.queue_id >= topic.all_queues:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR, f"queue {header.queue_id} of topic {name!r}, which has {topic.all_queues}"

@@ -41,13 +41,14 @@ class RetryTopics:
     ) -> None:
         self._topics = topics
         self._groups = groups
-        self._auto_create_groups = auto_create_groups
+        self.auto_create_groups = auto_create_groups
+        """Whether a message that goes back makes its group."""
         self._on_topics_changed = on_topics_changed
 
     def group(self, name: str) -> SubscriptionGroup:
         """The group's settings. Raises RequestError (SUBSCRIPTION_GROUP_NOT_EXIST)."""
         try:
-            group = self._groups.find_or_create(name) if self._auto_create_groups else self._groups.get(name)
+            group = self._groups.find_or_create(name) if self.auto_create_groups else self._groups.get(name)
         except (TooManyGroups, ValueError) as error:
             raise RequestError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, str(error)) from error
         if group is None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from node.broker.disk_watch import DiskWatch
 from node.broker.internal_topics import AUTO_CREATE_QUEUES, DELAY_LEVELS_MS
 from node.broker.ledger import LedgerStore
-from node.config import PERM_READ, PERM_WRITE, BrokerConfig, split_address
+from node.config import BrokerConfig, split_address
 from node.store.consume_queue import UNIT_SIZE_BYTES
 from node.store.record import RecordError, summarize_record
 
@@ -60,11 +60,12 @@ def settings_of(config: BrokerConfig, table: Mapping[str, object]) -> dict[str, 
         "brokerIP1": host,
         "listenPort": port,
         "namesrvAddr": ";".join(config.name_servers),
-        "brokerPermission": PERM_READ | PERM_WRITE,
+        "brokerPermission": config.broker_permission,
         "autoCreateTopicEnable": config.auto_create_topics,
         "autoCreateSubscriptionGroup": config.auto_create_groups,
         "defaultTopicQueueNums": AUTO_CREATE_QUEUES,
         "slaveReadEnable": config.slave_read_enable,
+        "startAcceptSendRequestTimeStamp": config.start_accept_send_timestamp_ms,
         "flushDiskType": "SYNC_FLUSH" if config.flush_mode == "sync" else "ASYNC_FLUSH",
         "transientStorePoolEnable": classic is not None and classic.transient_pool,
         "maxMessageSize": limits.max_message_size_bytes,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from node.broker.internal_topics import AUTO_CREATE_TOPIC, PERM_INHERIT, is_internal, system_topics
-from node.config import MAX_QUEUES, MAX_TOPICS, TopicConfig, check_topic_name
+from node.config import DEFAULT_PERM, MAX_QUEUES, MAX_TOPICS, TopicConfig, check_topic_name
 from node.runtime import Disk
 from node.store.table_file import read_table, write_table
 
@@ -122,12 +122,13 @@ class TopicTable:
         """The table as it is written and sent (code 21)."""
         return _document(self._topics, self.data_version)
 
-    def announced(self, *, auto_create: bool = True) -> dict[str, Any]:
+    def announced(self, *, auto_create: bool = True, permission: int = DEFAULT_PERM) -> dict[str, Any]:
         """The topics that name servers are told of: those that clients may use; the example for new topics only where
-        sending makes topics."""
+        sending makes topics. None with more than the broker's `permission` (R: registerBrokerAll)."""
+        granted = 7 if permission & DEFAULT_PERM == DEFAULT_PERM else permission
         hidden = () if auto_create else (AUTO_CREATE_TOPIC,)
         return {
-            name: topic_json(topic)
+            name: topic_json(topic) | {"perm": topic.perm & granted}
             for name, topic in self._topics.items()
             if not is_internal(name) and name not in hidden
         }

@@ -86,7 +86,8 @@ class OpenTransactions:
     """The open transactions by the physical offset of their half message, as the log tells it."""
 
     def __init__(self, *, timeout_ms: int) -> None:
-        self._timeout_ms = timeout_ms
+        self.timeout_ms = timeout_ms
+        """From a half message to the first question."""
         self.halves: dict[int, _Half] = {}
         self._endings: dict[int, int] = {}
         self.on_opened: Callable[[int], None] = lambda physical_offset: None
@@ -98,7 +99,7 @@ class OpenTransactions:
     def dispatch(self, record: RecordSummary) -> None:
         """Note a half message, or that a transaction has ended."""
         if record.topic == HALF_TOPIC:
-            timeout_ms = self._timeout_ms
+            timeout_ms = self.timeout_ms
             immunity = property_value(record.properties_text, CHECK_IMMUNITY_S)
             if immunity is not None and immunity.isdecimal():
                 timeout_ms = min(int(immunity) * 1000, MAX_AGE_MS)
@@ -284,8 +285,7 @@ class TransactionChecks:
         self._clients = clients
         self._transactions = transactions
         self._clock = clock
-        self._interval_ms = round(config.check_interval_s * 1000)
-        self._max_checks = config.max_checks
+        self.configure(config)
         self._endings = _Endings(store, store_host)
         self._running = False
         self._due: list[tuple[int, int]] = []
@@ -295,6 +295,12 @@ class TransactionChecks:
         self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
         self.checks_total = 0
         """Questions sent since the start."""
+
+    def configure(self, config: TransactionsConfig) -> None:
+        """Ask as `config` says, from the next question of each transaction on."""
+        self._transactions.timeout_ms = round(config.timeout_s * 1000)
+        self._interval_ms = round(config.check_interval_s * 1000)
+        self._max_checks = config.max_checks
 
     def start(self) -> None:
         """This node is master now."""

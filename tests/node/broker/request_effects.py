@@ -243,6 +243,10 @@ async def settings(world: World, reply: Command) -> None:
     assert reply.ext_fields.keys() == {"version"}
 
 
+async def setting_changed(world: World, reply: Command) -> None:
+    assert b"\ntransactionCheckMax=7\n" in (await world.ask(26, {})).body
+
+
 async def time_told(world: World, reply: Command) -> None:
     assert int(reply.ext_fields["timestamp"]) == world.case.clock.now_ms
 

@@ -152,6 +152,7 @@ ROWS = (
     Row(code=28, fields="", effect=do.status),
     # What RocketMQ's tools ask besides.
     Row(code=26, fields="", reply="version", effect=do.settings),
+    Row(code=25, fields="", effect=do.setting_changed, body=b"transactionCheckMax=7\n"),
     Row(code=32, fields=PLACE, reply="timestamp#", effect=do.time_told, unknown=EMPTY),
     Row(code=46, fields="", effect=do.nothing_more, body=json.dumps(do.CHECKED).encode()),
     Row(code=203, fields="consumerGroup*", effect=do.consumer_told, online=True, unknown={"consumerGroup": ("x", 206)}),
@@ -221,7 +222,7 @@ BODIES_THAT_ARE_NONE = (b"", b"{", b"[]", b"null", b"7", b'{"clientID": [], "mqS
 
 
 @pytest.mark.parametrize("serializer", ["json", "binary"])
-@pytest.mark.parametrize("code", [34, 41, 42, 46, 200])
+@pytest.mark.parametrize("code", [25, 34, 41, 42, 46, 200])
 def test_bodies_that_are_none_are_refused(run_case: Any, code: int, serializer: Any) -> None:
     async def scenario(case: Any) -> None:
         world = do.World(case, serializer)
@@ -238,7 +239,7 @@ def test_every_code_is_in_the_table_and_others_are_not_supported(run_case: Any, 
         named = {row.code for row in ROWS}
         assert named == set(server.processors)
         world = do.World(case, serializer)
-        for code in (0, 9, 13, 25, 39, 40, 50, 105, 220, 306, 999, 32767, -1):
+        for code in (0, 9, 13, 39, 40, 50, 105, 220, 306, 999, 32767, -1):
             assert code not in named
             assert_refused(await world.ask(code, {"topic": "t"}), 3, str(code))
 

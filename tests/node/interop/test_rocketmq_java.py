@@ -104,13 +104,14 @@ ROW_OF_READ_QUEUE = {"brokerOffset": 5, "consumerOffset": 5, "lastTimestamp": AN
 NEW_TOPICS = ["made", "seed", "tooled"]
 EVERY_TOPIC = sorted(["TBW102", "TRANS_CHECK_MAX_TIME_TOPIC", *NEW_TOPICS])
 NOT_OFFERED = {
-    "updateBrokerConfig": 25, "cleanExpiredConsumerQueueByAddr": 306, "deleteExpiredCommitLogByAddr": 329,
+    "cleanExpiredConsumerQueueByAddr": 306, "deleteExpiredCommitLogByAddr": 329,
     "cleanUnusedTopicByAddr": 316, "viewBrokerStatsData": 315, "examineBrokerClusterAclVersionInfo": 52,
 }  # fmt: skip
-"""What this broker answers with REQUEST_CODE_NOT_SUPPORTED: its settings change by a restart, nothing has to be cleaned
-by hand, figures are told by code 28 and the Prometheus endpoint, and accounts stand in its configuration."""
+"""What this broker answers with REQUEST_CODE_NOT_SUPPORTED: nothing has to be cleaned by hand, figures are told by code
+28 and the Prometheus endpoint, and accounts stand in its configuration."""
 CALLS: dict[str, Any] = {
     "createAndUpdateTopicConfig": "done",
+    "updateBrokerConfig": "done",
     "createTopic": "done",
     "createAndUpdateSubscriptionGroupConfig": "done",
     "examineSubscriptionGroupConfig": {

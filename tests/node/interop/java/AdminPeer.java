@@ -193,7 +193,7 @@ public class AdminPeer {
         call("getNameServerConfig", () -> admin.getNameServerConfig(null));
         act("updateBrokerConfig", () -> {
             Properties changes = new Properties();
-            changes.setProperty("brokerPermission", "4");
+            changes.setProperty("transactionCheckMax", "14");
             admin.updateBrokerConfig(broker, changes);
         });
         call("cleanExpiredConsumerQueueByAddr", () -> admin.cleanExpiredConsumerQueueByAddr(broker));
