@@ -147,6 +147,7 @@ class Guide:
             moments_s=[at_s for at_s in origin.moments_s if at_s >= from_s],
             kind=draw_kind,
             other=[] if other is origin else faults_of_schedule(other.schedule),
+            fresh=faults_of_schedule(mix),
         )
         every = list(OPERATORS)
         names = tuple(every[self._operators.draw(rng)] for _ in range(rng.randint(1, MAX_OPERATORS)))

@@ -33,6 +33,7 @@ __all__ = [
     "Choices",
     "Timed",
     "fits_beside",
+    "lost_leader",
     "random_mix",
     "schedule_of",
     "variant_of",
@@ -159,9 +160,8 @@ def _draw(choices: Choices, rng: random.Random, count: int, end_s: float, *, nod
     """`count` faults that can be had together, less those for which no place was found."""
     span_s = end_s - QUIET_START_S
     timed: list[Timed] = []
-    loss = _loss(choices, rng, span_s) if count > 0 else None
-    if loss is not None:
-        timed.append(loss)
+    if count > 0 and rng.random() < LOST_RATIO:
+        timed += lost_leader(choices, rng, QUIET_START_S, end_s)
     for _ in range(count - len(timed)):
         for _ in range(MAX_TRIES):
             nemesis, variants = choices[rng.randrange(len(choices))]
@@ -175,16 +175,16 @@ def _draw(choices: Choices, rng: random.Random, count: int, end_s: float, *, nod
     return timed
 
 
-def _loss(choices: Choices, rng: random.Random, span_s: float) -> Timed | None:
-    """In LOST_RATIO of the mixes a leader that is lost for LOST_S, where that can be had."""
+def lost_leader(choices: Choices, rng: random.Random, from_s: float, end_s: float) -> list[Timed]:
+    """A fault that takes a leader away for LOST_S between two moments; none where nothing does or the time is short."""
     aimed = {name: [variant for variant in variants if "leader" in variant] for name, variants in choices}
     kinds = [name for name in aimed if name in _LOSES and aimed[name]]
-    if not kinds or span_s <= LOST_S[0] or rng.random() >= LOST_RATIO:
-        return None
+    if not kinds or end_s - from_s <= LOST_S[0]:
+        return []
     nemesis = "partition" if "partition" in kinds and rng.random() < CUT_RATIO else rng.choice(kinds)
-    length_s = rng.uniform(LOST_S[0], min(LOST_S[1], span_s))
-    at_s = QUIET_START_S + rng.uniform(0.0, span_s - length_s)
-    return at_s, at_s + length_s, nemesis, rng.choice(aimed[nemesis]), None
+    length_s = rng.uniform(LOST_S[0], min(LOST_S[1], end_s - from_s))
+    at_s = from_s + rng.uniform(0.0, end_s - from_s - length_s)
+    return [(at_s, at_s + length_s, nemesis, rng.choice(aimed[nemesis]), None)]
 
 
 def fits_beside(timed: Sequence[Timed], fault: Timed, nodes: int, *, elects: bool) -> bool:

@@ -27,6 +27,7 @@ from harness.exploration.mixes import (
     Choices,
     Timed,
     fits_beside,
+    lost_leader,
     schedule_of,
     variant_of,
 )
@@ -71,6 +72,8 @@ class Idea:
     """Draws the place in `choices` of a kind of fault."""
     other: Sequence[Timed]
     """The faults of another schedule; may be empty."""
+    fresh: Sequence[Timed]
+    """The faults of a random mix."""
 
 
 def faults_of_schedule(schedule: Schedule) -> list[Timed]:
@@ -175,6 +178,26 @@ def _drop(faults: list[Timed], idea: Idea) -> list[Timed]:
     return [*faults[:place], *faults[place + 1 :]]
 
 
+def _lose(faults: list[Timed], idea: Idea) -> list[Timed]:
+    """A leader that is lost for seconds, from where something new was seen on if there is time for that."""
+    loss = lost_leader(idea.ground.choices, idea.rng, max(idea.from_s, QUIET_START_S), idea.ground.end_s)
+    if not loss:
+        return _aim(faults, idea)
+    begin_s, heal_s, *others = loss[0]
+    length_s = heal_s - begin_s
+    moments_s = [at_s for at_s in idea.moments_s if at_s + length_s <= idea.ground.end_s]
+    at_s = idea.rng.choice(moments_s) if moments_s else begin_s
+    lost: Timed = (at_s, at_s + length_s, *others)  # type: ignore[assignment]
+    return [lost, *faults]
+
+
+def _renew(faults: list[Timed], idea: Idea) -> list[Timed]:
+    """From a moment on, the one from which a run goes another way if it does, the faults of a random mix."""
+    first_s = max(idea.from_s, QUIET_START_S)
+    at_s = first_s if first_s > QUIET_START_S else idea.rng.uniform(first_s, idea.ground.end_s)
+    return [*(fault for fault in faults if fault[0] < at_s), *(fault for fault in idea.fresh if fault[0] >= at_s)]
+
+
 def _cross(faults: list[Timed], idea: Idea) -> list[Timed]:
     """From a moment on the faults of another schedule."""
     if not idea.other:
@@ -193,6 +216,8 @@ OPERATORS: dict[str, Callable[[list[Timed], Idea], list[Timed]]] = {
     "aim": _aim,
     "add": _add,
     "drop": _drop,
+    "lose": _lose,
+    "renew": _renew,
     "cross": _cross,
 }
 """Each takes the faults that may be changed, and none of the others."""

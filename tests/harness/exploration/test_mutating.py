@@ -31,6 +31,7 @@ def idea_of(seed: int, ground: Ground, from_s: float) -> Idea:
         rng=rng, ground=ground, from_s=from_s, moments_s=[from_s + 0.1 * step for step in range(seed % 3)],
         kind=lambda rng: rng.randrange(len(CHOICES)),
         other=faults_of_schedule(drawn(seed + 1, ground.time_limit_s, ground.nodes)),
+        fresh=faults_of_schedule(drawn(seed + 2, ground.time_limit_s, ground.nodes)),
     )  # fmt: skip
 
 
