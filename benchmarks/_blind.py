@@ -15,10 +15,12 @@ import itertools
 import json
 import math
 import random
+import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from checker.workers import worker_pool
@@ -215,10 +217,14 @@ def read_results(path: Path = RESULTS) -> list[dict[str, Any]]:
     return [each for each in _lines_of(path) if "mutant" in each]
 
 
-def read_conditions(path: Path = RESULTS) -> list[str]:
-    """What a file says of the machine and what else it did meanwhile: lines of the form {"conditions": "..."}, which
-    whoever measures adds by hand."""
-    return [each["conditions"] for each in _lines_of(path) if "conditions" in each]
+def read_conditions(path: Path = RESULTS) -> dict[str, list[str]]:
+    """What a file says of the machine and what else it did meanwhile, by the load of the runs: lines of the form
+    {"conditions": "...", "load": "small"}, which whoever measures adds by hand; the load is FULL where none is said."""
+    found: dict[str, list[str]] = {}
+    for each in _lines_of(path):
+        if "conditions" in each:
+            found.setdefault(each.get("load", FULL), []).append(each["conditions"])
+    return found
 
 
 def _lines_of(path: Path) -> list[dict[str, Any]]:
@@ -247,10 +253,12 @@ def quantile(ends: Iterable[tuple[float, bool]], ratio: float) -> float | None:
     return None
 
 
-def blind_table(results: Sequence[Mapping[str, Any]], conditions: Sequence[str] = ()) -> list[str]:
+def blind_table(
+    results: Sequence[Mapping[str, Any]], conditions: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> list[str]:
     """The lines of the page on random searches with the full load, and then on those that a guide was compared by.
     There are none without results."""
-    compared = guide_table(results)
+    compared = guide_table(results, conditions)
     results = [each for each in results if _key(each)[3:] == (False, FULL)]
     if not results:
         return compared
@@ -282,12 +290,14 @@ def blind_table(results: Sequence[Mapping[str, Any]], conditions: Sequence[str] 
             if mine:
                 lines.append(f"| {name} | {ground} {_cells(mine)}")
     unclean = sum(len(each["unclean"]) for each in results)
-    lines += [line for text in conditions for line in ("", text)]
+    lines += [line for text in conditions.get(FULL, ()) for line in ("", text)]
     lines += ["", f"Runs of the node as it is that gave something away: {unclean}."]
     return [*lines, *compared]
 
 
-def guide_table(results: Sequence[Mapping[str, Any]]) -> list[str]:
+def guide_table(
+    results: Sequence[Mapping[str, Any]], conditions: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> list[str]:
     """The lines on guided searches beside random ones: only mutants, grounds and loads that were searched both ways,
     and of these only the searches that were made both ways."""
     lines: list[str] = []
@@ -307,11 +317,14 @@ def guide_table(results: Sequence[Mapping[str, Any]]) -> list[str]:
             cells = [
                 cell for way in both for cell in (f"{_hits(way)} of {len(way)}", _median(way), f"{_mean(way):.0f}")
             ]
-            lines.append(f"| {name} | {ground} | {' | '.join(cells)} | {_interval([both])} |")
-        count = sum(len(both[0]) for both in pairs.values())
-        hits = [sum(_hits(both[way]) for both in pairs.values()) for way in (0, 1)]
-        lines += ["", f"Over all: found by {hits[0]} of {count} random and {hits[1]} of {count} guided searches;"]
-        lines += [f"{_interval(list(pairs.values()))} times sooner."]
+            lines.append(f"| {name} | {ground} | {' | '.join(cells)} | {_interval([both], _mean)} |")
+        every = list(pairs.values())
+        count = sum(len(one) for one, _ in every)
+        hits = [sum(_hits(both[way]) for both in every) for way in (0, 1)]
+        lines += ["", f"Over all: found by {hits[0]} of {count} random and {hits[1]} of {count} guided searches. Times"]
+        lines += [f"sooner by the means: {_interval(every, _mean)}; by the medians: {_interval(every, _middle)}."]
+        if load != FULL:
+            lines += [line for text in conditions.get(load, ()) for line in ("", text)]
     if not lines:
         return []
     return [
@@ -355,17 +368,24 @@ def _median(searches: Sequence[Mapping[str, Any]]) -> str:
     return f"> {max(each['core_s'] for each in searches):.0f}" if at is None else f"{at:.0f}"
 
 
+def _took_s(search: Mapping[str, Any]) -> float:
+    """Core seconds, of a search that found nothing its budget, which its last run may exceed."""
+    return min(float(search["core_s"]), float(search["budget_s"])) if search["found"] else float(search["budget_s"])
+
+
 def _mean(searches: Sequence[Mapping[str, Any]]) -> float:
-    """Restricted to the budget, which the last run of a search may exceed."""
-    ends = [min(each["core_s"], each["budget_s"]) if each["found"] else each["budget_s"] for each in searches]
-    return float(sum(ends) / len(ends))
+    return statistics.fmean(map(_took_s, searches))
 
 
-def _interval(pairs: Sequence[Both]) -> str:
+def _middle(searches: Sequence[Mapping[str, Any]]) -> float:
+    return statistics.median(map(_took_s, searches))
+
+
+def _interval(pairs: Sequence[Both], statistic: Callable[[Sequence[Mapping[str, Any]]], float]) -> str:
     """By what factor guided searches took less, with a 95 % interval; searches are drawn within each mutant."""
 
     def factor(sample: Sequence[Both]) -> float:
-        return math.exp(sum(math.log(_mean(one) / _mean(two)) for one, two in sample) / len(sample))
+        return math.exp(sum(math.log(statistic(one) / statistic(two)) for one, two in sample) / len(sample))
 
     rng = random.Random("bootstrap")
     drawn = sorted(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from benchmarks import _blind
 from benchmarks._blind import (
+    FULL,
     SMALL,
     blind_table,
     guide_table,
@@ -75,13 +76,15 @@ def test_a_measurement_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(_blind, "blind_search", fake_search)
     path = tmp_path / "blind.jsonl"
     known = result("accept-gap", "log", 0, seeds=99, is_found=False)
-    path.write_text(json.dumps({"conditions": "a busy machine"}) + "\n" + json.dumps(known) + "\n")
+    said = [{"conditions": "a busy machine"}, {"conditions": "a quiet one", "load": SMALL}, known]
+    path.write_text("".join(json.dumps(each) + "\n" for each in said))
     measure_blind(["accept-gap"], searches=2, budget_s=1.0, jobs=1, path=path)
     seen = [(each["ground"], each["number"], each["seeds"]) for each in read_results(path)]
     grounds = ["log", "register", "queue", "transactions"]
     assert seen == [("log", 0, 99), *((ground, 0, 1) for ground in grounds[1:]), *((each, 1, 1) for each in grounds)]
-    assert read_conditions(path) == ["a busy machine"]
-    assert "a busy machine" in blind_table(read_results(path), read_conditions(path))
+    assert read_conditions(path) == {FULL: ["a busy machine"], SMALL: ["a quiet one"]}
+    lines = blind_table(read_results(path), read_conditions(path))
+    assert "a busy machine" in lines and "a quiet one" not in lines, "nothing was searched both ways"
 
 
 def test_a_measurement_both_ways_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,9 +107,10 @@ def test_a_guide_is_compared_by_searches_that_were_made_both_ways() -> None:
 
     random_ones = [search(number, core_s, is_guided=False) for number, core_s in enumerate((20, 40, 60, 60, 10))]
     guided = [search(number, core_s, is_guided=True) for number, core_s in enumerate((10, 20, 30, 30))]
-    text = "\n".join(guide_table([*random_ones, *guided]))
+    text = "\n".join(guide_table([*random_ones, *guided], {SMALL: ["on a quiet machine"]}))
     assert "| accept-gap | log | 2 of 4 | 40 | 45 | 4 of 4 | 20 | 22 | 2.00 (" in text
-    assert "found by 2 of 4 random and 4 of 4 guided searches" in text
+    assert "found by 2 of 4 random and 4 of 4 guided searches" in text and "by the medians: 2.00 (" in text
+    assert "on a quiet machine" in text
     assert guide_table(random_ones) == []
     assert "| accept-gap | log | 4 of 4 |" not in "\n".join(blind_table([*random_ones, *guided])).split("### With")[0]
 
