@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from checker import check_bank
 from harness.generator import Calls, Context, Generator, Mix, Op
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
-from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake
-from harness.workloads.checks import bank_totals
+from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake, is_whole_number
+from harness.workloads.checks import as_outcome
 from harness.workloads.final_reads import one_good_read_each
 from harness.workloads.transacting import completed
 
@@ -32,7 +33,7 @@ async def _read(client: Any, value: Any, key: Any) -> Any:
     steps = [["r", account, None] for account in value]
     balances = []
     for _, account, balance in completed(steps, await client.transact(steps)):
-        if balance is not None and (not isinstance(balance, int) or isinstance(balance, bool)):
+        if balance is not None and not is_whole_number(balance):
             raise ClientMistake(f"transact read {balance!r:.80} of an account: it must be a whole number or None")
         balances.append([account, balance or 0])
     return balances
@@ -72,4 +73,4 @@ class BankWorkload(CapabilityWorkload):
         return one_good_read_each(self._read_all)
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        return {"bank": bank_totals(history, total=0)}
+        return {"bank": as_outcome(check_bank(history, total=0, allow_negative=True))}

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import os
 import traceback
 from abc import ABC, abstractmethod
@@ -38,8 +39,11 @@ __all__ = [
     "CapabilityClient",
     "CapabilityWorkload",
     "ClientMistake",
+    "gives",
+    "is_whole_number",
     "json_problem",
     "missing_capabilities",
+    "takes",
 ]
 
 MISTAKES = (AttributeError, ImportError, NameError, RecursionError, TypeError)
@@ -69,6 +73,25 @@ class Call:
     method: str
     perform: Callable[[Any, Any, Any], Awaitable[Any]]
     is_read: bool | Callable[[Any], bool] = False
+
+
+def gives(method: str, *, keyed: bool = False) -> Call:
+    """A call of `method(value)`, or `method(key, value)`, whose result is the value that was given."""
+
+    async def perform(client: Any, value: Any, key: Any) -> Any:
+        await getattr(client, method)(*((key, value) if keyed else (value,)))
+        return value
+
+    return Call(method, perform)
+
+
+def takes(method: str) -> Call:
+    """A call of `method()`, whose result is what it returned."""
+
+    async def perform(client: Any, value: Any, key: Any) -> Any:
+        return await getattr(client, method)()
+
+    return Call(method, perform)
 
 
 class CapabilityWorkload(ABC):
@@ -212,6 +235,11 @@ def _named(error: BaseException) -> str:
     if len(text) > MAX_REASON_CHARS:
         text = f"{text[:MAX_REASON_CHARS]}..."
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def is_whole_number(found: Any, *, least: float = -math.inf) -> bool:
+    """Whether a method returned a whole number, `least` or more."""
+    return isinstance(found, int) and not isinstance(found, bool) and found >= least
 
 
 def json_problem(value: Any) -> str | None:

@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from checker import CASRegister
 from harness.generator import Context, EachThread, Generator, IgnoresEvents, Limit, Op, Unpaced
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake
-from harness.workloads.checks import linearizable_cas_registers
+from harness.workloads.checks import linearizable
 from harness.workloads.client_register import READ, WRITE
 
 __all__ = ["CasRegisterWorkload"]
@@ -108,4 +109,4 @@ class CasRegisterWorkload(CapabilityWorkload):
         return EachThread(Limit(self.keys, _FinalReads(self._load)))
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        return {"linearizable": linearizable_cas_registers(history, context)}
+        return {"linearizable": linearizable(history, CASRegister(), context)}

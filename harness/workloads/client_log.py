@@ -16,14 +16,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from checker import Log
 from harness.generator import Context, Generator, Mix, Op, Unpaced
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
-from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake
-from harness.workloads.checks import linearizable_log, log_contents
+from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake, is_whole_number
+from harness.workloads.checks import linearizable, log_contents
 from harness.workloads.queues import ReadWhole, distinct_writes
 
-__all__ = ["POLL_MAX_MESSAGES", "ClientLogWorkload", "ReadToTheEnd", "untailed", "without_full_polls"]
+__all__ = ["POLL_MAX_MESSAGES", "ClientLogWorkload", "ReadToTheEnd", "polled", "untailed", "without_full_polls"]
 
 POLL_MAX_MESSAGES = 32
 """Asked for by one poll."""
@@ -31,22 +32,26 @@ POLL_MAX_MESSAGES = 32
 
 async def _append(client: Any, value: Any, key: Any) -> Any:
     offset = await client.append(key, value)
-    if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
+    if not is_whole_number(offset, least=0):
         raise ClientMistake(f"append returned {offset!r:.80}: it must return the offset that the value got, from 0 on")
     return [offset, value]
 
 
 async def _poll(client: Any, value: Any, key: Any) -> Any:
-    offset, most = value["offset"], value["max"]
-    messages = await client.poll(key, offset, most)
+    return polled("poll", await client.poll(key, value["offset"], value["max"]), value)
+
+
+def polled(method: str, messages: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What a read of a log shows, by the answer to `asked`. Raises ClientMistake for what is no such answer."""
+    offset, most = asked["offset"], asked["max"]
     if not isinstance(messages, (list, tuple)):
-        raise ClientMistake(f"poll returned {messages!r:.80}: it must return a list of values")
+        raise ClientMistake(f"{method} returned {messages!r:.80}: it must return a list of values")
     if len(messages) > most:
-        raise ClientMistake(f"poll returned {len(messages)} values where at most {most} were asked for")
+        raise ClientMistake(f"{method} returned {len(messages)} values where at most {most} were asked for")
     # What a full answer leaves open is None: there may be more.
     tail = offset + len(messages) if len(messages) < most else None
     found = {"offset": offset, "messages": list(messages), "tail": tail}
-    return {**found, "final": True} if value.get("final") else found
+    return {**found, "final": True} if asked.get("final") else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +123,7 @@ class ClientLogWorkload(CapabilityWorkload):
         if self.text("polls") == "eventual":
             return {"log": log_contents([untailed(event) for event in history], context)}
         return {
-            "linearizable": linearizable_log([without_full_polls(event) for event in history], context),
+            "linearizable": linearizable([without_full_polls(event) for event in history], Log(), context),
             "log": log_contents(history, context),
         }
 

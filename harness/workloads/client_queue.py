@@ -16,26 +16,19 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+from checker import FIFOQueue, UnorderedQueue, check_total_queue
 from harness.generator import Calls, EachThread, Generator, Mix, Op
 from harness.systems.base import CheckOutcome, Setting
 from harness.worker import Client
 from harness.workloads.base import CheckContext
-from harness.workloads.capability import MISTAKES, Call, CapabilityClient, CapabilityWorkload
-from harness.workloads.checks import linearizable_queue, total_queue
+from harness.workloads.capability import MISTAKES, Call, CapabilityClient, CapabilityWorkload, gives, takes
+from harness.workloads.checks import as_outcome, linearizable
 from harness.workloads.draining import TakeUntilQuiet, unless_taken_unseen
 from harness.workloads.queues import message_numbers
 
 __all__ = ["DEQUEUE", "Acknowledges", "ClientQueueWorkload", "taking_client"]
 
 logger = logging.getLogger(__name__)
-
-async def _enqueue(client: Any, value: Any, key: Any) -> Any:
-    await client.enqueue(value)
-    return value
-
-
-async def _dequeue(client: Any, value: Any, key: Any) -> Any:
-    return await client.dequeue()
 
 
 async def _dequeue_and_ack(client: Any, value: Any, key: Any) -> Any:
@@ -60,7 +53,7 @@ class Acknowledges(Protocol):
         ...
 
 
-DEQUEUE = Call("dequeue", _dequeue)
+DEQUEUE = takes("dequeue")
 DEQUEUE_AND_ACK = Call("dequeue", _dequeue_and_ack, is_read=True)
 """What was not acknowledged was not taken: so a dequeue that raised took nothing."""
 
@@ -85,7 +78,7 @@ class ClientQueueWorkload(CapabilityWorkload):
         Setting("drain_s", "3", "seconds without a value after which a queue counts as empty at the end",
                 bounds=(1, 60)),
     )  # fmt: skip
-    calls: ClassVar[Mapping[str, Call]] = {"enqueue": Call("enqueue", _enqueue), "dequeue": DEQUEUE}
+    calls: ClassVar[Mapping[str, Call]] = {"enqueue": gives("enqueue"), "dequeue": DEQUEUE}
     check_names = ("total-queue", "linearizable")
 
     def generator(self) -> Generator:
@@ -101,11 +94,12 @@ class ClientQueueWorkload(CapabilityWorkload):
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         allow_duplicates = self.text("delivery") == "at-least-once"
-        total = total_queue(history, allow_duplicates=allow_duplicates)
+        total = as_outcome(check_total_queue(history, allow_duplicates=allow_duplicates))
         certain = ("unexpected",) if allow_duplicates else ("unexpected", "duplicated")
         seen = unless_taken_unseen(total, history, put="enqueue", taken="dequeue", lost="lost", certain=certain)
         found = {"total-queue": seen}
         order = self.text("order")
         if order != "none":
-            found["linearizable"] = linearizable_queue(history, context, fifo=order == "fifo")
+            model = FIFOQueue() if order == "fifo" else UnorderedQueue()
+            found["linearizable"] = linearizable(history, model, context)
         return found

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from checker import Register
 from checker.online import OnlineRegister
 from harness.generator import Calls, Context, EachThread, Generator, Limit, Mix, Op
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
-from harness.workloads.capability import Call, CapabilityWorkload
-from harness.workloads.checks import linearizable_registers
+from harness.workloads.capability import Call, CapabilityWorkload, gives
+from harness.workloads.checks import linearizable
 from harness.workloads.queues import distinct_writes
 
 __all__ = ["READ", "WRITE", "ClientRegisterWorkload", "RandomReads"]
@@ -24,13 +25,8 @@ async def _read(client: Any, value: Any, key: Any) -> Any:
     return await client.read(key)
 
 
-async def _write(client: Any, value: Any, key: Any) -> Any:
-    await client.write(key, value)
-    return value
-
-
 READ = Call("read", _read, is_read=True)
-WRITE = Call("write", _write)
+WRITE = gives("write", keyed=True)
 
 
 class RandomReads:
@@ -66,4 +62,4 @@ class ClientRegisterWorkload(CapabilityWorkload):
         return OnlineRegister()
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        return {"linearizable": linearizable_registers(history, context)}
+        return {"linearizable": linearizable(history, Register(), context)}

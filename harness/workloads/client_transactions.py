@@ -14,12 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+from checker import check_transaction_visibility
 from harness.generator import Calls, Context, EachThread, Generator, Mix, Op
 from harness.systems.base import CheckOutcome
 from harness.worker import Client, TellsOutcome
 from harness.workloads.base import CheckContext
-from harness.workloads.capability import Call, CapabilityWorkload
-from harness.workloads.checks import transaction_visibility
+from harness.workloads.capability import Call, CapabilityWorkload, gives
+from harness.workloads.checks import as_outcome
 from harness.workloads.client_queue import DEQUEUE, taking_client
 from harness.workloads.draining import TakeUntilQuiet, unless_taken_unseen
 from harness.workloads.queues import Numbered
@@ -36,11 +37,6 @@ class _Undecided(Exception):
     """The transaction was prepared, and its end was refused: what the system makes of it is its own affair."""
 
     is_definite = False
-
-
-async def _prepare(client: Any, value: Any, key: Any) -> Any:
-    await client.prepare(value)
-    return value
 
 
 async def _transact(client: Any, value: Any, key: Any) -> Any:
@@ -70,7 +66,7 @@ class ClientTransactionsWorkload(CapabilityWorkload):
     capabilities = ("prepare", "commit", "rollback", "dequeue")
     settings = (DRAIN_SETTING,)
     calls: ClassVar[Mapping[str, Call]] = {
-        "prepare": Call("prepare", _prepare),
+        "prepare": gives("prepare"),
         "transact": Call("commit", _transact),
         "receive": DEQUEUE,
     }
@@ -88,7 +84,7 @@ class ClientTransactionsWorkload(CapabilityWorkload):
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         certain = ("rolled-back-seen", "prepared-seen")
-        found = transaction_visibility(list(as_prepare_and_end(history)))
+        found = as_outcome(check_transaction_visibility(list(as_prepare_and_end(history))))
         if found.valid is False:
             found = unless_taken_unseen(
                 found, history, put="transact", taken="receive", lost="committed-lost", certain=certain

@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from checker import check_consumer_progress
 from harness.generator import Context, EachThread, Generator, Op, Unpaced
 from harness.systems.base import CheckOutcome
 from harness.workloads.base import CheckContext
-from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake
-from harness.workloads.checks import consumer_progress
+from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake, is_whole_number
+from harness.workloads.checks import as_outcome
 from harness.workloads.queues import MAX_FINAL_ATTEMPTS
 
 __all__ = ["ConsumerProgressWorkload"]
@@ -29,10 +30,6 @@ MAX_ADVANCE = 10
 """Between two commits of a partition: messages that a consumer took meanwhile."""
 
 
-def _is_offset(found: Any) -> bool:
-    return isinstance(found, int) and not isinstance(found, bool) and found >= 0
-
-
 async def _commit(client: Any, value: Any, key: Any) -> Any:
     await client.commit_offset(value["queue"], value["offset"])
     return value
@@ -40,7 +37,7 @@ async def _commit(client: Any, value: Any, key: Any) -> Any:
 
 async def _fetch(client: Any, value: Any, key: Any) -> Any:
     offset = await client.committed_offset(value["queue"])
-    if offset is not None and not _is_offset(offset):
+    if offset is not None and not is_whole_number(offset, least=0):
         raise ClientMistake(f"committed_offset returned {offset!r:.80}: it must return an offset, from 0 on, or None")
     return {**value, "offset": -1 if offset is None else offset}
 
@@ -103,4 +100,4 @@ class ConsumerProgressWorkload(CapabilityWorkload):
         return EachThread(_LastLook())
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        return {"consumer-progress": consumer_progress(history)}
+        return {"consumer-progress": as_outcome(check_consumer_progress(history))}

@@ -10,24 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from checker import Counter, check_counter
 from harness.generator import Calls, Context, Generator, Mix, Op
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
-from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake
-from harness.workloads.checks import counter_bounds, linearizable_counter
+from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake, gives, is_whole_number
+from harness.workloads.checks import as_outcome, linearizable
 from harness.workloads.final_reads import one_good_read_each
 
 __all__ = ["VALUE", "CounterWorkload"]
 
 
-async def _increment(client: Any, value: Any, key: Any) -> Any:
-    await client.increment(value)
-    return value
-
-
 async def _value(client: Any, value: Any, key: Any) -> Any:
     found = await client.value()
-    if not isinstance(found, int) or isinstance(found, bool):
+    if not is_whole_number(found):
         raise ClientMistake(f"value returned {found!r:.80}: it must return a whole number")
     return found
 
@@ -45,7 +41,7 @@ class CounterWorkload(CapabilityWorkload):
         Setting("check", "bounds", "what must hold of the values that were read", ("bounds", "linearizable")),
     )
     calls: ClassVar[Mapping[str, Call]] = {
-        "add": Call("increment", _increment),
+        "add": gives("increment"),
         "read": VALUE,
     }
     check_names = ("counter-bounds", "linearizable")
@@ -61,7 +57,7 @@ class CounterWorkload(CapabilityWorkload):
         return one_good_read_each(Op("read"))
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        found = {"counter-bounds": counter_bounds(history)}
+        found = {"counter-bounds": as_outcome(check_counter(history))}
         if self.text("check") == "linearizable":
-            found["linearizable"] = linearizable_counter(history, context)
+            found["linearizable"] = linearizable(history, Counter(), context)
         return found

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from checker import FetchAndAdd
 from harness.generator import Calls, Context, Generator, Mix, Op
 from harness.systems.base import CheckOutcome
 from harness.workloads.base import CheckContext
-from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake
-from harness.workloads.checks import linearizable_fetch_and_add
+from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake, is_whole_number
+from harness.workloads.checks import linearizable
 from harness.workloads.counter import VALUE
 from harness.workloads.final_reads import one_good_read_each
 
@@ -22,7 +23,7 @@ __all__ = ["FetchAndAddWorkload"]
 
 async def _fetch_add(client: Any, value: Any, key: Any) -> Any:
     before = await client.fetch_add(value)
-    if not isinstance(before, int) or isinstance(before, bool):
+    if not is_whole_number(before):
         raise ClientMistake(f"fetch_add returned {before!r:.80}: it must return what the number was before")
     return before
 
@@ -47,4 +48,4 @@ class FetchAndAddWorkload(CapabilityWorkload):
         return one_good_read_each(Op("read"))
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        return {"linearizable": linearizable_fetch_and_add(history, context)}
+        return {"linearizable": linearizable(history, FetchAndAdd(), context)}

@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from checker import KeyValue
 from harness.generator import Calls, Context, EachThread, Generator, IgnoresEvents, Limit, Op
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
-from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake
-from harness.workloads.checks import linearizable_key_values
+from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake, gives
+from harness.workloads.checks import linearizable
 
 __all__ = ["KeyValueWorkload"]
 
@@ -30,16 +31,6 @@ async def _get(client: Any, value: Any, key: Any) -> Any:
     if found is not None and not isinstance(found, str):
         raise ClientMistake(f"get returned {found!r:.80}: it must return a text, or None")
     return found
-
-
-async def _put(client: Any, value: Any, key: Any) -> Any:
-    await client.put(key, value)
-    return value
-
-
-async def _concat(client: Any, value: Any, key: Any) -> Any:
-    await client.concat(key, value)
-    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +55,8 @@ class KeyValueWorkload(CapabilityWorkload):
     settings = (Setting("keys", "8", "keys", bounds=(1, 1000)),)
     calls: ClassVar[Mapping[str, Call]] = {
         "get": Call("get", _get, is_read=True),
-        "put": Call("put", _put),
-        "append": Call("concat", _concat),
+        "put": gives("put", keyed=True),
+        "append": gives("concat", keyed=True),
     }
     check_names = ("linearizable",)
 
@@ -77,4 +68,4 @@ class KeyValueWorkload(CapabilityWorkload):
         return EachThread(Limit(self.keys, Calls(lambda context: Op("get", context.random.randrange(self.keys)))))
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        return {"linearizable": linearizable_key_values(history, context)}
+        return {"linearizable": linearizable(history, KeyValue(), context)}

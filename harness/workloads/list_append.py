@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from checker import check_transactions
 from harness.generator import Generator
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import Call, CapabilityWorkload
-from harness.workloads.checks import transactions
+from harness.workloads.checks import as_outcome
 from harness.workloads.transacting import ISOLATION, TRANSACT, FinalTransactions, Transactions
 
 __all__ = ["TRANSACTION_SETTINGS", "ListAppendWorkload"]
@@ -55,4 +56,6 @@ class ListAppendWorkload(CapabilityWorkload):
         return FinalTransactions(self._load)
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        return {"isolation": transactions(history, context, workload=self.name, level=self.text("isolation"))}
+        level, timeout_s, memory_mb = self.text("isolation"), context.timeout_s, context.memory_mb
+        result = check_transactions(history, self.name, level=level, timeout_s=timeout_s, memory_mb=memory_mb)
+        return {"isolation": as_outcome(result)}

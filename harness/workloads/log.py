@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from checker import Log
 from checker.online import OnlineLog
 from harness.generator import Calls, Context, Generator, Mix, Op, Step, Unpaced
 from harness.systems.base import CheckOutcome, QueueConnection
 from harness.worker import Outcome
 from harness.workloads.base import CheckContext, ConnectionClient
-from harness.workloads.checks import linearizable_log, log_contents
+from harness.workloads.checks import linearizable, log_contents
 from harness.workloads.client_log import ClientLogWorkload
 from harness.workloads.queues import ReadWhole, distinct_writes
 
@@ -88,7 +89,7 @@ class LogWorkload:
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         return {
-            "linearizable": linearizable_log(history, context),
+            "linearizable": linearizable(history, Log(), context),
             "log": log_contents(history, context),
         }
 

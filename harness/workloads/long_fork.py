@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from checker import check_long_fork
 from harness.generator import Context, Generator, IgnoresEvents, Op, Step
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import Call, CapabilityWorkload
-from harness.workloads.checks import long_forks
+from harness.workloads.checks import as_outcome
 from harness.workloads.transacting import TRANSACT
 
 __all__ = ["LongForkWorkload"]
@@ -63,4 +64,4 @@ class LongForkWorkload(CapabilityWorkload):
         return _Groups(self.number("group_size"))
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        return {"long-fork": long_forks(history)}
+        return {"long-fork": as_outcome(check_long_fork(history))}

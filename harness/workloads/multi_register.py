@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from checker import MultiRegister
 from harness.generator import Context, Generator, IgnoresEvents, Op
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import Call, CapabilityWorkload
-from harness.workloads.checks import linearizable_multi_register
+from harness.workloads.checks import linearizable
 from harness.workloads.final_reads import one_good_read_each
 from harness.workloads.transacting import TRANSACT
 
@@ -60,4 +61,4 @@ class MultiRegisterWorkload(CapabilityWorkload):
         return one_good_read_each(Op("txn", None, [["r", each, None] for each in range(self.number("registers"))]))
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        return {"linearizable": linearizable_multi_register(history, context)}
+        return {"linearizable": linearizable(history, MultiRegister(), context)}

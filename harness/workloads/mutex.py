@@ -14,11 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from checker import Mutex, check_exclusion
 from harness.generator import Context, EachThread, Generator, Op, Step, Unpaced, Wait
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import Call, CapabilityWorkload
-from harness.workloads.checks import exclusion, linearizable_mutex
+from harness.workloads.checks import as_outcome, linearizable
 
 __all__ = ["MutexWorkload"]
 
@@ -87,7 +88,7 @@ class MutexWorkload(CapabilityWorkload):
         return EachThread(_Holder(self.number("locks"), self.number("hold_ms")))
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        found = {"exclusion": exclusion(history)}
+        found = {"exclusion": as_outcome(check_exclusion(history))}
         if self.text("check") == "linearizable":
-            found["linearizable"] = linearizable_mutex(history, context)
+            found["linearizable"] = linearizable(history, Mutex(), context)
         return found

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from checker import PriorityQueue
 from harness.generator import Calls, Context, EachThread, Generator, Mix, Op
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
-from harness.workloads.capability import Call, CapabilityWorkload
-from harness.workloads.checks import linearizable_priority_queue
+from harness.workloads.capability import Call, CapabilityWorkload, gives, takes
+from harness.workloads.checks import linearizable
 from harness.workloads.draining import TakeUntilQuiet
 from harness.workloads.queues import Numbered
 from harness.workloads.stack import DRAIN_SETTING
@@ -26,15 +27,6 @@ PRIORITIES = 1_000
 
 OPERATIONS = 1_000_000_000
 """More inserts than any run makes: what keeps numbers of one urgency apart."""
-
-
-async def _insert(client: Any, value: Any, key: Any) -> Any:
-    await client.insert(value)
-    return value
-
-
-async def _extract(client: Any, value: Any, key: Any) -> Any:
-    return await client.extract()
 
 
 def _numbered_insert(context: Context, number: int) -> Op:
@@ -51,7 +43,7 @@ class PriorityQueueWorkload(CapabilityWorkload):
         Setting("first", "smallest", "what is the most urgent", ("smallest", "largest")),
         DRAIN_SETTING,
     )
-    calls: ClassVar[Mapping[str, Call]] = {"insert": Call("insert", _insert), "extract": Call("extract", _extract)}
+    calls: ClassVar[Mapping[str, Call]] = {"insert": gives("insert"), "extract": takes("extract")}
     check_names = ("linearizable",)
 
     def generator(self) -> Generator:
@@ -62,5 +54,5 @@ class PriorityQueueWorkload(CapabilityWorkload):
         return EachThread(TakeUntilQuiet("extract", self.number("drain_s")))
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        largest_first = self.text("first") == "largest"
-        return {"linearizable": linearizable_priority_queue(history, context, largest_first=largest_first)}
+        model = PriorityQueue(largest_first=self.text("first") == "largest")
+        return {"linearizable": linearizable(history, model, context)}

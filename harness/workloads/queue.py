@@ -15,11 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from checker import check_total_queue
 from harness.generator import Calls, EachThread, Generator, Mix, Op
 from harness.systems.base import CheckOutcome, MessagingConnection
 from harness.worker import Outcome
 from harness.workloads.base import CheckContext, ConnectionClient
-from harness.workloads.checks import total_queue
+from harness.workloads.checks import as_outcome
 from harness.workloads.client_queue import ClientQueueWorkload
 from harness.workloads.draining import Drain, unless_drained
 from harness.workloads.queues import message_numbers
@@ -56,7 +57,7 @@ class QueueWorkload:
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         moves = [event for event in history if event["f"] != "lag"]
-        return {"total-queue": unless_drained(total_queue(moves), history, certain=("unexpected",))}
+        return {"total-queue": unless_drained(as_outcome(check_total_queue(moves)), history, certain=("unexpected",))}
 
 
 class MessagingClient(ConnectionClient[MessagingConnection]):

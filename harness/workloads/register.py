@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from checker import Register
 from checker.online import OnlineRegister
 from harness.generator import Calls, Context, EachThread, Generator, Limit, Mix, Op
 from harness.systems.base import CheckOutcome, QueueConnection
 from harness.worker import Outcome
 from harness.workloads.base import CheckContext, ConnectionClient
-from harness.workloads.checks import linearizable_registers
+from harness.workloads.checks import linearizable
 from harness.workloads.client_register import ClientRegisterWorkload
 from harness.workloads.queues import distinct_writes
 
@@ -56,7 +57,7 @@ class RegisterWorkload:
         return OnlineRegister()
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        return {"linearizable": linearizable_registers(history, context)}
+        return {"linearizable": linearizable(history, Register(), context)}
 
 
 class _RegisterClient(ConnectionClient[QueueConnection]):

@@ -14,22 +14,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from checker import GrowOnlySet, check_set, check_set_full
 from harness.generator import Context, Generator, IgnoresEvents, Op
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
-from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake
-from harness.workloads.checks import full_set, last_read_of_set, linearizable_set
+from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake, gives
+from harness.workloads.checks import as_outcome, linearizable
 from harness.workloads.final_reads import one_good_read_each
 
 __all__ = ["SetWorkload"]
 
 MOST_READS = 0.5
 """Share of reads while the set is small."""
-
-
-async def _add(client: Any, value: Any, key: Any) -> Any:
-    await client.add(value)
-    return value
 
 
 async def _members(client: Any, value: Any, key: Any) -> Any:
@@ -67,7 +63,7 @@ class SetWorkload(CapabilityWorkload):
         Setting("check", "set-full", "the checker of what was read",
                 ("set-full", "simple-set", "grow-only-set")),
     )  # fmt: skip
-    calls: ClassVar[Mapping[str, Call]] = {"add": Call("add", _add), "read": Call("members", _members, is_read=True)}
+    calls: ClassVar[Mapping[str, Call]] = {"add": gives("add"), "read": Call("members", _members, is_read=True)}
     check_names = ("set-full", "simple-set", "linearizable")
 
     def generator(self) -> Generator:
@@ -79,7 +75,7 @@ class SetWorkload(CapabilityWorkload):
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         if self.text("check") == "simple-set":
-            return {"simple-set": last_read_of_set(history)}
+            return {"simple-set": as_outcome(check_set(history))}
         if self.text("check") == "grow-only-set":
-            return {"linearizable": linearizable_set(history, context)}
-        return {"set-full": full_set(history, linearizable=self.text("reads") == "linearizable")}
+            return {"linearizable": linearizable(history, GrowOnlySet(), context)}
+        return {"set-full": as_outcome(check_set_full(history, linearizable=self.text("reads") == "linearizable"))}

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from checker import Stack
 from harness.generator import Calls, EachThread, Generator, Mix, Op
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
-from harness.workloads.capability import Call, CapabilityWorkload
-from harness.workloads.checks import linearizable_stack
+from harness.workloads.capability import Call, CapabilityWorkload, gives, takes
+from harness.workloads.checks import linearizable
 from harness.workloads.draining import TakeUntilQuiet
 from harness.workloads.queues import message_numbers
 
@@ -25,15 +26,6 @@ DRAIN_SETTING = Setting(
 )
 
 
-async def _push(client: Any, value: Any, key: Any) -> Any:
-    await client.push(value)
-    return value
-
-
-async def _pop(client: Any, value: Any, key: Any) -> Any:
-    return await client.pop()
-
-
 class StackWorkload(CapabilityWorkload):
     """As many pushes as pops."""
 
@@ -41,7 +33,7 @@ class StackWorkload(CapabilityWorkload):
     description = "One stack: last in, first out."
     capabilities = ("push", "pop")
     settings = (DRAIN_SETTING,)
-    calls: ClassVar[Mapping[str, Call]] = {"push": Call("push", _push), "pop": Call("pop", _pop)}
+    calls: ClassVar[Mapping[str, Call]] = {"push": gives("push"), "pop": takes("pop")}
     check_names = ("linearizable",)
 
     def generator(self) -> Generator:
@@ -52,4 +44,4 @@ class StackWorkload(CapabilityWorkload):
         return EachThread(TakeUntilQuiet("pop", self.number("drain_s")))
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        return {"linearizable": linearizable_stack(history, context)}
+        return {"linearizable": linearizable(history, Stack(), context)}

@@ -13,12 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from checker import Topic
 from harness.generator import Context, Generator, Mix, Op, Unpaced
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
-from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake
-from harness.workloads.checks import linearizable_topic, log_contents
-from harness.workloads.client_log import POLL_MAX_MESSAGES, ReadToTheEnd, untailed, without_full_polls
+from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake, is_whole_number
+from harness.workloads.checks import linearizable, log_contents
+from harness.workloads.client_log import POLL_MAX_MESSAGES, ReadToTheEnd, polled, untailed, without_full_polls
 from harness.workloads.queues import ReadWhole, message_numbers
 
 __all__ = ["TopicWorkload"]
@@ -28,28 +29,17 @@ NEAR_END = 8
 away."""
 
 
-def _is_offset(found: Any) -> bool:
-    return isinstance(found, int) and not isinstance(found, bool) and found >= 0
-
-
 async def _publish(client: Any, value: Any, key: Any) -> Any:
     found = await client.publish(value)
-    if not isinstance(found, (list, tuple)) or len(found) != 2 or not all(map(_is_offset, found)):
+    is_pair = isinstance(found, (list, tuple)) and len(found) == 2
+    if not is_pair or not all(is_whole_number(part, least=0) for part in found):
         raise ClientMistake(f"publish returned {found!r:.80}: it must return [partition, offset], both from 0 on")
     return list(found)
 
 
 async def _fetch(client: Any, value: Any, key: Any) -> Any:
-    offset, most = value["offset"], value["max"]
-    messages = await client.fetch(value["queue"], offset, most)
-    if not isinstance(messages, (list, tuple)):
-        raise ClientMistake(f"fetch returned {messages!r:.80}: it must return a list of values")
-    if len(messages) > most:
-        raise ClientMistake(f"fetch returned {len(messages)} values where at most {most} were asked for")
-    # What a full answer leaves open is None: there may be more.
-    tail = offset + len(messages) if len(messages) < most else None
-    found = {"queue": value["queue"], "offset": offset, "messages": list(messages), "tail": tail}
-    return {**found, "final": True} if value.get("final") else found
+    messages = await client.fetch(value["queue"], value["offset"], value["max"])
+    return {"queue": value["queue"], **polled("fetch", messages, value)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +113,7 @@ class TopicWorkload(CapabilityWorkload):
             return {"log": log_contents([untailed(event) for event in logs], context)}
         order = [without_full_polls(event) for event in history]
         return {
-            "linearizable": linearizable_topic(order, context, queues=self.number("partitions")),
+            "linearizable": linearizable(order, Topic(queues=self.number("partitions")), context),
             "log": log_contents(logs, context),
         }
 

@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from checker import check_transaction_visibility
 from harness.generator import Calls, Context, EachThread, Generator, Mix, Op
 from harness.systems.base import CheckOutcome, MessagingConnection
 from harness.workloads.base import CheckContext
-from harness.workloads.checks import transaction_visibility
+from harness.workloads.checks import as_outcome
 from harness.workloads.client_transactions import ClientTransactionsWorkload, as_prepare_and_end
 from harness.workloads.draining import Drain, unless_drained
 from harness.workloads.queue import MessagingClient
@@ -62,7 +63,7 @@ class TransactionsWorkload:
         return None
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        outcome = transaction_visibility(list(as_prepare_and_end(history)))
+        outcome = as_outcome(check_transaction_visibility(list(as_prepare_and_end(history))))
         wrong_whatever_comes = ("rolled-back-seen", "prepared-seen")
         return {"transaction-visibility": unless_drained(outcome, history, certain=wrong_whatever_comes)}
 

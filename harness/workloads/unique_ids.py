@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from checker import check_unique_ids
 from harness.generator import Calls, Generator, Op
 from harness.systems.base import CheckOutcome
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake
-from harness.workloads.checks import unique_ids
+from harness.workloads.checks import as_outcome
 
 __all__ = ["UniqueIdsWorkload"]
 
@@ -34,4 +35,4 @@ class UniqueIdsWorkload(CapabilityWorkload):
         return Calls(lambda _: Op("generate"))
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        return {"unique-ids": unique_ids(history)}
+        return {"unique-ids": as_outcome(check_unique_ids(history))}

@@ -14,33 +14,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from checker import VersionedRegister, check_sessions
 from harness.generator import Calls, EachThread, Generator, Limit, Mix
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
-from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake
-from harness.workloads.checks import linearizable_versioned_registers, session_guarantees
+from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake, is_whole_number
+from harness.workloads.checks import as_outcome, linearizable
 from harness.workloads.client_register import RandomReads
 from harness.workloads.queues import distinct_writes
 
 __all__ = ["VersionedRegisterWorkload"]
 
 
-def _is_version(found: Any) -> bool:
-    return isinstance(found, int) and not isinstance(found, bool) and found > 0
-
-
 async def _read_version(client: Any, value: Any, key: Any) -> Any:
     found = await client.read_version(key)
     if found is None:
         return [0, None]
-    if not isinstance(found, (list, tuple)) or len(found) != 2 or not _is_version(found[0]):
+    if not isinstance(found, (list, tuple)) or len(found) != 2 or not is_whole_number(found[0], least=1):
         raise ClientMistake(f"read_version returned {found!r:.80}: it must return [version, value], from 1 on, or None")
     return list(found)
 
 
 async def _write_version(client: Any, value: Any, key: Any) -> Any:
     version = await client.write_version(key, value)
-    if version is not None and not _is_version(version):
+    if version is not None and not is_whole_number(version, least=1):
         raise ClientMistake(f"write_version returned {version!r:.80}: it must return the version, from 1 on, or None")
     return version
 
@@ -70,5 +67,5 @@ class VersionedRegisterWorkload(CapabilityWorkload):
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         if self.text("check") == "sessions":
-            return {"sessions": session_guarantees(history)}
-        return {"linearizable": linearizable_versioned_registers(history, context)}
+            return {"sessions": as_outcome(check_sessions(history))}
+        return {"linearizable": linearizable(history, VersionedRegister(), context)}
