@@ -31,6 +31,7 @@ from checker.linearizability.problem import expected_bytes
 from checker.models.base import UNKNOWN, Model
 from checker.models.collections import FIFOQueue, PriorityQueue, Stack, UnorderedQueue
 from checker.models.registers import CASRegister, Mutex, Register, is_refused
+from checker.reducing import smallest
 from checker.verdict import Edge, Witness
 from checker.words import named, named_row, short
 
@@ -271,30 +272,17 @@ class _Reducer:
     def _drop_pure(self, part: _Part) -> _Part:
         history, model = self._history, self._model
         pure = [row for row in part.rows if history.status[row] == FAIL or model.is_pure(*_triple(history, row))]
-        return self._drop_groups(part, [(row,) for row in pure], self._without)
+        return self._drop_groups(part, [(row,) for row in pure])
 
-    def _without(self, part: _Part, rows: frozenset[int]) -> _Part:
-        return replace(part, rows=tuple(row for row in part.rows if row not in rows))
+    def _drop_groups(self, part: _Part, groups: list[tuple[int, ...]]) -> _Part:
+        """Drop as many groups as can go."""
+        in_groups = {row for group in groups for row in group}
 
-    def _drop_groups(
-        self, part: _Part, groups: list[tuple[int, ...]], drop: Callable[[_Part, frozenset[int]], _Part]
-    ) -> _Part:
-        """Drop as many groups as can go: large chunks first, then one by one."""
-        chunk = max(1, len(groups) // 2)
-        while groups and not self._out_of_time:
-            index = 0
-            while index < len(groups):
-                chosen = groups[index : index + chunk]
-                smaller = drop(part, frozenset(row for group in chosen for row in group))
-                if self.fails(smaller):
-                    part = smaller
-                    del groups[index : index + chunk]
-                else:
-                    index += chunk
-            if chunk == 1:
-                break
-            chunk //= 2
-        return part
+        def only(kept: Sequence[tuple[int, ...]]) -> _Part:
+            gone = in_groups.difference(*kept)
+            return replace(part, rows=tuple(row for row in part.rows if row not in gone))
+
+        return only(smallest(groups, lambda kept: self.fails(only(kept)), lambda: self._out_of_time))
 
     def _drop_values(self, part: _Part) -> _Part:
         model = self._model
@@ -312,7 +300,7 @@ class _Reducer:
                 groups.setdefault(history.value[row], []).append(row)
             elif history.status[row] == OK and history.result[row] is not None:
                 groups.setdefault(history.result[row], []).append(row)
-        return self._drop_groups(part, [tuple(rows) for rows in groups.values()], self._without)
+        return self._drop_groups(part, [tuple(rows) for rows in groups.values()])
 
     def _drop_register_values(self, part: _Part) -> _Part:
         history = self._history
@@ -365,23 +353,13 @@ def _triples(history: History) -> list[tuple[str, Any, Any]]:
 
 def _extract(history: History, part: _Part) -> History:
     """The part as a history of its own."""
-    out = History(booleans=history.booleans)
-    for row in part.rows:
-        crashed = row in part.crashed
-        weak = row in part.weakened
-        out.process.append(history.process[row])
-        out.f.append("write" if weak else history.f[row])
-        out.value.append(history.value[row][1] if weak else history.value[row])
-        out.result.append(history.result[row])
-        out.status.append(INFO if crashed else history.status[row])
-        out.key.append(None)
-        out.invoked_ns.append(history.invoked_ns[row])
-        out.returned_ns.append(history.returned_ns[row])
-        out.node.append(history.node[row])
-        out.invoked.append(history.invoked[row])
-        out.returned.append(NEVER if crashed else history.returned[row])
-        if row in history.errors:
-            out.errors[len(out.f) - 1] = history.errors[row]
+    out = history.part(part.rows)
+    out.key = [None] * len(out)
+    for at, row in enumerate(part.rows):
+        if row in part.crashed:
+            out.status[at], out.returned[at] = INFO, NEVER
+        if row in part.weakened:
+            out.f[at], out.value[at] = "write", history.value[row][1]
     return out
 
 

@@ -44,6 +44,9 @@ NEVER = 1 << 62
 #: Types of values that Python tells apart as JSON does, and that hold no others.
 _PLAIN_TYPES = frozenset({int, str, float, type(None)})
 
+#: The columns in which an operation stands as it was recorded; the others are positions.
+_RECORDED = ("process", "f", "key", "value", "result", "status", "invoked_ns", "returned_ns", "node")
+
 _INDEX = itemgetter("index")
 _COMPLETIONS = {OK: OK, FAIL: FAIL, INFO: INFO}
 
@@ -261,21 +264,20 @@ class History:
         history.returned = [NEVER] * count
         for position, (_, is_return, row) in enumerate(events):
             (history.returned if is_return else history.invoked)[row] = position
-        for row, operation in enumerate(rows):
-            history.process.append(operation.process)
-            history.f.append(operation.f)
-            history.key.append(operation.key)
-            history.value.append(operation.value)
-            history.result.append(operation.result)
-            history.status.append(operation.status)
-            history.invoked_ns.append(operation.invoked_ns)
-            history.returned_ns.append(operation.returned_ns)
-            history.node.append(operation.node)
-            if operation.error is not None:
-                history.errors[row] = operation.error
-            if operation.key is not None:
-                history.keyed = True
+        for name in _RECORDED:
+            setattr(history, name, [getattr(operation, name) for operation in rows])
+        history.errors = {row: operation.error for row, operation in enumerate(rows) if operation.error is not None}
+        history.keyed = any(operation.key is not None for operation in rows)
         return history._marked()
+
+    def part(self, rows: Sequence[int]) -> History:
+        """Those rows alone, in the order given and with their positions in the whole."""
+        part = History(booleans=self.booleans)
+        part.errors = {at: self.errors[row] for at, row in enumerate(rows) if row in self.errors}
+        for name in (*_RECORDED, "invoked", "returned"):
+            column = getattr(self, name)
+            setattr(part, name, [column[row] for row in rows])
+        return part
 
     def _marked(self) -> History:
         """This history; marked where a look at the types of all values shows at once that none is a boolean."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -22,6 +23,7 @@ __all__ = [
     "given_options",
     "positive_count",
     "seed_number",
+    "whole_number",
 ]
 
 MAX_SEED = 2**63 - 1
@@ -32,15 +34,20 @@ one is elected within 0.7 s. With six clients that wait for 3 s each, none was l
 leader before the old one was back; of 20 with one second, some go on throughout."""
 
 
-def seed_number(text: str) -> int:
-    """A seed. Raises ArgumentTypeError."""
+def whole_number(text: str, least: int, most: float, must_be: str) -> int:
+    """A whole number within bounds, and what it must be otherwise. Raises argparse's own error."""
     try:
-        seed = int(text)
+        number = int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"not a whole number: {text!r}") from None
-    if not 0 <= seed <= MAX_SEED:
-        raise argparse.ArgumentTypeError(f"must be 0 to {MAX_SEED}")
-    return seed
+    if not least <= number <= most:
+        raise argparse.ArgumentTypeError(must_be)
+    return number
+
+
+def seed_number(text: str) -> int:
+    """A seed. Raises ArgumentTypeError."""
+    return whole_number(text, 0, MAX_SEED, f"must be 0 to {MAX_SEED}")
 
 
 def duration_s(text: str) -> float:
@@ -53,13 +60,7 @@ def duration_s(text: str) -> float:
 
 def positive_count(text: str) -> int:
     """A whole number from 1 on. Raises ArgumentTypeError."""
-    try:
-        number = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"not a whole number: {text!r}") from None
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return number
+    return whole_number(text, 1, math.inf, "must be at least 1")
 
 
 def _setting(text: str) -> tuple[str, str]:

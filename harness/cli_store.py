@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
-from harness.cli_options import positive_count
+from harness.cli_options import positive_count, whole_number
 
 __all__ = ["add_store_commands"]
 
@@ -16,13 +15,7 @@ DEFAULT_PORT = 8137
 
 
 def _port(text: str) -> int:
-    try:
-        port = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"not a whole number: {text!r}") from None
-    if not 0 <= port <= 65535:
-        raise argparse.ArgumentTypeError("must be 0 (any free one) to 65535")
-    return port
+    return whole_number(text, 0, 65535, "must be 0 (any free one) to 65535")
 
 
 def add_store_commands(commands: Any) -> None:

@@ -17,18 +17,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from harness import registry
-from harness.commands.run import Prepared, prepare_test
+from harness.commands.run import Prepared, make_test, prepare_test
 from harness.errors import OperatorError, nearest
 from harness.execution import perform
 from harness.json_lines import client_program
 from harness.report import OutputConsole
 from harness.sdk import Client, System
 from harness.sdk.plugin import plugin_of, require_client
-from harness.seeded import random_seed
 from harness.store import Store
 from harness.systems.base import Fetched
 from harness.systems.guest import GuestSystem, adapted, with_client
-from harness.test import NemesisChoice, Test
+from harness.test import Test
 
 __all__ = ["OPTIONS", "JudgedRun", "in_own_thread", "judged_run"]
 
@@ -78,10 +77,7 @@ def judged_run(system: Any, client: Any = None, **options: Any) -> JudgedRun:
         raise OperatorError(f"no option {unknown[0]!r}{nearest(unknown[0], OPTIONS)}; known: {', '.join(OPTIONS)}")
     given = {**OPTIONS, **options}
     name, system_class = _system(system, client)
-    test = _test(name, client if isinstance(client, str) else None, given)
-    problems = test.problems()
-    if problems:
-        raise OperatorError("; ".join(problems))
+    test = make_test({**given, "system": name, "client": client if isinstance(client, str) else None})
     return in_own_thread(lambda: _perform(test, system_class, str(given["store"])))
 
 
@@ -167,28 +163,3 @@ def _name_of(system_class: type[System]) -> str:
     except ValueError:
         shown = path
     return f"{shown}:{system_class.__name__}"
-
-
-def _test(name: str, command: str | None, given: Mapping[str, Any]) -> Test:
-    names = [word.strip() for word in str(given["nemesis"]).split(",") if word.strip()]
-    chosen = () if names in ([], ["none"]) else tuple(NemesisChoice.parse(word) for word in names)
-    return Test(
-        system=name,
-        cluster=str(given["cluster"]),
-        nodes=int(given["nodes"]),
-        workload=str(given["workload"]),
-        nemesis=chosen,
-        nemesis_interval_s=float(given["nemesis_interval"]),
-        nemesis_schedule=given["nemesis_schedule"],
-        time_limit_s=float(given["time_limit"]),
-        concurrency=int(given["concurrency"]),
-        rate=float(given["rate"]),
-        seed=random_seed() if given["seed"] is None else int(given["seed"]),
-        settings={str(key): str(value) for key, value in dict(given["settings"]).items()},
-        cluster_options=dict(given["cluster_options"]),
-        operation_timeout_s=float(given["operation_timeout"]),
-        checker_timeout_s=float(given["checker_timeout"]),
-        checker_memory_mb=int(given["checker_memory"]),
-        fail_fast=bool(given["fail_fast"]),
-        client=command,
-    )

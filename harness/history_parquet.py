@@ -16,7 +16,7 @@ __all__ = ["HISTORY_SCHEMA", "ROW_GROUP_EVENTS", "SCHEMA_VERSION", "RunIdentity"
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from itertools import islice
 from typing import Any
@@ -147,17 +147,7 @@ def _batch(events: Iterator[dict[str, Any]], run: RunIdentity) -> pa.RecordBatch
         "error": [_string(event.get("error")) for event in chunk],
         "node": [_string(event.get("node")) for event in chunk],
     }
-    constants: dict[str, Any] = {
-        "run_id": run.run_id,
-        "test_name": run.test_name,
-        "system": run.system,
-        "workload": run.workload,
-        "nemesis": run.nemesis,
-        "cluster": run.cluster,
-        "seed": run.seed,
-        "configuration": json.dumps(dict(run.configuration), sort_keys=True),
-        "started_at": run.started_at,
-    }
+    constants = {**asdict(run), "configuration": json.dumps(dict(run.configuration), sort_keys=True)}
     arrays = [
         pa.repeat(pa.scalar(constants[column.name], column.type), count)
         if column.name in constants

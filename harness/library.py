@@ -26,13 +26,14 @@ from typing import Any, TypeVar
 
 from harness import registry
 from harness.clusters.abilities import OwnWorld
-from harness.clusters.base import CLIENTS_HOST, Cluster, HostProcess, Program, RunsCommands
+from harness.clusters.base import CLIENTS_HOST, Cluster, HostProcess, Program
 from harness.clusters.options import require_cluster
 from harness.clusters.select import choose
 from harness.errors import HarnessError, OperatorError
 from harness.faults.target import prepare
 from harness.run_state import RunState
-from harness.sdk import CommandFailed, Output
+from harness.sdk import Output
+from harness.sdk.host import DEFAULT_COMMAND_TIMEOUT_S, run_on
 from harness.seeded import random_seed, seeded
 from nemesis.partition import PARTITION
 from nemesis.protocol import Proof
@@ -44,9 +45,6 @@ T = TypeVar("T")
 
 DEFAULT_PORTS = (7000,)
 """Of hosts of which nobody said what listens on them: there is one, so that links can be probed."""
-
-COMMAND_TIMEOUT_S = 60.0
-"""For a command on a host."""
 
 END_TIMEOUT_S = 10.0
 """For the cluster's thread to end once everything is taken down."""
@@ -248,20 +246,10 @@ class LibraryHost:
         return RunningProgram(self._session, process, os.path.join(self._session.directory, self.name, f"{title}.log"))
 
     async def run(
-        self, *argv: str, stdin: str = "", timeout_s: float = COMMAND_TIMEOUT_S, check: bool = True
+        self, *argv: str, stdin: str = "", timeout_s: float = DEFAULT_COMMAND_TIMEOUT_S, check: bool = True
     ) -> Output:
         """Run a command and have its output. Raises CommandFailed for another status than 0, unless `check` is off."""
-        found = self._cluster
-        if not isinstance(found, RunsCommands):
-            raise CommandFailed(f"cluster {found.name} cannot run commands on its hosts")
-        status, out, err = await self._session.on_loop(
-            _called(lambda: found.run(self.name, argv, stdin=stdin, timeout_s=timeout_s))
-        )
-        if check and status != 0:
-            said = (err.strip() or out.strip()).splitlines()
-            quoted = f": {said[-1]}" if said else ""
-            raise CommandFailed(f"{self.name}: {' '.join(argv)} ended with status {status}{quoted}")
-        return Output(status, out, err)
+        return await self._session.on_loop(run_on(self._cluster, self.name, argv, stdin, timeout_s, check=check))
 
     async def put(self, path: str, content: str | bytes) -> None:
         """Write a file, below the data directory unless the path is absolute. Raises OperatorError."""

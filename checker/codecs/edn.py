@@ -7,7 +7,6 @@ strings all become ``str``.  Porcupine's key-value logs are of the same form.
 
 from __future__ import annotations
 
-import gc
 import math
 import re
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Any
 
 from checker.codecs.source import BATCH_LINES, EVENT_IN_COMMENT, FileEvents
 from checker.history import History, freeze
+from checker.linearizability.budget import no_collection
 from checker.words import short
 
 __all__ = ["parse_edn", "read_edn_text"]
@@ -173,24 +173,19 @@ def _line(text: str, at: int, first_line: int) -> int:
     return first_line + text.count("\n", 0, at)
 
 
+@no_collection()
 def read_edn_text(text: str, file: FileEvents, *, keyed: bool | None = None) -> History:
     """A history from Jepsen EDN.
 
     ``keyed`` says that every value is an independent ``[key value]`` pair; by default that is recognised by reads
     invoked with ``[key nil]``.  Raises :class:`FormatError` naming the line at fault.
     """
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        _Reader(file).read(text)
-        history = file.finish()
-        unfinished = file.never_completed()
-        if keyed or (keyed is None and _looks_keyed(history, unfinished)):
-            _split_keys(history)
-        return history
-    finally:
-        if collecting:
-            gc.enable()
+    _Reader(file).read(text)
+    history = file.finish()
+    unfinished = file.never_completed()
+    if keyed or (keyed is None and _looks_keyed(history, unfinished)):
+        _split_keys(history)
+    return history
 
 
 class _Shape:

@@ -8,7 +8,6 @@ again line by line to name the line at fault.  A damaged line is always handed o
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import re
 from bisect import bisect_left
@@ -20,7 +19,7 @@ from typing import Any, BinaryIO
 
 from checker.codecs.source import BATCH_LINES, FileEvents, FormatError
 from checker.history import History
-from checker.linearizability.budget import Budget
+from checker.linearizability.budget import Budget, no_collection
 
 __all__ = [
     "EVENT_FIELDS",
@@ -142,7 +141,7 @@ class JsonLines:
         if first == 1:
             chunk = chunk.removeprefix(_BYTE_ORDER_MARK)
         lines = chunk.count(b"\n") + (not chunk.endswith(b"\n"))
-        with contextlib.suppress(UnicodeDecodeError), _no_collection():
+        with contextlib.suppress(UnicodeDecodeError), no_collection():
             text = chunk.decode()
             # The line ends stay, because no text within JSON may hold one.
             joined = text.removesuffix("\n").replace("\n", "\n,")
@@ -197,18 +196,6 @@ def _why(line: bytes, error: Exception) -> str:
     return f"not JSON: {error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
 
 
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Without the collector of circles, which would look again and again at objects that all stay."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
-
-
 def _refuse(name: str) -> Any:
     raise ValueError(f"not JSON: {name} is no number that JSON has")
 
@@ -259,7 +246,7 @@ def read_jsonl_stream(
 ) -> History:
     """The same of an open file; ``source`` names it in errors."""
     events = FileEvents(source, lenient=lenient, budget=budget)
-    with _no_collection():
+    with no_collection():
         for batch in read_batches(file, EVENT_FIELDS):
             fed = 0
             for line in batch.damaged:  # in order: of what is wrong the first is named
@@ -293,7 +280,7 @@ def read_json_array(text: str, file: FileEvents) -> History:
     not end with an event on, one event after the other.  Raises :class:`FormatError`; what is no JSON cannot be left
     out by a lenient reader either.
     """
-    with _no_collection():
+    with no_collection():
         at = len(text) - len(text.lstrip()) + 1
         line = 1 + text.count("\n", 0, at)
         while text[at - 1 : at] in ("[", ","):

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import resource
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 
-__all__ = ["Budget", "LimitReached", "resident_bytes"]
+__all__ = ["Budget", "LimitReached", "no_collection", "resident_bytes"]
 
 _PAGE_BYTES = resource.getpagesize()
 
@@ -26,6 +27,18 @@ DEFAULT_MEMORY_BYTES = 1 << 30
 _MIB = 1 << 20
 #: Memory that any machine which runs Python has; asking how much is free costs more than a small check.
 _SURELY_THERE_BYTES = 32 * _MIB
+
+
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """Without the collector of circles, which would look again and again at objects that all stay."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def resident_bytes() -> int:

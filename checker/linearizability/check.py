@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from checker.explain import explain
 from checker.history import History, HistoryError, Operation, freeze
 from checker.linearizability.booleans import distinguished, mixes_booleans
-from checker.linearizability.budget import Budget
+from checker.linearizability.budget import Budget, no_collection
 from checker.linearizability.engine import KeyOutcome, Unhashable, decide
 from checker.linearizability.parallel import decide_in_parallel
 from checker.linearizability.steps import is_ours
@@ -25,6 +24,7 @@ __all__ = ["check"]
 MAX_LISTED = 10
 
 
+@no_collection()
 def check(
     history: History | Iterable[Mapping[str, Any]] | Iterable[Operation],
     model: Model | str,
@@ -49,8 +49,6 @@ def check(
     budget = Budget(timeout_s=timeout_s, memory_mb=memory_mb)
     if isinstance(model, str):
         model = parse_model(model)
-    collecting = gc.isenabled()
-    gc.disable()
     try:
         history = History.of(history)
         given = history
@@ -77,9 +75,6 @@ def check(
             raise
         what = f"{type(error).__name__}: {short(str(error))}"
         raise HistoryError(f"a {model.name} cannot be used with values like these ({what})") from error
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _as_recorded(result: Result, history: History) -> Result:

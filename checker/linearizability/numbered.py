@@ -27,41 +27,30 @@ def check_versions(history: History, rows: Sequence[int], model: VersionedRegist
     :class:`NotApplicable` for a write that got no version.
     """
     wrong = Violation(rows=tuple(rows), text="", minimal=False)
-    log = History()
+    log = history.part(rows)
     base = model.initial_version
-    for row in rows:
-        f, value, result, status = history.f[row], history.value[row], history.result[row], history.status[row]
-        log.process.append(history.process[row])
-        log.status.append(status)
-        log.invoked.append(history.invoked[row])
-        log.returned.append(history.returned[row])
-        if f == "write":
+    for at, row in enumerate(rows):
+        value, result, status = history.value[row], history.result[row], history.status[row]
+        if history.f[row] == "write":
             if status == OK:
                 if result is None:
                     raise NotApplicable("a write got no version")
                 if not isinstance(result, (int, float)) or result <= base:
                     return wrong
-            log.f.append("append")
-            log.value.append(value)
-            log.result.append([result - base - 1, value] if status == OK else None)
+            log.f[at], log.result[at] = "append", [result - base - 1, value] if status == OK else None
         else:
+            shown = None
             if status == OK:
                 if not isinstance(result, (list, tuple)) or len(result) != 2:
                     return wrong
                 version, seen = result
                 if not isinstance(version, (int, float)):
                     return wrong
-                at = version - base
-                if at < 0 or (at == 0 and seen != model.initial):
+                tail = version - base
+                if tail < 0 or (tail == 0 and seen != model.initial):
                     return wrong
-                messages = [seen] if at else []
-                log.result.append({"offset": max(at - 1, 0), "messages": messages, "tail": at})
-            else:
-                log.result.append(None)
-            log.f.append("read")
-            log.value.append(None)
-    for name in ("key", "invoked_ns", "returned_ns", "node"):
-        getattr(log, name).extend([None] * len(log.f))
+                shown = {"offset": max(tail - 1, 0), "messages": [seen] if tail else [], "tail": tail}
+            log.f[at], log.value[at], log.result[at] = "read", None, shown
     found = check_log_order(log, range(len(log)), Log())
     if found is None:
         return None

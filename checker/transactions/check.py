@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from checker.history import History, Operation
-from checker.linearizability.budget import Budget
+from checker.linearizability.budget import Budget, no_collection
+from checker.reducing import smallest
 from checker.transactions.anomalies import Anomalies, Step, Transactions, described
 from checker.transactions.cycles import Cycle, find_cycles
 from checker.transactions.evidence import evidence_for
 from checker.transactions.graph import KINDS, PROCESS, REALTIME, RW, VIA, WR, WW, DependencyGraph
 from checker.transactions.list_append import build_list_append
-from checker.transactions.orders import (
-    MAX_SNAPSHOTS,
-    MAX_TRANSACTIONS,
-    find_order,
-    find_snapshot_order,
-    smallest_without_order,
-)
+from checker.transactions.orders import MAX_SNAPSHOTS, MAX_TRANSACTIONS, find_order, find_snapshot_order
 from checker.transactions.rw_register import build_rw_register
 from checker.transactions.serial import find_serial_order
 from checker.verdict import Edge, Result, Verdict, Witness
@@ -155,7 +149,11 @@ class _Findings:
         return any(name in self.anomalies.counts or name in self.cycles for name in names)
 
     def _search_orders(self, budget: Budget) -> None:
-        """Look for the order that each level not ruled out yet asks for."""
+        """Look for the order that each level not ruled out yet asks for.
+
+        Of transactions that have none, few are shown.  Leaving the others out is sound: what they wrote and these read
+        is then of somebody else, who may stand where they stood.
+        """
         transactions = self.transactions
         rows = sorted([*transactions.committed, *transactions.unknown])
         if len(rows) > MAX_TRANSACTIONS:
@@ -172,7 +170,7 @@ class _Findings:
                 self.order = f"found for {level}"
                 return
             limits = partial(_first_limit, budget, Budget(timeout_s=CUT_TIMEOUT_S))
-            few = smallest_without_order(rows, partial(_has_no_order, transactions, extra, limits), limits)
+            few = smallest(rows, partial(_has_no_order, transactions, extra, limits), limits)
             self._add_no_order(name, few)
         self.order = "excluded"
 
@@ -202,7 +200,7 @@ class _Findings:
                 self.snapshots = f"found for {level}"
                 return
             limits = partial(_first_limit, budget, Budget(timeout_s=CUT_TIMEOUT_S))
-            few = smallest_without_order(rows, partial(self._has_no_snapshots, extra, limits), limits)
+            few = smallest(rows, partial(self._has_no_snapshots, extra, limits), limits)
             self._add_no_order(name, few)
 
     def _has_no_snapshots(self, extra: int, is_over: Callable[[], Any], rows: Sequence[int]) -> bool:
@@ -262,6 +260,7 @@ def _first_limit(*budgets: Budget) -> str | None:
     return next(filter(None, (budget.late() for budget in budgets)), None)
 
 
+@no_collection()
 def check_transactions(
     history: History | Iterable[Mapping[str, Any]] | Iterable[Operation],
     workload: str = "list-append",
@@ -294,24 +293,18 @@ def check_transactions(
     if workload not in ("list-append", "rw-register"):
         raise ValueError(f"no transaction workload {workload!r}; known: list-append, rw-register")
     budget = Budget(timeout_s=timeout_s, memory_mb=memory_mb)
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        history = History.of(history)
-        question = _Question(
-            workload=workload,
-            level=level,
-            linearizable_keys=linearizable_keys,
-            sequential_keys=sequential_keys,
-            excerpt=excerpt or bool(history.problems),
-        )
-        refused = budget.refuses_bytes(len(history) * BYTES_PER_TRANSACTION)
-        if refused:
-            return Result(verdict=Verdict.UNKNOWN, reason=refused, stats={"operations": len(history)})
-        return _result(_Findings(history, question, budget), question, budget)
-    finally:
-        if collecting:
-            gc.enable()
+    history = History.of(history)
+    question = _Question(
+        workload=workload,
+        level=level,
+        linearizable_keys=linearizable_keys,
+        sequential_keys=sequential_keys,
+        excerpt=excerpt or bool(history.problems),
+    )
+    refused = budget.refuses_bytes(len(history) * BYTES_PER_TRANSACTION)
+    if refused:
+        return Result(verdict=Verdict.UNKNOWN, reason=refused, stats={"operations": len(history)})
+    return _result(_Findings(history, question, budget), question, budget)
 
 
 def _result(findings: _Findings, question: _Question, budget: Budget) -> Result:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
+from checker.reducing import smallest
 from checker.transactions.anomalies import Transactions
 
 __all__ = ["evidence_for"]
@@ -26,17 +27,7 @@ def evidence_for(
     kept = _candidates(transactions, rows)
     if not kept or not is_wrong([*rows, *kept]):
         return None
-    chunk = max(1, len(kept) // 2)
-    while chunk:
-        at = 0
-        while at < len(kept):
-            fewer = kept[:at] + kept[at + chunk :]
-            if is_wrong([*rows, *fewer]):
-                kept = fewer
-            else:
-                at += chunk
-        chunk //= 2
-    return tuple(kept)
+    return tuple(smallest(kept, lambda fewer: is_wrong([*rows, *fewer])))
 
 
 def _candidates(transactions: Transactions, rows: Sequence[int]) -> list[int]:

@@ -22,7 +22,7 @@ from checker.history import NEVER, OK
 from checker.transactions.anomalies import Transactions
 from checker.transactions.graph import PROCESS, REALTIME, RW, VIA, WR, WW, DependencyGraph
 
-__all__ = ["MAX_SNAPSHOTS", "MAX_TRANSACTIONS", "find_order", "find_snapshot_order", "smallest_without_order"]
+__all__ = ["MAX_SNAPSHOTS", "MAX_TRANSACTIONS", "find_order", "find_snapshot_order"]
 
 #: Transactions beyond which no order is searched: a bit for every pair of them, and time that grows faster still.
 MAX_TRANSACTIONS = 1_000
@@ -107,28 +107,6 @@ def _search(
         stack.append((order.copy(), left, ways[0]))
         stack.append((order, left, ways[1]))
     return False
-
-
-def smallest_without_order(
-    rows: Sequence[int], has_none: Callable[[Sequence[int]], bool], is_over: Callable[[], Any]
-) -> tuple[int, ...]:
-    """Few of ``rows``, which have no order, that have none by themselves either.
-
-    Leaving transactions out is sound: what they wrote and others read is then of somebody else, who may stand where
-    they stood.  Large chunks first, then one by one, until ``is_over``.
-    """
-    kept = list(rows)
-    chunk = len(kept) // 2
-    while chunk:
-        at = 0
-        while at < len(kept) and not is_over():
-            smaller = kept[:at] + kept[at + chunk :]
-            if has_none(smaller):
-                kept = smaller
-            else:
-                at += chunk
-        chunk //= 2
-    return tuple(kept)
 
 
 class _Order:

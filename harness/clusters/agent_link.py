@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from harness.clusters.host_agent import MAX_LINE_BYTES
+from harness.clusters.threads import to_its_end
 from nemesis.mechanisms.shell import ShellError
 
 __all__ = ["DEFAULT_TIMEOUT_S", "FIRST_WORD_TIMEOUT_S", "AgentGone", "AgentLink", "ByteStream", "ConnectFailure"]
@@ -181,14 +182,7 @@ class AgentLink:
 
     async def request_to_its_end(self, op: str, arguments: Mapping[str, Any], *, timeout_s: float) -> Message:
         """As `request`; a cancelled caller still waits for the answer, so that what was done is known."""
-        task = asyncio.ensure_future(self.request(op, arguments, timeout_s=timeout_s))
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            await asyncio.wait([task])
-            if not task.cancelled():
-                task.exception()  # looked at, so that it is not reported as lost
-            raise
+        return await to_its_end(self.request(op, arguments, timeout_s=timeout_s))
 
     async def _send(self, line: bytes) -> None:
         """Send now if there is a connection; the next connection sends everything that is pending by itself."""

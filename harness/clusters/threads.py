@@ -7,7 +7,7 @@ import concurrent.futures
 from collections.abc import Awaitable, Callable, Iterable
 from typing import ParamSpec, TypeVar
 
-__all__ = ["all_of", "in_thread", "renew_threads"]
+__all__ = ["all_of", "in_thread", "renew_threads", "to_its_end"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -18,7 +18,12 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
 
     A cancelled caller still waits for its end: what it makes must not appear after others were asked to clean up.
     """
-    task = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+    return await to_its_end(asyncio.to_thread(function, *args, **kwargs))
+
+
+async def to_its_end(work: Awaitable[T]) -> T:
+    """Await `work`; a cancelled caller waits for its end, so that what was done is known."""
+    task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:

@@ -33,7 +33,7 @@ from harness.workloads.choice import make_workload, require_capabilities
 from nemesis.forms import expand_variant
 from nemesis.protocol import Nemesis
 
-__all__ = ["Cases", "Prepared", "announce", "enter_namespace", "prepare", "run_command", "test_from"]
+__all__ = ["Cases", "Prepared", "announce", "enter_namespace", "make_test", "prepare", "run_command", "test_from"]
 
 
 KNOWN_ERRORS = (OperatorError, SystemUnderTestError, HarnessError)
@@ -208,27 +208,34 @@ def settings_from(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def test_from(arguments: argparse.Namespace) -> Test:
-    names = [word.strip() for word in arguments.nemesis.split(",") if word.strip()]
+    """The test of a command line. Raises OperatorError."""
+    given = {**vars(arguments), "settings": settings_from(arguments), "cluster_options": cluster_options_of(arguments)}
+    return make_test(given)
+
+
+def make_test(given: Mapping[str, Any]) -> Test:
+    """The test of these options, by the names of the command line. Raises OperatorError."""
+    names = [word.strip() for word in str(given["nemesis"]).split(",") if word.strip()]
     chosen = () if names in ([], ["none"]) else tuple(NemesisChoice.parse(name) for name in names)
     test = Test(
-        system=arguments.system,
-        cluster=arguments.cluster,
-        nodes=arguments.nodes,
-        workload=arguments.workload,
+        system=given["system"],
+        cluster=str(given["cluster"]),
+        nodes=int(given["nodes"]),
+        workload=str(given["workload"]),
         nemesis=chosen,
-        nemesis_interval_s=arguments.nemesis_interval,
-        nemesis_schedule=arguments.nemesis_schedule,
-        time_limit_s=arguments.time_limit,
-        concurrency=arguments.concurrency,
-        rate=arguments.rate,
-        seed=random_seed() if arguments.seed is None else arguments.seed,
-        settings=settings_from(arguments),
-        cluster_options=cluster_options_of(arguments),
-        operation_timeout_s=arguments.operation_timeout,
-        checker_timeout_s=arguments.checker_timeout,
-        checker_memory_mb=arguments.checker_memory,
-        fail_fast=arguments.fail_fast,
-        client=arguments.client,
+        nemesis_interval_s=float(given["nemesis_interval"]),
+        nemesis_schedule=given["nemesis_schedule"],
+        time_limit_s=float(given["time_limit"]),
+        concurrency=int(given["concurrency"]),
+        rate=float(given["rate"]),
+        seed=random_seed() if given["seed"] is None else int(given["seed"]),
+        settings={str(key): str(value) for key, value in dict(given["settings"]).items()},
+        cluster_options=dict(given["cluster_options"]),
+        operation_timeout_s=float(given["operation_timeout"]),
+        checker_timeout_s=float(given["checker_timeout"]),
+        checker_memory_mb=int(given["checker_memory"]),
+        fail_fast=bool(given["fail_fast"]),
+        client=given["client"],
     )
     problems = test.problems()
     if problems:

@@ -13,7 +13,7 @@ from harness.errors import SystemUnderTestError
 from nemesis.mechanisms.hosts import EMPTY_SCRIPT, script_arguments
 from nemesis.mechanisms.shell import ShellError
 
-__all__ = ["CommandFailed", "Host", "Output"]
+__all__ = ["DEFAULT_COMMAND_TIMEOUT_S", "CommandFailed", "Host", "Output", "run_on"]
 
 DEFAULT_COMMAND_TIMEOUT_S = 60.0
 """For a command on a host: making a database takes some ten seconds on a busy machine."""
@@ -36,6 +36,31 @@ class Output:
     status: int
     out: str
     err: str
+
+
+async def run_on(
+    cluster: Cluster,
+    host: str,
+    argv: Sequence[str],
+    stdin: str,
+    timeout_s: float,
+    *,
+    check: bool,
+    environment: Mapping[str, str] | None = None,
+) -> Output:
+    """Run a command on a host. Raises CommandFailed, for another status than 0 only where it is to be checked."""
+    if not isinstance(cluster, RunsCommands):
+        raise CommandFailed(f"cluster {cluster.name} cannot run commands on its hosts")
+    assigned = [f"{name}={value}" for name, value in (environment or {}).items()]
+    words = ["env", *assigned, *argv] if assigned else [*argv]
+    try:
+        status, out, err = await cluster.run(host, words, stdin=stdin, timeout_s=timeout_s)
+    except ShellError as error:
+        raise CommandFailed(f"{host}: {error}") from None
+    if check and status != 0:
+        said = (err.strip() or out.strip()).splitlines()
+        raise CommandFailed(f"{host}: {' '.join(argv)} ended with status {status}{f': {said[-1]}' if said else ''}")
+    return Output(status, out, err)
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,21 +143,7 @@ class Host:
         self, *argv: str, stdin: str = "", timeout_s: float = DEFAULT_COMMAND_TIMEOUT_S, check: bool = True
     ) -> Output:
         """The same as the user that the harness is on the host: root, mostly. Raises CommandFailed."""
-        if not isinstance(self.cluster, RunsCommands):
-            raise CommandFailed(f"cluster {self.cluster.name} cannot run commands on its hosts")
-        words = [*argv]
-        if self.environment:
-            words = ["env", *(f"{name}={value}" for name, value in self.environment.items()), *words]
-        try:
-            status, out, err = await self.cluster.run(self.name, words, stdin=stdin, timeout_s=timeout_s)
-        except ShellError as error:
-            raise CommandFailed(f"{self.name}: {error}") from None
-        if check and status != 0:
-            said = (err.strip() or out.strip()).splitlines()
-            raise CommandFailed(
-                f"{self.name}: {' '.join(argv)} ended with status {status}{f': {said[-1]}' if said else ''}"
-            )
-        return Output(status, out, err)
+        return await run_on(self.cluster, self.name, argv, stdin, timeout_s, check=check, environment=self.environment)
 
     async def put(self, path: str, content: str | bytes) -> None:
         """Write a file, below the data directory unless the path is absolute. Raises OperatorError."""
