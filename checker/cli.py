@@ -29,7 +29,7 @@ from checker.verdict import Result, Verdict
 from checker.words import short
 from checker.workers import map_in_processes
 
-__all__ = ["PROPERTIES", "main"]
+__all__ = ["PROPERTIES", "UNLIMITED", "main"]
 
 #: Exit status for arguments or files that make no sense.
 BAD_ARGUMENTS = 254
@@ -40,23 +40,33 @@ Check = Callable[[History, float | None, float | None], Result]
 #: Reads the history in a file; raises FormatError naming the file.
 Reader = Callable[..., History]
 
-#: Checkers beside linearizability, by the name ``--model`` takes.
+#: Checkers that need little more time than reading does, and so take no limits, by the name ``--model`` takes.
+UNLIMITED: dict[str, Callable[..., Result]] = {
+    "total-queue": check_total_queue,
+    "simple-set": check_set,
+    "set-full": check_set_full,
+    "unique-ids": check_unique_ids,
+    "counter-bounds": check_counter,
+    "exclusion": check_exclusion,
+    "bank": check_bank,
+    "long-fork": check_long_fork,
+    "delay": check_delay,
+    "transaction-visibility": check_transaction_visibility,
+    "consumer-progress": check_consumer_progress,
+    "sessions": check_sessions,
+}
+
+
+def _with_limits(checker: Callable[..., Result]) -> Check:
+    return lambda history, timeout_s, memory_mb: checker(history)
+
+
+#: All checkers beside linearizability.
 PROPERTIES: dict[str, Check] = {
     "list-append": lambda h, t, m: check_transactions(h, "list-append", timeout_s=t, memory_mb=m),
     "rw-register": lambda h, t, m: check_transactions(h, "rw-register", timeout_s=t, memory_mb=m),
     "log-losses": lambda h, t, m: check_log(h, timeout_s=t, memory_mb=m),
-    "total-queue": lambda h, t, m: check_total_queue(h),
-    "simple-set": lambda h, t, m: check_set(h),
-    "set-full": lambda h, t, m: check_set_full(h),
-    "unique-ids": lambda h, t, m: check_unique_ids(h),
-    "counter-bounds": lambda h, t, m: check_counter(h),
-    "exclusion": lambda h, t, m: check_exclusion(h),
-    "bank": lambda h, t, m: check_bank(h),
-    "long-fork": lambda h, t, m: check_long_fork(h),
-    "delay": lambda h, t, m: check_delay(h),
-    "transaction-visibility": lambda h, t, m: check_transaction_visibility(h),
-    "consumer-progress": lambda h, t, m: check_consumer_progress(h),
-    "sessions": lambda h, t, m: check_sessions(h),
+    **{name: _with_limits(checker) for name, checker in UNLIMITED.items()},
 }
 
 

@@ -285,8 +285,9 @@ class RunState:
     """The state of the run that this process is the harness of. Make it with `RunState.create`."""
 
     def __init__(self, *, run_id: str, path: str, fd: int) -> None:
-        self._run_id = run_id
-        self._path = path
+        self.run_id = run_id
+        self.path = path
+        """The state's file."""
         self._fd = fd
         self._claims: dict[tuple[str, str], Claim] = {}
 
@@ -314,15 +315,6 @@ class RunState:
         raise StateError(f"cannot write the run's state: {root} is removed again and again")
 
     @property
-    def run_id(self) -> str:
-        return self._run_id
-
-    @property
-    def path(self) -> str:
-        """The state's file."""
-        return self._path
-
-    @property
     def claims(self) -> Sequence[Claim]:
         """What is claimed now, oldest first."""
         return tuple(self._claims.values())
@@ -330,7 +322,7 @@ class RunState:
     @property
     def environment(self) -> dict[str, str]:
         """What to add to the environment of every process of this run, so that it can be recognised as ours."""
-        return {RUN_VARIABLE: self._run_id}
+        return {RUN_VARIABLE: self.run_id}
 
     def claim(self, kind: str, ident: str, **details: Any) -> None:
         """Write down that `ident` of `kind` is about to be created. `details` must fit JSON.
@@ -377,7 +369,7 @@ class RunState:
 
         `purpose` becomes part of its name. Raises StateError.
         """
-        path = os.path.join(temp_dir(), f"{TEMP_PREFIX}{self._run_id}-{purpose}")
+        path = os.path.join(temp_dir(), f"{TEMP_PREFIX}{self.run_id}-{purpose}")
         if (KIND_DIRECTORY, path) in self._claims:
             raise StateError(f"the run already has {path}")
         self.claim(KIND_DIRECTORY, path)
@@ -396,22 +388,22 @@ class RunState:
             self._fd = -1
             if not self._claims:
                 try:
-                    os.unlink(self._path)
+                    os.unlink(self.path)
                 except FileNotFoundError:
                     pass
-                remove_if_empty(os.path.dirname(self._path))
+                remove_if_empty(os.path.dirname(self.path))
         return not self._claims
 
     def _append(self, entries: Iterable[Mapping[str, Any]], *, sync: bool) -> None:
         if self._fd < 0:
-            raise StateError(f"the state of run {self._run_id} is closed")
+            raise StateError(f"the state of run {self.run_id} is closed")
         data = "".join(json.dumps(entry, separators=(",", ":")) + "\n" for entry in entries).encode()
         try:
             _write_all(self._fd, data)
             if sync:
                 os.fsync(self._fd)
         except OSError as error:
-            raise StateError(f"cannot write the run's state {self._path}: {error.strerror}") from None
+            raise StateError(f"cannot write the run's state {self.path}: {error.strerror}") from None
 
 
 def _begin(path: str, header: Mapping[str, Any]) -> int:

@@ -28,33 +28,15 @@ from checker import (
     Verdict,
     Witness,
     check,
-    check_bank,
-    check_consumer_progress,
-    check_counter,
-    check_delay,
-    check_exclusion,
     check_log,
-    check_long_fork,
     check_sequential,
-    check_sessions,
-    check_set,
-    check_set_full,
-    check_total_queue,
-    check_transaction_visibility,
     check_transactions,
-    check_unique_ids,
 )
+from checker.cli import UNLIMITED
 from checker.models import MODELS
 from checker.online import Online
 from checker.testing.definitions.objects import OBJECTS
-from checker.testing.definitions.orders import (
-    NEVER,
-    Call,
-    first_invalid_prefix,
-    is_linearizable,
-    is_sequential,
-    pair,
-)
+from checker.testing.definitions.orders import NEVER, Call, first_invalid_prefix, is_linearizable, is_sequential, pair
 from checker.testing.definitions.properties import PROPERTIES
 from checker.testing.definitions.property_samples import PROPERTY_OPTIONS, draw_property
 from checker.testing.definitions.samples import OPTIONS, Sample, draw_sample
@@ -317,21 +299,7 @@ def _has_untold_places(sample: Sample) -> bool:
     )
 
 
-CHECKERS: dict[str, Callable[..., Result]] = {
-    "unique-ids": check_unique_ids,
-    "counter-bounds": check_counter,
-    "exclusion": check_exclusion,
-    "bank": check_bank,
-    "long-fork": check_long_fork,
-    "simple-set": check_set,
-    "set-full": check_set_full,
-    "total-queue": check_total_queue,
-    "consumer-progress": check_consumer_progress,
-    "transaction-visibility": check_transaction_visibility,
-    "delay": check_delay,
-    "sessions": check_sessions,
-    "log-losses": check_log,
-}
+CHECKERS: dict[str, Callable[..., Result]] = {**UNLIMITED, "log-losses": check_log}
 
 
 def judge_property(sample: Sample) -> Judgement:

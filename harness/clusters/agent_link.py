@@ -82,7 +82,7 @@ class AgentLink:
     """
 
     def __init__(self, host: str, connect: Callable[[], ByteStream], on_event: Callable[[Message], None]) -> None:
-        self._host = host
+        self.host = host
         self._connect = connect
         self._on_event = on_event
         self._numbers = itertools.count(1)
@@ -104,10 +104,6 @@ class AgentLink:
     def connection_count(self) -> int:
         """How many connections there were. Events may be lost between two, so a change of this says that some were."""
         return self._connection_count
-
-    @property
-    def host(self) -> str:
-        return self._host
 
     def open(self, session: str) -> None:
         """Begin to connect. `session` begins every request's id: unique among harnesses that talk to the agent."""
@@ -139,9 +135,9 @@ class AgentLink:
         not known whether it was done).
         """
         if self._gone:
-            raise AgentGone(self._host, [op], _UNREACHABLE, "the agent on this host has ended")
+            raise AgentGone(self.host, [op], _UNREACHABLE, "the agent on this host has ended")
         if self._connector is None or len(self._pending) >= MAX_PENDING:
-            raise ShellError(self._host, [op], _UNREACHABLE, "the link to this host is not open, or is flooded")
+            raise ShellError(self.host, [op], _UNREACHABLE, "the link to this host is not open, or is flooded")
         ident = f"{self._session}-{next(self._numbers)}"
         message = {"id": ident, "op": op, "arguments": dict(arguments or {})}
         line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
@@ -155,11 +151,11 @@ class AgentLink:
             why = f"no answer within {timeout_s:g} s"
             if self._stream is None:
                 why += f" ({self._trouble})"
-            raise ShellError(self._host, [op], _UNREACHABLE, why) from None
+            raise ShellError(self.host, [op], _UNREACHABLE, why) from None
         finally:
             self._pending.pop(ident, None)
         if "error" in reply:
-            raise ShellError(self._host, [op], 1, str(reply["error"]))
+            raise ShellError(self.host, [op], 1, str(reply["error"]))
         return reply
 
     async def run(
@@ -200,7 +196,7 @@ class AgentLink:
                 stream = await self._connected()
             except ConnectFailure as error:
                 self._trouble = str(error)
-                logger.info("%s: %s", self._host, error)
+                logger.info("%s: %s", self.host, error)
                 if error.gone:
                     self._take_gone()
                     break
@@ -269,7 +265,7 @@ class AgentLink:
             with contextlib.suppress(RuntimeError):  # the loop has ended before us
                 loop.call_soon_threadsafe(finish)
 
-        threading.Thread(target=read, name=f"agent-{self._host}", daemon=True).start()
+        threading.Thread(target=read, name=f"agent-{self.host}", daemon=True).start()
         return ended
 
     def _take(self, line: bytes) -> None:
@@ -277,7 +273,7 @@ class AgentLink:
         try:
             message = json.loads(line)
         except ValueError:
-            logger.warning("%s: the agent sent no JSON: %.200r", self._host, line)
+            logger.warning("%s: the agent sent no JSON: %.200r", self.host, line)
             return
         if message.get("event") == "gone":
             self._take_gone()
@@ -293,4 +289,4 @@ class AgentLink:
     def _fail_pending(self, why: str) -> None:
         for ident, (_, answer) in self._pending.items():
             if not answer.done():
-                answer.set_exception(AgentGone(self._host, [ident], _UNREACHABLE, why))
+                answer.set_exception(AgentGone(self.host, [ident], _UNREACHABLE, why))

@@ -82,7 +82,8 @@ class AgentLinks(ShapedLinks):
         self._links = dict(links)
         self._addresses = dict(addresses)
         self._meters = dict(meters)
-        self._ports: dict[str, int] = {}
+        self.meter_ports: dict[str, int] = {}
+        """The UDP port of each host on which packets to be measured arrive."""
         self._measurements = 0
         self.why_no_netem = why_no_netem
         """What a host lacks for netem; None when all have it."""
@@ -136,17 +137,12 @@ class AgentLinks(ShapedLinks):
         await all_of([made._open_meter(host) for host in links])
         return made
 
-    @property
-    def meter_ports(self) -> Mapping[str, int]:
-        """The UDP port of each host on which packets to be measured arrive."""
-        return self._ports
-
     async def _open_meter(self, host: str) -> None:
         await self._meters[host].start()
         opened = await self._meters[host].request(
             "open", address=self._addresses[host], listens_within_s=START_TIMEOUT_S
         )
-        self._ports[host] = int(opened["port"])
+        self.meter_ports[host] = int(opened["port"])
 
     async def measure(
         self, links: Collection[Link], *, count: int, size_bytes: int, timeout_s: float
@@ -162,7 +158,7 @@ class AgentLinks(ShapedLinks):
         differences = dict(zip(hosts, await asyncio.gather(*(self._difference(host) for host in hosts)), strict=True))
 
         async def send(source: str) -> Mapping[str, Sequence[int]]:
-            to = [[self._addresses[link.destination], self._ports[link.destination]]
+            to = [[self._addresses[link.destination], self.meter_ports[link.destination]]
                   for link in wanted if link.source == source]  # fmt: skip
             spacing_s = 0.0 if size_bytes >= BURST_BYTES else SPACING_S
             answer = await self._meters[source].request(

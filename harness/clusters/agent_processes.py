@@ -38,37 +38,21 @@ class AgentProcess:
     def __init__(
         self, *, host: str, name: str, host_pid: int, link: AgentLink, log_path: str, is_here: bool = False
     ) -> None:
-        self._host = host
-        self._name = name
-        self._host_pid = host_pid
+        self.host = host
+        self.name = name
+        """The program's name."""
+        self.host_pid = host_pid
+        """Its process id on its host, which is also the id of its process group."""
         self._link = link
-        self._log_path = log_path
+        self.log_path = log_path
+        """Where its output is on the harness's side, once it was fetched."""
         self._is_here = is_here
         self._exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     @property
-    def host(self) -> str:
-        return self._host
-
-    @property
-    def name(self) -> str:
-        """The program's name."""
-        return self._name
-
-    @property
     def pid(self) -> int | None:
         """Its process id if its host is on the harness's machine, None otherwise; see `host_pid`."""
-        return self._host_pid if self._is_here else None
-
-    @property
-    def host_pid(self) -> int:
-        """Its process id on its host, which is also the id of its process group."""
-        return self._host_pid
-
-    @property
-    def log_path(self) -> str:
-        """Where its output is on the harness's side, once it was fetched."""
-        return self._log_path
+        return self.host_pid if self._is_here else None
 
     def exit_status(self) -> int | None:
         """None while it runs, as far as is known; otherwise its status, negative for a signal."""
@@ -82,7 +66,7 @@ class AgentProcess:
         """Send a signal to it: to every process of it if that kills, stops or continues, otherwise to its group.
         Nothing when it has ended. Raises ShellError."""
         if not self._exited.done():
-            await self._link.request("signal", {"pid": self._host_pid, "number": int(number)})
+            await self._link.request("signal", {"pid": self.host_pid, "number": int(number)})
 
     async def terminate(self, *, grace_s: float = 10.0) -> int:
         """SIGTERM (and SIGCONT, should it be stopped), then SIGKILL after `grace_s` seconds; returns the status."""
@@ -101,7 +85,7 @@ class AgentProcess:
             await asyncio.wait_for(self.wait(), _KILL_TIMEOUT_S)
         except TimeoutError:
             raise ShellError(
-                self._host, ["kill", str(self._host_pid)], -1, f"{self._name} has not ended {_KILL_TIMEOUT_S:g} s later"
+                self.host, ["kill", str(self.host_pid)], -1, f"{self.name} has not ended {_KILL_TIMEOUT_S:g} s later"
             ) from None
 
     async def pause(self) -> None:
@@ -126,24 +110,24 @@ class AgentProcess:
         """RUNNING, PAUSED or DOWN, as its host's /proc shows it. Raises ShellError."""
         if self._exited.done():
             return DOWN
-        letter = (await self._link.request("state", {"pid": self._host_pid}))["letter"]
+        letter = (await self._link.request("state", {"pid": self.host_pid}))["letter"]
         if letter in ("T", "t"):
             return PAUSED
         return DOWN if letter in ("", "Z", "X") else RUNNING
 
     async def members(self) -> list[ProcessMember]:
         """Its own process and all that it started, as far as they have not ended. Raises ShellError."""
-        members = (await self._link.request("members", {"pid": self._host_pid}))["members"]
+        members = (await self._link.request("members", {"pid": self.host_pid}))["members"]
         return [ProcessMember(*member) for member in members]
 
     def has_ended(self, status: int, tail: str = "") -> None:
         """Note its end, with its last output, which goes to the log on the harness's side until that is fetched."""
         if self._exited.done():
             return
-        if tail and not os.path.exists(self._log_path):
+        if tail and not os.path.exists(self.log_path):
             with contextlib.suppress(OSError):
-                os.makedirs(os.path.dirname(self._log_path), exist_ok=True)
-                with open(self._log_path, "w", encoding="utf-8") as file:
+                os.makedirs(os.path.dirname(self.log_path), exist_ok=True)
+                with open(self.log_path, "w", encoding="utf-8") as file:
                     file.write(tail)
         self._exited.set_result(status)
 

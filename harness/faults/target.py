@@ -203,12 +203,12 @@ class RunTarget:
     def __init__(self, cluster: Cluster, system: System) -> None:
         self._cluster = cluster
         self._system = system
-        self._processes = ReplicaProcesses(cluster.hosts, process=system.process, restart=system.restart)
+        self.processes = ReplicaProcesses(cluster.hosts, process=system.process, restart=system.restart)
         self._clock = harness_runtime(cluster).clock
         self._baseline_skew_ms: dict[str, float] = {}
-        self._clients: SlowClients | None = None
+        self.clients: SlowClients | None = None
         if isinstance(cluster, SeesSendQueues) and isinstance(system, AnswersAtLength) and system.has_long_request:
-            self._clients = SlowClients(request=system.long_request, address=self._dialled, queues=cluster.send_queues)
+            self.clients = SlowClients(request=system.long_request, address=self._dialled, queues=cluster.send_queues)
 
     def _dialled(self, host: str, port: int) -> tuple[str, int]:
         """Where clients reach a port of a host."""
@@ -222,10 +222,6 @@ class RunTarget:
     @property
     def network(self) -> Network:
         return self._cluster.network
-
-    @property
-    def processes(self) -> ReplicaProcesses:
-        return self._processes
 
     @property
     def clocks(self) -> Clocks | None:
@@ -250,10 +246,6 @@ class RunTarget:
             if isinstance(part, HasTriggers) and part.triggers is not None:
                 return part.triggers
         return None
-
-    @property
-    def clients(self) -> Clients | None:
-        return self._clients
 
     @property
     def names(self) -> Names | None:
@@ -325,7 +317,7 @@ class RunTarget:
         steps: list[Callable[[], Awaitable[None]]] = [
             interface.release_all for interface in held if interface is not None
         ]
-        steps += [self.network.heal_all, self._processes.release_all]
+        steps += [self.network.heal_all, self.processes.release_all]
         if self.operator is not None:
             steps.append(self.operator.release_all)
         failure: Exception | None = None

@@ -20,12 +20,8 @@ class HostPrograms:
     """
 
     def __init__(self, host: str, programs: Mapping[str, HostProcess]) -> None:
-        self._host = host
+        self.host = host
         self._programs = dict(programs)
-
-    @property
-    def host(self) -> str:
-        return self._host
 
     @property
     def pid(self) -> int | None:
@@ -80,10 +76,10 @@ class HostPrograms:
 
     def with_started(self, started: Mapping[str, HostProcess]) -> HostPrograms:
         """The same with some of them started again."""
-        return HostPrograms(self._host, {**self._programs, **started})
+        return HostPrograms(self.host, {**self._programs, **started})
 
     def first_problem(self) -> str | None:
         """Which program has ended, and how, in words; None while all run."""
         for name in self.ended:
-            return f"program {name} of {self._host} ended with status {self._programs[name].exit_status()}"
+            return f"program {name} of {self.host} ended with status {self._programs[name].exit_status()}"
         return None

@@ -8,14 +8,24 @@ after its invocation, or never; so nothing has to come after it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from checker.testing.definitions.objects import Object
 from checker.testing.definitions.values import canonical
 
-__all__ = ["NEVER", "Call", "first_invalid_prefix", "has_order", "is_linearizable", "is_sequential", "pair"]
+__all__ = [
+    "NEVER",
+    "Call",
+    "acknowledged",
+    "first_invalid_prefix",
+    "has_order",
+    "is_linearizable",
+    "is_reached",
+    "is_sequential",
+    "pair",
+]
 
 NEVER = float("inf")
 
@@ -47,11 +57,8 @@ def pair(events: Iterable[Mapping[str, Any]]) -> list[Call]:
             )
             continue
         number = open_calls.pop(process)
-        call = calls[number]
         returned = NEVER if event["type"] == "info" else position
-        calls[number] = Call(
-            process, call.f, call.value, event.get("value"), event["type"], call.invoked, returned, call.key
-        )
+        calls[number] = replace(calls[number], result=event.get("value"), status=event["type"], returned=returned)
     return calls
 
 
@@ -77,26 +84,39 @@ def has_order(calls: list[Call], before: list[list[bool]], specification: Object
     Depth first over the orders; what was reached in another order already is not tried again.
     """
     predecessors = [{other for other, is_before in enumerate(row) if is_before} for row in before]
-    required = frozenset(number for number, call in enumerate(calls) if call.status == "ok")
+    required = acknowledged(calls)
     keys = [canonical(call.key) for call in calls]
-    tried = set()
-    first = frozenset((key, specification.start()) for key in keys)
-    pending = [(frozenset[int](), first)]
-    while pending:
-        done, states = pending.pop()
-        if required <= done:
-            return True
-        if (done, states) in tried:
-            continue
-        tried.add((done, states))
+
+    def following(done: frozenset[int], states: Any) -> Iterator[tuple[frozenset[int], Any]]:
         state_of = dict(states)
         for number, call in enumerate(calls):
             if number in done or not predecessors[number] <= done:
                 continue
             for answer, state in specification.outcomes(state_of[keys[number]], call.f, call.value):
                 if call.status == "info" or specification.agrees(call.f, call.value, answer, call.result):
-                    after = frozenset({**state_of, keys[number]: state}.items())
-                    pending.append((done | {number}, after))
+                    yield done | {number}, frozenset({**state_of, keys[number]: state}.items())
+
+    first = (frozenset[int](), frozenset((key, specification.start()) for key in keys))
+    return is_reached(first, lambda done, _: required <= done, following)
+
+
+def acknowledged(calls: Sequence[Call]) -> frozenset[int]:
+    """Which of the calls have certainly happened."""
+    return frozenset(number for number, call in enumerate(calls) if call.status == "ok")
+
+
+def is_reached(
+    start: tuple[Any, ...], is_end: Callable[..., bool], following: Callable[..., Iterable[tuple[Any, ...]]]
+) -> bool:
+    """Whether going from one position to those that follow it, from ``start`` on, reaches an end."""
+    tried, pending = set(), [start]
+    while pending:
+        position = pending.pop()
+        if is_end(*position):
+            return True
+        if position not in tried:
+            tried.add(position)
+            pending += following(*position)
     return False
 
 

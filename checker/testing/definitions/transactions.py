@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from checker.testing.definitions.objects import Object, Outcome, State
-from checker.testing.definitions.orders import Call, has_order, is_linearizable, is_sequential
+from checker.testing.definitions.orders import Call, acknowledged, has_order, is_linearizable, is_reached, is_sequential
 from checker.testing.definitions.values import canonical
 
 __all__ = ["LEVELS", "Database", "has_repeated_writes", "is_possible", "reads_of_nobody"]
@@ -78,25 +78,23 @@ class Database(Object):
         ]
 
 
-def has_repeated_writes(calls: Sequence[Call]) -> bool:
-    """Whether one value was written twice to one key, which leaves open whose it is."""
-    written = [
+def _written(calls: Sequence[Call]) -> list[Any]:
+    return [
         (canonical(name), canonical(value))
         for call in calls
         for kind, name, value in call.value
         if kind in ("append", "w")
     ]
+
+
+def has_repeated_writes(calls: Sequence[Call]) -> bool:
+    """Whether one value was written twice to one key, which leaves open whose it is."""
+    written = _written(calls)
     return len(written) != len(set(written))
 
 
 def reads_of_nobody(calls: Sequence[Call]) -> bool:
     """Whether some read returned a value that no transaction of the history asked to write."""
-    written = {
-        (canonical(name), canonical(value))
-        for call in calls
-        for kind, name, value in call.value
-        if kind in ("append", "w")
-    }
     answered = [
         (canonical(name), canonical(value))
         for call in calls
@@ -106,7 +104,7 @@ def reads_of_nobody(calls: Sequence[Call]) -> bool:
         for value in (read if isinstance(read, list | tuple) else [read])
         if value is not None
     ]
-    return not written.issuperset(answered)
+    return not set(_written(calls)).issuperset(answered)
 
 
 def is_possible(calls: Sequence[Call], level: str, *, lists: bool, strict: bool = True) -> bool:
@@ -131,24 +129,12 @@ def _keys_written(call: Call) -> set[Any]:
     return {canonical(name) for kind, name, _ in call.value if kind in ("append", "w")}
 
 
-def _required(calls: Sequence[Call]) -> frozenset[int]:
-    return frozenset(number for number, call in enumerate(calls) if call.status == "ok")
-
-
 def _has_snapshots(calls: Sequence[Call], database: Database, strict: bool) -> bool:
     """Try every order of starts and commits; contents are held with the number of the commit that wrote them."""
-    required = _required(calls)
-    tried = set()
+    required = acknowledged(calls)
+
     # Transactions that committed, those under way with what they saw, and what is committed: (value, writer) by key.
-    pending: list[tuple[frozenset[int], frozenset[tuple[int, Any]], Any]] = [(frozenset(), frozenset(), frozenset())]
-    while pending:
-        position = pending.pop()
-        done, active, committed = position
-        if required <= done:
-            return True
-        if position in tried:
-            continue
-        tried.add(position)
+    def following(done: frozenset[int], active: frozenset[tuple[int, Any]], committed: Any) -> Iterator[Any]:
         now = dict(committed)
         snapshots = dict(active)
         for number, call in enumerate(calls):
@@ -156,7 +142,7 @@ def _has_snapshots(calls: Sequence[Call], database: Database, strict: bool) -> b
                 seen = {key: value for key, (value, _) in now.items()}
                 read = list(database.execute(seen, call.value))
                 if call.status == "info" or read == database.answered(call.result):
-                    pending.append((done, active | {(number, committed)}, committed))
+                    yield done, active | {(number, committed)}, committed
         for number, snapshot in active:
             seen_at_start = dict(snapshot)
             keys = _keys_written(calls[number])
@@ -164,23 +150,17 @@ def _has_snapshots(calls: Sequence[Call], database: Database, strict: bool) -> b
                 after = {key: value for key, (value, _) in seen_at_start.items()}
                 list(database.execute(after, calls[number].value))
                 changed = {**now, **{key: (after[key], number) for key in keys}}
-                pending.append((done | {number}, active - {(number, snapshot)}, frozenset(changed.items())))
-    return False
+                yield done | {number}, active - {(number, snapshot)}, frozenset(changed.items())
+
+    nothing: frozenset[Any] = frozenset()
+    return is_reached((nothing, nothing, nothing), lambda done, *_: required <= done, following)
 
 
 def _has_versions(calls: Sequence[Call], database: Database, strict: bool) -> bool:
     """Try every order of commits, with all versions of every key that were committed so far."""
-    required = _required(calls)
-    tried = set()
-    pending: list[tuple[frozenset[int], Any]] = [(frozenset(), frozenset())]
-    while pending:
-        position = pending.pop()
-        done, versions = position
-        if required <= done:
-            return True
-        if position in tried:
-            continue
-        tried.add(position)
+    required = acknowledged(calls)
+
+    def following(done: frozenset[int], versions: Any) -> Iterator[Any]:
         versions_of = dict(versions)
         for number, call in enumerate(calls):
             if number not in done and (call.status == "info" or _finds(call, versions_of, database, strict)):
@@ -189,8 +169,9 @@ def _has_versions(calls: Sequence[Call], database: Database, strict: bool) -> bo
                 after = {
                     key: (*versions_of.get(key, (database.empty,)), latest[key]) for key in _keys_written(call)
                 }
-                pending.append((done | {number}, frozenset({**versions_of, **after}.items())))
-    return False
+                yield done | {number}, frozenset({**versions_of, **after}.items())
+
+    return is_reached((frozenset[int](), frozenset[Any]()), lambda done, _: required <= done, following)
 
 
 def _finds(call: Call, versions_of: dict[Any, Any], database: Database, strict: bool) -> bool:
@@ -224,21 +205,17 @@ def _has_writes(calls: Sequence[Call], database: Database, strict: bool) -> bool
         for step in call.result
         if step[0] not in ("append", "w")
     ]
-    required = _required(calls)
-    pending: list[tuple[frozenset[int], Any]] = [(frozenset(), frozenset())]
-    tried = set()
-    while pending:
-        position = pending.pop()
-        done, contents = position
-        if position in tried:
-            continue
-        tried.add(position)
+    required = acknowledged(calls)
+
+    def is_end(done: frozenset[int], contents: Any) -> bool:
         lists = dict(contents)
-        if required <= done and all(lists.get(key, ("array",))[: len(seen)] == seen for key, seen in reads):
-            return True
+        return required <= done and all(lists.get(key, ("array",))[: len(seen)] == seen for key, seen in reads)
+
+    def following(done: frozenset[int], contents: Any) -> Iterator[Any]:
         for number, call in enumerate(calls):
             if number not in done:
-                after = dict(lists)
+                after = dict(contents)
                 list(database.execute(after, call.value))
-                pending.append((done | {number}, frozenset(after.items())))
-    return False
+                yield done | {number}, frozenset(after.items())
+
+    return is_reached((frozenset[int](), frozenset[Any]()), is_end, following)

@@ -98,6 +98,11 @@ class SimCluster:
     description = "hosts, network, disks and clocks in one process on virtual time; repeats by seed"
     trigger_kinds = frozenset(KINDS)
     """Every trigger that a schedule can wait for is seen here."""
+    hosts: Sequence[str]
+    """The replicas' hosts: n1..nN."""
+    extra_hosts: Sequence[str]
+    """The hosts that the system has beside its replicas'."""
+    network: SimNetwork
 
     def __init__(
         self,
@@ -114,14 +119,14 @@ class SimCluster:
         if not isinstance(loop, SimLoop):
             raise SimulationError("a sim cluster lives on a simulated loop: start it through SimCluster.run")
         self._loop = loop
-        self._hosts = tuple(f"n{number}" for number in range(1, node_count + 1))
-        self._addresses = {host: f"{_SUBNET}.{number}" for number, host in enumerate(self._hosts, 1)}
-        self._extra_hosts = tuple(extra_hosts)
+        self.hosts = tuple(f"n{number}" for number in range(1, node_count + 1))
+        self._addresses = {host: f"{_SUBNET}.{number}" for number, host in enumerate(self.hosts, 1)}
+        self.extra_hosts = tuple(extra_hosts)
         for number, host in enumerate((*extra_hosts, CLIENTS_HOST), MAX_HOSTS + 1):
             self._addresses[host] = f"{_SUBNET}.{number}"
         self._work_dir = os.path.abspath(work_dir)
         self._ports = frozenset(ports)
-        self._network = SimNetwork(loop)
+        self.network = SimNetwork(loop)
         self._machines: dict[str, SimHost] = {}
         self._log_names: dict[str, str] = {}
         self._is_stopped = False
@@ -129,15 +134,16 @@ class SimCluster:
         """Paths whose files are to be in the run's directory once the cluster has stopped."""
         self._trace: TraceWriter | None = None
         for host, address in self._addresses.items():
-            machine = self._machines[host] = SimHost(loop, self._network, host, address)
+            machine = self._machines[host] = SimHost(loop, self.network, host, address)
             machine.disk.make_dirs(self.data_dir(host))
             machine.on_end = self._write_log
         loop.root.address = self._addresses[CLIENTS_HOST]
-        replicas = {host: self._machines[host] for host in self._hosts}
+        replicas = {host: self._machines[host] for host in self.hosts}
         self.clocks = SimClocks(replicas)
-        self.disks = SimDisks(loop, replicas, {host: self.data_dir(host) for host in self._hosts})
-        self.links = SimLinks(loop, self._network)
-        watch = self._watch = ReplicaWatch()
+        self.disks = SimDisks(loop, replicas, {host: self.data_dir(host) for host in self.hosts})
+        self.links = SimLinks(loop, self.network)
+        watch = self.watch = ReplicaWatch()
+        """What tells of everything that replicas do."""
         for machine in replicas.values():
             machine.watch = watch
         self._roles: dict[str, tuple[int, Role]] = {}
@@ -184,30 +190,10 @@ class SimCluster:
         """Write the network's trace to a file until the cluster stops, with what the replicas' logs hold from their
         start on; `zero_s` as of TraceWriter. Raises OSError."""
         self._trace = trace = TraceWriter(path, zero_s)
-        self._network.trace = trace.note
-        self._watch.watch_logs(
+        self.network.trace = trace.note
+        self.watch.watch_logs(
             lambda host, store: trace.note_log(self._loop.time(), host, store.committed_index, store.ledger_end_index)
         )
-
-    @property
-    def extra_hosts(self) -> Sequence[str]:
-        """The hosts that the system has beside its replicas'."""
-        return self._extra_hosts
-
-    @property
-    def hosts(self) -> Sequence[str]:
-        """The replicas' hosts: n1..nN."""
-        return self._hosts
-
-    @property
-    def network(self) -> SimNetwork:
-        """The network between the hosts."""
-        return self._network
-
-    @property
-    def watch(self) -> ReplicaWatch:
-        """What tells of everything that replicas do."""
-        return self._watch
 
     def machine(self, host: str) -> SimHost:
         """A simulated host, for tests and faults that go beyond the interfaces."""
@@ -241,14 +227,14 @@ class SimCluster:
     async def stop(self) -> None:
         """End every process; write the hosts' logs, and the files that were asked for, where the run is. Idempotent."""
         self.invariants.stop()
-        await self._network.heal_all()
+        await self.network.heal_all()
         for machine in self._machines.values():
             machine.kill()
         self._is_stopped = True
         for host, path in self._asked_for:
             self._write_files(host, path)
         if self._trace is not None:
-            self._network.trace = None
+            self.network.trace = None
             self._trace.close()
 
     def bind_address(self, host: str) -> str:
@@ -277,7 +263,7 @@ class SimCluster:
 
     def leave_files(self) -> None:
         """Write every file of the replicas' disks to the run's directory. Raises OSError."""
-        for host in self._hosts:
+        for host in self.hosts:
             self._write_files(host, "/")
 
     def _write_files(self, host: str, root: str) -> None:
