@@ -28,6 +28,7 @@ from typing import Any, BinaryIO
 
 from checker.codecs.jsonl import EVENT_FIELDS, DamagedLine, read_batches
 from checker.faults import NEMESIS
+from harness.atomic_files import write_all
 from harness.errors import HarnessError, OperatorError
 from harness.live_stats import COMPLETIONS, LiveStats, OpenOperation
 
@@ -208,9 +209,7 @@ class HistoryWriter:
         self._pending.clear()
 
     def _write(self, fd: int, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
+        write_all(fd, data)
 
     def _fail(self, error: OSError) -> None:
         assert self._fd is not None

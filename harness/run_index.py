@@ -20,7 +20,6 @@ __all__ = [
     "index_lock",
     "read_index",
     "read_summary",
-    "replace_file",
     "select",
 ]
 
@@ -39,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from checker.faults import count_unmet
+from harness.atomic_files import replace_file
 from harness.report.checks import verdict_word
 from harness.report.units import clip
 from harness.store import LATEST, RunDir, RunStatus, Store, StoreError, is_run, run_order
@@ -383,18 +383,6 @@ def _save(root: Path, cache: SummaryCache) -> None:
     text = json.dumps({"format": _FORMAT, "fields": _FIELDS, "runs": runs}, separators=(",", ":"))
     with contextlib.suppress(OSError):  # a cache: a store that cannot be written is read the slow way
         replace_file(root / CACHE, text.encode("ascii"))
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all, in the place of an older one. Raises OSError."""
-    temporary = path.with_name(f".{path.name.lstrip('.')}.{os.getpid()}.{time.monotonic_ns()}")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from harness.atomic_files import sync_directory, write_all
 from harness.errors import OperatorError
 
 __all__ = [
@@ -399,7 +400,7 @@ class RunState:
             raise StateError(f"the state of run {self.run_id} is closed")
         data = "".join(json.dumps(entry, separators=(",", ":")) + "\n" for entry in entries).encode()
         try:
-            _write_all(self._fd, data)
+            write_all(self._fd, data)
             if sync:
                 os.fsync(self._fd)
         except OSError as error:
@@ -415,27 +416,13 @@ def _begin(path: str, header: Mapping[str, Any]) -> int:
     draft = os.path.join(root, f".{name.removesuffix(_SUFFIX)}.{os.getpid()}.draft")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
-        _write_all(fd, (json.dumps(header) + "\n").encode())
+        write_all(fd, (json.dumps(header) + "\n").encode())
         os.fsync(fd)
         os.link(draft, path)
-        _sync_directory(root)
+        sync_directory(root)
     except BaseException:
         os.close(fd)
         raise
     finally:
         os.unlink(draft)
     return fd
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-def _sync_directory(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -37,6 +37,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from harness.atomic_files import replace_file
 from harness.errors import OperatorError, nearest
 
 LATEST = "latest"
@@ -87,50 +88,23 @@ class RunDir:
 
     def __init__(self, path: Path, lock_fd: int | None = None) -> None:
         self.path = path
+        self.test_path = path / "test.json"
+        self.history_path = path / "history.jsonl"
+        self.parquet_path = path / "history.parquet"
+        self.results_path = path / "results.json"
+        self.report_path = path / "report.html"
+        self.trace_path = path / "trace.jsonl"
+        self.explanation_path = path / "explain.json"
+        """Where the violation was decided, once somebody has asked."""
+        self.harness_log_path = path / "harness.log"
+        self.nodes_path = path / "nodes"
+        """Where every node has a directory of its own: logs, and the data where they are kept."""
         self._lock_fd = lock_fd
 
     @property
     def name(self) -> str:
         """ "<test>/<time>", by which `Store.find` finds it again."""
         return f"{self.path.parent.name}/{self.path.name}"
-
-    @property
-    def test_path(self) -> Path:
-        return self.path / "test.json"
-
-    @property
-    def history_path(self) -> Path:
-        return self.path / "history.jsonl"
-
-    @property
-    def parquet_path(self) -> Path:
-        return self.path / "history.parquet"
-
-    @property
-    def results_path(self) -> Path:
-        return self.path / "results.json"
-
-    @property
-    def report_path(self) -> Path:
-        return self.path / "report.html"
-
-    @property
-    def trace_path(self) -> Path:
-        return self.path / "trace.jsonl"
-
-    @property
-    def explanation_path(self) -> Path:
-        """Where the violation was decided, once somebody has asked."""
-        return self.path / "explain.json"
-
-    @property
-    def harness_log_path(self) -> Path:
-        return self.path / "harness.log"
-
-    @property
-    def nodes_path(self) -> Path:
-        """Where every node has a directory of its own: logs, and the data where they are kept."""
-        return self.path / "nodes"
 
     @property
     def status(self) -> RunStatus:
@@ -311,23 +285,8 @@ def _point(link: Path, target: str) -> None:
 
 def _write_json(path: Path, data: Mapping[str, Any]) -> None:
     text = json.dumps(_plain(data), indent=2, ensure_ascii=True, allow_nan=False) + "\n"
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with _storing(f"write {path}"):
-        try:
-            with open(temporary, "w", encoding="ascii") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        replace_file(path, text.encode("ascii"), is_synced=True)
 
 
 def _plain(value: Any) -> Any:

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.atomic_files import replace_file
 from harness.errors import OperatorError
 from harness.gallery.finding import FOUND, SIDES, Finding, is_met, outcome_of
 from harness.report.witness import MAX_OPERATIONS
@@ -107,10 +108,8 @@ def load(path: str) -> dict[str, Any]:
 
 def save(path: str, records: Mapping[str, Any]) -> None:
     """Write the records, whole or not at all. Raises OperatorError."""
-    temporary = f"{path}.{os.getpid()}"
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-        Path(temporary).write_text(json.dumps(records, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
+        replace_file(Path(path), (json.dumps(records, indent=1, sort_keys=True) + "\n").encode())
     except OSError as error:
         raise OperatorError(f"cannot write {path}: {error.strerror}") from None

@@ -14,8 +14,10 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.atomic_files import replace_file
 from harness.errors import OperatorError
 from harness.report.checks import verdict_word
 
@@ -78,9 +80,7 @@ def write_junit(path: str, cases: Sequence[Case]) -> None:
     data = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-        with open(f"{path}.part", "wb") as file:
-            file.write(data + b"\n")
-        os.replace(f"{path}.part", path)
+        replace_file(Path(path), data + b"\n")
     except OSError as error:
         raise OperatorError(f"--junit {path}: {error.strerror}") from None
 

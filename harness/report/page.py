@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from checker.faults import count_unmet
+from harness.atomic_files import replace_file
 from harness.report.charts import over_time
 from harness.report.checks import anchor_of, check_sections, terms_of, timed_violations, verdict_word
 from harness.report.collect import OUTCOMES, RunData, collect
@@ -88,13 +89,9 @@ def write_report(
         if len(html) <= MAX_REPORT_BYTES:
             break
     path = directory / "report.html"
-    temporary = directory / f".report.html.{os.getpid()}"
     try:
-        temporary.write_bytes(html)
-        os.replace(temporary, path)
+        replace_file(path, html)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise StoreError(f"cannot write {path}: {error.strerror}") from error
     return path
 
