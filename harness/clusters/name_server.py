@@ -183,7 +183,8 @@ class NameServer:
             try:
                 found = os.stat(f"/proc/{pid}/root{message['path']}")
             except (FileNotFoundError, ProcessLookupError):
-                if os.path.exists(f"/proc/{pid}/stat"):
+                # The kernel takes a process's root before the process: what is ending has a number and no root.
+                if os.path.exists(f"/proc/{pid}/root"):
                     astray.append(pid)
                 continue
             if (found.st_dev, found.st_ino) != (wanted.st_dev, wanted.st_ino):

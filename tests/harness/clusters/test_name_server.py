@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import struct
+import subprocess
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -144,3 +147,21 @@ def test_of_faults_beside_one_another_the_stronger_counts_and_delays_stay() -> N
         assert counts == [[0, 0], [1, 1], [1, 1]], "the wrong name was in no answer"
 
     served(scenario)
+
+
+def test_of_processes_only_those_that_are_not_ending_see_a_file(tmp_path: Path) -> None:
+    """One that has ended and was not waited for has a number and no root any more."""
+    ours, other = tmp_path / "ours", tmp_path / "other"
+    for file in (ours, other):
+        file.write_text("text")
+    ended = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+
+    async def seen(path: Path) -> dict[str, Any]:
+        pids = [ended.pid, os.getpid()]
+        return await NameServer(port=0).sees({"pids": pids, "path": str(path), "file": str(ours), "text": "text"})
+
+    assert asyncio.run(seen(ours)) == {"astray": [], "is_changed": False}
+    for astray in (other, tmp_path / "none"):
+        assert asyncio.run(seen(astray))["astray"] == [os.getpid()]
+    assert ended.wait() == 0
