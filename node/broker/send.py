@@ -352,7 +352,7 @@ class SendProcessor:
         topic = self._topics.get(name)
         if topic is None:
             raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic {name!r} does not exist, create it first")
-        if not topic.writable or is_internal(name):
+        if is_internal(name):  # W of a topic is told to clients by name servers, and not asked for here (R)
             raise RequestError(ResponseCode.NO_PERMISSION, f"topic {name!r} is not writable")
         if topic.order and not self._may_write:  # R: the others' clients learn it from the name servers
             raise RequestError(ResponseCode.NO_PERMISSION, "this broker may not be written to (brokerPermission)")

@@ -67,8 +67,6 @@ class RetryTopics:
             except (OSError, TopicTableFull, ValueError) as error:
                 raise RequestError(ResponseCode.SYSTEM_ERROR, f"topic {name!r} was not made: {error}") from error
             self._on_topics_changed()
-        if not topic.writable:
-            raise RequestError(ResponseCode.NO_PERMISSION, f"topic {name!r} is not writable")
         return topic
 
 
@@ -109,6 +107,8 @@ class SendBackProcessor:
             allowed = group.retry_max_times
         is_dead = level < 0 or message.reconsume_times >= allowed
         topic = await self._retries.target(group, is_dead=is_dead)
+        if not topic.writable:
+            raise RequestError(ResponseCode.NO_PERMISSION, f"topic {topic.name!r} is not writable")
         properties = dict(message.properties)
         properties.setdefault(RETRY_TOPIC, message.topic)
         properties.setdefault(ORIGIN_MESSAGE_ID, message.message_id)

@@ -114,7 +114,7 @@ def test_a_message_is_not_answered_before_it_is_committed(run: Any, helpers: Any
     ("request_changes", "code", "remark"),
     [
         ({"topic": "unknown"}, 17, "create it first"),
-        ({"topic": "read-only"}, 16, "not writable"),
+        ({"topic": "SCHEDULE_TOPIC_XXXX", "queue_id": 0}, 16, "not writable"),
         ({"topic": "t" * 128}, 13, "longer than 127"),
         ({"properties": "k\x01" + "v" * 32766}, 13, "longer than 32767"),
         ({"properties": "k\x01" + "é" * 20000}, 13, "properties of 40002 bytes"),
