@@ -99,7 +99,8 @@ class _Request:
         if options.batch > 1:
             body = b"".join([_batch_message(body, _properties(options, at + 1)) for at in range(options.batch)])
         fields: dict[str, str | int | bool] = {
-            "a": "bench", "b": options.topic, "c": "TBW102", "d": 4, "e": number % options.queues, "f": 0,
+            "a": "bench", "b": options.topic, "c": "TBW102", "d": 4,
+            "e": options.first_queue + number % options.queues, "f": 0,
             "g": _STAMP.decode(), "h": 0, "i": _properties(options, 0), "j": 0, "k": False, "m": options.batch > 1,
         }  # fmt: skip
         code = RequestCode.SEND_BATCH_MESSAGE if options.batch > 1 else RequestCode.SEND_MESSAGE_V2
@@ -143,12 +144,16 @@ class _Timer:
         self.end_s = self.begin_s + seconds
         self.latencies_ms = array("d")
         self.errors = 0
+        self.answers = 0
+        """With those of the warm-up."""
 
     def result(self, per_request: float, took_s: float) -> dict[str, float]:
         ordered = sorted(self.latencies_ms)
         if not ordered:
-            return {"per_s": 0.0, "errors": self.errors}
+            return {"per_s": 0.0, "errors": self.errors, "answers": self.answers, "seconds": took_s}
         return {
+            "answers": self.answers,
+            "seconds": took_s,
             "per_s": len(ordered) * per_request / took_s,
             "p50_ms": ordered[len(ordered) // 2],
             "p90_ms": ordered[len(ordered) * 90 // 100],
@@ -184,6 +189,7 @@ def _send(options: argparse.Namespace) -> dict[str, float]:
             now_s = time.perf_counter()
             stamp = _now_stamp()
             is_counted = now_s >= begin_s
+            timer.answers += len(replies)
             again = []
             for number, code, _ in replies:
                 if code == 0:
@@ -332,6 +338,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--body", type=int, default=128, help="bytes of a message's body")
     parser.add_argument("--topic", default="bench")
     parser.add_argument("--queues", type=int, default=8)
+    parser.add_argument("--first-queue", type=int, default=0, help="of the queues: one that the topic has not is refused")
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--warm-up", type=float, default=1.0)
     parser.add_argument("--serializer", choices=("json", "binary"), default="json")

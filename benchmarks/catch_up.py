@@ -45,7 +45,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from benchmarks.checker import calibration_ms
-from benchmarks.node_bench import QUEUES, READY_TIMEOUT_S, Group, _find_master
+from benchmarks.node_bench import QUEUES, READY_TIMEOUT_S, Group, find_master
 from node.remoting import Command, RemotingClient, RemotingError
 
 __all__ = ["main"]
@@ -143,7 +143,7 @@ def _cpu_s(group: Group, node: str) -> float:
 
 async def _filled(client: RemotingClient, group: Group, size_bytes: int) -> tuple[str, int]:
     """The master, and where the log of at least so many bytes ends that it has then."""
-    master = await _find_master(client, group, timeout_s=READY_TIMEOUT_S)
+    master = await find_master(client, group, timeout_s=READY_TIMEOUT_S)
     address = group.addresses[master]
     end = _position(await _table(client, address))
     if end < size_bytes:

@@ -30,7 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -115,12 +115,21 @@ class Failover:
 
 
 class Group:
-    """Broker processes of one group on 127.0.0.1; a single one where `replication` says so."""
+    """Broker processes of one group on 127.0.0.1; a single one where `replication` says so. They run the code below
+    `tree`, or that of this directory."""
 
     def __init__(
-        self, directory: str, *, nodes: int, flush_mode: str, timing: str, replication: str = "dledger"
+        self,
+        directory: str,
+        *,
+        nodes: int,
+        flush_mode: str,
+        timing: str,
+        replication: str = "dledger",
+        tree: str | None = None,
     ) -> None:
         self._directory = directory
+        self._tree = tree
         self._replication = replication
         nodes = 1 if replication == "single" else nodes
         self.ids = [f"n{number}" for number in range(1, nodes + 1)]
@@ -135,10 +144,15 @@ class Group:
         """Start one member; its output goes to a file of its own."""
         config = os.path.join(self._directory, f"{node}.toml")
         Path(config).write_text(self._config(node), encoding="utf-8")
+        argv, environment = self._command(node, config)
         with open(os.path.join(self._directory, f"{node}.log"), "ab") as log:
             self._processes[node] = subprocess.Popen(
-                [sys.executable, "-m", "node", "broker", "--config", config], stdout=log, stderr=log
+                argv, stdout=log, stderr=log, cwd=self._tree, env={**os.environ, **environment}
             )
+
+    def _command(self, node: str, config: str) -> tuple[list[str], Mapping[str, str]]:
+        """What starts a member, and its environment."""
+        return [sys.executable, "-m", "node", "broker", "--config", config], {}
 
     def kill(self, node: str) -> None:
         """kill -9 one member and wait until it is gone."""
@@ -197,7 +211,7 @@ def _free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-async def _find_master(client: RemotingClient, group: Group, *, timeout_s: float) -> str:
+async def find_master(client: RemotingClient, group: Group, *, timeout_s: float) -> str:
     """The member that takes messages. Raises TimeoutError."""
 
     async def is_master(node: str) -> bool:
@@ -225,7 +239,7 @@ async def _status(client: RemotingClient, address: str) -> dict[str, Any]:
     return table
 
 
-def _run_load(mode: str, address: str, *words: object) -> dict[str, float]:
+def run_load(mode: str, address: str, *words: object) -> dict[str, float]:
     """One run of the load generator; raises CalledProcessError when it fails."""
     argv = [sys.executable, "-m", "benchmarks._load", mode, address, "--queues", str(QUEUES), *map(str, words)]
     figures: dict[str, float] = json.loads(subprocess.run(argv, check=True, stdout=subprocess.PIPE).stdout)
@@ -278,7 +292,7 @@ async def _measure_rows(
 ) -> AsyncIterator[Throughput]:
     client = RemotingClient(name="bench")
     try:
-        master = await _find_master(client, group, timeout_s=READY_TIMEOUT_S)
+        master = await find_master(client, group, timeout_s=READY_TIMEOUT_S)
         address = group.addresses[master]
         await asyncio.sleep(SETTLE_S)
         for load in loads:
@@ -287,7 +301,7 @@ async def _measure_rows(
                 figures = await _send_with_client(address, load.senders, duration_s)
             else:
                 figures = await asyncio.to_thread(
-                    _run_load, "send", address, "--senders", load.senders, "--batch", load.batch, "--connections",
+                    run_load, "send", address, "--senders", load.senders, "--batch", load.batch, "--connections",
                     load.connections, "--seconds", duration_s, "--properties", load.properties,
                 )  # fmt: skip
             after, cpu_s = await _status(client, address), group.cpu_s(master) - cpu_before_s
@@ -348,17 +362,17 @@ def measure_reading(*, duration_s: float) -> dict[str, dict[str, float]]:
 
     async def wait() -> None:
         client = RemotingClient(name="bench")
-        await _find_master(client, group, timeout_s=READY_TIMEOUT_S)
+        await find_master(client, group, timeout_s=READY_TIMEOUT_S)
         await client.close()
 
     try:
         group.start(group.ids[0])
         asyncio.run(wait())
-        _run_load("send", address, "--batch", 32, "--seconds", 2)
+        run_load("send", address, "--batch", 32, "--seconds", 2)
         time.sleep(SETTLE_S)
         return {
-            "pull": _run_load("pull", address, "--senders", QUEUES, "--seconds", duration_s),
-            "wake": _run_load("wake", address, "--seconds", duration_s),
+            "pull": run_load("pull", address, "--senders", QUEUES, "--seconds", duration_s),
+            "wake": run_load("wake", address, "--seconds", duration_s),
         }
     finally:
         group.stop()
@@ -382,7 +396,7 @@ def _line(row: Throughput) -> str:
 
 async def _kill_and_wait(group: Group, client: RemotingClient, number: int) -> float:
     """Kill the leader, send to all others until one acknowledges; restart the killed one. Returns ms."""
-    leader = await _find_master(client, group, timeout_s=READY_TIMEOUT_S)
+    leader = await find_master(client, group, timeout_s=READY_TIMEOUT_S)
     others = [node for node in group.ids if node != leader]
     group.kill(leader)
     began_s = time.perf_counter()

@@ -1,0 +1,278 @@
+"""Brokers beside each other: this code, that of another commit or directory, and Apache's, under the same lean load.
+
+    python -m benchmarks.node_versus --against aaa149d --against apache --rounds 5 --json FILE
+    python -m benchmarks.node_versus --replication dledger --flush async --loads one,batch --against apache
+
+All are started, warmed up, and then loaded in turn, round by round, so that a machine whose speed drifts is the same
+for all. The loads (`benchmarks/_load.py`) are 64 senders with keyed messages of 128 bytes: one by one, in batches of
+32, and one by one to a queue that the topic has not, which is refused. CPU is that of the master's process over the
+whole load and the second after it, in which the broker dispatches what was sent, for each message or refusal. What is
+printed are medians over the rounds, and for each other contestant the median of the ratios round by round.
+
+Apache's broker is RocketMQ 4.9.7, fetched through Maven, with its own defaults but for a heap of 1 GiB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.node_bench import (
+    QUEUES,
+    READY_TIMEOUT_S,
+    SETTLE_S,
+    Group,
+    find_master,
+    run_load,
+)
+from harness.runtime import harness_runtime
+from harness.sdk.install import fetched
+from harness.systems.rocketmq import LOG_TO_CONSOLE, OPENED, RocketMQ
+from node.client import BrokerClient, ClientError
+from node.remoting import RemotingClient
+
+__all__ = ["main", "ratios_of", "table_of"]
+
+LOADS: Mapping[str, tuple[object, ...]] = {
+    "one": (),
+    "batch": ("--batch", 32),
+    "refused": ("--first-queue", 1000),
+}
+"""Words for the load generator."""
+WARM_UP_S = 20.0
+"""Of load before the first round, for each contestant: Java's compiler wants it."""
+NODES = 3
+"""Where there is replication."""
+START_TIMEOUT_S = 120.0
+ASK_AGAIN_S = 0.5
+
+
+class ApacheGroup(Group):
+    """Apache's brokers. In classic HA the first one is the master."""
+
+    def _command(self, node: str, config: str) -> tuple[list[str], Mapping[str, str]]:
+        home = os.path.join(self._directory, node)
+        Path(home, "conf").mkdir(parents=True, exist_ok=True)
+        Path(home, "conf", "logback_broker.xml").write_text(LOG_TO_CONSOLE, encoding="utf-8")
+        install = RocketMQ.install
+        argv = [
+            *("java", "-Xms1g", "-Xmx1g", "-XX:MaxDirectMemorySize=1g"),
+            *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in OPENED),
+            *(f"-Duser.home={home}", "-Drocketmq.broker.diskSpaceWarningLevelRatio=0.99"),
+            "-Drocketmq.broker.diskSpaceCleanForciblyRatio=0.98",
+            *("org.apache.rocketmq.broker.BrokerStartup", "-c", config),
+        ]
+        return argv, {"ROCKETMQ_HOME": home, **install.environment(fetched(install))}
+
+    def _config(self, node: str) -> str:
+        home, port = os.path.join(self._directory, node), self.addresses[node].rpartition(":")[2]
+        is_group = self._replication == "dledger"
+        peers = ";".join(f"{name}-{address}" for name, address in self._ledger.items())
+        lines = {
+            **{"brokerClusterName": "bench", "brokerName": "broker-a", "brokerId": 0 if is_group else self._number(node)},
+            **{"brokerRole": self._role(node), "flushDiskType": f"{self._flush_mode.upper()}_FLUSH"},
+            **{"autoCreateTopicEnable": "false", "brokerIP1": "127.0.0.1", "brokerIP2": "127.0.0.1", "listenPort": port},
+            **{"haListenPort": self._ledger[node].rpartition(":")[2], "storePathRootDir": f"{home}/store"},
+            **{"storePathCommitLog": f"{home}/store/commitlog", "diskMaxUsedSpaceRatio": 95},
+            **{"enableDLegerCommitLog": str(is_group).lower(), "dLegerGroup": "broker-a", "dLegerPeers": peers},
+            "dLegerSelfId": node,
+        }
+        return "\n".join(f"{name}={value}" for name, value in lines.items())
+
+    def _number(self, node: str) -> int:
+        return self.ids.index(node)
+
+    def _role(self, node: str) -> str:
+        if self._number(node) and self._replication != "dledger":
+            return "SLAVE"
+        return "SYNC_MASTER" if self._replication == "sync" else "ASYNC_MASTER"
+
+    async def master_with_topic(self) -> str:
+        """The member that leads, which has the topic by now. Raises TimeoutError."""
+        asking = BrokerClient(name_servers=[], runtime=harness_runtime(None), request_timeout_ms=1000)
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                while True:
+                    for node, address in self.addresses.items():
+                        try:
+                            if (await asking.broker_config(address))["brokerRole"] != "SLAVE":
+                                await asking.create_topic("bench", queues=QUEUES, address=address)
+                                return node
+                        except (ClientError, KeyError):
+                            pass
+                    await asyncio.sleep(ASK_AGAIN_S)
+        finally:
+            await asking.close()
+
+
+class _Contestant:
+    """One group that is loaded in turn with others."""
+
+    def __init__(self, name: str, group: Group) -> None:
+        self.name = name
+        self.group = group
+        self.master = ""
+
+    def start(self) -> None:
+        for node in self.group.ids:
+            self.group.start(node)
+        self.master = asyncio.run(self._find_master())
+
+    async def _find_master(self) -> str:
+        if isinstance(self.group, ApacheGroup):
+            return await self.group.master_with_topic()
+        client = RemotingClient(name="bench")
+        try:
+            return await find_master(client, self.group, timeout_s=READY_TIMEOUT_S)
+        finally:
+            await client.close()
+
+    def measure(self, load: str, seconds: float) -> dict[str, float]:
+        """One round of a load: messages or refusals a second, median latency, and CPU of the master for each."""
+        before_s = self.group.cpu_s(self.master)
+        figures = run_load(
+            "send", self.group.addresses[self.master], *LOADS[load], "--seconds", seconds, "--warm-up", 1
+        )
+        time.sleep(SETTLE_S)
+        each = 32 if load == "batch" else 1
+        done, wanted = figures["answers"] * each, "refused" if load == "refused" else "stored"
+        rate = figures["errors"] / figures["seconds"] if wanted == "refused" else figures["per_s"]
+        if not rate or (wanted == "stored" and figures["errors"]):
+            raise RuntimeError(f"{self.name}, {load}: {figures['errors']:.0f} errors, {rate:.0f} {wanted} a second")
+        cpu_us = (self.group.cpu_s(self.master) - before_s) * 1e6 / done
+        return {"per_s": rate, "p50_ms": figures.get("p50_ms", 0.0), "cpu_us": cpu_us}
+
+
+def _tree_of(words: str, directory: str) -> str:
+    """The directory of another tree: `words` itself, or where the commit of that name was written to."""
+    if os.path.isdir(words):
+        return os.path.abspath(words)
+    tree = os.path.join(directory, f"tree-{words}")
+    os.mkdir(tree)
+    archive = subprocess.run(["git", "archive", words], check=True, stdout=subprocess.PIPE).stdout
+    subprocess.run(["tar", "-x", "-C", tree], check=True, input=archive)
+    return tree
+
+
+def _contestants(options: argparse.Namespace, replication: str, flush: str, directory: str) -> list[_Contestant]:
+    """This tree's and the others' groups, none of them started."""
+    made = []
+    for number, name in enumerate(("here", *options.against)):
+        own = os.path.join(directory, str(number))
+        os.mkdir(own)
+        common: dict[str, Any] = {
+            "nodes": NODES if replication == "dledger" else 2, "flush_mode": flush, "timing": "default",
+            "replication": replication,
+        }  # fmt: skip
+        if name == "apache":
+            group: Group = ApacheGroup(own, **common)
+        else:
+            group = Group(own, **common, tree=None if name == "here" else _tree_of(name, own))
+        made.append(_Contestant(name, group))
+    return made
+
+
+def measure(options: argparse.Namespace, replication: str, flush: str) -> list[dict[str, Any]]:
+    """All rounds of one kind of replication and flush: a row for each round, load and contestant."""
+    directory = tempfile.mkdtemp(prefix="splitbrain-versus-")
+    rows: list[dict[str, Any]] = []
+    started: list[_Contestant] = []
+    try:
+        for contestant in _contestants(options, replication, flush, directory):
+            started.append(contestant)
+            contestant.start()
+        for contestant, load in itertools.product(started, options.loads):
+            contestant.measure(load, options.warm_up / len(options.loads))
+        for number, load in itertools.product(range(options.rounds), options.loads):
+            turn = number % len(started)
+            for contestant in (*started[turn:], *started[:turn]):
+                figures = contestant.measure(load, options.seconds)
+                rows.append({
+                    "replication": replication, "flush": flush, "load": load, "round": number,
+                    "contestant": contestant.name, "machine_load": os.getloadavg()[0], **figures,
+                })  # fmt: skip
+    finally:
+        for contestant in started:
+            contestant.group.stop()
+        shutil.rmtree(directory)
+    return rows
+
+
+def ratios_of(rows: Sequence[Mapping[str, Any]], other: str, figure: str) -> list[float]:
+    """That figure of the other contestant divided by ours, round by round, for rows of one load."""
+    by_round: dict[int, dict[str, float]] = {}
+    for row in rows:
+        by_round.setdefault(row["round"], {})[row["contestant"]] = row[figure]
+    return [each[other] / each["here"] for each in by_round.values() if other in each and "here" in each]
+
+
+def table_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The rows as a table in Markdown: medians over the rounds, and medians of the ratios round by round."""
+    lines = [
+        "| replication | flush | load | whose | messages/s | p50 ms | CPU us/message | lowest to highest"
+        " | our rate : theirs | our CPU : theirs |",
+        "|---|---|---|---|--:|--:|--:|---|--:|--:|",
+    ]
+    cells: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        cells.setdefault((row["replication"], row["flush"], row["load"]), []).append(row)
+    for cell, own in cells.items():
+        for name in dict.fromkeys(row["contestant"] for row in own):
+            mine = [row for row in own if row["contestant"] == name]
+            rate, p50, cpu = (median(row[figure] for row in mine) for figure in ("per_s", "p50_ms", "cpu_us"))
+            lowest, highest = (end(row["cpu_us"] for row in mine) for end in (min, max))
+            words = [*cell, name, f"{rate:,.0f}", f"{p50:.2f}", f"{cpu:.1f}", f"{lowest:.1f} to {highest:.1f}"]
+            for figure in ("per_s", "cpu_us"):
+                shares = [] if name == "here" else ratios_of(own, name, figure)
+                words.append(f"{1 / median(shares):.2f}" if shares else "-")
+            lines.append(f"| {' | '.join(words)} |")
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print; returns the exit status."""
+    parser = argparse.ArgumentParser(description="Brokers beside each other, in alternation.")
+    parser.add_argument(
+        "--against", action="append", default=[], help="a commit, a directory, or apache; may be given several times"
+    )
+    parser.add_argument("--replication", default="single,dledger", help="of single, async, sync, dledger")
+    parser.add_argument("--flush", default="async,sync")
+    parser.add_argument("--loads", default="one,batch,refused", help=f"of {', '.join(LOADS)}")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of load in each round, after one of warming up")
+    parser.add_argument("--warm-up", type=float, default=WARM_UP_S, help="seconds of load before the first round")
+    parser.add_argument("--json", metavar="FILE", help="also write every round to FILE")
+    options = parser.parse_args(arguments)
+    options.loads = options.loads.split(",")
+    unknown = [load for load in options.loads if load not in LOADS]
+    if unknown:
+        parser.error(f"no such load: {', '.join(unknown)}")
+    load_before = os.getloadavg()[2]
+    rows: list[dict[str, Any]] = []
+    for replication, flush in itertools.product(options.replication.split(","), options.flush.split(",")):
+        rows += measure(options, replication, flush)
+        print("\n".join(table_of(rows)), flush=True)
+    if options.json:
+        conditions = {
+            "cpus": os.cpu_count(), "python": platform.python_version(), "load_average": load_before,
+            "rounds": options.rounds, "seconds": options.seconds,
+        }  # fmt: skip
+        Path(options.json).write_text(json.dumps({"conditions": conditions, "rows": rows}, indent=1), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
