@@ -338,7 +338,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--body", type=int, default=128, help="bytes of a message's body")
     parser.add_argument("--topic", default="bench")
     parser.add_argument("--queues", type=int, default=8)
-    parser.add_argument("--first-queue", type=int, default=0, help="of the queues: one that the topic has not is refused")
+    parser.add_argument("--first-queue", type=int, default=0, help="of the queues; unknown ones are refused")
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--warm-up", type=float, default=1.0)
     parser.add_argument("--serializer", choices=("json", "binary"), default="json")

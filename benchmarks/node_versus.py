@@ -82,9 +82,10 @@ class ApacheGroup(Group):
         is_group = self._replication == "dledger"
         peers = ";".join(f"{name}-{address}" for name, address in self._ledger.items())
         lines = {
-            **{"brokerClusterName": "bench", "brokerName": "broker-a", "brokerId": 0 if is_group else self._number(node)},
-            **{"brokerRole": self._role(node), "flushDiskType": f"{self._flush_mode.upper()}_FLUSH"},
-            **{"autoCreateTopicEnable": "false", "brokerIP1": "127.0.0.1", "brokerIP2": "127.0.0.1", "listenPort": port},
+            **{"brokerClusterName": "benchmarks", "brokerName": "broker-a"},  # no topic may have the cluster's name
+            **{"brokerId": 0 if is_group else self._number(node), "brokerRole": self._role(node)},
+            **{"flushDiskType": f"{self._flush_mode.upper()}_FLUSH", "autoCreateTopicEnable": "false"},
+            **{"brokerIP1": "127.0.0.1", "brokerIP2": "127.0.0.1", "listenPort": port},
             **{"haListenPort": self._ledger[node].rpartition(":")[2], "storePathRootDir": f"{home}/store"},
             **{"storePathCommitLog": f"{home}/store/commitlog", "diskMaxUsedSpaceRatio": 95},
             **{"enableDLegerCommitLog": str(is_group).lower(), "dLegerGroup": "broker-a", "dLegerPeers": peers},
