@@ -8,10 +8,12 @@ from typing import NamedTuple
 
 from node.store.consume_queue import pack_units
 from node.store.index_file import KeyRun, keys_of
+from node.store.properties import TAGS, property_value
 from node.store.queue_store import QueueStore
+from node.store.record import tag_hash
 from node.store.unique_keys import unique_key
 
-__all__ = ["DispatchBatch", "KeyRuns", "Queue", "QueueColumns", "QueuePart", "append_parts"]
+__all__ = ["DispatchBatch", "KeyRuns", "Queue", "QueueColumns", "QueuePart", "append_parts", "text_tag_hash"]
 
 Queue = tuple[str, int]
 """Topic and queue id."""
@@ -40,13 +42,6 @@ class QueueColumns:
         self.tags: list[int] = []
         self.crcs: list[int] = []
 
-    def add(self, position: int, size: int, tag: int, crc: int) -> None:
-        """The next message."""
-        self.positions.append(position)
-        self.sizes.append(size)
-        self.tags.append(tag)
-        self.crcs.append(crc)
-
     def part(self) -> QueuePart:
         """The same, packed."""
         return QueuePart(self.queue, self.first, *pack_units(self.positions, self.sizes, self.tags, self.crcs))
@@ -68,31 +63,35 @@ class DispatchBatch(NamedTuple):
 class KeyRuns:
     """Collects the keys of messages in the order of the log."""
 
-    __slots__ = ("_last", "runs")
+    __slots__ = ("runs",)
 
     def __init__(self) -> None:
         self.runs: list[KeyRun] = []
-        self._last: KeyRun | None = None
-        """The run that the next message may belong to."""
+
+    def run(self, topic: str, store_timestamp_ms: int) -> KeyRun:
+        """The run that the next keys belong to, for adding them."""
+        last = self.runs[-1] if self.runs else None
+        if last is None or last.topic != topic or last.store_timestamp_ms != store_timestamp_ms:
+            last = KeyRun(topic, [], [], store_timestamp_ms)
+            self.runs.append(last)
+        return last
 
     def add(self, topic: str, text: bytes, physical_offset: int, store_timestamp_ms: int) -> None:
-        """The next message, by its property text."""
+        """The keys of the next message, by its property text."""
         key = unique_key(text)
         keys = [key] if key is not None else [each.encode() for each in keys_of(text.decode())]
-        for each in keys:
-            last = self._last
-            if last is None or last.topic != topic or last.store_timestamp_ms != store_timestamp_ms:
-                last = self._last = KeyRun(topic, [], [], store_timestamp_ms)
-                self.runs.append(last)
-            last.keys.append(each)
-            last.physical_offsets.append(physical_offset)
+        if keys:
+            run = self.run(topic, store_timestamp_ms)
+            run.keys.extend(keys)
+            run.physical_offsets.extend([physical_offset] * len(keys))
 
-    def add_run(
-        self, topic: str, keys: Sequence[bytes], physical_offsets: Sequence[int], store_timestamp_ms: int
-    ) -> None:
-        """The next messages, which have one key each and are of one client: their keys begin alike."""
-        self._last = None
-        self.runs.append(KeyRun(topic, list(keys), list(physical_offsets), store_timestamp_ms))
+
+_TAGS = TAGS.encode()
+
+
+def text_tag_hash(text: bytes) -> int:
+    """The hash that a unit carries, of the TAGS in a property text."""
+    return tag_hash(property_value(text.decode(), TAGS)) if _TAGS in text else 0
 
 
 def append_parts(queues: QueueStore, batches: Iterable[DispatchBatch]) -> dict[Queue, None] | None:
@@ -101,16 +100,15 @@ def append_parts(queues: QueueStore, batches: Iterable[DispatchBatch]) -> dict[Q
     by_queue: dict[Queue, list[QueuePart]] = {}
     for batch in batches:
         for part in batch.parts:
-            known = by_queue.get(part.queue)
+            known = by_queue.get(part[0])
             if known is None:
-                by_queue[part.queue] = [part]
+                held = queues.find(*part[0])
+                if held is None or held.max_offset != part[1]:
+                    return None
+                by_queue[part[0]] = [part]
             else:
                 known.append(part)
     for queue, parts in by_queue.items():
-        held = queues.find(*queue)
-        if held is None or held.max_offset != parts[0].queue_offset:
-            return None
-    for queue, parts in by_queue.items():
-        units, crcs = b"".join([part.units for part in parts]), b"".join([part.crcs for part in parts])
-        queues.append_units(*queue, parts[0].queue_offset, units, crcs)
+        units, crcs = b"".join([part[2] for part in parts]), b"".join([part[3] for part in parts])
+        queues.append_units(*queue, parts[0][1], units, crcs)
     return dict.fromkeys(by_queue)

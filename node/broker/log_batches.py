@@ -15,12 +15,12 @@ from itertools import groupby
 from operator import itemgetter
 from struct import Struct
 
-from node.broker.dispatch_batch import DispatchBatch, KeyRuns, QueueColumns
+from node.broker.dispatch_batch import DispatchBatch, KeyRuns, QueueColumns, text_tag_hash
 from node.broker.internal_topics import is_internal
 from node.broker.ledger import EntryBatch
 from node.dledger.entry import HEADER, HEADER_SIZE_BYTES, NORMAL_MAGIC
 from node.dledger.entry_batch import BODY_PREFIX
-from node.store.properties import KEYS, TAGS, UNIQUE_KEY, property_value
+from node.store.properties import KEYS, UNIQUE_KEY
 from node.store.queue_store import QueueStore
 from node.store.record import (
     FIXED_SIZE_BYTES,
@@ -29,7 +29,6 @@ from node.store.record import (
     SYS_FLAG_BORN_HOST_V6,
     SYS_FLAG_STORE_HOST_V6,
     SYS_FLAG_TRANSACTION_MASK,
-    tag_hash,
 )
 from node.store.unique_keys import common_text
 
@@ -48,7 +47,7 @@ SIZES_REMEMBERED = 64
 _SPECIAL = SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6 | SYS_FLAG_TRANSACTION_MASK
 _LEAST_BYTES = HEADER_SIZE_BYTES + FIXED_SIZE_BYTES
 
-_TAGS, _KEYS, _UNIQUE_KEY = TAGS.encode(), KEYS.encode(), UNIQUE_KEY.encode()
+_KEYS, _UNIQUE_KEY = KEYS.encode(), UNIQUE_KEY.encode()
 
 MAX_TOPICS = 4096
 """Names of topics held decoded."""
@@ -113,7 +112,7 @@ def _read_each(entries: EntryBatch, first_index: int, queues: QueueStore) -> tup
             break
         of_queue.positions.append(position)
         of_queue.sizes.append(size)
-        of_queue.tags.append(_tag_hash(text))
+        of_queue.tags.append(text_tag_hash(text))
         of_queue.crcs.append(crc)
         if _KEYS in text or _UNIQUE_KEY in text:
             keys.add(of_queue.queue[0], text, position, stored_ms)
@@ -132,10 +131,6 @@ def _is_text(data: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _tag_hash(text: bytes) -> int:
-    return tag_hash(property_value(text.decode(), TAGS)) if _TAGS in text else 0
 
 
 @lru_cache(maxsize=SIZES_REMEMBERED)
@@ -180,7 +175,7 @@ def _read_uniform(entries: EntryBatch, first_index: int, queues: QueueStore) -> 
     of_queues = _queue_columns(topic[1:-2], queue_ids, offsets, positions, crcs, queues)
     if of_queues is None:
         return None
-    tag = _tag_hash(common.text)
+    tag = text_tag_hash(common.text)
     for of_queue in of_queues:
         of_queue.sizes = [size - HEADER_SIZE_BYTES] * len(of_queue.positions)
         of_queue.tags = [tag] * len(of_queue.positions)
@@ -188,7 +183,9 @@ def _read_uniform(entries: EntryBatch, first_index: int, queues: QueueStore) -> 
     for stored, length in _runs(stored_ms) if common.keys is not None else ():
         assert common.keys is not None
         end = begin + length
-        keys.add_run(of_queues[0].queue[0], common.keys[begin:end], positions[begin:end], stored)
+        run = keys.run(of_queues[0].queue[0], stored)
+        run.keys.extend(common.keys[begin:end])
+        run.physical_offsets.extend(positions[begin:end])
         begin = end
     return count, DispatchBatch(count, [each.part() for each in of_queues], max(0, *stored_ms), keys.runs)
 

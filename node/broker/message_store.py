@@ -13,12 +13,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 from zlib import crc32
 
-from node.broker.dispatch_batch import DispatchBatch, KeyRuns, Queue, QueueColumns
+from node.broker.dispatch_batch import DispatchBatch, KeyRuns, Queue, QueueColumns, text_tag_hash
 from node.broker.internal_topics import is_internal
 from node.broker.ledger import DLedgerCode, DLedgerError, Ledger
 from node.broker.metrics import SLOW_PUT_S, Histogram
@@ -27,9 +27,8 @@ from node.logs import LogLimiter
 from node.runtime import Clock
 from node.store.checksummed import ChecksummedBodies
 from node.store.flushing import settle
-from node.store.properties import TAGS, property_value
 from node.store.queue_store import QueueStore
-from node.store.record import SYS_FLAG_TRANSACTION_MASK, RecordError, tag_hash
+from node.store.record import SYS_FLAG_TRANSACTION_MASK, RecordError
 from node.store.record_batch import RecordBatch
 
 __all__ = ["MessageStore", "NotTogether", "NotWritable", "PendingPut", "Placed"]
@@ -55,11 +54,8 @@ class PendingPut(NamedTuple):
     """Done when the message is committed; fails with DLedgerError, and then its fate is unknown."""
 
 
-class Placed(NamedTuple):
-    """A batch that is in the log: the number of its first message in its queue, and where each lies."""
-
-    queue_offset: int
-    positions: Sequence[int]
+Placed = tuple[int, Sequence[int]]
+"""A batch that is in the log: the number of its first message in its queue, and where each lies."""
 
 
 class MessageStore:
@@ -146,46 +142,29 @@ class MessageStore:
             raise NotWritable("not the master")
         if self._is_disk_full():
             raise DLedgerError(DLedgerCode.DISK_FULL, "the disk is full")
-        sizes = batches[0].sizes() if len(batches) == 1 else [size for batch in batches for size in batch.sizes()]
+        sizes: list[int] = []
+        for batch in batches:
+            if batch.count == 1:
+                sizes.append(batch.record_bytes)
+            else:
+                sizes += batch.sizes()
         if len(batches) > 1 and not self._ledger.takes_together(len(sizes), sum(sizes)):
             raise NotTogether
         store_timestamp_ms = max(self._last_store_timestamp_ms, self._clock.wall_ms())
-        next_offsets = self._next_offsets
-        following: dict[Queue, int] = {}
-        placed: list[Placed] = []
-        crcs: list[int] = []
-
-        def encode(positions: Sequence[int]) -> Sequence[bytes]:
-            records: list[bytes] = []
-            for batch in batches:
-                queue, at = batch.maker.queue, len(records)
-                offset = following[queue] if queue in following else next_offsets.get(queue, 0)
-                following[queue] = offset + batch.count
-                if batch.count == 1:
-                    record = batch.record(positions[at], offset, store_timestamp_ms)
-                    placed.append(Placed(offset, (positions[at],)))
-                    records.append(record)
-                    crcs.append(crc32(record))
-                    continue
-                own = positions[at : at + batch.count]
-                made = batch.records(own, queue_offset=offset, store_timestamp_ms=store_timestamp_ms)
-                placed.append(Placed(offset, own))
-                records += made
-                crcs.extend(made.crcs)
-            return ChecksummedBodies(records, crcs)
-
+        made = _Records(batches, self._next_offsets, store_timestamp_ms)
         try:
-            first_index, last_index, term = self._ledger.append_batch(sizes, encode, on_done)
+            first_index, last_index, term = self._ledger.append_batch(sizes, made.encode, on_done)
         except struct.error as error:
             raise RecordError(f"a field is out of range: {error}") from error
-        next_offsets.update(following)
+        for columns in made.columns.values():
+            self._next_offsets[columns.queue] = columns.first + len(columns.positions)
         self._last_store_timestamp_ms = store_timestamp_ms
         self.put_total += len(sizes)
-        if first_index >= 0:
-            dispatch = _dispatch_batch(batches, placed, sizes, crcs, store_timestamp_ms)
-            if dispatch is not None:
-                self._pending.add(PendingBatch(first_index, last_index, term, dispatch))
-        return placed
+        if first_index >= 0 and not made.is_special:
+            parts = [columns.part() for columns in made.columns.values()]
+            dispatch = DispatchBatch(len(sizes), parts, store_timestamp_ms, made.keys.runs)
+            self._pending.add(PendingBatch(first_index, last_index, term, dispatch))
+        return made.placed
 
     def put_one(self, batch: RecordBatch) -> PendingPut:
         """Put a message alone; as `put`, with a future of what becomes of it."""
@@ -194,48 +173,76 @@ class MessageStore:
         return PendingPut(queue_offset, position, committed)
 
 
-_TAGS = TAGS.encode()
+class _Records:
+    """The records of batches that are appended together, and what the dispatcher is to do with them."""
 
+    __slots__ = ("_batches", "_next_offsets", "_stored_ms", "columns", "is_special", "keys", "placed")
 
-def _dispatch_batch(
-    batches: Sequence[RecordBatch],
-    placed: Sequence[Placed],
-    sizes: Sequence[int],
-    crcs: Sequence[int],
-    store_timestamp_ms: int,
-) -> DispatchBatch | None:
-    """What the dispatcher is to do with batches that were appended just now; None where one of them is special, and the
-    dispatcher has to look at it."""
-    of_queues: dict[Queue, QueueColumns] = {}
-    keys = KeyRuns()
-    at = 0
-    for batch, (offset, positions) in zip(batches, placed, strict=True):
-        maker, texts, end = batch.maker, batch.texts, at + batch.count
-        if maker.sys_flag & SYS_FLAG_TRANSACTION_MASK or batch.prepared_transaction_offset or is_internal(maker.topic):
-            return None
-        columns = of_queues.get(maker.queue)
-        if columns is None:
-            columns = of_queues[maker.queue] = QueueColumns(maker.queue, offset)
-        common = batch.common_text
-        if batch.count == 1:
-            columns.add(positions[0], sizes[at], _tag_hash(texts[0]), crcs[at])
-            keys.add(maker.topic, texts[0], positions[0], store_timestamp_ms)
-            at = end
-            continue
-        if common is None:
-            columns.tags += [_tag_hash(text) for text in texts]
-            for text, position in zip(texts, positions, strict=True):
-                keys.add(maker.topic, text, position, store_timestamp_ms)
-        else:
-            columns.tags += [_tag_hash(common.text)] * batch.count
-            if common.keys is not None:
-                keys.add_run(maker.topic, common.keys, positions, store_timestamp_ms)
+    def __init__(
+        self, batches: Sequence[RecordBatch], next_offsets: Mapping[Queue, int], store_timestamp_ms: int
+    ) -> None:
+        self._batches = batches
+        self._next_offsets = next_offsets
+        self._stored_ms = store_timestamp_ms
+        self.columns: dict[Queue, QueueColumns] = {}
+        self.keys = KeyRuns()
+        self.placed: list[Placed] = []
+        self.is_special = False
+        """Whether the dispatcher has to look at the messages itself."""
+
+    def encode(self, positions: Sequence[int]) -> ChecksummedBodies:
+        """The records, which lie at these positions."""
+        records: list[bytes] = []
+        crcs: list[int] = []
+        stored_ms, all_columns, placed, at = self._stored_ms, self.columns, self.placed, 0
+        for batch in self._batches:
+            maker, count = batch.maker, batch.count
+            columns = all_columns.get(maker.queue)
+            if columns is None:
+                columns = QueueColumns(maker.queue, self._next_offsets.get(maker.queue, 0))
+                all_columns[maker.queue] = columns
+                self.is_special |= is_internal(maker.topic)
+            if maker.sys_flag & SYS_FLAG_TRANSACTION_MASK or batch.prepared_transaction_offset:
+                self.is_special = True
+            offset = columns.first + len(columns.positions)
+            if count == 1:
+                position = positions[at]
+                record = batch.record(position, offset, stored_ms)
+                crc = crc32(record)
+                records.append(record)
+                crcs.append(crc)
+                placed.append((offset, (position,)))
+                self._note(batch, columns, (position,), (len(record),), (crc,))
+            else:
+                own = positions[at : at + count]
+                made = batch.records(own, queue_offset=offset, store_timestamp_ms=stored_ms)
+                records += made
+                crcs += made.crcs
+                placed.append((offset, own))
+                self._note(batch, columns, own, batch.sizes(), made.crcs)
+            at += count
+        return ChecksummedBodies(records, crcs)
+
+    def _note(
+        self,
+        batch: RecordBatch,
+        columns: QueueColumns,
+        positions: Sequence[int],
+        sizes: Sequence[int],
+        crcs: Sequence[int],
+    ) -> None:
+        """Note what the dispatcher is to do with a batch."""
         columns.positions += positions
-        columns.sizes += sizes[at:end]
-        columns.crcs += crcs[at:end]
-        at = end
-    return DispatchBatch(at, [columns.part() for columns in of_queues.values()], store_timestamp_ms, keys.runs)
-
-
-def _tag_hash(text: bytes) -> int:
-    return tag_hash(property_value(text.decode(), TAGS)) if _TAGS in text else 0
+        columns.sizes += sizes
+        columns.crcs += crcs
+        topic, common = batch.maker.topic, batch.common
+        if common is None:
+            columns.tags += [text_tag_hash(text) for text in batch.texts]
+            for text, position in zip(batch.texts, positions, strict=True):
+                self.keys.add(topic, text, position, self._stored_ms)
+            return
+        columns.tags += (text_tag_hash(common),) * batch.count
+        if batch.keys is not None:
+            run = self.keys.run(topic, self._stored_ms)
+            run.keys.extend(batch.keys)
+            run.physical_offsets.extend(positions)

@@ -43,11 +43,13 @@ from node.remoting import (
 from node.runtime import Runtime
 from node.store.properties import (
     DELAY_LEVEL,
+    KEYS,
     REAL_QUEUE_ID,
     REAL_TOPIC,
     TIMER_DELIVERED,
     TIMER_PROPERTIES,
     TRANSACTION_PREPARED,
+    UNIQUE_KEY,
     WAIT_STORE,
     decode_properties,
     join_properties,
@@ -64,17 +66,19 @@ from node.store.record_batch import RecordBatch, RecordMaker, batch_of_one, reco
 
 __all__ = ["VARIABLE_FIELDS", "SendProcessor"]
 
+_KEY_NAME = f"{UNIQUE_KEY}\x01".encode()
 VARIABLE_FIELDS = {
-    RequestCode.SEND_MESSAGE_V2: VariableFields(("e", "g"), ("b", "i")),
-    RequestCode.SEND_BATCH_MESSAGE: VariableFields(("e", "g"), ("b", "i")),
-    RequestCode.SEND_MESSAGE: VariableFields(("queueId", "bornTimestamp"), ("topic", "properties")),
+    RequestCode.SEND_MESSAGE_V2: VariableFields(("e", "g"), ("b", "i"), _KEY_NAME),
+    RequestCode.SEND_BATCH_MESSAGE: VariableFields(("e", "g"), ("b", "i"), _KEY_NAME),
+    RequestCode.SEND_MESSAGE: VariableFields(("queueId", "bornTimestamp"), ("topic", "properties"), _KEY_NAME),
 }
-"""What differs between the sends of a client: queue, born timestamp, topic and properties."""
+"""What differs between the sends of a client: queue, born timestamp, topic and properties, mostly in their key only."""
 MAX_ROUTES = 1024
 """Kinds of requests remembered for one connection: a sender uses as many as it has queues. All are forgotten when there
 are more."""
 
 _STATE_KEY = "send_routes"
+_KEYS = f"{KEYS}\x01".encode()
 _NAMES_THAT_NEED_CHECKS = f"{TRANSACTION_PREPARED}|{DELAY_LEVEL}|TIMER_"
 _needs_checks = re.compile(_NAMES_THAT_NEED_CHECKS.encode()).search
 """Whether a property text may hold one of these names, or a value that looks like it."""
@@ -85,15 +89,27 @@ _request_needs_checks = re.compile(f"{_NAMES_THAT_NEED_CHECKS}|{WAIT_STORE}\x01(
 class _Route(NamedTuple):
     """Where requests of one kind go, or why they go nowhere."""
 
-    topic: TopicConfig
     maker: RecordMaker | None
-    flag: int = 0
+    flags: Sequence[int] = ()
+    """Of a message that comes alone: one."""
     reconsume_times: int = 0
     is_batch: bool = False
+    needs_checks: bool = False
+    """Whether each request of this kind does."""
+    common: bytes | None = None
+    """What the properties of a message that comes alone have in common where UNIQ_KEY is its only key."""
     refusal: RequestError | None = None
 
 
-_Key = tuple[HeaderTemplate, bytes | None, bytes | None]
+_Kind = tuple[HeaderTemplate, bytes | None, bytes | None, bytes | None]
+
+
+class _Routes(dict[_Kind, _Route]):
+    """The routes of one connection, good for one state of the topic table."""
+
+    def __init__(self, topics: Mapping[str, TopicConfig]) -> None:
+        super().__init__()
+        self.topics = topics
 
 
 class SendProcessor:
@@ -179,34 +195,36 @@ class SendProcessor:
 
     # Requests that came together
 
-    def process_together(self, requests: Sequence[Command], connection: Connection) -> DeferredReply | None:
+    def process_together(
+        self, requests: Sequence[TemplateRequest], connection: Connection
+    ) -> DeferredReply | None:
         """Store the first ones of `requests` that need no more checks, all single messages or all batches; or refuse
         the first where its kind is refused. None, and nothing is changed, where the first is neither."""
         if self._hooks or not self._takes_now or not self._may_write:
             return None
         if not self._store.is_master:
             return self._refuse_together(requests, self._not_master())
-        routes: dict[_Key, _Route] = connection.state.setdefault(_STATE_KEY, {})
+        routes: _Routes | None = connection.state.get(_STATE_KEY)
+        if routes is None or routes.topics is not self._topics.table:
+            routes = connection.state[_STATE_KEY] = _Routes(self._topics.table)
         batches: list[RecordBatch] = []
         are_batches = False
         for request in requests:
-            if not isinstance(request, TemplateRequest):
-                break
-            queue, born, topic, text = request.values
-            key = request.template, topic, queue
-            route = routes.get(key)
-            if route is None or self._topics.get(route.topic.name) is not route.topic:
+            queue, _, topic, _ = request.values
+            kind = request.template, topic, queue, request.common
+            route = routes.get(kind)
+            if route is None:
                 route = self._route(request, connection.remote_address)
                 if route is None:
                     break
                 if len(routes) >= MAX_ROUTES:
                     routes.clear()
-                routes[key] = route
+                routes[kind] = route
             if route.refusal is not None and not batches:
                 return self._refuse_together(requests[:1], route.refusal)
             if route.refusal is not None or (batches and route.is_batch is not are_batches):
                 break
-            batch = self._batch(route, request.body, int(born) if born else 0, text or b"")
+            batch = self._batch(route, request)
             if batch is None:
                 break
             batches.append(batch)
@@ -219,13 +237,13 @@ class SendProcessor:
         except (NotTogether, RecordError, NotWritable, DLedgerError):
             return None  # nothing was stored; one by one it shows why
 
-    def _route(self, command: Command, born_host: str) -> _Route | None:
+    def _route(self, request: TemplateRequest, born_host: str) -> _Route | None:
         """What becomes of requests of this kind; None where each is to be judged by itself."""
         try:
-            header = SendHeader.of(command)
+            header = SendHeader.of(request)
         except RequestError:
             return None
-        topic = self._topics.get(header.topic)
+        topic, common = self._topics.get(header.topic), request.common
         if topic is None or header.queue_id < 0 or header.reconsume_times > 0:
             return None
         if header.sys_flag & SYS_FLAG_TRANSACTION_MASK:
@@ -234,27 +252,35 @@ class SendProcessor:
             self._check_topic(header)
             maker = record_maker(topic.name, header.queue_id, header.sys_flag, born_host, self._store_host)
         except RequestError as refusal:
-            return _Route(topic, None, refusal=refusal)
+            return _Route(None, refusal=refusal)
         except RecordError:
             return None
-        return _Route(topic, maker, header.flag, header.reconsume_times, header.batch)
+        needs_checks = common is not None and _request_needs_checks(common) is not None
+        if common is not None and _KEYS in common:
+            common = None
+        return _Route(maker, (header.flag,), header.reconsume_times, header.batch, needs_checks, common)
 
-    def _batch(self, route: _Route, body: bytes, born_timestamp_ms: int, text: bytes) -> RecordBatch | None:
+    def _batch(self, route: _Route, request: TemplateRequest) -> RecordBatch | None:
         """The records of a request; None where it needs more checks."""
-        assert route.maker is not None
-        if len(body) > self._max_message_size_bytes or len(text) > MAX_PROPERTIES_SIZE_BYTES:
+        maker, flags, reconsume_times, is_batch, needs_checks, common, _ = route
+        body, (_, born, _, text) = request.body, request.values
+        if text is None:
+            text = b""
+        if needs_checks or len(body) > self._max_message_size_bytes or len(text) > MAX_PROPERTIES_SIZE_BYTES:
             return None
-        if _request_needs_checks(text) is not None:
+        if request.common is None and _request_needs_checks(text) is not None:
             return None
-        if not route.is_batch:
-            return RecordBatch(route.maker, (route.flag,), (body,), (text,), born_timestamp_ms, route.reconsume_times)
+        assert maker is not None
+        born_ms = int(born) if born else 0
+        if not is_batch:
+            keys = None if common is None or request.key is None else (request.key,)
+            return RecordBatch(maker, flags, (body,), (text,), born_ms, reconsume_times, 0, common, keys)
         try:
-            flags, bodies, texts = split_batch(body)
+            batch = RecordBatch(maker, *split_batch(body), born_ms, reconsume_times)
         except RequestError:
             return None
-        batch = RecordBatch(route.maker, flags, bodies, texts, born_timestamp_ms, route.reconsume_times)
-        common = batch.common_text
-        return None if any(map(_needs_checks, texts if common is None else (common.text,))) else batch
+        common = batch.common
+        return None if any(map(_needs_checks, batch.texts if common is None else (common,))) else batch
 
     def _refuse_together(self, requests: Sequence[Command], error: RequestError) -> DeferredReply:
         reply = DeferredReply(requests)

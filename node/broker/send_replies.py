@@ -16,15 +16,17 @@ from node.remoting import (
     ResponseCode,
     TemplateRequest,
     encode,
+    framed,
 )
 from node.store.columns import pack_longs
 from node.store.properties import UNIQUE_KEY, property_value
 from node.store.record import message_id
-from node.store.unique_keys import unique_key
 
 __all__ = ["RefusalTemplates", "SendReplies", "SendReplyWriter"]
 
 REPLY_NAMES = ("msgId", "queueId", "queueOffset", "transactionId")
+MAX_FORMATS = 1024
+"""Queue ids whose replies are remembered as formats."""
 MAX_REFUSALS = 64
 """Reasons to refuse that are remembered: they name topics and queues."""
 
@@ -38,6 +40,7 @@ class SendReplyWriter:
         """How the id of every message stored here begins; its position follows in 16 digits."""
         self.common_fields = common_fields
         self.template = ReplyTemplate(REPLY_NAMES, common_fields)
+        self._formats: dict[int, bytes] = {}
         self.now_s = asyncio.get_running_loop().time
         self._under_way = 0
         self._all_sent: asyncio.Future[None] | None = None
@@ -47,6 +50,31 @@ class SendReplyWriter:
         if self._under_way:
             self._all_sent = asyncio.get_running_loop().create_future()
             await asyncio.wait((self._all_sent,), timeout=timeout_s)
+
+    def stored(self, request: Command, queue_id: int, placed: Placed) -> bytes:
+        """The frame of the reply to a request whose messages are stored."""
+        queue_offset, positions = placed
+        if isinstance(request, TemplateRequest) and request.key is not None and request.serializer == "json":
+            if len(positions) == 1:
+                return framed(self._format(queue_id) % (request.opaque, positions[0], queue_offset, request.key))
+            key = request.key.decode()
+        else:
+            key = _unique_key(request)
+        return self.template.frame(request, self.values(queue_id, placed, key))
+
+    def values(self, queue_id: int, placed: Placed, key: str) -> tuple[str, ...]:
+        """What a reply says of the messages of a request."""
+        return _ids(self.host_text, placed[1]), str(queue_id), str(placed[0]), key
+
+    def _format(self, queue_id: int) -> bytes:
+        """The header of a reply of this queue: a format of opaque, position, queue offset and key."""
+        known = self._formats.get(queue_id)
+        if known is None:
+            if len(self._formats) >= MAX_FORMATS:
+                self._formats.clear()
+            known = self.template.json_format((f"{self.host_text}%016X", str(queue_id), "%d", "%b"))
+            self._formats[queue_id] = known
+        return known
 
     def begun(self) -> None:
         """A reply will be sent, or several at once; `ended` is called then."""
@@ -91,22 +119,22 @@ class SendReplies(DeferredReply):
         writer, error = self._writer, self._outcome
         writer.ended()
         if error is None or isinstance(error, StoredInPart):
-            writer.store.committed_total += sum([len(each.positions) for each in self._placed])
+            writer.store.committed_total += sum([len(positions) for _, positions in self._placed])
             writer.store.note_put(writer.now_s() - self._began_s, len(self.requests))
+        answers = zip(self.requests, self._queue_ids, self._placed, strict=True)
+        if error is None:
+            self.send(b"".join([writer.stored(*each) for each in answers]))
+            return
         frames = []
-        for request, placed, queue_id in zip(self.requests, self._placed, self._queue_ids, strict=True):
-            if error is None or isinstance(error, StoredInPart):
-                ids = _ids(writer.host_text, placed.positions)
-                values = ids, str(queue_id), str(placed.queue_offset), _unique_key(request)
-                if error is None:
-                    frames.append(writer.template.frame(request, values))
-                else:
-                    fields = {**dict(zip(REPLY_NAMES, values, strict=True)), **writer.common_fields}
-                    frames.append(encode(request.reply(error.code, remark=str(error), fields=fields)))
+        for request, queue_id, placed in answers:
+            if isinstance(error, StoredInPart):
+                values = writer.values(queue_id, placed, _unique_key(request))
+                fields = {**dict(zip(REPLY_NAMES, values, strict=True)), **writer.common_fields}
+                reply = request.reply(error.code, remark=str(error), fields=fields)
             else:
                 remark = f"the outcome is unknown: {error}"
                 reply = request.reply(ResponseCode.SYSTEM_ERROR, remark=remark, fields=writer.common_fields)
-                frames.append(encode(reply))
+            frames.append(encode(reply))
         self.send(b"".join(frames))
 
 
@@ -120,9 +148,7 @@ def _ids(host: str, positions: Sequence[int]) -> str:
 def _unique_key(request: Command) -> str:
     """The unique key of a request, which its reply repeats; "" where it has none."""
     if isinstance(request, TemplateRequest):
-        text = request.values[3] or b""
-        key = unique_key(text)
-        return key.decode() if key is not None else property_value(text.decode(), UNIQUE_KEY) or ""
+        return property_value((request.values[3] or b"").decode(), UNIQUE_KEY) or ""
     return property_value(request.ext_fields.get(names_of(request)["properties"], ""), UNIQUE_KEY) or ""
 
 

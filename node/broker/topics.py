@@ -68,6 +68,11 @@ class TopicTable:
         """The topic, or None when it does not exist."""
         return self._topics.get(name)
 
+    @property
+    def table(self) -> Mapping[str, TopicConfig]:
+        """All topics; another object after each change."""
+        return self._topics
+
     def __iter__(self) -> Iterator[TopicConfig]:
         return iter(self._topics.values())
 

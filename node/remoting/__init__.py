@@ -18,7 +18,7 @@ from node.remoting.errors import (
 )
 from node.remoting.header_template import HeaderTemplate, TemplateRequest, VariableFields
 from node.remoting.limits import ClientLimits, ServerLimits
-from node.remoting.reply_template import ReplyTemplate
+from node.remoting.reply_template import ReplyTemplate, framed
 from node.remoting.server import RemotingServer
 from node.remoting.signature import Credentials
 
@@ -51,4 +51,5 @@ __all__ = [
     "VariableFields",
     "decode",
     "encode",
+    "framed",
 ]

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from node.remoting.codes import PROTOCOL_VERSION, LanguageCode
 from node.remoting.command import Command, FrameError
-from node.remoting.header_template import HeaderTemplate, TemplateRequest, VariableFields, make_template
+from node.remoting.header_template import HeaderTemplate, VariableFields, make_template
 
 __all__ = ["MAX_FRAME_BYTES", "MAX_HEADER_BYTES", "FrameParser", "decode", "encode"]
 
@@ -342,11 +342,11 @@ class FrameParser:
                 body_at = at + 8 + header_size
                 if self._templates:
                     for template in self._templates:
-                        read = template.read(data, at + 8, body_at)
-                        if read is not None:
-                            commands.append(TemplateRequest(template, *read, data[body_at:end]))
+                        request = template.request(data, at + 8, body_at, end)
+                        if request is not None:
+                            commands.append(request)
                             break
-                    if read is not None:
+                    if request is not None:
                         at = end
                         continue
                 if word == _BARE_WORD:

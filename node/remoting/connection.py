@@ -40,9 +40,9 @@ _PAUSED_BY_REQUESTS, _PAUSED_BY_WRITES, _PAUSED_BY_TURN = 1, 2, 4
 Processor = Callable[[Command, "Connection"], Reply | Awaitable[Reply]]
 Guard = Callable[[Command, "Connection"], None]
 """Raises a RequestError where a request may not be processed."""
-BatchProcessor = Callable[[Sequence[Command], "Connection"], DeferredReply | None]
-"""Processes the first ones of some requests together, those in the reply's `requests`; None where even the first one is
-to be processed alone."""
+BatchProcessor = Callable[[Sequence[TemplateRequest], "Connection"], DeferredReply | None]
+"""Processes the first ones of some requests of one code together, those in the reply's `requests`; None where even the
+first one is to be processed alone."""
 
 
 class Connection(asyncio.Protocol):
@@ -297,20 +297,27 @@ class Connection(asyncio.Protocol):
         )
 
     def _process_together(self, commands: list[Command], at: int, left: int) -> int:
-        """Let requests that came together, from `at` on and at most `left`, be processed together; returns how many."""
-        endpoint = self._endpoint
-        batch_processor = endpoint.batch_processors.get(commands[at].code)
+        """Let requests of one kind that came together, from `at` on and at most `left`, be processed together; returns
+        how many."""
+        endpoint, code = self._endpoint, commands[at].code
+        batch_processor = endpoint.batch_processors.get(code)
         if batch_processor is None or endpoint.guard is not None:
             return 0
         room = max(self._limits.max_running_requests - self._running_requests, 1)
-        reply = batch_processor(commands[at : at + min(left, room)], self)
+        requests: list[TemplateRequest] = []
+        for command in commands[at : at + min(left, room)]:
+            if not isinstance(command, TemplateRequest) or command.code != code:
+                break
+            requests.append(command)
+        reply = batch_processor(requests, self)
         if reply is None:
             return 0
-        size_bytes = sum(map(size_of, reply.requests))
+        count = len(reply.requests)
+        size_bytes = sum([request.size_bytes for request in requests[:count]])
         if not reply.attach(self, size_bytes):
-            self._running_requests += len(reply.requests)
+            self._running_requests += count
             self._account_requests(running_change=size_bytes)
-        return len(reply.requests)
+        return count
 
     def _dispatch(self, command: Command) -> None:
         processor = self._processors.get(command.code) or self._endpoint.default_processor

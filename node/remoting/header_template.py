@@ -26,6 +26,7 @@ REQUEST_BYTES: Final = 512
 """What a request costs beside its text and body: the objects that hold it."""
 
 _SEPARATORS: Final = ((b"\\u0001", b"\x01"), (b"\\u0002", b"\x02"))
+_VALUE_END: Final = b"\x02"
 _PROBE_OPAQUE: Final = 918_273_645
 _PROBE_NUMBER: Final = b"718293645546"
 _PROBE_TEXT: Final = b"zQ7~probe"
@@ -46,56 +47,114 @@ class VariableFields(NamedTuple):
 
     numbers: tuple[str, ...]
     texts: tuple[str, ...]
+    key_name: bytes = b""
+    """What stands before a key in the last of the texts, which is otherwise often the same; a key ends with \\x02."""
+
+
+class _KeyedText(NamedTuple):
+    """A text with a key: what stands before and behind the key in a header and in the text itself."""
+
+    size: int
+    """Of the text, as the header has it."""
+    start: int
+    end: int
+    """Of the key in it."""
+    head: bytes
+    tail: bytes
+    before: bytes
+    after: bytes
+    common: bytes
+    """The text without the key."""
 
 
 class HeaderTemplate:
     """Headers of one request code that differ in opaque and in the values of `variable` only."""
 
     __slots__ = (
-        "_fields", "_is_json", "_match", "_names", "_numbers", "_order", "code", "header_bytes", "language",
-        "serializer", "version",
+        "_fields", "_is_json", "_key_name", "_keyed", "_match", "_misses", "_names", "_numbers", "_order", "code",
+        "language", "serializer", "version",
     )  # fmt: skip
 
-    def __init__(
-        self, sample: Command, variable: VariableFields, pattern: bytes, order: Sequence[int], header_bytes: int
-    ) -> None:
+    def __init__(self, sample: Command, variable: VariableFields, pattern: bytes, order: Sequence[int]) -> None:
         self.code = sample.code
         self.language = sample.language
         self.version = sample.version
         self.serializer = sample.serializer
-        self.header_bytes = header_bytes
-        """Length of the header that the template was made of."""
         self._fields: Mapping[str, str] = dict(sample.ext_fields)
         self._names = variable.numbers + variable.texts
         self._numbers = len(variable.numbers)
         self._order = tuple(order)
         self._is_json = sample.serializer == "json"
         self._match = re.compile(pattern, re.DOTALL).fullmatch
+        self._key_name = variable.key_name
+        self._keyed: _KeyedText | None = None
+        """The last text with a key that was read on the slow path."""
+        self._misses = 0
 
-    def read(self, data: bytes, start: int, end: int) -> tuple[int, Sequence[bytes | None]] | None:
-        """Opaque and values of the header in `data[start:end]`; None where it takes the slow path. Values are in the
-        order of the variable fields, None for those that the headers of this template do not have."""
-        found = self._match(data, start, end)
+    def request(self, data: bytes, start: int, body_at: int, end: int) -> TemplateRequest | None:
+        """The request whose header is `data[start:body_at]` and whose body ends at `end`; None where it takes the slow
+        path."""
+        found = self._match(data, start, body_at)
         if found is None:
             return None
         if self._is_json:
-            opaque, *values = found.group(*self._order)
-            for at in range(self._numbers, len(values)):
-                text = values[at]
-                if text and b"\\" in text:
-                    for escape, character in _SEPARATORS:
-                        text = text.replace(escape, character)
-                    if b"\\" in text:
-                        return None
-                    values[at] = text
-            return int(opaque), values
-        opaque, fields_bytes, *pairs = found.group(*self._order)
-        if _INT.unpack(fields_bytes)[0] != end - start - _BINARY_FIXED.size:
-            return None
-        for at in range(0, len(pairs), 2):
-            if pairs[at] is not None and int.from_bytes(pairs[at], "big") != len(pairs[at + 1]):
+            opaque_text, *values = found.group(*self._order)
+            opaque = int(opaque_text)
+        else:
+            opaque_bytes, fields_bytes, *pairs = found.group(*self._order)
+            if not _sizes_agree(fields_bytes, pairs, body_at - start):
                 return None
-        return _INT.unpack(opaque)[0], pairs[1::2]
+            (opaque,), values = _INT.unpack(opaque_bytes), pairs[1::2]
+        text, keyed = values[-1], self._keyed
+        if (
+            keyed is not None and text is not None and len(text) == keyed.size and text.startswith(keyed.head)
+            and text.endswith(keyed.tail) and (key := text[keyed.start : keyed.end]).isalnum()
+        ):  # fmt: skip
+            if not self._unescape(values, len(values) - 1):
+                return None
+            values[-1], common = keyed.before + key + keyed.after, keyed.common
+            self._misses = 0
+        else:
+            if not self._unescape(values, len(values)):
+                return None
+            key = common = None
+            if text and self._key_name:
+                self._learn_key(text, values[-1])
+        return TemplateRequest(self, opaque, values, common, key, data[body_at:end], end - start + REQUEST_BYTES)
+
+    def _unescape(self, values: list[bytes | None], end: int) -> bool:
+        """Make the first `end` values what they mean; False where the decoder is to read them."""
+        if not self._is_json:
+            return True
+        for at in range(self._numbers, end):
+            text = values[at]
+            if text and b"\\" in text:
+                for escape, character in _SEPARATORS:
+                    text = text.replace(escape, character)
+                if b"\\" in text:
+                    return False
+                values[at] = text
+        return True
+
+    def _learn_key(self, raw: bytes, text: bytes) -> None:
+        """Remember what stands around the key of a text, if it stands there as clients write it. Not each time: where
+        texts differ in more than their keys, it would be in vain."""
+        at = text.find(self._key_name)
+        if at < 0 or (at and text[at - 1 : at] != _VALUE_END):
+            return
+        self._misses += 1
+        if self._misses & (self._misses - 1):
+            return
+        name, end_mark = self._key_name, _VALUE_END
+        for escape, character in _SEPARATORS if self._is_json else ():
+            name, end_mark = name.replace(character, escape), end_mark.replace(character, escape)
+        start = raw.find(name) + len(name)
+        end = raw.find(end_mark, start)
+        end = len(raw) if end < 0 else end
+        key, before = raw[start:end], text[: at + len(self._key_name)]
+        after = text[len(before) + len(key) :]
+        if key.isalnum() and before + key + after == text and text.count(self._key_name) == 1:
+            self._keyed = _KeyedText(len(raw), start, end, raw[:start], raw[end:], before, after, before + after)
 
     def fields(self, values: Sequence[bytes | None]) -> dict[str, str]:
         """All fields of a header with these values in its variable fields."""
@@ -106,12 +165,31 @@ class HeaderTemplate:
         return fields
 
 
+def _sizes_agree(fields_bytes: bytes, pairs: Sequence[bytes | None], header_bytes: int) -> bool:
+    """Whether the sizes in a binary header are those of what it holds; `pairs` are sizes and values."""
+    if _INT.unpack(fields_bytes)[0] != header_bytes - _BINARY_FIXED.size:
+        return False
+    for size, value in zip(pairs[::2], pairs[1::2], strict=True):
+        if size is not None and value is not None and int.from_bytes(size, "big") != len(value):
+            return False
+    return True
+
+
 class TemplateRequest(Command):
     """A request that was read by its template: its fields are made when somebody asks for them."""
 
-    __slots__ = ("_made", "template", "values")
+    __slots__ = ("_made", "common", "key", "size_bytes", "template", "values")
 
-    def __init__(self, template: HeaderTemplate, opaque: int, values: Sequence[bytes | None], body: bytes) -> None:
+    def __init__(
+        self,
+        template: HeaderTemplate,
+        opaque: int,
+        values: Sequence[bytes | None],
+        common: bytes | None,
+        key: bytes | None,
+        body: bytes,
+        size_bytes: int,
+    ) -> None:
         self.code = template.code
         self.body = body
         self.opaque = opaque
@@ -123,12 +201,13 @@ class TemplateRequest(Command):
         self.template = template
         self.values = values
         """Of the variable fields: ASCII, digits where it is a number; None where there is no such field."""
-        self._made: dict[str, str] | None = None
-
-    @property
-    def size_bytes(self) -> int:
+        self.common = common
+        """The last of the values without its key, the same object for many requests; None where that is not known."""
+        self.key = key
+        """The key: letters and digits."""
+        self.size_bytes = size_bytes
         """About what it takes to hold it."""
-        return self.template.header_bytes + sum(map(len, filter(None, self.values))) + len(self.body) + REQUEST_BYTES
+        self._made: dict[str, str] | None = None
 
     @property
     def ext_fields(self) -> dict[str, str]:
@@ -159,8 +238,8 @@ def make_template(header: bytes, sample: Command, variable: VariableFields, deco
     if proof.ext_fields != expected or proof.opaque != _PROBE_OPAQUE or proof.code != sample.code or proof.flag:
         return None
     template = _template_of(header, sample, variable, spots)
-    read = template.read(header, 0, len(header))
-    if read is None or read[0] != sample.opaque or template.fields(read[1]) != sample.ext_fields:
+    read = template.request(header, 0, len(header), len(header))
+    if read is None or read.opaque != sample.opaque or read.ext_fields != sample.ext_fields:
         return None
     return template
 
@@ -188,7 +267,7 @@ def _template_of(header: bytes, sample: Command, variable: VariableFields, spots
         keys.append("fields")
     for name in variable.numbers + variable.texts:
         keys += [f"={name}"] if sample.serializer == "json" else [f"#{name}", f"={name}"]
-    return HeaderTemplate(sample, variable, pattern, [group_of.get(key, absent) for key in keys], len(header))
+    return HeaderTemplate(sample, variable, pattern, [group_of.get(key, absent) for key in keys])
 
 
 def _probed(header: bytes, spots: list[_Spot]) -> bytes:

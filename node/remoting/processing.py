@@ -22,7 +22,7 @@ Reply = Command | DeferredReply | None
 
 def size_of(command: Command) -> int:
     """About how many bytes a request holds."""
-    if command.__class__ is TemplateRequest:
+    if isinstance(command, TemplateRequest):
         return command.size_bytes
     fields = command.ext_fields
     size_bytes = len(command.body) + _REQUEST_OVERHEAD_BYTES

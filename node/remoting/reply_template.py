@@ -14,7 +14,7 @@ from node.remoting.codec import encode
 from node.remoting.codes import ResponseCode
 from node.remoting.command import FLAG_RESPONSE, Command
 
-__all__ = ["ReplyTemplate"]
+__all__ = ["ReplyTemplate", "framed"]
 
 _OPAQUE = 1_234_567_890
 """Stands for the opaque in the frame that a template is cut out of."""
@@ -24,6 +24,11 @@ _PREFIX = Struct(">iI")
 _BINARY_FIXED = Struct(">hbhii")
 """Code, language, version, opaque, flag; remark and fields follow."""
 _BINARY_WORD = 1 << 24
+
+
+def framed(header: bytes) -> bytes:
+    """The frame of a JSON header without a body."""
+    return _PREFIX.pack(4 + len(header), len(header)) + header
 
 
 class ReplyTemplate:
@@ -41,7 +46,7 @@ class ReplyTemplate:
         sample = Command(code, fields, b"", _OPAQUE, FLAG_RESPONSE, remark)
         self._code, self._language, self._version = code, sample.language, sample.version
         text = encode(sample)[_PREFIX.size :].decode("ascii").replace("%", "%%")
-        text = text.replace(f'"opaque":{_OPAQUE}', '"opaque":%d')
+        text = text.replace(f'"opaque":{_OPAQUE}', '"opaque":%s')
         for name in names:
             text = text.replace(f'"{name}":""', f'"{name}":%s', 1)
         self._json = text
@@ -61,8 +66,12 @@ class ReplyTemplate:
 
     def json_frame(self, opaque: int, values: Sequence[str]) -> bytes:
         """The frame with a JSON header."""
-        header = (self._json % (opaque, *map(_quote, values))).encode("ascii")
-        return _PREFIX.pack(4 + len(header), len(header)) + header
+        return framed((self._json % (opaque, *map(_quote, values))).encode("ascii"))
+
+    def json_format(self, patterns: Sequence[str]) -> bytes:
+        """A JSON header as a format: of the opaque, a number, and of what `patterns` want, formats for the values, none
+        of which may need an escape. `framed` makes a frame of what it gives."""
+        return (self._json.replace("%%", "%%%%") % ("%d", *[f'"{pattern}"' for pattern in patterns])).encode("ascii")
 
     def binary_frame(self, opaque: int, values: Sequence[str]) -> bytes:
         """The frame with a binary header."""

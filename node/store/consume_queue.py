@@ -40,6 +40,8 @@ CRC_SIZE_BYTES = 4
 _UNIT = struct.Struct(">qiq")
 _CRC = struct.Struct(">I")
 LONG_MASK = (1 << 64) - 1
+LEAST_UNIFORM = 10
+"""Units that are the same but for their positions; below these a loop is as quick."""
 
 
 def pack_unit(position: int, size_bytes: int, tag_hash: int, crc: int) -> tuple[bytes, bytes]:
@@ -54,7 +56,10 @@ def pack_units(
     if len(positions) == 1:
         return _UNIT.pack(positions[0], sizes[0], tag_hashes[0]), _CRC.pack(crcs[0])
     size, tag_hash = sizes[0], tag_hashes[0]
-    if sizes.count(size) != len(sizes) or tag_hashes.count(tag_hash) != len(tag_hashes):
+    if (
+        len(positions) < LEAST_UNIFORM
+        or sizes.count(size) != len(sizes) or tag_hashes.count(tag_hash) != len(tag_hashes)
+    ):  # fmt: skip
         return b"".join(map(_UNIT.pack, positions, sizes, tag_hashes)), pack_words(crcs)
     upper, lower = split_longs(positions)
     tag = tag_hash & LONG_MASK

@@ -24,7 +24,9 @@ MAX_BEGINNINGS = 4096
 
 _MASK = 0xFFFFFFFF
 _HALF = 1 << 31
-_POWERS = [pow(31, exponent, 1 << 32) for exponent in (3 * GROUP_CHARS, 2 * GROUP_CHARS, GROUP_CHARS)]
+_CLIENT_POWER, _UPPER_POWER, _MIDDLE_POWER = (
+    pow(31, exponent, 1 << 32) for exponent in (3 * GROUP_CHARS, 2 * GROUP_CHARS, GROUP_CHARS)
+)
 
 
 def key_hash(topic: str, key: str) -> int:
@@ -38,27 +40,16 @@ def key_hashes(topic: str, keys: Sequence[bytes]) -> list[int]:
     together = b"".join(keys)
     if size < TAIL_CHARS or list(map(len, keys)).count(size) != len(keys) or not together.isascii():
         return [key_hash(topic, key.decode()) for key in keys]
-    groups = _groups.__getitem__
-    if len(keys) == 1:
-        beginnings, lasts = (together[:-GROUP_CHARS],), (together[-GROUP_CHARS:],)
-    else:
-        beginnings, lasts = zip(*_layout(size - GROUP_CHARS).iter_unpack(together), strict=True)
-    if beginnings.count(beginnings[0]) == len(keys):
-        same = _beginning(topic, beginnings[0])
-        sums = [same + number & _MASK for number in map(groups, lasts)]
-    else:
-        numbers = map(groups, lasts)
-        sums = [_beginning(topic, text) + number & _MASK for text, number in zip(beginnings, numbers, strict=True)]
+    groups, last = _groups.__getitem__, None
+    clients, uppers, middles, lowers = zip(*_layout(size - TAIL_CHARS).iter_unpack(together), strict=True)
+    sums: list[int] = []
+    same = 0
+    for client, upper, middle, lower in zip(clients, uppers, map(groups, middles), map(groups, lowers), strict=True):
+        if (client, upper) != last:
+            last = client, upper
+            same = _client(topic, client) * _CLIENT_POWER + groups(upper) * _UPPER_POWER
+        sums.append(same + middle * _MIDDLE_POWER + lower & _MASK)
     return [number if number < _HALF else (_MASK + 1 - number) & (_HALF - 1) for number in sums]
-
-
-def _beginning(topic: str, text: bytes) -> int:
-    """What everything before the last group adds to the hash."""
-    return (
-        _client(topic, text[: -2 * GROUP_CHARS]) * _POWERS[0]
-        + _groups[text[-2 * GROUP_CHARS : -GROUP_CHARS]] * _POWERS[1]
-        + _groups[text[-GROUP_CHARS:]] * _POWERS[2]
-    )
 
 
 def _positive(unsigned: int) -> int:
@@ -87,4 +78,4 @@ def _client(topic: str, text: bytes) -> int:
 
 @lru_cache(maxsize=64)
 def _layout(size: int) -> Struct:
-    return Struct(f"{size}s{GROUP_CHARS}s")
+    return Struct(f"{size}s{GROUP_CHARS}s{GROUP_CHARS}s{GROUP_CHARS}s")

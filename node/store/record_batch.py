@@ -54,11 +54,12 @@ LEAST_UNIFORM = 6
 
 
 class RecordBatch:
-    """Messages for one queue, in columns: flag, body and property text (UTF-8) of each."""
+    """Messages for one queue, in columns: flag, body and property text (UTF-8) of each. `common` and `keys` are given
+    of a message whose properties are known to have one key."""
 
     __slots__ = (
-        "bodies", "born_timestamp_ms", "common_text", "count", "flags", "is_uniform", "maker",
-        "prepared_transaction_offset", "reconsume_times", "texts",
+        "bodies", "born_timestamp_ms", "common", "count", "flags", "is_uniform", "keys", "maker",
+        "prepared_transaction_offset", "reconsume_times", "record_bytes", "texts",
     )  # fmt: skip
 
     def __init__(
@@ -70,6 +71,8 @@ class RecordBatch:
         born_timestamp_ms: int,
         reconsume_times: int = 0,
         prepared_transaction_offset: int = 0,
+        common: bytes | None = None,
+        keys: Sequence[bytes] | None = None,
     ) -> None:
         self.maker = maker
         self.flags = flags
@@ -79,16 +82,24 @@ class RecordBatch:
         self.reconsume_times = reconsume_times
         self.prepared_transaction_offset = prepared_transaction_offset
         self.count = count = len(bodies)
+        self.record_bytes = maker.fixed_bytes + len(bodies[0]) + len(texts[0])
+        """Size of the first record, and of all where they are uniform."""
         self.is_uniform = count == 1 or (_are_of_one_size(texts) and _are_of_one_size(bodies))
         """Whether all bodies are of one size, and all property texts."""
-        self.common_text = common_text(texts) if self.is_uniform and count > 1 else None
-        """What the properties of several messages have in common; None where that is not known."""
+        self.common = common
+        """What the properties of the messages have in common, without their keys; None where that is not known."""
+        self.keys = keys
+        """The only key of each message, where `common` is known; None where none has one."""
+        if self.is_uniform and count > 1:
+            known = common_text(texts)
+            if known is not None:
+                self.common, self.keys = known
 
     def sizes(self) -> list[int]:
         """Sizes of the records."""
-        fixed = self.maker.fixed_bytes
         if self.is_uniform:
-            return [fixed + len(self.bodies[0]) + len(self.texts[0])] * self.count
+            return [self.record_bytes] * self.count
+        fixed = self.maker.fixed_bytes
         return [fixed + body + text for body, text in zip(map(len, self.bodies), map(len, self.texts), strict=True)]
 
     def records(
@@ -101,22 +112,18 @@ class RecordBatch:
         flags = self.flags
         if self.is_uniform and self.count >= LEAST_UNIFORM and flags.count(flags[0]) == self.count:
             return self._uniform(positions, queue_offset, store_timestamp_ms)
-        numbers = range(queue_offset, queue_offset + self.count)
-        columns = zip(flags, self.bodies, self.texts, positions, numbers, strict=True)
-        return ChecksummedBodies([self._one(*fields, store_timestamp_ms) for fields in columns])
+        return ChecksummedBodies(
+            [self.record(positions[at], queue_offset + at, store_timestamp_ms, at) for at in range(self.count)]
+        )
 
-    def record(self, position: int, queue_offset: int, store_timestamp_ms: int) -> bytes:
-        """The record of a message that is alone. Raises as `records`."""
-        return self._one(self.flags[0], self.bodies[0], self.texts[0], position, queue_offset, store_timestamp_ms)
-
-    def _one(
-        self, flag: int, body: bytes, text: bytes, position: int, queue_offset: int, store_timestamp_ms: int
-    ) -> bytes:
-        maker, size = self.maker, len(body)
+    def record(self, position: int, queue_offset: int, store_timestamp_ms: int, at: int = 0) -> bytes:
+        """The record of message number `at` of the batch. Raises as `records`."""
+        maker, body, text = self.maker, self.bodies[at], self.texts[at]
+        size = len(body)
         head = maker.pack_head(
-            maker.fixed_bytes + size + len(text), RECORD_MAGIC, zlib.crc32(body) & 0x7FFFFFFF, maker.queue_id, flag,
-            queue_offset, position, maker.sys_flag, self.born_timestamp_ms, maker.born, store_timestamp_ms, maker.store,
-            self.reconsume_times, self.prepared_transaction_offset, size,
+            maker.fixed_bytes + size + len(text), RECORD_MAGIC, zlib.crc32(body) & 0x7FFFFFFF, maker.queue_id,
+            self.flags[at], queue_offset, position, maker.sys_flag, self.born_timestamp_ms, maker.born,
+            store_timestamp_ms, maker.store, self.reconsume_times, self.prepared_transaction_offset, size,
         )  # fmt: skip
         return b"".join((head, body, maker.topic_field, _INT16.pack(len(text)), text))
 

@@ -80,8 +80,8 @@ def test_batches_that_were_put_together_wait_as_one_for_their_commitment(is_coun
         for queue_id, own in zip((1, 0, 1), texts, strict=True)
     ]  # fmt: skip
     placed = store.put(batches, lambda error: None)
-    assert [put.queue_offset for put in placed] == [0, 0, 3] and store.put_total == 7
-    positions = [position for put in placed for position in put.positions]
+    assert [queue_offset for queue_offset, _ in placed] == [0, 0, 3] and store.put_total == 7
+    positions = [position for _, own in placed for position in own]
     sizes = list(map(len, log.bodies))
     begin, end = (0, 6) if is_counted else (1000, positions[-1] + sizes[-1] - 1)
     assert pending.take(begin - 1, end - 1) == [], "not yet committed as a whole"

@@ -14,8 +14,8 @@ from node.remoting.header_template import TemplateRequest, VariableFields
 from node.remoting.processing import size_of
 
 VARIABLE = {
-    310: VariableFields(("e", "g"), ("b", "i")),
-    10: VariableFields(("queueId", "bornTimestamp"), ("topic", "properties")),
+    310: VariableFields(("e", "g"), ("b", "i"), b"KEY\x01"),
+    10: VariableFields(("queueId", "bornTimestamp"), ("topic", "properties"), b"KEY\x01"),
 }
 MADE = {
     310: {"a": "group", "b": "topic", "c": "TBW102", "d": 4, "e": 1, "f": 0, "g": 1700000000000, "h": 0,
@@ -156,7 +156,7 @@ def test_the_headers_of_clients_have_a_form() -> None:
     stamp = 1700000000001
     for code in (310, 10):
         for serializer in ("json", "binary"):
-            numbers, texts = VARIABLE[code]
+            numbers, texts, _ = VARIABLE[code]
             fields: dict[str, Any] = {**MADE[code], numbers[0]: 77, numbers[1]: stamp, texts[1]: "UNIQ_KEY\x01A0\x02"}
             command = Command.request(code, fields, b"y")
             command.opaque, command.serializer = 123456, serializer  # type: ignore[assignment]
@@ -191,6 +191,38 @@ def test_a_form_may_lack_places() -> None:
         (read,) = parser.feed(data)
         assert isinstance(read, TemplateRequest) and read.values[1] is None
         assert seen(read) == seen(decode(data[4:]))
+
+
+@pytest.mark.parametrize("serializer", ["json", "binary"])
+def test_texts_that_differ_in_their_key_have_the_rest_in_common(serializer: str) -> None:
+    def read(text: str) -> TemplateRequest:
+        command = Command.request(310, {**MADE[310], "i": text}, b"y")
+        command.serializer = serializer  # type: ignore[assignment]
+        (request,) = parser.feed(encode(command))
+        assert isinstance(request, TemplateRequest) and request.ext_fields["i"] == text
+        return request
+
+    parser = taught([sample(310, serializer)])
+    read("A\x01b\x02KEY\x010A1B\x02WAIT\x01true\x02")  # the first text with a key
+    first, second = (read(f"A\x01b\x02KEY\x01{key}\x02WAIT\x01true\x02") for key in ("0A1C", "FFFF"))
+    assert (first.key, second.key) == (b"0A1C", b"FFFF")
+    assert first.common is second.common and first.common == b"A\x01b\x02KEY\x01\x02WAIT\x01true\x02"
+    for other in ("0A\x01B", "0A-B", "", "0A\x02KEY\x01B"):
+        request = read(f"A\x01b\x02KEY\x01{other}\x02WAIT\x01true\x02")
+        assert request.key is None and request.common is None
+    assert read("A\x01b\x02KEY\x010A1D\x02WAIT\x01true\x02").key == b"0A1D"
+    for _ in range(8):
+        last = read("KEY\x01END1")
+    assert last.key == b"END1" and last.common == b"KEY\x01"
+
+
+@pytest.mark.parametrize("text", ["KEY\x01a\x02KEY\x01b\x02", "XKEY\x01a\x02", "KEY\x01\x02", "NOKEY\x02"])
+def test_texts_without_one_plain_key_are_read_whole(text: str) -> None:
+    parser = taught([sample(310, "json")])
+    command = Command.request(310, {**MADE[310], "i": text}, b"y")
+    for _ in range(5):
+        (request,) = parser.feed(encode(command))
+        assert isinstance(request, TemplateRequest) and request.key is None and request.ext_fields["i"] == text
 
 
 def test_other_codes_have_no_form() -> None:
