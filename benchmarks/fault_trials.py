@@ -1,19 +1,22 @@
-"""Faults with an expected outcome, on real brokers: what docs/fault-trials.md tells of.
+"""Faults with an expected outcome, on real brokers and one on etcd: what docs/fault-trials.md tells of.
 
-    python -m benchmarks.fault_trials [stall] [hour] [lease] [read-index] [--cluster netns] [--seed 1]
+    python -m benchmarks.fault_trials [stall] [hour] [lease] [read-index] [etcd] [--cluster netns] [--seed 1]
 
 stall        the leader's disk hangs for 8 s, in three ways: another one leads, nothing is lost
 hour         wall clocks of each minority of five are an hour wrong: reads stay linearizable
 lease        a leader with a slow monotonic clock is cut off, reads by lease: it serves stale reads
 read-index   the same with reads by ReadIndex: it serves none
+etcd         syncs hang on all members of etcd for 10 s, three times: nothing that is written meanwhile is acknowledged
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import sys
 import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +47,38 @@ TRIALS: dict[str, tuple[str, list[Any], dict[str, str]]] = {
     "stall": ("--nodes 5 --workload log --time-limit 46 --rate 40", STALL, {}),
     "hour": ("--nodes 5 --workload register --time-limit 71 --rate 25", HOUR, {}),
     "lease": (_DRIFTING, DRIFT, {"read_mode": "lease", "timing": "default"}),
+    "etcd": (
+        "--system etcd --nodes 3 --workload register --time-limit 55 --rate 60 --concurrency 12 --operation-timeout 3",
+        timed_faults([("disk-stall", "fsync@all")] * 3, begin_s=5.0, on_s=10.0, off_s=6.0),
+        {},
+    ),
     "read-index": (_DRIFTING, DRIFT, {"read_mode": "read_index", "timing": "default"}),
 }
+
+
+def acknowledged_meanwhile(events: Iterable[Mapping[str, Any]]) -> list[tuple[int, int]]:
+    """(writes that were asked for while a fault was in force, those of them that were acknowledged before it began to
+    be healed) by fault, of a history's events in their order."""
+    found: list[tuple[int, int]] = []
+    asked: set[Any] = set()
+    is_in_force, count, acknowledged = False, 0, 0
+    for event in events:
+        process, kind, what = event["process"], event["type"], event["f"]
+        if process == "nemesis":
+            if what == "inject" and kind != "invoke":
+                is_in_force, count, acknowledged = True, 0, 0
+                asked.clear()
+            elif what == "heal" and kind == "invoke":
+                is_in_force = False
+                found.append((count, acknowledged))
+        elif is_in_force and what == "write":
+            if kind == "invoke":
+                asked.add(process)
+                count += 1
+            elif process in asked:
+                asked.discard(process)
+                acknowledged += kind == "ok"
+    return found
 
 
 def main() -> None:
@@ -67,12 +100,17 @@ def main() -> None:
                 schedule=schedule,
                 settings=settings,
             )
+            meanwhile = [
+                acknowledged_meanwhile(map(json.loads, history.read_text(encoding="utf-8").splitlines()))
+                for history in Path(directory).glob("store/*/2*/history.jsonl")
+            ]
         print(f"{name}: {results['valid']}: {results['reason']}")
+        print(f"    (writes asked for under each fault, acknowledged before its end): {meanwhile}")
         for fault in results["faults"]:
             state = "proven and healed" if fault["proven"] and fault["healed"] else "NOT PROVEN"
             when = f"{fault['start_ns'] / 1e9:6.2f} s to {fault['end_ns'] / 1e9:6.2f} s"
             print(f"    {when}  {fault['nemesis']} {fault['variant']}: {state}: {(fault['proof'] or {}).get('detail')}")
-        for term in results["checks"]["leaders"].get("terms", ()):
+        for term in results["checks"].get("leaders", {}).get("terms", ()):
             print(f"    {term['start_ns'] / 1e9:6.2f} s  {term['leader']} leads term {term['term']}")
         print(flush=True)
 
