@@ -43,7 +43,7 @@ async def _prove(nodes: int, forms: list[str]) -> bool:
         await cluster.start()
         is_good = True
         try:
-            target = cast(Target, SimpleNamespace(hosts=cluster.hosts, links=cluster.links))
+            target = cast(Target, SimpleNamespace(hosts=cluster.hosts, links=cluster.links, network=cluster.network))
             print(f"links are shaped by: {NetnsCluster.link_mechanism()}", flush=True)
             for form in forms:
                 begin_s = time.monotonic()
