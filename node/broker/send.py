@@ -199,15 +199,16 @@ class SendProcessor:
         self, requests: Sequence[TemplateRequest], connection: Connection
     ) -> DeferredReply | None:
         """Store the first ones of `requests` that need no more checks, all single messages or all batches; or refuse
-        the first where its kind is refused. None, and nothing is changed, where the first is neither."""
+        the first ones, whose kinds are refused. None, and nothing is changed, where the first is neither."""
         if self._hooks or not self._takes_now or not self._may_write:
             return None
         if not self._store.is_master:
-            return self._refuse_together(requests, self._not_master())
+            return self._refuse_together(requests, [self._not_master()] * len(requests))
         routes: _Routes | None = connection.state.get(_STATE_KEY)
         if routes is None or routes.topics is not self._topics.table:
             routes = connection.state[_STATE_KEY] = _Routes(self._topics.table)
         batches: list[RecordBatch] = []
+        refusals: list[RequestError] = []
         are_batches = False
         for request in requests:
             queue, _, topic, _ = request.values
@@ -221,14 +222,17 @@ class SendProcessor:
                     routes.clear()
                 routes[kind] = route
             if route.refusal is not None and not batches:
-                return self._refuse_together(requests[:1], route.refusal)
-            if route.refusal is not None or (batches and route.is_batch is not are_batches):
+                refusals.append(route.refusal)
+                continue
+            if refusals or route.refusal is not None or (batches and route.is_batch is not are_batches):
                 break
             batch = self._batch(route, request)
             if batch is None:
                 break
             batches.append(batch)
             are_batches = route.is_batch
+        if refusals:
+            return self._refuse_together(requests[: len(refusals)], refusals)
         if not batches:
             return None
         own = requests[: len(batches)]
@@ -282,9 +286,9 @@ class SendProcessor:
         common = batch.common
         return None if any(map(_needs_checks, batch.texts if common is None else (common,))) else batch
 
-    def _refuse_together(self, requests: Sequence[Command], error: RequestError) -> DeferredReply:
+    def _refuse_together(self, requests: Sequence[Command], errors: Sequence[RequestError]) -> DeferredReply:
         reply = DeferredReply(requests)
-        reply.send(self._refusals.frames(requests, error))
+        reply.send(self._refusals.frames(requests, errors))
         return reply
 
     # One request

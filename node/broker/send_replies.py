@@ -159,8 +159,12 @@ class RefusalTemplates:
         self._common_fields = common_fields
         self._templates: dict[tuple[int, str], ReplyTemplate] = {}
 
-    def frames(self, requests: Sequence[Command], error: RequestError) -> bytes:
-        """The frames of the replies to refused requests."""
+    def frames(self, requests: Sequence[Command], errors: Sequence[RequestError]) -> bytes:
+        """The frames of the replies to refused requests, each with its own error."""
+        pairs = zip(requests, errors, strict=True)
+        return b"".join([self._template(error).frame(request, ()) for request, error in pairs])
+
+    def _template(self, error: RequestError) -> ReplyTemplate:
         key = error.code, error.remark
         template = self._templates.get(key)
         if template is None:
@@ -168,4 +172,4 @@ class RefusalTemplates:
                 self._templates.clear()
             template = ReplyTemplate((), self._common_fields, code=error.code, remark=error.remark)
             self._templates[key] = template
-        return b"".join([template.frame(each, ()) for each in requests])
+        return template
