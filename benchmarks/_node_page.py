@@ -2,6 +2,7 @@
 
     python -m benchmarks.node_bench --kills 0 --reading --json FIGURES
     python -m benchmarks._node_page FIGURES docs/node-speed.md
+    python -m benchmarks node_versus --page docs/node-speed.md
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["main", "page", "ratios", "share_of_bare"]
+__all__ = ["BESIDE_OTHERS", "main", "page", "ratios", "section_of", "share_of_bare", "with_section"]
+
+BESIDE_OTHERS = "## Beside other brokers"
+"""What `node_versus --page` writes is under this heading; a new page keeps it."""
 
 NAMES = {"single": "one broker", "async": "ASYNC_MASTER", "sync": "SYNC_MASTER", "dledger": "DLedger"}
 PUBLISHED = (
@@ -141,13 +145,28 @@ def page(figures: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def with_section(text: str, section: str) -> str:
+    """A page with `section` in the place of what stands under `BESIDE_OTHERS`, or at its end."""
+    before, found, after = text.partition(f"{BESIDE_OTHERS}\n")
+    rest = after[after.index("\n## ") + 1 :] if found and "\n## " in after else ""
+    return f"{before.rstrip()}\n\n{BESIDE_OTHERS}\n\n{section.strip()}\n" + (f"\n{rest}" if rest else "")
+
+
+def section_of(text: str) -> str:
+    """What stands under `BESIDE_OTHERS` in a page; "" where there is none."""
+    return text.partition(f"{BESIDE_OTHERS}\n")[2].partition("\n## ")[0].strip()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make the page; returns the exit status."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     if len(words) != 2:
         print("usage: python -m benchmarks._node_page FIGURES.json PAGE.md", file=sys.stderr)
         return 254
-    Path(words[1]).write_text(page(json.loads(Path(words[0]).read_text(encoding="utf-8"))), encoding="utf-8")
+    path = Path(words[1])
+    kept = section_of(path.read_text(encoding="utf-8")) if path.exists() else ""
+    text = page(json.loads(Path(words[0]).read_text(encoding="utf-8")))
+    path.write_text(with_section(text, kept) if kept else text, encoding="utf-8")
     return 0
 
 

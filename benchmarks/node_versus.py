@@ -1,7 +1,8 @@
 """Brokers beside each other: this code, that of another commit or directory, and Apache's, under the same lean load.
 
-    python -m benchmarks.node_versus --against aaa149d --against apache --rounds 5 --json FILE
-    python -m benchmarks.node_versus --replication dledger --flush async --loads one,batch --against apache
+    python -m benchmarks node_versus
+    python -m benchmarks node_versus --against aaa149d --against apache --json FIGURES
+    python -m benchmarks node_versus --replication dledger --flush async --loads one,batch --page docs/node-speed.md
 
 All are started, warmed up, and then loaded in turn, round by round, so that a machine whose speed drifts is the same
 for all. The loads (`benchmarks/_load.py`) are 64 senders with keyed messages of 128 bytes: one by one, in batches of
@@ -9,7 +10,10 @@ for all. The loads (`benchmarks/_load.py`) are 64 senders with keyed messages of
 whole load and the second after it, in which the broker dispatches what was sent, for each message or refusal. What is
 printed are medians over the rounds, and for each other contestant the median of the ratios round by round.
 
-Apache's broker is RocketMQ 4.9.7, fetched through Maven, with its own defaults but for a heap of 1 GiB.
+`--page` writes the table into a page, in the place of the one that is there.
+
+Apache's broker, the only other one unless `--against` names some, is RocketMQ 4.9.7, fetched through Maven, with its
+own defaults but for a heap of 1 GiB.
 """
 
 from __future__ import annotations
@@ -30,21 +34,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.node_bench import (
-    QUEUES,
-    READY_TIMEOUT_S,
-    SETTLE_S,
-    Group,
-    find_master,
-    run_load,
-)
+from benchmarks._node_page import with_section
+from benchmarks.node_bench import QUEUES, READY_TIMEOUT_S, SETTLE_S, Group, find_master, run_load
 from harness.runtime import harness_runtime
 from harness.sdk.install import fetched
 from harness.systems.rocketmq import LOG_TO_CONSOLE, OPENED, RocketMQ
 from node.client import BrokerClient, ClientError
 from node.remoting import RemotingClient
 
-__all__ = ["main", "ratios_of", "table_of"]
+__all__ = ["conditions_of", "main", "ratios_of", "table_of"]
 
 LOADS: Mapping[str, tuple[object, ...]] = {
     "one": (),
@@ -243,11 +241,24 @@ def table_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
+def conditions_of(conditions: Mapping[str, Any]) -> str:
+    """What the figures of a table were measured under, as a paragraph."""
+    return (
+        f"{conditions['cpus']} CPUs shared by the load generator and all brokers (load average of the quarter of an"
+        f" hour before: {conditions['load_average']:.1f}); Python {conditions['python']}; 64 lean senders over 4"
+        f" connections, messages of 128 bytes, each with a UNIQ_KEY; {conditions['rounds']} rounds in alternation of"
+        f" {conditions['seconds']:g} s for each load after one of warming up, and {conditions['warm_up']:g} s of load"
+        " before the first round. `one` is one by one, `batch` in batches of 32, `refused` one by one to a queue that"
+        " the topic has not. CPU is that of the master's process. Medians; the ratios are medians of those round by"
+        " round."
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; returns the exit status."""
     parser = argparse.ArgumentParser(description="Brokers beside each other, in alternation.")
     parser.add_argument(
-        "--against", action="append", default=[], help="a commit, a directory, or apache; may be given several times"
+        "--against", action="append", help="a commit, a directory, or apache (the default); may be given several times"
     )
     parser.add_argument("--replication", default="single,dledger", help="of single, async, sync, dledger")
     parser.add_argument("--flush", default="async,sync")
@@ -256,21 +267,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=4.0, help="of load in each round, after one of warming up")
     parser.add_argument("--warm-up", type=float, default=WARM_UP_S, help="seconds of load before the first round")
     parser.add_argument("--json", metavar="FILE", help="also write every round to FILE")
+    parser.add_argument("--page", metavar="FILE", help="also write the table into a page of Markdown")
     options = parser.parse_args(arguments)
+    options.against = options.against or ["apache"]
     options.loads = options.loads.split(",")
     unknown = [load for load in options.loads if load not in LOADS]
     if unknown:
         parser.error(f"no such load: {', '.join(unknown)}")
-    load_before = os.getloadavg()[2]
+    conditions = {
+        "cpus": os.cpu_count(), "python": platform.python_version(), "load_average": os.getloadavg()[2],
+        "rounds": options.rounds, "seconds": options.seconds, "warm_up": options.warm_up,
+    }  # fmt: skip
     rows: list[dict[str, Any]] = []
     for replication, flush in itertools.product(options.replication.split(","), options.flush.split(",")):
         rows += measure(options, replication, flush)
         print("\n".join(table_of(rows)), flush=True)
+    if options.page:
+        page = Path(options.page)
+        section = "\n".join([conditions_of(conditions), "", *table_of(rows)])
+        page.write_text(with_section(page.read_text(encoding="utf-8"), section), encoding="utf-8")
     if options.json:
-        conditions = {
-            "cpus": os.cpu_count(), "python": platform.python_version(), "load_average": load_before,
-            "rounds": options.rounds, "seconds": options.seconds,
-        }  # fmt: skip
         Path(options.json).write_text(json.dumps({"conditions": conditions, "rows": rows}, indent=1), encoding="utf-8")
     return 0
 

@@ -40,15 +40,20 @@ def key_hashes(topic: str, keys: Sequence[bytes]) -> list[int]:
     together = b"".join(keys)
     if size < TAIL_CHARS or list(map(len, keys)).count(size) != len(keys) or not together.isascii():
         return [key_hash(topic, key.decode()) for key in keys]
-    groups, last = _groups.__getitem__, None
-    clients, uppers, middles, lowers = zip(*_layout(size - TAIL_CHARS).iter_unpack(together), strict=True)
+    groups = _groups.__getitem__
+    beginnings, lowers = zip(*_layout(size - GROUP_CHARS).iter_unpack(together), strict=True)
     sums: list[int] = []
-    same = 0
-    for client, upper, middle, lower in zip(clients, uppers, map(groups, middles), map(groups, lowers), strict=True):
-        if (client, upper) != last:
-            last = client, upper
-            same = _client(topic, client) * _CLIENT_POWER + groups(upper) * _UPPER_POWER
-        sums.append(same + middle * _MIDDLE_POWER + lower & _MASK)
+    last = last_upper = b""
+    of_upper = same = 0
+    for beginning, lower in zip(beginnings, map(groups, lowers), strict=True):
+        if beginning != last:  # keys of one millisecond differ in their last group only
+            last, upper = beginning, beginning[:-GROUP_CHARS]
+            if upper != last_upper:
+                last_upper = upper
+                of_upper = _client(topic, upper[:-GROUP_CHARS]) * _CLIENT_POWER
+                of_upper += groups(upper[-GROUP_CHARS:]) * _UPPER_POWER
+            same = of_upper + groups(beginning[-GROUP_CHARS:]) * _MIDDLE_POWER
+        sums.append(same + lower & _MASK)
     return [number if number < _HALF else (_MASK + 1 - number) & (_HALF - 1) for number in sums]
 
 
@@ -78,4 +83,4 @@ def _client(topic: str, text: bytes) -> int:
 
 @lru_cache(maxsize=64)
 def _layout(size: int) -> Struct:
-    return Struct(f"{size}s{GROUP_CHARS}s{GROUP_CHARS}s{GROUP_CHARS}s")
+    return Struct(f"{size}s{GROUP_CHARS}s")
