@@ -92,14 +92,21 @@ def _page(cells: Sequence[Mapping[str, Any]], costs: Sequence[Mapping[str, Any]]
     return "\n".join(lines) + "\n"
 
 
-_FORMS = {"plain": "as it is", "sync": "syncs reported to a supervisor", "clock": "clock moved, and healed again"}
+_FORMS = {
+    "plain": "as it is",
+    "sync": "syncs reported to a supervisor",
+    "write": "syncs and writes reported",
+    "all": "the same, and an account kept of what is not synced (runs with `power`)",
+    "clock": "clock moved, and healed again",
+}
 
 
 def _cost_lines(costs: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [
         "\n## What it costs to be within reach\n",
         "Made by `python -m benchmarks.fault_cost fsync clock etcd --page docs/fault-reach.md`, without a fault in",
-        "force: all forms one after the other in every round, on a machine of two processors that others use as well.",
+        "force: all forms in every round, in random order, on a machine of two processors that others use as well. Of",
+        "etcd one in each form runs all the time, and one of them is put to.",
         "More, and the change, are medians of the differences within a round, the change with its middle half.",
         "The load is what else wanted the processors.\n",
         "| figure | form | median | more | change | middle half | rounds | load |",

