@@ -317,12 +317,13 @@ def guide_table(
             cells = [
                 cell for way in both for cell in (f"{_hits(way)} of {len(way)}", _median(way), f"{_mean(way):.0f}")
             ]
-            lines.append(f"| {name} | {ground} | {' | '.join(cells)} | {_interval([both], _mean)} |")
-        every = list(pairs.values())
+            factor = _interval([both], _mean) if len(both[0]) >= LEAST_SEARCHES else ""
+            lines.append(f"| {name} | {ground} | {' | '.join(cells)} | {factor} |")
+        every = [both for both in pairs.values() if len(both[0]) >= LEAST_SEARCHES] or list(pairs.values())
         count = sum(len(one) for one, _ in every)
         hits = [sum(_hits(both[way]) for both in every) for way in (0, 1)]
-        lines += ["", f"Over all: found by {hits[0]} of {count} random and {hits[1]} of {count} guided searches. Times"]
-        lines += [f"sooner by the means: {_interval(every, _mean)}; by the medians: {_interval(every, _middle)}."]
+        lines += ["", f"Together: found by {hits[0]} of {count} random and {hits[1]} of {count} guided searches."]
+        lines += [f"Times sooner by the means: {_interval(every, _mean)}; by the medians: {_interval(every, _middle)}."]
         if load != FULL:
             lines += [line for text in conditions.get(load, ()) for line in ("", text)]
     if not lines:
@@ -335,8 +336,9 @@ def guide_table(
         "equal seconds of one core. *Mean to the budget* is what a search took on the average, where one that found",
         "nothing counts with its budget (the restricted mean). *Times sooner* is that of random searches divided by",
         "that of guided ones, of several mutants the geometric mean; the interval is that of",
-        f"{RESAMPLES:,} bootstrap samples of the searches. What was censored counts as if found at the budget, so the",
-        "factor is nearer to 1 than the truth.",
+        f"{RESAMPLES:,} bootstrap samples of the searches, and given where there are {LEAST_SEARCHES} at least; only",
+        "these mutants are counted below the table, if there are any. What was censored counts as if found at the",
+        "budget, so the factor is nearer to 1 than the truth.",
         *lines,
     ]
 

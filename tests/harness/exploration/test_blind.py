@@ -105,14 +105,16 @@ def test_a_guide_is_compared_by_searches_that_were_made_both_ways() -> None:
         found = result("accept-gap", "log", number, seeds=core_s, is_found=core_s < 60)
         return {**found, "guided": is_guided, "load": SMALL}
 
-    random_ones = [search(number, core_s, is_guided=False) for number, core_s in enumerate((20, 40, 60, 60, 10))]
-    guided = [search(number, core_s, is_guided=True) for number, core_s in enumerate((10, 20, 30, 30))]
+    random_ones = [search(number, core_s, is_guided=False) for number, core_s in enumerate((20, 40, 60, 60, 10, 10))]
+    guided = [search(number, core_s, is_guided=True) for number, core_s in enumerate((10, 20, 30, 30, 5))]
     text = "\n".join(guide_table([*random_ones, *guided], {SMALL: ["on a quiet machine"]}))
-    assert "| accept-gap | log | 2 of 4 | 40 | 45 | 4 of 4 | 20 | 22 | 2.00 (" in text
-    assert "found by 2 of 4 random and 4 of 4 guided searches" in text and "by the medians: 2.00 (" in text
+    assert "| accept-gap | log | 3 of 5 | 40 | 38 | 5 of 5 | 20 | 19 | 2.00 (" in text
+    assert "found by 3 of 5 random and 5 of 5 guided searches" in text and "by the medians: 2.00 (" in text
     assert "on a quiet machine" in text
     assert guide_table(random_ones) == []
-    assert "| accept-gap | log | 4 of 4 |" not in "\n".join(blind_table([*random_ones, *guided])).split("### With")[0]
+    few = [each for each in [*random_ones, *guided] if each["number"] < 4]
+    assert "| 20 | 22 |  |" in "\n".join(guide_table(few)), "of fewer than five there is no interval"
+    assert "| accept-gap | log | 5 of 5 |" not in "\n".join(blind_table([*random_ones, *guided])).split("### With")[0]
 
 
 def fake_search(
