@@ -9,7 +9,7 @@ from typing import Any
 
 from node.broker.append_errors import stored_at
 from node.broker.group_tools import subscription_document
-from node.broker.internal_topics import is_internal, system_topics
+from node.broker.internal_topics import is_internal
 from node.broker.live_settings import LiveSettings
 from node.broker.pull import TagFilter
 from node.broker.query_context import QueryContext
@@ -148,8 +148,8 @@ class AdminProcessor:
 
     def own_topics(self, command: Command, connection: Connection) -> Command:
         """Code 305: the topics that the broker has for itself."""
-        names = sorted(topic.name for topic in system_topics())
-        return command.reply(ResponseCode.SUCCESS, body=to_json({"topicList": names}).encode())
+        body = to_json({"topicList": self._context.topics.own_names})
+        return command.reply(ResponseCode.SUCCESS, body=body.encode())
 
     async def update_topic(self, command: Command, connection: Connection) -> Command:
         """Code 17: create a topic or change its queues and permission; durable before the answer.

@@ -91,6 +91,14 @@ class ClientManager:
         self._turns[group] = turn % len(clients)
         return clients[turn % len(clients)].connection
 
+    def producer(self, client_id: str) -> Connection | None:
+        """The connection of a client that is in a producer group, whichever; None when none is here."""
+        for clients in self._producers.values():
+            client = clients.get(client_id)
+            if client is not None and not client.connection.is_closing:
+                return client.connection
+        return None
+
     def producer_groups(self) -> Iterable[tuple[str, dict[str, Client]]]:
         """Every group that has a producer here, with its producers by their ids."""
         return self._producers.items()

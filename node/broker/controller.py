@@ -30,7 +30,7 @@ from node.broker.delay import DelayProgress, DelayService
 from node.broker.disk_watch import DiskWatch
 from node.broker.dispatcher import Dispatcher, Queue
 from node.broker.group_tools import GroupTools
-from node.broker.internal_topics import SCHEDULE_TOPIC
+from node.broker.internal_topics import SCHEDULE_TOPIC, named_topics
 from node.broker.ledger import Ledger
 from node.broker.live_settings import LiveSettings
 from node.broker.log_expiry import new_log_expiry
@@ -45,6 +45,7 @@ from node.broker.query_context import QueryContext
 from node.broker.reads import ReadGate
 from node.broker.rebalance_locks import RebalanceLocks
 from node.broker.registration import Identity, NameServerRegistrar, registration_body
+from node.broker.reply_messages import REPLY_CODES, ReplyMessageProcessor
 from node.broker.role import RoleChangeHandler
 from node.broker.send import VARIABLE_FIELDS, SendProcessor
 from node.broker.send_back import RetryTopics, SendBackProcessor
@@ -89,7 +90,12 @@ class BrokerController:
             tls=config.tls.dialling_context() if config.tls else None,
             sign=own_signature(config.acl),
         )
-        self.topics = TopicTable(runtime.disk, f"{config.data_dir}/topics.json", config.topics)
+        self.topics = TopicTable(
+            runtime.disk,
+            f"{config.data_dir}/topics.json",
+            config.topics,
+            named=named_topics(config.cluster_name, config.broker_name),
+        )
         self.offsets = ConsumerOffsets(runtime.disk, f"{config.data_dir}/consumerOffset.json")
         self.groups = SubscriptionGroups(runtime.disk, f"{config.data_dir}/subscriptionGroup.json")
         self.clients = ClientManager(may_notify=self.groups.may_notify)
@@ -331,6 +337,11 @@ class BrokerController:
         for code, variable in VARIABLE_FIELDS.items():
             server.register(code, self._sends.process)
             server.register_template(code, variable, self._sends.process_together)
+        replies = ReplyMessageProcessor(
+            sends=self._sends, clients=self.clients, clock=self._runtime.clock, address=lambda: self.address
+        )
+        for code in REPLY_CODES:
+            server.register(code, replies.process)
         server.register(RequestCode.CONSUMER_SEND_MSG_BACK, send_back.process)
         server.register(RequestCode.END_TRANSACTION, end_transaction.process)
         for code in PULL_CODES:
@@ -369,6 +380,7 @@ class BrokerController:
             transactions=None if self.config.transactions.reject else self.transactions,
             auto_create_topics=self.config.auto_create_topics,
             on_topics_changed=self._registrar.announce,
+            cluster_name=self.config.cluster_name,
             region_id=self.config.region_id,
             trace_on=self.config.trace_on,
             accept_from_ms=self.config.start_accept_send_timestamp_ms,

@@ -5,7 +5,7 @@ Names are RocketMQ's (R: TopicValidator, MixAll); tools know them.
 
 from __future__ import annotations
 
-from node.config import PERM_READ, PERM_WRITE, TopicConfig
+from node.config import PERM_READ, PERM_WRITE, TopicConfig, check_topic_name
 
 __all__ = [
     "AUTO_CREATE_QUEUES",
@@ -15,11 +15,13 @@ __all__ = [
     "HALF_TOPIC",
     "OP_TOPIC",
     "PERM_INHERIT",
+    "REPLY_SUFFIX",
     "RETRY_PREFIX",
     "SCHEDULE_TOPIC",
     "UNRESOLVED_TOPIC",
     "dlq_topic",
     "is_internal",
+    "named_topics",
     "retry_topic",
     "system_topics",
 ]
@@ -34,6 +36,10 @@ OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 """One message for each transaction that ended without a message of its own."""
 UNRESOLVED_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 """Half messages whose producers never said how their transaction ended."""
+REPLY_SUFFIX = "_REPLY_TOPIC"
+"""Behind the name of a cluster: the topic of the replies to requests."""
+CLUSTER_TOPIC_QUEUES = 16
+"""R: the queues of a topic that says nothing else."""
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 
@@ -65,6 +71,29 @@ def dlq_topic(group: str) -> str:
 def is_internal(topic: str) -> bool:
     """Whether clients may not send to `topic`, because the broker gives its messages a meaning."""
     return topic in _INTERNAL
+
+
+def named_topics(cluster_name: str, broker_name: str) -> tuple[TopicConfig, ...]:
+    """The topics of every broker that are called after its cluster and itself (R: TopicConfigManager): tools and
+    proxies ask for their routes to find all brokers of a cluster, or this one. A name that no topic can have has none.
+    """
+    perm = PERM_READ | PERM_WRITE | PERM_INHERIT
+    wanted = {
+        cluster_name + REPLY_SUFFIX: (1, PERM_READ | PERM_WRITE),
+        broker_name: (1, perm),
+        cluster_name: (CLUSTER_TOPIC_QUEUES, perm),
+    }
+    return tuple(
+        TopicConfig(name=name, queues=queues, perm=perm) for name, (queues, perm) in wanted.items() if _can_be(name)
+    )
+
+
+def _can_be(name: str) -> bool:
+    try:
+        check_topic_name(name)
+    except ValueError:
+        return False
+    return True
 
 
 def system_topics() -> tuple[TopicConfig, ...]:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from node.broker.internal_topics import AUTO_CREATE_TOPIC, HALF_TOPIC, RETRY_PREFIX, is_internal
 from node.broker.ledger import DLedgerCode, DLedgerError
-from node.broker.message_store import MessageStore, NotTogether, NotWritable
+from node.broker.message_store import MessageStore, NotTogether, NotWritable, PendingPut
 from node.broker.requeue import delay_level, delay_text
 from node.broker.send_back import RetryTopics
 from node.broker.send_hooks import Answer, SendHooks, SendRefused
@@ -33,6 +33,7 @@ from node.remoting import (
     Command,
     Connection,
     DeferredReply,
+    FieldValue,
     HeaderTemplate,
     RequestCode,
     RequestError,
@@ -42,10 +43,12 @@ from node.remoting import (
 )
 from node.runtime import Runtime
 from node.store.properties import (
+    CLUSTER,
     DELAY_LEVEL,
     KEYS,
     REAL_QUEUE_ID,
     REAL_TOPIC,
+    REPLY_TO_CLIENT,
     TIMER_DELIVERED,
     TIMER_PROPERTIES,
     TRANSACTION_PREPARED,
@@ -82,8 +85,10 @@ _KEYS = f"{KEYS}\x01".encode()
 _NAMES_THAT_NEED_CHECKS = f"{TRANSACTION_PREPARED}|{DELAY_LEVEL}|TIMER_"
 _needs_checks = re.compile(_NAMES_THAT_NEED_CHECKS.encode()).search
 """Whether a property text may hold one of these names, or a value that looks like it."""
-_request_needs_checks = re.compile(f"{_NAMES_THAT_NEED_CHECKS}|{WAIT_STORE}\x01(?!true\x02)".encode()).search
-"""The same for the text of a request: its sender may not wait until the message is stored."""
+_request_needs_checks = re.compile(
+    f"{_NAMES_THAT_NEED_CHECKS}|{REPLY_TO_CLIENT}|{WAIT_STORE}\x01(?!true\x02)".encode()
+).search
+"""The same for the text of a request: its sender may wait for a reply, or not until the message is stored."""
 
 
 class _Route(NamedTuple):
@@ -130,12 +135,14 @@ class SendProcessor:
         honours_wait: bool = False,
         auto_create_topics: bool = True,
         on_topics_changed: Callable[[], None] = lambda: None,
+        cluster_name: str = "",
         region_id: str = "DefaultRegion",
         trace_on: bool = True,
         accept_from_ms: int = 0,
     ) -> None:
         common = {"MSG_REGION": region_id, "TRACE_ON": "true" if trace_on else "false"}
         self._common_reply_fields: Mapping[str, str] = common
+        self._cluster_name = cluster_name
         self._accept_from_ms = accept_from_ms
         self._may_write = True
         self._clock = runtime.clock
@@ -300,13 +307,33 @@ class SendProcessor:
     def _not_master(self) -> RequestError:
         return RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, self._not_leader_remark())
 
-    def _process(self, command: Command, connection: Connection) -> Answer:
+    def _check_takes(self) -> None:
         if not self._takes_now:
             raise RequestError(  # R: startAcceptSendRequestTimeStamp
                 ResponseCode.SYSTEM_ERROR, f"no messages are taken before {self._accept_from_ms} ms of the epoch"
             )
         if not self._store.is_master:
             raise self._not_master()
+
+    def put_reply(self, command: Command, born_host: str) -> tuple[int, PendingPut]:
+        """Put the reply to a request (codes 324, 325) into its topic: its queue, and what becomes of it. Raises
+        RequestError; nothing was stored then."""
+        self._check_takes()
+        try:
+            queue_id, batch = self._judged(SendHeader.of(command), command.body, born_host)
+            return queue_id, self._store.put_one(batch)
+        except RecordError as error:
+            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, error.reason) from error
+        except (NotWritable, DLedgerError) as error:
+            raise self._not_stored(error) from error
+
+    def reply_fields(self, queue_id: int, put: PendingPut) -> dict[str, FieldValue]:
+        """What the answer to its sender says."""
+        message = f"{self._replies.host_text}{put.physical_offset:016X}"
+        return {"msgId": message, "queueId": queue_id, "queueOffset": put.queue_offset, **self._common_reply_fields}
+
+    def _process(self, command: Command, connection: Connection) -> Answer:
+        self._check_takes()
         header = SendHeader.of(command)
         if header.reconsume_times > 0 and header.topic.startswith(RETRY_PREFIX):
             return self._send_retry(command, header, connection)
@@ -357,15 +384,8 @@ class SendProcessor:
         return self._send(command, header, connection)
 
     def _send(self, command: Command, header: SendHeader, connection: Connection) -> DeferredReply:
-        topic = self._check_topic(header)
-        if len(command.body) > self._max_message_size_bytes:
-            size = len(command.body)
-            raise RequestError(
-                ResponseCode.MESSAGE_ILLEGAL, f"body of {size} bytes, allowed are {self._max_message_size_bytes}"
-            )
-        queue_id = header.queue_id if header.queue_id >= 0 else self._random.randrange(topic.queues)
         try:
-            batch = self._checked_batch(header, queue_id, command.body, connection.remote_address)
+            queue_id, batch = self._judged(header, command.body, connection.remote_address)
             reply = self._put((command,), (batch,), (queue_id,))
         except RecordError as error:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, error.reason) from error
@@ -374,6 +394,16 @@ class SendProcessor:
         if self._honours_wait and (property_value(header.properties_text, WAIT_STORE) or "").lower() == "false":
             reply.stored(None)
         return reply
+
+    def _judged(self, header: SendHeader, body: bytes, born_host: str) -> tuple[int, RecordBatch]:
+        """Queue and records of a request. Raises RequestError, RecordError."""
+        topic = self._check_topic(header)
+        if len(body) > self._max_message_size_bytes:
+            raise RequestError(
+                ResponseCode.MESSAGE_ILLEGAL, f"body of {len(body)} bytes, allowed are {self._max_message_size_bytes}"
+            )
+        queue_id = header.queue_id if header.queue_id >= 0 else self._random.randrange(topic.queues)
+        return queue_id, self._checked_batch(header, queue_id, body, born_host)
 
     def _check_topic(self, header: SendHeader) -> TopicConfig:
         name = header.topic
@@ -411,6 +441,9 @@ class SendProcessor:
         text, topic, sys_flag = header.properties_text, header.topic, header.sys_flag
         _check_size(text)
         level = _delay_level(text)
+        if property_value(text, REPLY_TO_CLIENT) is not None:
+            # whoever handles it makes the reply's topic of this (R: MessageUtil; there every message has it)
+            text = join_properties(decode_properties(text) | {CLUSTER: self._cluster_name})
         if _asks_for_transaction(header, text):
             # its sender will say later whether it counts: it waits where no consumer looks
             self._check_half(header)

@@ -30,12 +30,13 @@ _V2_NAMES = {
     "batch": "m",
 }
 _V1_NAMES = {name: name for name in _V2_NAMES}
+_LONG_NAMES_CODES = (RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE)
 
 
 def names_of(command: Command) -> Mapping[str, str]:
     """Under which name a request carries each field: either naming may come with either code."""
     fields = command.ext_fields
-    if "b" in fields or ("topic" not in fields and command.code != RequestCode.SEND_MESSAGE):
+    if "b" in fields or ("topic" not in fields and command.code not in _LONG_NAMES_CODES):
         return _V2_NAMES
     return _V1_NAMES
 

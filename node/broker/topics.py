@@ -24,12 +24,16 @@ class TopicTableFull(Exception):
 
 
 class TopicTable:
-    """Topics by name. `data_version` counts changes, as the name server is told."""
+    """Topics by name. `named` are those called after the broker and its cluster. `data_version` counts changes, as the
+    name server is told."""
 
-    def __init__(self, disk: Disk, path: str, configured: Iterable[TopicConfig]) -> None:
+    def __init__(
+        self, disk: Disk, path: str, configured: Iterable[TopicConfig], *, named: Iterable[TopicConfig] = ()
+    ) -> None:
         self._disk = disk
         self._path = path
-        self._configured = {topic.name: topic for topic in (*system_topics(), *configured)}
+        self._own = {topic.name: topic for topic in (*named, *system_topics())}
+        self._configured = self._own | {topic.name: topic for topic in configured}
         self._topics: dict[str, TopicConfig] = {}
         self._changing = asyncio.Lock()
         self.data_version = 0
@@ -82,7 +86,7 @@ class TopicTable:
     async def put(self, topic: TopicConfig) -> None:
         """Create or change a topic; durable on return. Raises OSError (nothing changed), TopicTableFull."""
         async with self._changing:
-            if topic.name not in self._topics and len(self._topics) >= MAX_TOPICS + len(system_topics()):
+            if topic.name not in self._topics and len(self._topics) >= MAX_TOPICS + len(self._own):
                 raise TopicTableFull(f"{len(self._topics)} topics exist, no more are possible")
             topics = self._topics | {topic.name: topic}
             await self._write(topics, self.data_version + 1)
@@ -126,6 +130,11 @@ class TopicTable:
     def document(self) -> dict[str, Any]:
         """The table as it is written and sent (code 21)."""
         return _document(self._topics, self.data_version)
+
+    @property
+    def own_names(self) -> list[str]:
+        """The topics that the broker has for itself."""
+        return sorted(self._own)
 
     def announced(self, *, auto_create: bool = True, permission: int = DEFAULT_PERM) -> dict[str, Any]:
         """The topics that name servers are told of: those that clients may use; the example for new topics only where

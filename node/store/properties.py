@@ -10,14 +10,17 @@ from collections.abc import Mapping
 
 __all__ = [
     "CHECK_IMMUNITY_S",
+    "CLUSTER",
     "DELAY_LEVEL",
     "KEYS",
     "NAME_VALUE_SEPARATOR",
     "ORIGIN_MESSAGE_ID",
     "PRODUCER_GROUP",
     "PROPERTY_SEPARATOR",
+    "PUSH_REPLY_TIME",
     "REAL_QUEUE_ID",
     "REAL_TOPIC",
+    "REPLY_TO_CLIENT",
     "RETRY_TOPIC",
     "TAGS",
     "TIMER_DELIVERED",
@@ -50,6 +53,12 @@ RETRY_TOPIC = "RETRY_TOPIC"
 ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
 TRANSACTION_PREPARED = "TRAN_MSG"
 PRODUCER_GROUP = "PGROUP"
+CLUSTER = "CLUSTER"
+"""The cluster of a message that wants a reply: where the reply is to go."""
+REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
+"""The id of the client that sent a request, and waits for the reply."""
+PUSH_REPLY_TIME = "PUSH_REPLY_TIME"
+"""When the broker passed a reply on, in ms of the epoch."""
 CHECK_IMMUNITY_S = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 
 

@@ -52,12 +52,14 @@ class World:
         self.told.append(command)
         if command.code == 221:
             return command.reply(0, body=b'{"messageQueueTable":{' + json.dumps(QUEUE).encode() + b":1}}")
+        if command.code == 326:
+            return command.reply(0)
         if command.code in (307, 309):
             return command.reply(0, body=b'{"said":"by the consumer"}')
         return None
 
     async def prepare(self, *, transactional: bool = False, online: bool = False) -> None:
-        for code in (39, 40, 220, 221, 307, 309):
+        for code in (39, 40, 220, 221, 307, 309, 326):
             self.case.client.register(code, self._hear)
         properties = PROPERTIES + ("TRAN_MSG\x01true\x02" if transactional else "")
         sent = await self.ask(310, {"a": "p", "b": "t", "e": 1, "i": properties}, b"body")
@@ -321,6 +323,25 @@ async def handed_over(world: World, reply: Command) -> None:
     await passed_on(world, reply)
     (message,) = decode_records((await world.said(309)).body)
     assert message.body == b"body"
+
+
+async def reply_passed_on(world: World, reply: Command) -> None:
+    pushed = await world.said(326)
+    assert pushed.body == b"the answer"
+    told = dict(pushed.ext_fields)
+    properties = dict(pair.split("\x01") for pair in told.pop("properties").split("\x02") if pair)
+    assert int(properties.pop("PUSH_REPLY_TIME")) == int(told.pop("storeTimestamp")) > 0
+    assert properties == {"REPLY_TO_CLIENT": "c@1", "CORRELATION_ID": "7", "MSG_TYPE": "reply"}
+    host, _, port = told.pop("bornHost").rpartition(":")
+    assert host == "127.0.0.1" and port.isdigit()
+    assert told.pop("storeHost") == world.case.broker.address
+    assert told == {
+        "producerGroup": "p", "topic": "splitbrain_REPLY_TOPIC", "defaultTopic": "TBW102", "defaultTopicQueueNums": "4",
+        "queueId": "0", "sysFlag": "0", "bornTimestamp": "5", "flag": "7", "reconsumeTimes": "0", "unitMode": "false",
+    }  # fmt: skip
+    bodies = await world.bodies("splitbrain_REPLY_TOPIC", 0)
+    assert bodies[-1] == b"the answer"
+    assert int(reply.ext_fields["queueOffset"]) == len(bodies) - 1 and len(reply.ext_fields["msgId"]) == 32
 
 
 async def offsets_copied(world: World, reply: Command) -> None:

@@ -81,6 +81,11 @@ SEND = (
     " reconsumeTimes# unitMode batch maxReconsumeTimes"
 )
 SENT = "msgId queueId queueOffset transactionId MSG_REGION TRACE_ON"
+REPLIED = "msgId queueId# queueOffset# MSG_REGION TRACE_ON"
+REPLY = {
+    "topic": "splitbrain_REPLY_TOPIC", "queueId": 0,
+    "properties": "REPLY_TO_CLIENT\x01c@1\x02CORRELATION_ID\x017\x02MSG_TYPE\x01reply\x02",
+}  # fmt: skip
 SEND_LIMITS: dict[str, tuple[Any, int]] = {
     "topic": ("t" * 128, 13), "properties": ("k\x01" + "v" * 32768, 13), "queueId": (2, 1), "flag": (1 << 40, 13),
 }  # fmt: skip
@@ -169,6 +174,10 @@ ROWS = (
         unknown={"clientId": ("nobody", 1)}),
     Row(code=309, fields="consumerGroup* clientId* msgId*", effect=do.handed_over, online=True,
         unknown={"clientId": ("nobody", 1), "msgId": ("AB", 1)}),
+    Row(code=324, fields=SEND, reply=REPLIED, effect=do.reply_passed_on, online=True, body=b"the answer", given=REPLY,
+        unknown={"topic": ("t" * 128, 13), "properties": ("KEYS\x01k\x02", 1), "queueId": (1, 1)}),
+    Row(code=325, fields=SEND, reply=REPLIED, effect=do.reply_passed_on, online=True, body=b"the answer", given=REPLY,
+        is_short=True, unknown={"properties": ("REPLY_TO_CLIENT\x01c@2\x02", 1)}),
     Row(code=314, fields="srcGroup* destGroup* topic offline", effect=do.offsets_copied, online=True),
     Row(code=317, fields="isOrder", effect=do.all_progress_told, online=True),
     Row(code=321, fields=PLACE + " index*# count*# consumerGroup", effect=do.units_told, online=True,

@@ -18,7 +18,10 @@ pytestmark = [
         shutil.which("javac") is None or shutil.which("mvn") is None, reason="needs a Java compiler and Maven"
     ),
 ]
-TOPICS = {"plain": 4, "ordered": 3, "transfers": 2, "prices": 4, "work": 4, "difficult": 1, "later": 1, "numbers": 2}
+TOPICS = {
+    "plain": 4, "ordered": 3, "transfers": 2, "prices": 4, "work": 4, "difficult": 1, "later": 1, "numbers": 2,
+    "requests": 2,
+}  # fmt: skip
 QUICK_CHECKS = "[transactions]\ntimeout_s = 1\ncheck_interval_s = 1\n"
 PEERS = Path(__file__).with_name("java")
 MOVED_IN_5 = ("org.apache.rocketmq.common.protocol.heartbeat.", "org.apache.rocketmq.remoting.protocol.heartbeat.")
@@ -55,6 +58,10 @@ EXPECTED_STEPS: dict[str, Any] = {
     "sql92": {
         "passed": ["number-3", "number-5", "number-7"], "wrong": "CODE: 23  DESC: the expression '=' is not expected",
     },
+    "request": {
+        "reply": "re: one", "reply to a callback": "re: two", "large reply": True,
+        "no reply": "RequestTimeoutException",
+    },
     "query": {
         "by offset id": "found", "by unique id": "found", "offset by time": 0, "max offset > 0": True, "min offset": 0,
         "oldest > 0": True,
@@ -90,9 +97,15 @@ def test_what_applications_do_with_it(
     async def scenario() -> None:
         async with serving(TOPICS, extra=QUICK_CHECKS) as served:
             lines = await run_peer(*java(source, class_path, served.name_server, serializer=serializer), cwd=tmp_path)
-        assert [line for line in lines if "error" in line] == []
-        steps = {line["step"]: line["result"] for line in lines}
-        assert_like(steps, EXPECTED_STEPS, "steps")
+        steps = {line["step"]: line["result"] for line in lines if "error" not in line}
+        errors = {line["step"]: line["error"] for line in lines if "error" in line}
+        expected = dict(EXPECTED_STEPS)
+        if version == "5.3.1":
+            # this client stops waiting for the reply as soon as its request is stored (apache/rocketmq#9319)
+            assert "RequestTimeoutException" in errors.pop("request")
+            del expected["request"]
+        assert errors == {}
+        assert_like(steps, expected, "steps")
         for level, delay_ms in ((1, 1000), (2, 5000)):
             assert steps["delay"][f"level-{level}"] >= delay_ms, "delivered early"
 

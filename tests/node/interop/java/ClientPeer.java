@@ -27,10 +27,12 @@ import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
+import org.apache.rocketmq.client.producer.RequestCallback;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.TransactionListener;
 import org.apache.rocketmq.client.producer.TransactionMQProducer;
+import org.apache.rocketmq.client.utils.MessageUtil;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
@@ -405,6 +407,57 @@ public class ClientPeer {
         return told;
     }
 
+    static Object requested(DefaultMQProducer producer) throws Exception {
+        DefaultMQProducer answering = producer("answering");
+        DefaultMQPushConsumer consumer = consumer("servants", "servants");
+        consumer.subscribe("requests", "*");
+        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+            for (MessageExt each : messages) {
+                if (!text(each).equals("silence")) {
+                    try {
+                        byte[] body = ("re: " + text(each)).getBytes(StandardCharsets.UTF_8);
+                        answering.send(MessageUtil.createReplyMessage(each, body));
+                    } catch (Exception error) {
+                        return ConsumeConcurrentlyStatus.RECONSUME_LATER;
+                    }
+                }
+            }
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
+        consumer.start();
+        Map<String, Object> told = new ConcurrentHashMap<>();
+        told.put("reply", text(producer.request(message("requests", "", "", "one"), PATIENCE_MS)));
+        CountDownLatch done = new CountDownLatch(1);
+        producer.request(message("requests", "", "", "two"), new RequestCallback() {
+            @Override
+            public void onSuccess(Message reply) {
+                told.put("reply to a callback", text(reply));
+                done.countDown();
+            }
+
+            @Override
+            public void onException(Throwable error) {
+                told.put("reply to a callback", error.toString());
+                done.countDown();
+            }
+        }, PATIENCE_MS);
+        done.await(DEADLINE_MS, TimeUnit.MILLISECONDS);
+        StringBuilder large = new StringBuilder("re: ");
+        for (int number = 0; number < 500; number++) {
+            large.append("large");
+        }
+        String reply = text(producer.request(message("requests", "", "", large.substring(4)), PATIENCE_MS));
+        told.put("large reply", reply.equals(large.toString()));
+        try {
+            told.put("no reply", text(producer.request(message("requests", "", "", "silence"), 500)));
+        } catch (Exception error) {
+            told.put("no reply", error.getClass().getSimpleName());
+        }
+        consumer.shutdown();
+        answering.shutdown();
+        return new TreeMap<>(told);
+    }
+
     public static void main(String[] arguments) throws Exception {
         nameServer = arguments[0];
         System.setProperty("rocketmq.client.logUseSlf4j", "true");
@@ -424,6 +477,7 @@ public class ClientPeer {
         step("retry", () -> retried(producer));
         step("delay", () -> delayed(producer));
         step("sql92", () -> filtered(producer));
+        step("request", () -> requested(producer));
         step("query", () -> queried(producer));
         producer.shutdown();
         System.exit(0);
