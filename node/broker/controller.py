@@ -45,7 +45,7 @@ from node.broker.query_context import QueryContext
 from node.broker.reads import ReadGate
 from node.broker.rebalance_locks import RebalanceLocks
 from node.broker.registration import Identity, NameServerRegistrar, registration_body
-from node.broker.reply_messages import REPLY_CODES, ReplyMessageProcessor
+from node.broker.reply_messages import ReplyMessageProcessor
 from node.broker.role import RoleChangeHandler
 from node.broker.send import VARIABLE_FIELDS, SendProcessor
 from node.broker.send_back import RetryTopics, SendBackProcessor
@@ -337,11 +337,6 @@ class BrokerController:
         for code, variable in VARIABLE_FIELDS.items():
             server.register(code, self._sends.process)
             server.register_template(code, variable, self._sends.process_together)
-        replies = ReplyMessageProcessor(
-            sends=self._sends, clients=self.clients, clock=self._runtime.clock, address=lambda: self.address
-        )
-        for code in REPLY_CODES:
-            server.register(code, replies.process)
         server.register(RequestCode.CONSUMER_SEND_MSG_BACK, send_back.process)
         server.register(RequestCode.END_TRANSACTION, end_transaction.process)
         for code in PULL_CODES:
@@ -361,7 +356,8 @@ class BrokerController:
         )
         self._group_makers = (retries, client_processor)
         groups = GroupTools(context, rates=self._pulls.rates, clock=self._runtime.clock, address=lambda: self.address)
-        for part in (client_processor, admin, groups, ClientTools(context)):
+        replies = ReplyMessageProcessor(self._sends, self.clients, self._runtime.clock, address=lambda: self.address)
+        for part in (client_processor, admin, groups, ClientTools(context), replies):
             for tool_code, processor in part.processors().items():
                 server.register(tool_code, processor)
         server.register_default(self._not_supported)

@@ -13,6 +13,7 @@ they know, so in a cluster of several masters a request's sender must know the o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from node.broker.append_errors import stored
 from node.broker.client_manager import ClientManager
@@ -22,9 +23,8 @@ from node.remoting import Command, Connection, FieldValue, RemotingError, Reques
 from node.runtime import Clock
 from node.store.properties import PUSH_REPLY_TIME, REPLY_TO_CLIENT, decode_properties, join_properties
 
-__all__ = ["REPLY_CODES", "ReplyMessageProcessor"]
+__all__ = ["ReplyMessageProcessor"]
 
-REPLY_CODES = (RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
 PUSH_TIMEOUT_MS = 10_000
 """How long a client may take to take a reply (R: Broker2Client.callClient). What waits for it is bounded by the
 requests that each connection may have under way."""
@@ -35,12 +35,16 @@ class ReplyMessageProcessor:
     """Answers codes 324 and 325. `address` is this broker's, as its messages have it."""
 
     def __init__(
-        self, *, sends: SendProcessor, clients: ClientManager, clock: Clock, address: Callable[[], str]
+        self, sends: SendProcessor, clients: ClientManager, clock: Clock, *, address: Callable[[], str]
     ) -> None:
         self._sends = sends
         self._clients = clients
         self._clock = clock
         self._address = address
+
+    def processors(self) -> dict[int, Callable[[Command, Connection], Any]]:
+        """What answers which request code."""
+        return {RequestCode.SEND_REPLY_MESSAGE: self.process, RequestCode.SEND_REPLY_MESSAGE_V2: self.process}
 
     async def process(self, command: Command, connection: Connection) -> Command:
         """Store the reply, pass it on, and answer when the client has it. Raises RequestError."""

@@ -115,7 +115,9 @@ def test_what_applications_do_with_it(
 QUEUES = [f"tooled/broker-a/{queue_id}" for queue_id in range(3)]
 ROW_OF_READ_QUEUE = {"brokerOffset": 5, "consumerOffset": 5, "lastTimestamp": ANY}
 NEW_TOPICS = ["made", "seed", "tooled"]
-EVERY_TOPIC = sorted(["TBW102", "TRANS_CHECK_MAX_TIME_TOPIC", *NEW_TOPICS])
+NAMED_TOPICS = ["broker-a", "splitbrain", "splitbrain_REPLY_TOPIC"]
+"""After the broker, its cluster, and for the replies there."""
+EVERY_TOPIC = sorted(["TBW102", "TRANS_CHECK_MAX_TIME_TOPIC", *NAMED_TOPICS, *NEW_TOPICS])
 NOT_OFFERED = {
     "cleanExpiredConsumerQueueByAddr": 306, "deleteExpiredCommitLogByAddr": 329,
     "cleanUnusedTopicByAddr": 316, "viewBrokerStatsData": 315, "examineBrokerClusterAclVersionInfo": 52,
