@@ -35,12 +35,13 @@ def worker_pool(processes: int) -> concurrent.futures.ProcessPoolExecutor:
     )
 
 
-def end_with_parent(parent_pid: int) -> None:
-    """Let this forked process be killed when the one that forked it dies, and leave Ctrl-C to that one."""
+def end_with_parent(parent_pid: int, number: int = signal.SIGKILL) -> None:
+    """Let this process get a signal, which by itself kills it, when the one that started it dies, and leave Ctrl-C to
+    that one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if not sys.platform.startswith("linux"):
         return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent_pid:  # it died before the kernel knew of our wish
         os._exit(1)
 

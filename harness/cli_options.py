@@ -10,6 +10,7 @@ from typing import Any
 
 from harness import registry
 from harness.cli_cluster import add_cluster_options
+from harness.cli_spark import add_spark_options
 from harness.errors import OperatorError
 
 __all__ = [
@@ -228,6 +229,12 @@ def add_exploration_commands(commands: Any) -> None:
     explore.add_argument("--guide", action="store_true", help="make runs of earlier ones that did something new")
     explore.add_argument("--stop-at-first", action="store_true", help="end with the first run that is not valid")
     explore.add_argument("--json", action="store_true", help="print the tally on standard output")
+    spark = explore.add_argument_group("on a Spark cluster (docs/spark.md)")
+    add_spark_options(spark, without_master="none: processes of this machine")
+    spark.add_argument(
+        "--executor-python", metavar="PATH",
+        help="what simulates there, 3.11 or newer (default: pypy3 where an executor has it, else Spark's own Python)",
+    )  # fmt: skip
 
     audit = commands.add_parser("audit", help="run each simulated seed twice and show where the two part, if they do")
     add_test_options(audit)

@@ -1,4 +1,4 @@
-"""The options of `harness report` and `harness compare`, which share most of them.
+"""The options of `harness report` and `harness compare`, which share most of them, and of Spark for other commands.
 
 Apart from the commands themselves, because the command line is built for every command and must stay light.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-__all__ = ["add_spark_commands"]
+__all__ = ["add_spark_commands", "add_spark_options"]
 
 
 def add_spark_commands(commands: Any) -> None:
@@ -50,13 +50,19 @@ def add_spark_commands(commands: Any) -> None:
     _add_common(compare)
 
 
-def _add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--master", metavar="URL", help="Spark's master (default: this machine, all cores)")
+def add_spark_options(parser: Any, *, without_master: str) -> None:
+    """Which Spark, and how it is started."""
+    parser.add_argument("--master", metavar="URL", help=f"Spark's master (default: {without_master})")
     parser.add_argument("--memory", default="2g", metavar="SIZE", help="of Spark's driver, as 2g (default)")
     parser.add_argument(
         "--conf", action="append", default=[], metavar="KEY=VALUE",
         help="a setting of Spark, or of a file system as spark.hadoop.fs.s3a.endpoint=...; repeatable",
     )  # fmt: skip
+    parser.add_argument("--verbose", action="store_true", help="show Spark's own logs")
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    add_spark_options(parser, without_master="this machine, all cores")
     parser.add_argument("--since", metavar="T", help="only runs started since a time (2026-01-31T12:00) or age (7d)")
     parser.add_argument(
         "--where", metavar="SQL", help="only runs that meet this, as \"nemesis = 'partition' and seed < 100\""
@@ -69,4 +75,3 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         "--unavailable-after", type=int, default=1000, metavar="MS",
         help="without a success for this long while clients try, a system is unavailable (default: 1000)",
     )  # fmt: skip
-    parser.add_argument("--verbose", action="store_true", help="show Spark's own logs")

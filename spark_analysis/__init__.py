@@ -8,4 +8,5 @@ rates.py availability.py latency.py checking.py comparison.py      the five tabl
 statistics.py   intervals, quantiles, tests
 compaction.py   many small files as few large ones
 session.py      Spark itself; java.py: the Java under it
+programs.py     another program on the executors, asked line by line
 """

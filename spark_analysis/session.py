@@ -1,15 +1,25 @@
 """A Spark session for an analysis: embedded by default, a cluster when a master is named.
 
-The session carries its own copy of `checker` and `spark_analysis` to the executors as one zip, so a cluster
-needs PySpark's own requirements (Python, pandas, pyarrow) and nothing of ours installed. Spark's own output goes
-to a file in its scratch directory unless it is asked for; what goes wrong comes back as one line.
+The session carries its own copy of `checker` and `spark_analysis` to the executors as one zip, and of what else it is
+told to, so a cluster needs PySpark's own requirements (Python, pandas, pyarrow) and nothing of ours installed. Spark's
+own output goes to a file in its scratch directory unless it is asked for; what goes wrong comes back as one line.
 """
 
 from __future__ import annotations
 
-__all__ = ["DEFAULT_MEMORY", "PARTITION_BYTES", "Session", "heap_bytes", "one_line", "open_session", "ship"]
+__all__ = [
+    "ARCHIVE",
+    "DEFAULT_MEMORY",
+    "PARTITION_BYTES",
+    "Session",
+    "heap_bytes",
+    "one_line",
+    "open_session",
+    "ship",
+]
 
 import contextlib
+import importlib.metadata
 import importlib.util
 import logging
 import os
@@ -18,7 +28,7 @@ import shutil
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +43,9 @@ DEFAULT_MEMORY = "2g"
 """Of the embedded Spark's Java process: tables of 20 million operations fit with room."""
 
 SHIPPED = ("checker", "spark_analysis")
+
+ARCHIVE = "splitbrain.zip"
+"""What the shipped packages are in, on the executors as well."""
 
 PARTITION_BYTES = 16 * 1024 * 1024
 """History files packed into one task: what a Python worker holds at once, and small enough to spread."""
@@ -79,12 +92,14 @@ def open_session(
     verbose: bool = False,
     settings: Mapping[str, str] | None = None,
     name: str = "splitbrain",
+    packages: Sequence[str] = (),
+    distribution: str | None = None,
 ) -> Iterator[Session]:
     """A session for the time of a `with`.
 
     `master` is Spark's (default: what spark-submit set, otherwise all cores of this machine); `memory` that of
-    the driver's Java; `settings` go to Spark as they are. Raises AnalysisError when PySpark or Java is missing or
-    Spark does not start.
+    the driver's Java; `settings` go to Spark as they are; `packages` and `distribution` as for `ship`. Raises
+    AnalysisError when PySpark or Java is missing or Spark does not start.
     """
     if importlib.util.find_spec("pyspark") is None:
         raise AnalysisError(f"this command needs PySpark: {HOW_TO_GET_SPARK}")
@@ -98,7 +113,7 @@ def open_session(
             spark = _start(master, memory, verbose, dict(settings or {}), name, scratch)
             try:
                 spark.sparkContext.setLogLevel("INFO" if verbose else "OFF")
-                ship(spark, scratch)
+                ship(spark, scratch, packages, distribution)
                 if not verbose:
                     _silence_accumulators(spark)
                 yield Session(spark, source)
@@ -274,16 +289,28 @@ def _end_gateway() -> None:
     SparkContext._jvm = None
 
 
-def ship(spark: SparkSession, directory: str) -> str:
-    """Zip `checker` and `spark_analysis` into `directory` and give it to the executors. Returns the zip's path."""
-    path = os.path.join(directory, "splitbrain.zip")
+def ship(
+    spark: SparkSession, directory: str, packages: Sequence[str] = (), distribution: str | None = None
+) -> str:
+    """Zip `checker` and `spark_analysis` into `directory` and give it to the executors. Returns the zip's path.
+
+    `packages` are others that go with them, of Python files only; `distribution` is one whose entry points are to be
+    found there.
+    """
+    path = os.path.join(directory, ARCHIVE)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for package in SHIPPED:
+        for package in (*SHIPPED, *packages):
             spec = importlib.util.find_spec(package)
             assert spec is not None and spec.submodule_search_locations is not None
             root = Path(next(iter(spec.submodule_search_locations)))
             for file in sorted(root.rglob("*.py")):
                 archive.write(file, str(Path(package) / file.relative_to(root)))
+        if distribution is not None:
+            found = importlib.metadata.distribution(distribution)
+            place = f"{distribution}-{found.version}.dist-info"
+            about = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {found.version}\n"
+            archive.writestr(f"{place}/METADATA", about)
+            archive.writestr(f"{place}/entry_points.txt", found.read_text("entry_points.txt") or "")
     spark.sparkContext.addPyFile(path)
     return path
 

@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from harness import registry
@@ -38,14 +39,11 @@ def explore_command(arguments: argparse.Namespace) -> int:
     store = Store(arguments.store)
     console = OutputConsole(stderr=True)
     first = 0 if arguments.seed is None else arguments.seed
-    count = arguments.seeds if arguments.seeds is not None else None
-    seeds = itertools.count(first) if count is None else iter(range(first, first + count))
-    jobs = arguments.jobs or os.cpu_count() or 1
-    guide = _guide(test, jobs) if arguments.guide else None
+    guide = _guide(test, arguments) if arguments.guide else None
+    where = f"on {arguments.master}" if arguments.master else f"{_jobs(arguments)} at a time"
     console.print(
         f"exploring{', guided,' if guide is not None else ''} from seed {first}: {test.nodes} nodes, "
-        f"workload {test.workload}, {test.time_limit_s:g} s each, "
-        f"{jobs} at a time",
+        f"workload {test.workload}, {test.time_limit_s:g} s each, {where}",
         highlight=False,
     )
     for line in _left_out(test):
@@ -62,15 +60,7 @@ def explore_command(arguments: argparse.Namespace) -> int:
             last_said_s = now_s
             console.print(_line(tally, now_s - began_s), highlight=False)
 
-    tally = explore(
-        test,
-        seeds=seeds,
-        jobs=jobs,
-        budget_s=arguments.budget,
-        stop_at_first=arguments.stop_at_first,
-        on_result=on_result,
-        guidance=guide,
-    )
+    tally = _explore(test, arguments, first, on_result, console, guide)
     show = console if arguments.json else OutputConsole()
     show.print(_line(tally, time.monotonic() - began_s), highlight=False)
     for what, count in sorted(tally.by_reason.items(), key=lambda each: -each[1]):
@@ -84,6 +74,40 @@ def explore_command(arguments: argparse.Namespace) -> int:
     return 1 if tally.invalid else 2 if tally.unknown else 0
 
 
+def _jobs(arguments: argparse.Namespace) -> int:
+    return arguments.jobs or os.cpu_count() or 1
+
+
+def _explore(
+    test: Test,
+    arguments: argparse.Namespace,
+    first: int,
+    on_result: Callable[[Tally, Rehearsal], None],
+    console: OutputConsole,
+    guide: Guide | None,
+) -> Tally:
+    """The seeds, in processes of this machine or on a cluster."""
+    if arguments.master is not None:
+        from harness.commands.explore_cluster import explore_on_cluster
+
+        return explore_on_cluster(
+            test, arguments, first=first, on_result=on_result,
+            say=lambda line: console.print(line, highlight=False, markup=False),
+        )  # fmt: skip
+    if arguments.executor_python is not None:
+        raise OperatorError("--executor-python is for a cluster: give --master URL too")
+    count = arguments.seeds
+    return explore(
+        test,
+        seeds=itertools.count(first) if count is None else iter(range(first, first + count)),
+        jobs=_jobs(arguments),
+        budget_s=arguments.budget,
+        stop_at_first=arguments.stop_at_first,
+        on_result=on_result,
+        guidance=guide,
+    )
+
+
 def _left_out(test: Test) -> list[str]:
     """What "every nemesis", which is what no word of nemeses means here, is without."""
     if any(choice.name != ALL for choice in test.nemesis):
@@ -93,12 +117,17 @@ def _left_out(test: Test) -> list[str]:
     return left_out(every, registry.load_all("nemeses"), cluster_class, system_class)
 
 
-def _guide(test: Test, jobs: int) -> Guide:
+def _guide(test: Test, arguments: argparse.Namespace) -> Guide:
+    if arguments.master is not None:
+        raise OperatorError(
+            "--guide learns from every run before it, and a cluster's runs are begun before those are known: leave out "
+            "--guide or --master"
+        )
     if not elects_leaders(test):
         raise OperatorError(
             "--guide goes by elections and what follows them, which classic replication does not have: leave it out"
         )
-    return Guide(test, choices=usable_choices(test), lag=jobs)
+    return Guide(test, choices=usable_choices(test), lag=_jobs(arguments))
 
 
 def _line(tally: Tally, elapsed_s: float) -> str:

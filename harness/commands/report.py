@@ -1,7 +1,7 @@
 """`harness report`: anomaly rates, availability and latency over every run of a store, computed by Spark.
 
 Leaves the tables as Parquet (CSV with --csv), one HTML file and a summary on the console. PySpark is imported
-here and in `compare` only, inside functions, so that no other command needs it or a Java.
+here, in `compare` and in `explore_cluster` only, inside functions, so that no other command needs it or a Java.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -146,8 +146,11 @@ def absolute(place: str) -> str:
     return place if "://" in place or place.startswith("file:") else os.path.abspath(place)
 
 
-def spark_session(arguments: argparse.Namespace) -> contextlib.AbstractContextManager[Session]:
-    """The session that the command line asks for. Raises OperatorError for settings that are none."""
+def spark_session(
+    arguments: argparse.Namespace, *, packages: Sequence[str] = (), distribution: str | None = None
+) -> contextlib.AbstractContextManager[Session]:
+    """The session that the command line asks for; what else goes to the executors is as in
+    `spark_analysis.session.ship`. Raises OperatorError for settings that are none."""
     from spark_analysis.session import open_session
 
     settings: dict[str, str] = {}
@@ -157,8 +160,9 @@ def spark_session(arguments: argparse.Namespace) -> contextlib.AbstractContextMa
             raise OperatorError(f"--conf takes KEY=VALUE with a key that begins with spark., not {text!r}")
         settings[key] = value
     return open_session(
-        master=arguments.master, memory=arguments.memory, verbose=arguments.verbose, settings=settings
-    )
+        master=arguments.master, memory=arguments.memory, verbose=arguments.verbose, settings=settings,
+        packages=packages, distribution=distribution,
+    )  # fmt: skip
 
 
 class _SparkProgress:

@@ -62,7 +62,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, lis
         **os.environ,
         **java_environment(java, pyspark.__version__, str(scratch / "java")),
         "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(SPARK_HOME), "PYSPARK_PYTHON": sys.executable,
-        "SPARK_LOCAL_DIRS": str(scratch / "local"),
+        "SPARK_LOCAL_DIRS": str(scratch / "local"), "TMPDIR": str(scratch / "tmp"),
         # What Spark's start scripts find out, and workers do not when Java starts them.
         "SPARK_SCALA_VERSION": next(SPARK_HOME.glob("jars/spark-core_*.jar")).name.split("_")[1].split("-")[0],
     }  # fmt: skip
@@ -72,6 +72,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, lis
     url = f"spark://127.0.0.1:{port}"
     java_command = os.path.join(environment["JAVA_HOME"], "bin", "java")
     command = [java_command, "-cp", f"{SPARK_HOME}/jars/*", "-Xmx256m", *SHORT_LIVED_JAVA.split()]
+    (scratch / "tmp").mkdir()
     log = open(scratch / "cluster.log", "w+", encoding="utf-8")  # noqa: SIM115 (closed below)
     processes: list[subprocess.Popen[bytes]] = []
 
@@ -199,3 +200,77 @@ def test_an_executor_killed_in_the_middle_changes_nothing(
         process.wait()
     assert len(set(killed)) == 2
     assert comparable(json.loads((tmp_path / "tables.json").read_text())) == embedded
+
+
+SEARCHED = (
+    "--nodes", "3", "--workload", "log", "--nemesis", "partition,kill,power", "--time-limit", "6", "--rate", "40",
+    "--set", "mutant=vote-for-shorter-log", "--jobs", "2", "--json",
+)  # fmt: skip
+
+
+def simulating(environment: dict[str, str]) -> list[int]:
+    """Process ids of what simulates for executors of this cluster, wherever it has got to."""
+    found = []
+    mark = f"TMPDIR={environment['TMPDIR']}".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            if b"harness.exploration.remote_seeds" in words and mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found
+
+
+def exploring(words: tuple[str, ...], environment: dict[str, str], store: Path) -> subprocess.Popen[str]:
+    settings = ("spark.driver.host=127.0.0.1", "spark.executor.memory=512m",
+                f"spark.executor.extraJavaOptions={SHORT_LIVED_JAVA}")  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, "-m", "harness", "explore", *SEARCHED, "--store", str(store), *words,
+         *(word for setting in settings for word in ("--conf", setting))],
+        cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def test_seeds_on_a_cluster_give_what_they_give_here_also_when_an_executor_dies(
+    cluster: tuple[str, list[int], dict[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from harness.cli import main
+
+    url, workers, environment = cluster
+    seeds = ("--seed", "0", "--seeds", "6")
+    process = exploring((*seeds, "--master", url), environment, tmp_path / "far")
+    try:
+        # One that has begun to load its modules has answered nothing yet.
+        wait_for("simulation", lambda: simulating(environment))
+        os.kill(wait_for("executor", lambda: executors(workers))[0], signal.SIGKILL)
+        out, said = process.communicate(timeout=600)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 1, said
+    assert main(["explore", *SEARCHED, *seeds, "--store", str(tmp_path / "here")]) == 1
+    far, here = json.loads(out), json.loads(capsys.readouterr().out)
+    assert far["runs"] == 6 and 0 < far["invalid"] < 6
+    for found in (far, here):
+        found["failures"].sort(key=lambda failure: failure["seed"])
+        assert all((Path(place) / "history.jsonl").exists() for place in found.pop("kept"))
+    assert far == here
+    wait_for("end of what simulated", lambda: not simulating(environment))
+    assert list(Path(environment["TMPDIR"]).glob("splitbrain-*")) == []
+
+
+def test_ctrl_c_leaves_nothing_on_the_executors(
+    cluster: tuple[str, list[int], dict[str, str]], tmp_path: Path
+) -> None:
+    url, workers, environment = cluster
+    process = exploring(("--seed", "0", "--budget", "10m", "--master", url), environment, tmp_path)
+    try:
+        wait_for("two simulations", lambda: len(simulating(environment)) == 2)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=120)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 255 and "harness: interrupted" in said and "Traceback" not in said
+    wait_for("end of executors", lambda: not executors(workers))
+    wait_for("end of what simulated", lambda: not simulating(environment))
+    assert list(Path(environment["TMPDIR"]).glob("splitbrain-*")) == []
