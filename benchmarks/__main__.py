@@ -19,6 +19,7 @@ ONLY_BY_NAME = frozenset(
             "checker_oracle",
             "crash_loop",
             "explain",
+            "explore_cluster",
             "fault_trials",
             "fuzz_broker",
             "fuzz_dledger",

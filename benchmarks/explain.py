@@ -1,6 +1,7 @@
 """How near `harness explain` comes to the step that each mutant breaks; makes docs/explain-mutants.md.
 
-    python -m benchmarks.explain [NAME ...] [--points 40] [--runs 30] [--jobs N]
+    python -m benchmarks.explain                     # the mutants that have a scenario and were not measured yet
+    python -m benchmarks.explain NAME ... [--points 40] [--runs 30] [--jobs N]
 
 The first seed of a mutant's scenario is run and explained, as `harness explain` does it. When the mistake was made is
 found out in another way, without any randomness: the run is continued as it was, with the mutant taken out at a moment.
@@ -34,7 +35,6 @@ from harness.exploration.rehearsal import parts_of
 from harness.nursery import restart_with_nursery
 from harness.store import Store
 from node.dledger.quorum import QuorumAckChecker
-from node.mutants.catalogue import MUTANTS
 
 __all__ = ["cure", "main", "measure", "mistake_between"]
 
@@ -143,7 +143,7 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     near = judged = 0
-    for name in MUTANTS:
+    for name in SCENARIOS:
         result = results.get(name)
         if result is None or "reason" in result:
             lines.append(f"| {name} | {'not measured' if result is None else result['reason']} | | | | | | | |")
@@ -166,17 +166,17 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
 def main() -> None:
     """Measure and write the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.explain", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="mutants; all without one")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="mutants (default: those not yet measured)")
     parser.add_argument("--points", type=int, default=40)
     parser.add_argument("--runs", type=int, default=30)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
-    unknown = [name for name in options.names if name not in MUTANTS]
+    unknown = [name for name in options.names if name not in SCENARIOS]
     if unknown:
-        parser.error(f"no mutant is called {', '.join(unknown)}; there are: {', '.join(MUTANTS)}")
+        parser.error(f"no scenario is written for {', '.join(unknown)}; there are: {', '.join(SCENARIOS)}")
     path = DOCS / "explain.json"
     results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    for name in options.names or MUTANTS:
+    for name in options.names or [name for name in SCENARIOS if name not in results]:
         results[name] = measure(name, points=options.points, runs=options.runs, jobs=options.jobs)
         print(f"{name:28} {json.dumps(results[name])}", flush=True)
         path.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -2,10 +2,12 @@
 
     python -m benchmarks.seeds                       # every campaign that is not complete yet
     python -m benchmarks.seeds ha dledger7 --jobs 2  # those with one of these in the name
+    python -m benchmarks.seeds every-fault --jobs 2 --budget 28800   # 100,000 seeds, for so many seconds
     python -m benchmarks.seeds --page                # only make the page from docs/seeds.json
 
 Each seed is a run of its own: a random mix of every fault that simulation has, twenty seconds of load, the clients'
 history judged, the replicas compared byte for byte, the invariants watched. Campaigns go on where an earlier one ended.
+Those that take days are run where they are named only, and on one commit: a checkout that is left alone meanwhile.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -25,7 +28,7 @@ from checker.workers import worker_pool
 from harness.exploration.rehearsal import SIMULATED, Rehearsal
 from harness.exploration.search import Tally, explore
 from harness.nursery import restart_with_nursery
-from harness.test import NemesisChoice, Test
+from harness.test import ALL, NemesisChoice, Test
 
 __all__ = ["CAMPAIGNS", "Campaign", "main", "render"]
 
@@ -50,19 +53,28 @@ class Campaign:
     settings: Mapping[str, str] = field(default_factory=dict)
     time_limit_s: float = 20.0
     rate: float = 100.0
+    concurrency: int = 10
+    operation_timeout_s: float = 3.0
+    is_long: bool = False
+    """Whether it takes days: run where it is named, and on one commit only."""
 
     def test(self) -> Test:
         """The test without its seed."""
         return Test(
             system="broker", cluster=SIMULATED, nodes=self.nodes, workload=self.workload,
             nemesis=tuple(NemesisChoice.parse(word) for word in self.nemesis), nemesis_interval_s=5.0,
-            time_limit_s=self.time_limit_s, concurrency=10, rate=self.rate, seed=0, settings=self.settings,
+            time_limit_s=self.time_limit_s, concurrency=self.concurrency, rate=self.rate, seed=0,
+            settings=self.settings, operation_timeout_s=self.operation_timeout_s,
         )  # fmt: skip
 
     @property
     def faults(self) -> str:
         """In words, for the page."""
-        every = {IN_DLEDGER: "of machines, disks, clocks and networks", IN_HA: "the same less bit-flip"}
+        every = {
+            IN_DLEDGER: "of machines, disks, clocks and networks",
+            IN_HA: "the same less bit-flip",
+            (ALL,): "every kind",
+        }
         return every.get(self.nemesis) or ", ".join(self.nemesis)
 
     @property
@@ -138,7 +150,27 @@ CAMPAIGNS: Mapping[str, Campaign] = {
     "async-ha-queue": Campaign(
         title="ASYNC_MASTER", seeds=50, nodes=3, workload="queue", settings=ASYNC, nemesis=IN_HA
     ),
-}
+    **{
+        f"every-fault-{workload}": Campaign(
+            title="DLedger", seeds=50_000, nodes=5, workload=workload, nemesis=(ALL,), time_limit_s=15.0,
+            concurrency=20, operation_timeout_s=1.0, is_long=True,
+        )
+        for workload in ("log", "register")
+    },  # what `harness explore --nemesis all` does
+}  # fmt: skip
+
+
+class OtherCommit(Exception):
+    """A campaign that is to be of one commit was begun on another one."""
+
+
+def _commit() -> str:
+    """The commit that is checked out; "unknown" outside a checkout."""
+    try:
+        words = ["git", "-C", str(PAGE.parent), "rev-parse", "HEAD"]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
 
 
 def lost_by(reason: str) -> int:
@@ -148,15 +180,21 @@ def lost_by(reason: str) -> int:
 
 def run(name: str, results: dict[str, Any], *, jobs: int, pool: Executor, path: Path, deadline_s: float) -> None:
     """Run what is left of a campaign until then; `results` is written after every CHUNK seeds. The processes stay the
-    same all the time, because some interpreters compile while they run."""
+    same all the time, because some interpreters compile while they run. Raises OtherCommit."""
     campaign = CAMPAIGNS[name]
     known = results.setdefault(
         name,
         {
+            **({"commit": _commit()} if campaign.is_long else {}),
             **dict.fromkeys(("seeds", "valid", "invalid", "unknown", "operations", "faults", "took_s"), 0),
             "failures": [],
         },
     )
+
+    if campaign.is_long and known["commit"] != _commit():
+        raise OtherCommit(
+            f"{name}: its first {known['seeds']} seeds are of commit {known['commit']}: go on there, or begin --again"
+        )
 
     def tell(tally: Tally, rehearsal: Rehearsal) -> None:
         known["took_s"] = round(known["took_s"] + rehearsal.took_s, 1)
@@ -215,6 +253,11 @@ def render(results: Mapping[str, Any]) -> str:
     ]
     if notes:
         lines += ["", "Runs that were not valid:", "", *notes]
+    lines += [
+        f"\n{name}: commit {results[name]['commit']}, {results[name]['took_s']:,.0f} core seconds."
+        for name, campaign in CAMPAIGNS.items()
+        if campaign.is_long and name in results
+    ]
     lines += ["", "The same campaigns by hand. When this was measured mixes had half as many faults, and fewer at the"]
     lines += ["leader: today the same seeds are other runs.", ""]
     lines += [f"    {CAMPAIGNS[name].command}" for name in CAMPAIGNS if name in results]
@@ -233,7 +276,9 @@ def main() -> None:
     arguments = parser.parse_args(sys.argv[1:])
     results: dict[str, Any] = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
     chosen = [
-        name for name in CAMPAIGNS if not arguments.campaigns or any(text in name for text in arguments.campaigns)
+        name
+        for name, campaign in CAMPAIGNS.items()
+        if (not arguments.campaigns and not campaign.is_long) or any(text in name for text in arguments.campaigns)
     ]
     if not chosen:
         parser.error(f"no campaign is called so; there are: {', '.join(CAMPAIGNS)}")
@@ -243,7 +288,10 @@ def main() -> None:
             if arguments.again:
                 results.pop(name, None)
             began_s = time.monotonic()
-            run(name, results, jobs=arguments.jobs, pool=pool, path=arguments.results, deadline_s=deadline_s)
+            try:
+                run(name, results, jobs=arguments.jobs, pool=pool, path=arguments.results, deadline_s=deadline_s)
+            except OtherCommit as error:
+                parser.error(str(error))
             print(f"{name}: {results[name]['seeds']} seeds in {time.monotonic() - began_s:.0f} s", flush=True)
     PAGE.write_text(render(results))
 

@@ -6,39 +6,34 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-pyspark = pytest.importorskip("pyspark", reason="the spark extra is not installed")
+pytest.importorskip("pyspark", reason="the spark extra is not installed")
+
+from benchmarks._standalone_spark import (
+    SHORT_LIVED_JAVA,
+    SPARK_HOME,
+    StandaloneCluster,
+    standalone_cluster,
+    wait_for,
+)
+
 pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
-SPARK_HOME = Path(pyspark.__file__).parent
-SHORT_LIVED_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # see spark_analysis.session
 FEW_PARTITIONS = "spark.sql.shuffle.partitions=2"  # for five small runs: every partition is a task
-READY_TIMEOUT_S = 240.0
 TABLES = ("rates", "anomalies", "outcomes", "availability", "latency", "checks", "problems")
 
 
-def wait_for(what: str, condition: Any) -> Any:
-    deadline = time.monotonic() + READY_TIMEOUT_S
-    while time.monotonic() < deadline:
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.1)
-    raise AssertionError(f"no {what} within {READY_TIMEOUT_S:g} s")
-
-
-def executors(of: list[int]) -> list[int]:
+def executors(of: Sequence[int]) -> list[int]:
     """Process ids of executors that are children of these workers."""
     found = []
     for entry in Path("/proc").iterdir():
@@ -52,58 +47,9 @@ def executors(of: list[int]) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[int], dict[str, str]]]:
-    """(master's URL, worker process ids, environment)."""
-    from spark_analysis.java import find_java, java_environment
-
-    scratch = tmp_path_factory.mktemp("cluster")
-    java = find_java(pyspark.__version__)
-    environment = {
-        **os.environ,
-        **java_environment(java, pyspark.__version__, str(scratch / "java")),
-        "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(SPARK_HOME), "PYSPARK_PYTHON": sys.executable,
-        "SPARK_LOCAL_DIRS": str(scratch / "local"), "TMPDIR": str(scratch / "tmp"),
-        # What Spark's start scripts find out, and workers do not when Java starts them.
-        "SPARK_SCALA_VERSION": next(SPARK_HOME.glob("jars/spark-core_*.jar")).name.split("_")[1].split("-")[0],
-    }  # fmt: skip
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    url = f"spark://127.0.0.1:{port}"
-    java_command = os.path.join(environment["JAVA_HOME"], "bin", "java")
-    command = [java_command, "-cp", f"{SPARK_HOME}/jars/*", "-Xmx256m", *SHORT_LIVED_JAVA.split()]
-    (scratch / "tmp").mkdir()
-    log = open(scratch / "cluster.log", "w+", encoding="utf-8")  # noqa: SIM115 (closed below)
-    processes: list[subprocess.Popen[bytes]] = []
-
-    def start(*words: str) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen([*command, *words], env=environment, stdout=log, stderr=log, cwd=scratch)
-        processes.append(process)
-        return process
-
-    def logged(text: str, times: int) -> bool:
-        return (scratch / "cluster.log").read_text(errors="replace").count(text) >= times
-
-    try:
-        start("org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0")
-        wait_for("master", lambda: logged("I have been elected leader", 1))
-        workers = [
-            start("org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "--cores", "1", "--memory", "1g",
-                  "--webui-port", "0", "--work-dir", str(scratch / f"work{number}"), url)
-            for number in (1, 2)
-        ]  # fmt: skip
-        wait_for("two workers", lambda: logged("Successfully registered with master", 2))
-        yield url, [worker.pid for worker in workers], environment
-    finally:
-        for process in reversed(processes):
-            process.terminate()
-        for process in processes:
-            try:
-                process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        log.close()
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
+    with standalone_cluster(tmp_path_factory.mktemp("cluster")) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -147,9 +93,9 @@ def comparable(tables: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_spark_submit_gives_the_same_tables(
-    cluster: tuple[str, list[int], dict[str, str]], small_store: Path, embedded: dict[str, Any]
+    cluster: StandaloneCluster, small_store: Path, embedded: dict[str, Any]
 ) -> None:
-    url, _, environment = cluster
+    url, environment = cluster.url, cluster.environment
     submit = [
         str(SPARK_HOME / "bin" / "spark-submit"), "--master", url, "--conf", "spark.driver.host=127.0.0.1",
         "--conf", "spark.executor.memory=512m", "--conf", f"spark.executor.extraJavaOptions={SHORT_LIVED_JAVA}",
@@ -162,9 +108,9 @@ def test_spark_submit_gives_the_same_tables(
 
 
 def test_an_executor_killed_in_the_middle_changes_nothing(
-    cluster: tuple[str, list[int], dict[str, str]], small_store: Path, embedded: dict[str, Any], tmp_path: Path
+    cluster: StandaloneCluster, small_store: Path, embedded: dict[str, Any], tmp_path: Path
 ) -> None:
-    url, workers, _ = cluster
+    url, workers = cluster.url, cluster.workers
     script = (
         "import json, os, signal, sys, time\n"
         "from spark_analysis.analysis import Options, analyse\n"
@@ -203,7 +149,7 @@ def test_an_executor_killed_in_the_middle_changes_nothing(
 
 
 SEARCHED = (
-    "--nodes", "3", "--workload", "log", "--nemesis", "partition,kill,power", "--time-limit", "6", "--rate", "40",
+    "--nodes", "3", "--workload", "log", "--nemesis", "partition,kill,power", "--time-limit", "5", "--rate", "20",
     "--set", "mutant=vote-for-shorter-log", "--jobs", "2", "--json",
 )  # fmt: skip
 
@@ -231,12 +177,12 @@ def exploring(words: tuple[str, ...], environment: dict[str, str], store: Path) 
 
 
 def test_seeds_on_a_cluster_give_what_they_give_here_also_when_an_executor_dies(
-    cluster: tuple[str, list[int], dict[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cluster: StandaloneCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from harness.cli import main
 
-    url, workers, environment = cluster
-    seeds = ("--seed", "0", "--seeds", "6")
+    url, workers, environment = cluster.url, cluster.workers, cluster.environment
+    seeds = ("--seed", "3", "--seeds", "4")
     process = exploring((*seeds, "--master", url), environment, tmp_path / "far")
     try:
         # One that has begun to load its modules has answered nothing yet.
@@ -249,7 +195,7 @@ def test_seeds_on_a_cluster_give_what_they_give_here_also_when_an_executor_dies(
     assert process.returncode == 1, said
     assert main(["explore", *SEARCHED, *seeds, "--store", str(tmp_path / "here")]) == 1
     far, here = json.loads(out), json.loads(capsys.readouterr().out)
-    assert far["runs"] == 6 and 0 < far["invalid"] < 6
+    assert far["runs"] == 4 and 0 < far["invalid"] < 4
     for found in (far, here):
         found["failures"].sort(key=lambda failure: failure["seed"])
         assert all((Path(place) / "history.jsonl").exists() for place in found.pop("kept"))
@@ -259,9 +205,9 @@ def test_seeds_on_a_cluster_give_what_they_give_here_also_when_an_executor_dies(
 
 
 def test_ctrl_c_leaves_nothing_on_the_executors(
-    cluster: tuple[str, list[int], dict[str, str]], tmp_path: Path
+    cluster: StandaloneCluster, tmp_path: Path
 ) -> None:
-    url, workers, environment = cluster
+    url, workers, environment = cluster.url, cluster.workers, cluster.environment
     process = exploring(("--seed", "0", "--budget", "10m", "--master", url), environment, tmp_path)
     try:
         wait_for("two simulations", lambda: len(simulating(environment)) == 2)

@@ -149,9 +149,13 @@ def test_a_guided_search_finds_and_what_it_finds_is_repeated(
     assert main([*words, *store]) == 1, lines[-1]
 
 
-def test_a_guide_is_refused_where_nobody_is_elected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_guide_is_refused_where_nobody_is_elected_and_on_a_cluster(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from harness.cli import main
 
     words = ["explore", "--guide", "--set", "replication=sync", "--store", str(tmp_path / "store")]
     assert main([*words, "--workload", "log", "--nemesis", "kill", "--seeds", "1"]) == 254
     assert "classic replication" in capsys.readouterr().err
+    assert main(["explore", "--guide", "--master", "spark://nowhere:1", "--store", str(tmp_path / "store")]) == 254
+    assert "leave out --guide or --master" in capsys.readouterr().err
