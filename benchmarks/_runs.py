@@ -28,20 +28,28 @@ def timed_faults(faults: Sequence[tuple[str, str]], *, begin_s: float, on_s: flo
 
 
 def perform_run(
-    directory: Path, *words: str, schedule: Sequence[Any] | None = None, settings: Mapping[str, str] | None = None
+    directory: Path,
+    *words: str,
+    schedule: Sequence[Any] | None = None,
+    settings: Mapping[str, str] | None = None,
+    prefix: Sequence[str] = (),
+    python: str = sys.executable,
+    environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """One `harness run` with its store in `directory`; returns its results.
+    """One `harness run` with its store in `directory`; returns its results. `prefix` is put before its command, as
+    somebody else or somewhere else; `environment` is added to ours.
 
     Raises RuntimeError with what it said when it has none.
     """
-    argv = [sys.executable, "-m", "harness", "run", "--json", "--store", str(directory / "store"), *words]
+    argv = [*prefix, python, "-m", "harness", "run", "--json", "--store", str(directory / "store"), *words]
     if schedule is not None:
         path = directory / "schedule.json"
         path.write_text(json.dumps(schedule))
         argv += ["--nemesis-schedule", str(path)]
     for name, value in (settings or {}).items():
         argv += ["--set", f"{name}={value}"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=RUN_TIMEOUT_S)
+    variables = {**os.environ, **(environment or {})}
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, env=variables)
     try:
         results: dict[str, Any] = json.loads(done.stdout)
     except ValueError:

@@ -2,7 +2,8 @@
 
     python -m benchmarks.real_systems              # what is missing of three runs of each
     python -m benchmarks.real_systems etcd kafka   # of these
-    python -m benchmarks.real_systems --page       # only make the page from docs/real-systems.json
+    python -m benchmarks.real_systems --clusters   # what is missing of a short run of each on every kind of host
+    python -m benchmarks.real_systems --page       # only make the page from docs/real-systems*.json
 
 Each run is a minute of load under partitions, kills and pauses, on netns, and must be valid. What the systems are made
 of is fetched from package registries, once, into a cache.
@@ -19,11 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._runs import kept_of, perform_run, verdict_of
+from benchmarks._system_clusters import CLUSTERS as KINDS
+from benchmarks._system_clusters import perform_cell, table
 
-__all__ = ["RESULTS", "SAFE", "main", "render", "words_of"]
+__all__ = ["ON_CLUSTERS", "RESULTS", "SAFE", "main", "name_of", "render", "words_of"]
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "real-systems.md"
 RESULTS = PAGE.with_suffix(".json")
+ON_CLUSTERS = PAGE.with_name("real-systems-clusters.json")
 
 TIMES = 3
 FAULTS = "partition,kill,pause"
@@ -39,9 +43,11 @@ SAFE: Mapping[str, str] = {
     "rabbitmq": "--workload queue --nodes 3 --set workload.dequeues=20 --nemesis-interval 10",
     "redis": "--workload set --nodes 3 --set quorum=9",
     "rocketmq": "--workload log --set workload.polls=eventual --nemesis-interval 10",
+    "rocketmq (controller)": "--workload log --set workload.polls=eventual --nemesis-interval 15 --nodes 3 "
+    "--set version=5.3.3 --set replication=controller",
     "zookeeper": "--workload register --nodes 3",
 }
-"""System -> options of a run in which it must be valid."""
+"""System, with what tells its rows apart -> options of a run in which it must be valid."""
 
 REMARKS: Mapping[str, str] = {
     "kafka": "a poll may return an older end of the log than the one before, which its consumers' guide allows",
@@ -58,7 +64,12 @@ REMARKS: Mapping[str, str] = {
 def words_of(system: str, seed: int) -> list[str]:
     """The run's options."""
     load = f"--nemesis {FAULTS} --time-limit {LOAD_S} --seed {seed}"
-    return f"--system {system} --cluster netns {SAFE[system]} {load}".split()
+    return f"--system {name_of(system)} --cluster netns {SAFE[system]} {load}".split()
+
+
+def name_of(system: str) -> str:
+    """The name of a system by that of its row."""
+    return system.partition(" ")[0]
 
 
 def perform(system: str, seed: int) -> dict[str, Any]:
@@ -67,7 +78,9 @@ def perform(system: str, seed: int) -> dict[str, Any]:
         return {"seed": seed, **kept_of(lambda: perform_run(Path(directory), *words_of(system, seed)))}
 
 
-def render(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+def render(
+    results: Mapping[str, Sequence[Mapping[str, Any]]], on_clusters: Mapping[str, Mapping[str, Mapping[str, Any]]]
+) -> str:
     """The page."""
     runs = [run for each in results.values() for run in each]
     loads = [load for run in runs for load in run["machine_load"]]
@@ -105,21 +118,41 @@ def render(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     ]
     if others:
         lines += ["What was not valid:", "", *others, ""]
-    lines += ["One of them by hand:", "", f"    harness run {' '.join(words_of('etcd', 1))}"]
-    return "\n".join(lines) + "\n"
+    lines += ["One of them by hand:", "", f"    harness run {' '.join(words_of('etcd', 1))}", ""]
+    lines += table(on_clusters, [*SAFE])
+    return "\n".join(lines).rstrip("\n") + "\n"
 
 
 def main() -> None:
     """Perform the runs that are missing, keep what came of them, make the page."""
     parser = argparse.ArgumentParser(prog="real_systems", description="real systems under partitions, kills, pauses")
     parser.add_argument("systems", nargs="*", metavar="SYSTEM", help=f"of {', '.join(SAFE)} (default: all)")
+    parser.add_argument(
+        "--clusters", nargs="*", metavar="KIND", help=f"on kinds of hosts, of {', '.join(KINDS)} (default: all)"
+    )
     parser.add_argument("--page", action="store_true", help="only make the page")
     arguments = parser.parse_args(sys.argv[1:])
     if unknown := set(arguments.systems) - SAFE.keys():
         parser.error(f"unknown system {', '.join(sorted(unknown))}; known: {', '.join(SAFE)}")
-    results: dict[str, list[Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for seed in range(1, 1 + (0 if arguments.page else TIMES)):
-        for system in arguments.systems or SAFE:
+    chosen = arguments.systems or [*SAFE]
+    if unknown := set(arguments.clusters or ()) - KINDS.keys():
+        parser.error(f"unknown kind of hosts {', '.join(sorted(unknown))}; known: {', '.join(KINDS)}")
+    if arguments.clusters is not None:
+        _fill_table(chosen, arguments.clusters or [*KINDS])
+    elif not arguments.page:
+        _fill_rows(chosen)
+    PAGE.write_text(render(_kept(RESULTS), _kept(ON_CLUSTERS)))
+
+
+def _kept(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found
+
+
+def _fill_rows(systems: Sequence[str]) -> None:
+    results = _kept(RESULTS)
+    for seed in range(1, 1 + TIMES):
+        for system in systems:
             runs = results.setdefault(system, [])
             if len(runs) >= seed:
                 continue
@@ -130,7 +163,19 @@ def main() -> None:
                 continue
             print(f"{system}, seed {seed}: {verdict_of(runs[-1])}: {runs[-1]['reason']}", flush=True)
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    PAGE.write_text(render(results))
+
+
+def _fill_table(systems: Sequence[str], kinds: Sequence[str]) -> None:
+    results = _kept(ON_CLUSTERS)
+    for kind in kinds:
+        for system in systems:
+            cells = results.setdefault(system, {})
+            if kind in cells:
+                continue
+            cells[kind] = run = perform_cell(name_of(system), kind, SAFE[system])
+            said = f"cannot: {run['cannot']}" if "cannot" in run else f"{verdict_of(run)}: {run['reason']}"
+            print(f"{system} on {kind}: {said}", flush=True)
+            ON_CLUSTERS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

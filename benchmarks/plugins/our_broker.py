@@ -22,6 +22,7 @@ class OurBroker(RocketMQ):
 
     client = RocketMQClient
     install = ()
+    settings: Mapping[str, Any] = {"replication": tuple(ROLES), "flush": RocketMQ.settings["flush"]}
 
     def files(self, host: Host) -> Mapping[str, str]:
         """A configuration in TOML."""

@@ -1,7 +1,11 @@
-"""Apache's own RocketMQ 4.9: brokers in classic HA or as a DLedger group, and a name server on a host of its own.
+"""Apache's own RocketMQ, 4.9 and 5.3: brokers in classic HA or as a DLedger group, and a name server on its own host.
 
 In classic HA the first host is the master and the others are slaves; nobody is elected, and an operator may promote a
 slave. `async` acknowledges what the master has, `sync` what a slave has as well. Clients are those of `node.client`.
+
+With `--set version=5.3.3 --set replication=controller` the name server has the controller of RocketMQ 5 in it, which
+promotes a slave of those that are in sync; a message is acknowledged once all of these have it, two at least. With
+`controller-async`, which are the controller's own defaults, the master alone is enough.
 """
 
 import json
@@ -9,8 +13,9 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
+from harness.errors import OperatorError
 from harness.runtime import harness_runtime
-from harness.sdk import Client, Host, Status, System, maven
+from harness.sdk import Client, Host, Status, System, by_setting, maven
 from node.client import BrokerClient, PullStatus
 
 TOPIC = "splitbrain"
@@ -20,22 +25,38 @@ ASKING_TIMEOUT_MS = 1000
 """For a question of the harness's, so that a connection into a partition is given up after two."""
 
 OPENED = ("java.nio", "sun.nio.ch", "java.lang", "java.util", "java.util.concurrent", "jdk.internal.ref")
-"""Packages of the JDK into which RocketMQ 4.9 reaches, closed to it since Java 16."""
+"""Packages of the JDK into which RocketMQ reaches, closed to it since Java 16."""
 
-LOG_TO_CONSOLE = """<configuration><appender name="OUT" class="ch.qos.logback.core.ConsoleAppender">
-<encoder><pattern>%d %level %logger{0} %msg%n</pattern></encoder></appender>
+LOG_TO_CONSOLE = """<configuration><appender name="OUT" class="{prefix}ch.qos.logback.core.ConsoleAppender">
+<encoder><pattern>%d %level %logger{{0}} %msg%n</pattern></encoder></appender>
 <root level="WARN"><appender-ref ref="OUT"/></root></configuration>
 """
 
-ROLES = {"async": "ASYNC_MASTER", "sync": "SYNC_MASTER", "dledger": "ASYNC_MASTER"}
+LOGGING_OF_5 = "org.apache.rocketmq.logging."
+"""RocketMQ 5 has Logback under names of its own, and its configuration behind another property."""
+
+ROLES = {"dledger": "ASYNC_MASTER", "async": "ASYNC_MASTER", "sync": "SYNC_MASTER"}
+CONTROLLED = {
+    "controller": {"allAckInSyncStateSet": "true", "inSyncReplicas": 2, "minInSyncReplicas": 2},
+    "controller-async": {"allAckInSyncStateSet": "false", "inSyncReplicas": 1, "minInSyncReplicas": 1},
+}
+"""Who has to have a message, where a controller says who is the master."""
+
+GROUP = "broker-a"
+VERSIONS = ("4.9.7", "5.3.3")
+PACKAGES = "org.apache.rocketmq:rocketmq-broker:{0}", "org.apache.rocketmq:rocketmq-namesrv:{0}"
 
 
 class RocketMQ(System):
-    """Apache RocketMQ 4.9.7: brokers in classic HA or as a DLedger group, and a name server."""
+    """Apache RocketMQ: brokers in classic HA, as a DLedger group, or with a controller, and a name server."""
 
-    install = maven("org.apache.rocketmq:rocketmq-broker:4.9.7", "org.apache.rocketmq:rocketmq-namesrv:4.9.7")
-    ports = {"broker": 10911, "ha": 10912, "dledger": 40911, "nameserver": 9876}
-    settings = {"replication": ("dledger", "async", "sync"), "flush": ("sync", "async")}
+    install = by_setting("version", {each: maven(*(name.format(each) for name in PACKAGES)) for each in VERSIONS})
+    ports = {"broker": 10911, "ha": 10912, "dledger": 40911, "nameserver": 9876, "controller": 9877}
+    settings = {
+        "version": VERSIONS,
+        "replication": (*ROLES, *CONTROLLED),
+        "flush": ("sync", "async"),
+    }
     extra_hosts = (NAME_SERVER,)
     ready_timeout_s = 180.0
     recovery_timeout_s = 180.0
@@ -43,26 +64,57 @@ class RocketMQ(System):
 
     def files(self, host: Host) -> Mapping[str, str]:
         """A configuration, and where logs go."""
-        logs = {f"conf/logback_{program}.xml": LOG_TO_CONSOLE for program in ("broker", "namesrv")}
-        if host.name == NAME_SERVER:
-            return {**logs, "namesrv.conf": f"listenPort=9876\nkvConfigPath={host.path('kvConfig.json')}\n"}
-        lines = [f"{name}={value}" for name, value in self.configuration(host).items()]
-        return {**logs, "broker.conf": "\n".join(lines) + "\n"}
+        logging = LOG_TO_CONSOLE.format(prefix="" if self.settings["version"].startswith("4") else LOGGING_OF_5)
+        logs = {f"conf/logback_{program}.xml": logging for program in ("broker", "namesrv")}
+        program = "namesrv" if host.name == NAME_SERVER else "broker"
+        options = self.name_server(host) if host.name == NAME_SERVER else self.configuration(host)
+        return {**logs, f"{program}.conf": "".join(f"{name}={value}\n" for name, value in options.items())}
+
+    def name_server(self, host: Host) -> Mapping[str, Any]:
+        """The configuration of the name server, with a controller where one is asked for."""
+        options = {"listenPort": 9876, "kvConfigPath": host.path("kvConfig.json")}
+        if self.settings["replication"] not in CONTROLLED:
+            return options
+        return {
+            **options,
+            **{"enableControllerInNamesrv": "true", "controllerStorePath": host.path("controller")},
+            **{"controllerDLegerGroup": "controllers", "controllerDLegerSelfId": "n0"},
+            **{"controllerDLegerPeers": f"n0-{host.advertise('controller')}", "enableElectUncleanMaster": "false"},
+        }
 
     def configuration(self, host: Host) -> Mapping[str, Any]:
-        """The configuration of the broker of a host."""
-        leads, group = host.number == self.master, self.settings["replication"] == "dledger"
+        """The configuration of the broker of a host. Raises OperatorError."""
+        replication = self.settings["replication"]
+        leads, group = host.number == self.master, replication == "dledger"
+        common = self.common(host)
+        if replication in CONTROLLED:
+            if self.settings["version"].startswith("4"):
+                raise OperatorError(f"RocketMQ has a controller since version 5: --set version={VERSIONS[-1]}")
+            controller = self.others[NAME_SERVER].advertise("controller")
+            return {
+                **common,
+                **{"enableControllerMode": "true", "controllerAddr": controller},
+                **CONTROLLED[replication],
+            }
         peers = ";".join(f"{each.name}-{each.advertise('dledger')}" for each in self.hosts)
         return {
-            **{"brokerClusterName": "tested", "brokerName": "broker-a", "brokerId": 0 if leads else host.number},
-            **{"brokerRole": ROLES[self.settings["replication"]] if leads or group else "SLAVE"},
+            **common,
+            **{"brokerId": 0 if leads else host.number},
+            **{"brokerRole": ROLES[replication] if leads or group else "SLAVE"},
+            **{"enableDLegerCommitLog": str(group).lower(), "dLegerGroup": GROUP, "dLegerPeers": peers},
+            **{"dLegerSelfId": host.name},
+        }
+
+    def common(self, host: Host) -> Mapping[str, Any]:
+        """What is the same however brokers replicate."""
+        return {
+            **{"brokerClusterName": "tested", "brokerName": GROUP},
             **{"flushDiskType": f"{self.settings['flush'].upper()}_FLUSH", "autoCreateTopicEnable": "false"},
             **{"namesrvAddr": self.others[NAME_SERVER].advertise("nameserver"), "registerNameServerPeriod": 10000},
             **{"brokerIP1": host.ip, "brokerIP2": host.ip, "listenPort": 10911, "haListenPort": 10912},
             **{"storePathRootDir": host.path("store"), "storePathCommitLog": host.path("store", "commitlog")},
-            **{"mappedFileSizeCommitLog": 64 << 20, "diskMaxUsedSpaceRatio": 95},
-            **{"enableDLegerCommitLog": str(group).lower(), "dLegerGroup": "broker-a", "dLegerPeers": peers},
-            **{"dLegerSelfId": host.name, "transientStorePoolEnable": "false"},
+            **{"mappedFileSizeCommitLog": 64 << 20, "diskMaxUsedSpaceRatio": 95, "transientStorePoolEnable": "false"},
+            **{"timerWheelEnable": "false"},
         }
 
     def command(self, host: Host) -> list[str]:
@@ -73,6 +125,7 @@ class RocketMQ(System):
             *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in OPENED),
             *(f"-Duser.home={host.data}", "-Drocketmq.broker.diskSpaceWarningLevelRatio=0.99"),
             "-Drocketmq.broker.diskSpaceCleanForciblyRatio=0.98",
+            f"-Drmq.logback.configurationFile={host.path('conf', f'logback_{name}.xml')}",
             *(f"org.apache.rocketmq.{name}.{name.capitalize()}Startup", "-c", host.path(f"{name}.conf")),
         ]
 

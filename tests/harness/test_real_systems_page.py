@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.real_systems import PAGE, RESULTS, SAFE, render, words_of
+from benchmarks._system_clusters import CLUSTERS, _last_line
+from benchmarks.real_systems import ON_CLUSTERS, PAGE, RESULTS, SAFE, name_of, render, words_of
 from harness.cli_parser import build_parser
 
 
@@ -19,19 +20,34 @@ def kept(valid: Any, **more: Any) -> dict[str, Any]:
 
 
 def test_what_is_not_valid_is_said_with_its_reason() -> None:
-    page = render({"etcd": [kept(True), kept(True, proven=4)], "nats": [kept("unknown"), kept(False)]})
+    page = render({"etcd": [kept(True), kept(True, proven=4)], "nats": [kept("unknown"), kept(False)]}, {})
     assert "| etcd | `--workload cas-register` | 2 of 2 | 1,234, 1,234 | 7 of 8 | 2026-11-24 |" in page
     assert "| 0 of 2 | 1,234, 1,234 | 6 of 8 |" in page
     assert "- nats, seed 2: unknown: why\n- nats, seed 2: **invalid**: why" in page
     assert "| redis | `--workload set --nodes 3 --set quorum=9` | not run |" in page
-    assert "What was not valid" not in render({"etcd": [kept(True)]})
+    assert "What was not valid" not in render({"etcd": [kept(True)]}, {})
 
 
 @pytest.mark.parametrize("system", SAFE)
 def test_every_system_meets_partitions_kills_and_pauses_for_a_minute(system: str) -> None:
     arguments = build_parser().parse_args(["run", *words_of(system, 3)])
-    assert arguments.system == system and arguments.nemesis == "partition,kill,pause" and arguments.time_limit == 60
+    assert arguments.system == name_of(system)
+    assert arguments.nemesis == "partition,kill,pause" and arguments.time_limit == 60
 
 
 def test_the_page_is_made_from_what_was_recorded() -> None:
-    assert PAGE.read_text(encoding="utf-8") == render(json.loads(RESULTS.read_text(encoding="utf-8")))
+    kept_runs, kept_cells = (json.loads(path.read_text(encoding="utf-8")) for path in (RESULTS, ON_CLUSTERS))
+    assert PAGE.read_text(encoding="utf-8") == render(kept_runs, kept_cells)
+
+
+def test_a_cell_says_its_verdict_or_why_there_is_none() -> None:
+    cells = {"etcd": {"local": kept(True), "ssh": kept(False), "docker": {"cannot": "no engine"}}}
+    page = render({}, cells)
+    assert [*CLUSTERS] == ["netns", "local", "local, ordinary user", "ssh", "docker"]
+    assert "| etcd | not run | valid, 1,234, 3 of 4 | not run | **invalid**, 1,234, 3 of 4 | cannot |" in page
+    assert "- etcd on ssh: why\n- etcd on docker: cannot: no engine\n" in page and "etcd on local:" not in page
+
+
+def test_a_refusal_is_what_the_harness_said_last() -> None:
+    assert _last_line("status 254: starting\nharness: ssh: no such machine\n") == "ssh: no such machine"
+    assert _last_line("") == "it said nothing"

@@ -1,0 +1,155 @@
+"""Each real system on each kind of host: the table of docs/real-systems.md, run by run.
+
+A cell is one short run with a partition and a kill. Machines behind SSH and the Docker engine are those of
+scripts/lab.py, made for the run and gone after it; the ordinary user is `nobody`, with a copy of the packages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks._runs import kept_of, perform_run, timed_faults, verdict_of
+from harness.sdk.install import cache_directory
+
+__all__ = ["CLUSTERS", "perform_cell", "table"]
+
+CLUSTERS: Mapping[str, str] = {
+    "netns": "network namespaces, as root",
+    "local": "processes with link proxies, as root",
+    "local, ordinary user": "the same as `nobody`",
+    "ssh": "machines behind SSH, each an sshd in namespaces of its own",
+    "docker": "containers of a Docker engine, their image made of a root file system of this machine's programs",
+}
+"""Kind of hosts -> what they are."""
+
+FAULTS = (("partition", "one"), ("kill", "sigkill@one"))
+BEGIN_S, ON_S, OFF_S, LOAD_S = 3, 5, 5, 22
+SEED = 1
+
+MACHINES = 4
+"""Of the laboratory of SSH: three replicas, and one for a name server."""
+
+USER = "nobody"
+MAX_REASON_CHARS = 200
+"""Of why a system cannot be had; what is left out is the list of what was tried."""
+
+ROOT = Path(__file__).resolve().parent.parent
+LAB = [sys.executable, str(ROOT / "scripts" / "lab.py")]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a run is started: what stands before its command, and what is added to its environment and options."""
+
+    prefix: Sequence[str] = ()
+    python: str = sys.executable
+    environment: Mapping[str, str] | None = None
+    options: Sequence[str] = ()
+
+
+def perform_cell(system: str, cluster: str, options: str) -> dict[str, Any]:
+    """One run with `options`; what is kept of it, or why there was none as {"cannot": reason}."""
+    kind = cluster.partition(",")[0]
+    words = [*f"--system {system} --cluster {kind} --time-limit {LOAD_S} --seed {SEED}".split(), *options.split()]
+    if "--nodes" not in words:
+        words += ["--nodes", "3"]
+    schedule = timed_faults(FAULTS, begin_s=BEGIN_S, on_s=ON_S, off_s=OFF_S)
+    # Below /tmp and not in a home directory: other users get there, and so do machines whose files these are as well.
+    with tempfile.TemporaryDirectory(prefix="splitbrain-clusters-") as directory, _place(cluster, directory) as place:
+        try:
+            return kept_of(
+                lambda: perform_run(
+                    Path(directory), *words, *place.options, schedule=schedule,
+                    prefix=place.prefix, python=place.python, environment=place.environment,
+                )
+            )  # fmt: skip
+        except RuntimeError as error:
+            return {"cannot": _last_line(str(error))}
+
+
+def _last_line(said: str) -> str:
+    """What a command says for its failure."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return (lines[-1] if lines else "it said nothing").removeprefix("harness: ")[:MAX_REASON_CHARS]
+
+
+@contextlib.contextmanager
+def _place(cluster: str, directory: str) -> Iterator[_Place]:
+    lab = Path(tempfile.gettempdir(), "splitbrain-laboratory")  # kept: the image of an engine takes a while
+    if cluster == "ssh":
+        prefix = [*LAB, "ssh", str(lab / "ssh"), "--hosts", str(MACHINES), "--"]
+        yield _Place(prefix, options=("--inventory", str(lab / "ssh" / "inventory.toml")))
+    elif cluster == "docker":
+        prefix = [*LAB, "docker", str(lab / "engine"), "--"]
+        if not (lab / "rootfs").exists():
+            subprocess.run([*LAB, "rootfs", str(lab / "rootfs")], check=True)
+        build = ["sh", str(ROOT / "scripts" / "build-image.sh"), "--rootfs", str(lab / "rootfs")]
+        subprocess.run([*prefix, *build], check=True, stdout=subprocess.DEVNULL)
+        yield _Place(prefix)
+    elif "," in cluster:
+        yield _as_ordinary_user(directory)
+    else:
+        yield _Place()
+
+
+def _as_ordinary_user(directory: str) -> _Place:
+    """As somebody who may do nothing that root may, with packages and a Python that he can reach."""
+    user = pwd.getpwnam(USER)
+    packages = Path(tempfile.gettempdir(), f"splitbrain-packages-of-{USER}")
+    if Path(cache_directory()).is_dir():
+        subprocess.run(["cp", "-a", "--update", f"{cache_directory()}/.", str(packages)], check=True)
+    subprocess.run(["chown", "-R", USER, str(packages), directory], check=True)
+    words = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
+    environment = {"HOME": directory, "TMPDIR": directory, "SPLITBRAIN_CACHE": str(packages)}
+    reaches = subprocess.run([*words, sys.executable, "-c", "import harness"], capture_output=True, check=False)
+    if reaches.returncode == 0:
+        return _Place(words, environment=environment)
+    # Ours lies where only root gets to: the system's own Python, with our packages.
+    paths = [str(ROOT), *(path for path in sys.path if path.endswith("site-packages"))]
+    environment |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
+    found = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin") or sys.executable
+    return _Place(words, python=found, environment=environment)
+
+
+def table(results: Mapping[str, Mapping[str, Mapping[str, Any]]], systems: Sequence[str]) -> list[str]:
+    """The lines of the section: a row for each system, a column for each kind of hosts, and what was not valid."""
+    lines = [
+        "## On every kind of host",
+        "",
+        f"One run of {LOAD_S} s in each cell, made by `python -m benchmarks.real_systems --clusters`: one host is cut "
+        f"off for {ON_S} s after {BEGIN_S} s, and one is killed and stays down for {ON_S} s after "
+        f"{BEGIN_S + ON_S + OFF_S} s. A cell says the verdict, the operations that succeeded, and how many of the "
+        "faults were proven and healed.",
+        "",
+        f"| system | {' | '.join(CLUSTERS)} |",
+        f"|---|{'---|' * len(CLUSTERS)}",
+    ]
+    for system in systems:
+        cells = [_cell(results.get(system, {}).get(cluster)) for cluster in CLUSTERS]
+        lines.append(f"| {system} | {' | '.join(cells)} |")
+    lines += ["", *(f"- {cluster}: {what}." for cluster, what in CLUSTERS.items()), ""]
+    remarks = [
+        f"- {system} on {cluster}: {'cannot: ' + run['cannot'] if 'cannot' in run else run['reason']}"
+        for system in systems
+        for cluster, run in results.get(system, {}).items()
+        if "cannot" in run or run["valid"] is not True
+    ]
+    return [*lines, *(["Where it is not valid:", "", *remarks, ""] if remarks else [])]
+
+
+def _cell(run: Mapping[str, Any] | None) -> str:
+    if run is None:
+        return "not run"
+    if "cannot" in run:
+        return "cannot"
+    return f"{verdict_of(run)}, {run['ops']['ok']:,}, {run['proven']} of {run['faults']}"
