@@ -208,11 +208,14 @@ while True:
 
 
 ROOTFS_PROGRAMS = (
-    "sh", "bash", "cat", "cp", "echo", "env", "false", "grep", "head", "hostname", "id", "kill", "ln", "ls",
-    "mkdir", "mv", "ps", "rm", "sed", "sleep", "tail", "tar", "test", "touch", "tr", "true", "uname", "ip", "tc",
-    "nft", "mount", "umount", "losetup", "mkfs.ext4", "fsfreeze", "/usr/bin/python3",
+    "sh", "bash", "cat", "chmod", "chown", "cp", "echo", "env", "false", "grep", "head", "hostname", "id", "kill", "ln",
+    "ls", "mkdir", "mv", "ps", "rm", "sed", "sleep", "tail", "tar", "test", "touch", "tr", "true", "uname", "ip", "tc",
+    "nft", "mount", "umount", "losetup", "mkfs.ext4", "fsfreeze", "setpriv", "unshare", "/usr/bin/python3",
 )  # fmt: skip
 """Enough for an agent, a replica and faults; a program that this machine lacks is left out."""
+
+OLDER_LIBRARIES = ("libpthread.so.0", "libdl.so.2", "librt.so.1", "libutil.so.1")
+"""Parts of libc until glibc 2.34, by whose names programs that were built elsewhere still ask for them."""
 
 
 def machine_rootfs(directory: Path) -> None:
@@ -238,6 +241,9 @@ def machine_rootfs(directory: Path) -> None:
         printed = subprocess.run(["ldd", path], capture_output=True, text=True, check=False).stdout
         wanted.update(word for word in printed.split() if word.startswith("/"))
     wanted.update(link for link in ("/etc/ld.so.cache",) if os.path.exists(link))
+    beside = {os.path.dirname(os.path.realpath(path)) for path in wanted if os.path.basename(path) == "libc.so.6"}
+    older = [os.path.join(directory, name) for directory in beside for name in OLDER_LIBRARIES]
+    wanted.update(filter(os.path.exists, older))
     for path in sorted(wanted):
         target = directory / os.path.realpath(os.path.dirname(path)).lstrip("/") / os.path.basename(path)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -246,7 +252,11 @@ def machine_rootfs(directory: Path) -> None:
         "__pycache__", "test", "tests", "idlelib", "tkinter", "lib2to3", "dist-packages", "config-*"
     )
     shutil.copytree(version[1], directory / version[1].lstrip("/"), ignore=ignore, dirs_exist_ok=True)
-    (directory / "etc" / "passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
+    # Beside root somebody who may do little: programs that refuse to run as root are started as that user.
+    (directory / "etc" / "passwd").write_text(
+        "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/sh\n"
+    )
+    (directory / "etc" / "group").write_text("root:x:0:\nnogroup:x:65534:\n")
 
 
 def _run_inside(argv: Sequence[str], environment: dict[str, str]) -> int:

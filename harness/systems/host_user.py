@@ -40,6 +40,8 @@ async def words_for_user(host: Host, user: str, paths: Sequence[str]) -> list[st
     if found.status != 0:
         raise OperatorError(f"there is no user {user} on {host.name}: make one there (useradd {user})")
     number, group = found.out.split()
+    if not await works("setpriv", "--version"):
+        raise OperatorError(f"{host.name} has no setpriv to run programs as {user} with: install util-linux there")
     other = ["setpriv", "--reuid", number, "--regid", group, "--clear-groups", *_ENDS_WITH_PARENT]
     if await works(*other, "sh", "-c", _ARE_THERE, "sh", host.data, *paths):
         return [*(["unshare", *own_memory] if own_memory else []), *other]

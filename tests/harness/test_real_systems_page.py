@@ -43,8 +43,8 @@ def test_the_page_is_made_from_what_was_recorded() -> None:
 def test_a_cell_says_its_verdict_or_why_there_is_none() -> None:
     cells = {"etcd": {"local": kept(True), "ssh": kept(False), "docker": {"cannot": "no engine"}}}
     page = render({}, cells)
-    assert [*CLUSTERS] == ["netns", "local", "local, ordinary user", "ssh", "docker"]
-    assert "| etcd | not run | valid, 1,234, 3 of 4 | not run | **invalid**, 1,234, 3 of 4 | cannot |" in page
+    assert [*CLUSTERS] == ["local", "local, ordinary user", "ssh", "docker"]
+    assert "| etcd | valid, 1,234, 3 of 4 | not run | **invalid**, 1,234, 3 of 4 | cannot |" in page
     assert "- etcd on ssh: why\n- etcd on docker: cannot: no engine\n" in page and "etcd on local:" not in page
 
 

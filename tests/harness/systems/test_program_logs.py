@@ -22,3 +22,10 @@ def test_colours_are_left_out_and_a_line_of_nothing_else_is_empty(tmp_path: Path
 
 def test_no_log_has_no_lines(tmp_path: Path) -> None:
     assert last_lines(tmp_path / "none.log") == []
+
+
+def test_of_a_stack_trace_of_java_what_went_wrong_is_left(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    frames = "".join(f"\tat java.base/java.lang.Thread.run(Thread.java:{number})\n" for number in range(40))
+    log.write_text(f"starting at 9876\njava.net.BindException: Address already in use\n{frames}\t... 7 more\n")
+    assert last_lines(log) == ["starting at 9876", "java.net.BindException: Address already in use"]
