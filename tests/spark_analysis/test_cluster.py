@@ -26,7 +26,12 @@ from benchmarks._standalone_spark import (
     wait_for,
 )
 
-pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.java,
+    pytest.mark.spark,
+    pytest.mark.timeout(900),
+    pytest.mark.xdist_group("spark cluster"),  # one cluster for all of them
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 FEW_PARTITIONS = "spark.sql.shuffle.partitions=2"  # for five small runs: every partition is a task

@@ -34,10 +34,15 @@ public class StoreOracle {
             String directory = arguments[at];
             found.add(pool.submit(() -> look(directory, segmentBytes)));
         }
-        for (Future<String> each : found) {
-            System.out.println(each.get());
+        try {
+            for (Future<String> each : found) {
+                System.out.println(each.get());
+            }
+            System.out.flush();
+        } catch (Throwable error) {
+            error.printStackTrace();
+            Runtime.getRuntime().halt(1); // the stores' threads would go on for ever
         }
-        System.out.flush();
         Runtime.getRuntime().halt(0);
     }
 
@@ -52,9 +57,12 @@ public class StoreOracle {
         config.setHaListenPort(0);
         config.setFlushDiskType(FlushDiskType.ASYNC_FLUSH);
         config.setDiskMaxUsedSpaceRatio(95);
-        DefaultMessageStore store = new DefaultMessageStore(
-            config, new BrokerStatsManager("oracle", false), (topic, queueId, offset, tags, time, bits, properties) -> { },
-            new BrokerConfig());
+        DefaultMessageStore store;
+        synchronized (StoreOracle.class) { // its making writes to a static TreeMap (StoreStatsService)
+            store = new DefaultMessageStore(
+                config, new BrokerStatsManager("oracle", false),
+                (topic, queueId, offset, tags, time, bits, properties) -> { }, new BrokerConfig());
+        }
         // Its recovery after a crash makes queues before it has read the delays of the levels, and takes each for a second.
         store.getScheduleMessageService().parseDelayLevel();
         if (!store.load()) {
