@@ -11,7 +11,7 @@ vote, a change of role, a start, a comparison, a truncation, a promotion):
     pair     the step and the one before it: whether the same member took both, in which roles, and how long after
     chain    three steps of the group one after the other and who of them was the same
 
-Members are told apart by what they are, not by name: five facts that differ in names only are one. A fact is kept as
+Members are distinguished by what they are, not by name: five facts that differ in names only are one. A fact is kept as
 a number of FACT_BITS bits, which is the same in every process; two facts may share one, and then the second is
 overlooked.
 """

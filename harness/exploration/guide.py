@@ -1,6 +1,6 @@
 """A search that learns which schedules bring something new, and makes the next ones from those.
 
-Every run is summed up as facts (harness.exploration.behaviour). What brought facts that no run before had is kept in a
+Every run is summarized as facts (harness.exploration.behaviour). What brought facts that no run before had is kept in a
 corpus; the next schedules are made from it by mutation (harness.exploration.mutating), from those whose facts are rare
 more often. Which operators and which kinds of faults it changes them with is learned in the same way: each is drawn as
 often as what it brought so far (a bandit with probability matching). RANDOM_RATIO of the runs, and the first ones, are

@@ -25,7 +25,7 @@ logger = logging.getLogger("node.broker")
 
 MAX_SETTINGS: Final = 1000
 """Of one request; there are some thirty."""
-MAX_TOLD_PROBLEMS: Final = 3
+MAX_LISTED_PROBLEMS: Final = 3
 MAX_NAME_CHARACTERS: Final = 40
 """Of a name or a value that a remark repeats."""
 
@@ -135,8 +135,8 @@ class LiveSettings:
                 config = with_setting(config, name, text)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{self._path} is no table of settings: {error}") from error
-        told = ", ".join(f"{name}={text}" for name, text in changed.items())
-        logger.info("%s, changed while the broker ran, wins over the configuration: %s", self._path, told)
+        changes = ", ".join(f"{name}={text}" for name, text in changed.items())
+        logger.info("%s, changed while the broker ran, wins over the configuration: %s", self._path, changes)
         self._changed, self.version = changed, version
         self._accept(config)
 
@@ -152,7 +152,7 @@ class LiveSettings:
     async def _change(self, wanted: Mapping[str, str], settings: Mapping[str, str]) -> None:
         config, changed, problems, is_fixed = self._config, dict(self._changed), [], False
         for name, value in wanted.items():
-            short, told = name[:MAX_NAME_CHARACTERS], value[:MAX_NAME_CHARACTERS]
+            short, given = name[:MAX_NAME_CHARACTERS], value[:MAX_NAME_CHARACTERS]
             if settings.get(name) == value:
                 continue
             try:
@@ -163,10 +163,10 @@ class LiveSettings:
                 needs_restart = "does not change while the broker runs: change its configuration and restart it"
                 problems.append(f"{short} {needs_restart if name in settings else 'is no setting of this broker'}")
             except ValueError as error:
-                problems.append(f"{short}={told} {error}")
+                problems.append(f"{short}={given} {error}")
         if problems:
-            more = len(problems) - MAX_TOLD_PROBLEMS
-            remark = "; ".join(problems[:MAX_TOLD_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
+            more = len(problems) - MAX_LISTED_PROBLEMS
+            remark = "; ".join(problems[:MAX_LISTED_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
             raise RequestError(ResponseCode.NO_PERMISSION if is_fixed else ResponseCode.SYSTEM_ERROR, remark)
         if changed == self._changed:
             return

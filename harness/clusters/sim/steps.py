@@ -18,7 +18,7 @@ MAX_STEPS = 4_000
 SIZES = (0, 1, 8, 64)
 
 STEPS = frozenset(("voting", "voted", "elected", "promoted", "matched", "recovered"))
-"""Of nemesis.triggers.KINDS; what is stored is left out, of which there is too much, and truncations are told apart."""
+"""Of nemesis.triggers.KINDS; what is stored is left out, of which there is too much. Truncations are added, by size."""
 
 
 class Step(NamedTuple):
