@@ -73,9 +73,8 @@ demo: demo-plan $(RUNTIME) host
 demo-plan:
 	@echo "make demo sets the harness up in $(VENV) (once), then breaks a cluster twice: two minutes in all, one from then on."
 
-# Four at a time where safe (many wait most of the time), then those of Spark, two at a time, each with a Java of its own,
-# then whole runs of real clusters, three at a time, but for those that try `harness clean`, which takes whatever is dead:
-# one after the other. Of the latter two stages only the files are read that have such tests.
+# Four at a time where safe (many wait most of the time), then those of Spark, each file by one of three, then whole runs of
+# real clusters, three at a time, but for those that try `harness clean`, which takes whatever is dead: one after the other.
 # Every stage runs, whatever became of those before it.
 # Python keeps what it has compiled, also where the environment says not to: the tests start hundreds of processes.
 test: export PYTHONDONTWRITEBYTECODE :=
@@ -84,8 +83,8 @@ test: $(SETUP) $(SPARK) host
 	@failed=; \
 	stage() { name=$$1; shift; echo "== $$name"; $(BIN)/python -m pytest -q "$$@" || failed="$$failed $$name"; }; \
 	stage many-at-a-time -n 4 -m "not serial and not spark"; \
-	stage spark -n 2 --dist loadgroup -m spark $$(grep -rl --include='test_*.py' 'mark\.spark' tests); \
-	stage whole-runs -n 3 --dist loadgroup -m "serial and not systems" $$(grep -rl --include='test_*.py' 'mark\.serial' tests); \
+	stage spark -n 3 --dist loadfile --no-loadscope-reorder -m spark; \
+	stage whole-runs -n 3 --dist loadgroup -m "serial and not systems"; \
 	if [ -n "$$failed" ]; then echo "make test: failed stages:$$failed" >&2; exit 1; fi; \
 	echo "make test: every stage passed"
 

@@ -231,12 +231,16 @@ def _finds_leaders(timed: Sequence[Timed], nodes: int, *, elects: bool) -> bool:
     """Whether each fault that is aimed at the leader begins while enough replicas are left alone for one to lead; and
     whatever an operator asks of a leader has to be done while that is so, and taken back while it is."""
     for fault in timed:
-        moments = [fault[0]] if "leader" in fault[3] or "followers" in fault[3] else []
+        moments = [_in_ms(fault[0])] if "leader" in fault[3] or "followers" in fault[3] else []
         if fault[2] in _ASKED_OF_LEADER:
-            moments.append(fault[1])
+            moments.append(_in_ms(fault[1]))
         spare_s = OPERATION_S if fault[2] in _ASKED_OF_LEADER else 0.0
         for at_s in moments:
-            others = [other for other in timed if other is not fault and other[0] - spare_s <= at_s < other[1]]
+            others = [
+                other
+                for other in timed
+                if other is not fault and _in_ms(other[0]) - spare_s <= at_s < _in_ms(other[1])
+            ]
             if not elects:
                 if any(other[2] in _DOWN and not other[3].endswith("@followers") for other in others):
                     return False
@@ -245,6 +249,11 @@ def _finds_leaders(timed: Sequence[Timed], nodes: int, *, elects: bool) -> bool:
             if own + sum(_hit(other, nodes) for other in others) > (nodes - 1) // 2:
                 return False
     return True
+
+
+def _in_ms(at_s: float) -> float:
+    """As a schedule has it: what begins at one millisecond begins at once."""
+    return round(at_s, 3)
 
 
 def _hit(fault: Timed, nodes: int) -> int:
