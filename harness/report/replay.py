@@ -18,6 +18,7 @@ from typing import Any
 
 from checker.faults import NEMESIS, faults_of
 from harness.history_writer import HistoryError, read_history
+from harness.recovery import RECOVERS
 from harness.report.checks import terms_of, timed_violations, verdict_word
 from harness.report.deciding import jump_of
 from harness.report.templating import json_data, report_template, script, style
@@ -87,7 +88,7 @@ def collect_replay(run_dir: RunDir, *, from_ns: int = -EVER_NS, to_ns: int = EVE
     _take_messages(replay, run_dir, from_ns, to_ns)
     _take_history(replay, run_dir, from_ns, to_ns)
     _take_roles(replay, run_dir, results, from_ns, to_ns)
-    _take_violations(replay, results)
+    _take_violations(replay, results, is_to_the_end=to_ns >= EVER_NS)
     moment = jump_of(run_dir.read_explanation() or {})
     replay.decided = None if moment is None else (round(moment[0] * 1e6), round(moment[1] * 1e6))
     return replay
@@ -223,8 +224,9 @@ def _zero_us(lines: Sequence[tuple[int, str, str, int]], terms: Sequence[Mapping
     return None
 
 
-def _take_violations(replay: Replay, results: Mapping[str, Any]) -> None:
-    """The moments at which a violation was decided: the last answer of a witness, or what a check says with a time."""
+def _take_violations(replay: Replay, results: Mapping[str, Any], *, is_to_the_end: bool) -> None:
+    """The moments at which a violation was decided: the last answer of a witness, or what a check says with a time.
+    That a system did not recover was decided when the run had waited for it, which is its end."""
     checks = results.get("checks")
     found: list[dict[str, Any]] = [
         {"at": time_ns // 1000, "text": clip(f"{name}: {text}", MAX_VIOLATION_TEXT), "operations": []}
@@ -244,7 +246,20 @@ def _take_violations(replay: Replay, results: Mapping[str, Any]) -> None:
                 "operations": [[op["process"], op["start_ns"] // 1000] for op in witness.operations],
             }
         )
+    recovery = checks.get(RECOVERS) if isinstance(checks, Mapping) else None
+    if is_to_the_end and isinstance(recovery, Mapping) and recovery.get("valid") is False:
+        text = clip(f"{RECOVERS}: {recovery.get('reason') or ''}", MAX_VIOLATION_TEXT)
+        found.append({"at": _end_us(replay), "text": text, "operations": []})
     replay.violations = sorted(found, key=lambda one: one["at"])[:MAX_VIOLATIONS]
+
+
+def _end_us(replay: Replay) -> int:
+    """The last moment of which anything is known."""
+    messages = [one.sent_ns if one.arrived_ns is None else one.arrived_ns for one in replay.messages]
+    operations = [started if ended is None else ended for _, started, ended, _, _ in replay.operations]
+    faults: list[int] = [one["start"] if one["end"] is None else one["end"] for one in replay.faults]
+    roles = [at_us for at_us, *_ in replay.roles]
+    return max([max(messages, default=0) // 1000, *operations, *faults, *roles])
 
 
 class _Words:

@@ -136,6 +136,16 @@ def test_violations_are_those_that_have_a_moment(run: RunDir) -> None:
     assert replay.violations == [{"at": 41_000, "text": "invariants: log: lost 7", "operations": []}]
 
 
+def test_that_a_system_did_not_recover_was_decided_at_the_end(run: RunDir) -> None:
+    run.write_results({"valid": False, "checks": {"recovers": {"valid": False, "reason": "nobody takes writes"}}})
+    replay = collect_replay(run)
+    (violation,) = replay.violations
+    assert violation == {"at": 60_000, "text": "recovers: nobody takes writes", "operations": []}
+    assert collect_replay(run, to_ns=50 * MS).violations == [], "which is not in this part"
+    run.write_results({"valid": True, "checks": {"recovers": {"valid": True, "reason": "back"}}})
+    assert collect_replay(run).violations == []
+
+
 def test_what_the_logs_held_is_known_from_the_first_moment_on(run: RunDir) -> None:
     replay = collect_replay(run, from_ns=21 * MS, to_ns=49 * MS)
     assert replay.logs == [(20 * MS, "n1", 478, 480), (48 * MS, "n1", 480, 480)]
