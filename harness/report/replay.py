@@ -41,6 +41,8 @@ MAX_LOG_STATES = 100_000
 """Changes of logs of a page: those of a minute at the default rate, twice; of more, every second or third is kept."""
 
 MAX_TEXT = 60
+TAKEN_DOWN_US = 1_000_000
+"""In which all replicas of a run are stopped at its end, at the same time."""
 MAX_VIOLATION_TEXT = 700
 EVER_NS = 10**18
 """Longer than any run, in either direction: the whole of it."""
@@ -254,12 +256,13 @@ def _take_violations(replay: Replay, results: Mapping[str, Any], *, is_to_the_en
 
 
 def _end_us(replay: Replay) -> int:
-    """The last moment of which anything is known."""
+    """The last moment before the replicas are stopped for the run's end, or of which anything is known."""
     messages = [one.sent_ns if one.arrived_ns is None else one.arrived_ns for one in replay.messages]
     operations = [started if ended is None else ended for _, started, ended, _, _ in replay.operations]
     faults: list[int] = [one["start"] if one["end"] is None else one["end"] for one in replay.faults]
-    roles = [at_us for at_us, *_ in replay.roles]
-    return max([max(messages, default=0) // 1000, *operations, *faults, *roles])
+    end_us = max([max(messages, default=0) // 1000, *operations, *faults, *(at_us for at_us, *_ in replay.roles)])
+    stops = [at_us for at_us, _, role, _ in replay.roles if role == "stopped" and end_us - at_us <= TAKEN_DOWN_US]
+    return min(stops, default=end_us + 1) - 1
 
 
 class _Words:

@@ -137,7 +137,11 @@ def test_violations_are_those_that_have_a_moment(run: RunDir) -> None:
 
 
 def test_that_a_system_did_not_recover_was_decided_at_the_end(run: RunDir) -> None:
-    run.write_results({"valid": False, "checks": {"recovers": {"valid": False, "reason": "nobody takes writes"}}})
+    recovers = {"valid": False, "reason": "nobody takes writes"}
+    leaders = run.read_results()["checks"]["leaders"]  # by which the logs' times are known
+    run.write_results({"valid": False, "checks": {"recovers": recovers, "leaders": leaders}})
+    assert collect_replay(run).violations[0]["at"] == 99_999, "just before the replicas are stopped"
+    run.write_results({"valid": False, "checks": {"recovers": recovers}})
     replay = collect_replay(run)
     (violation,) = replay.violations
     assert violation == {"at": 60_000, "text": "recovers: nobody takes writes", "operations": []}
