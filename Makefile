@@ -10,15 +10,17 @@ SETUP := $(VENV)/.setup-done
 SPARK := $(VENV)/.spark-done
 DOCS := $(VENV)/.docs-done
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+FILES_WITH = $(shell grep -rl --include='test_*.py' 'mark\.$(1)\b' tests 2>/dev/null)
 NODE_SOURCES := $(shell find node -name '*.py' 2>/dev/null)
 
-.PHONY: help setup host demo demo-plan test test-systems gallery docs pictures lint bench node shim spark wheel release-check clean
+.PHONY: help setup host demo demo-plan test test-long test-systems gallery docs pictures lint bench node shim spark wheel release-check clean
 # The targets of `demo` and `test` are steps, one after the other; pytest and pip use the cores by themselves.
 .NOTPARALLEL:
 
 help:
 	@echo "make demo    break a cluster and see two verdicts and reports (sets everything up)"
 	@echo "make test    run the tests (sets everything up)"
+	@echo "make test-long   the tests that take long for what they add to those of make test (a quarter of an hour)"
 	@echo "make test-systems   whole runs of etcd, NATS, Redis, RocketMQ, Kafka, RabbitMQ, MariaDB, Patroni and more (fetches them: 400 MB; half an hour)"
 	@echo "make gallery   every known finding and its control five times, and the page of them (two hours)"
 	@echo "make docs    the pages of docs/ as a site, in site/"
@@ -75,18 +77,23 @@ demo-plan:
 
 # Four at a time where safe (many wait most of the time), then those of Spark, each file by one of three, then whole runs of
 # real clusters, three at a time, but for those that try `harness clean`, which takes whatever is dead: one after the other.
-# Every stage runs, whatever became of those before it.
+# Every stage runs, whatever became of those before it. The later stages are given the files that have their tests: to
+# collect all others costs each of their workers ten seconds.
 # Python keeps what it has compiled, also where the environment says not to: the tests start hundreds of processes.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(SETUP) $(SPARK) host
 	@$(BIN)/python scripts/build_shims.py --if-needed || echo "make test: tests of clock and disk faults will be skipped" >&2
 	@failed=; \
 	stage() { name=$$1; shift; echo "== $$name"; $(BIN)/python -m pytest -q "$$@" || failed="$$failed $$name"; }; \
-	stage many-at-a-time -n 4 -m "not serial and not spark"; \
-	stage spark -n 3 --dist loadfile --no-loadscope-reorder -m spark; \
-	stage whole-runs -n 3 --dist loadgroup -m "serial and not systems"; \
+	stage many-at-a-time -n 4 -m "not serial and not spark and not long"; \
+	stage spark -n 3 --dist loadfile --no-loadscope-reorder -m "spark and not long" $(call FILES_WITH,spark); \
+	stage whole-runs -n 3 --dist loadgroup -m "serial and not systems and not long" $(call FILES_WITH,serial); \
 	if [ -n "$$failed" ]; then echo "make test: failed stages:$$failed" >&2; exit 1; fi; \
 	echo "make test: every stage passed"
+
+# What make test leaves out: more seeds and versions, and tests of a minute of processor time.
+test-long: $(SETUP) $(SPARK) host
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "long and not systems" $(call FILES_WITH,long)
 
 # One at a time: some of them are three Java programs. What is fetched is said as it is; what could not be, at the end.
 test-systems: $(SETUP) host

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -49,7 +50,7 @@ def asked(directory: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     ("words", "failed"),
-    [("not serial and not spark", "many-at-a-time"), ("loadfile", "spark"), ("loadgroup", "whole-runs"), ("-q", "*")],
+    [("-m not serial", "many-at-a-time"), ("loadfile", "spark"), ("loadgroup", "whole-runs"), ("-q", "*")],
 )
 def test_every_stage_runs_and_the_command_fails_at_the_end(checkout: Path, words: str, failed: str) -> None:
     done = run(checkout, "make", "test", FAIL=words)
@@ -62,7 +63,24 @@ def test_what_passes_ends_with_status_0(checkout: Path) -> None:
     done = run(checkout, "make", "test")
     assert done.returncode == 0 and "failed" not in done.stdout + done.stderr
     markers = [line.partition("-m ")[2].partition(" -m ")[2].partition(" -")[0] for line in asked(checkout)[1:]]
-    assert markers == ["not serial and not spark", "spark", "serial and not systems"], "every test is in one stage"
+    assert markers == [
+        "not serial and not spark and not long", "spark and not long", "serial and not systems and not long",
+    ], "every test is in one stage, or in make test-long or make test-systems"  # fmt: skip
+
+
+@pytest.mark.parametrize("mark", ["spark", "serial", "long"])
+def test_a_stage_is_given_the_files_with_its_mark_and_no_others(checkout: Path, mark: str) -> None:
+    for name, text in (("with", f"pytestmark = pytest.mark.{mark}"), ("without", f"pytest.mark.{mark}_other")):
+        (checkout / "tests").mkdir(exist_ok=True)
+        (checkout / "tests" / f"test_{name}.py").write_text(text + "\n")
+    assert run(checkout, "make", "test-long" if mark == "long" else "test").returncode == 0
+    [stage] = [line for line in asked(checkout) if re.search(rf"-m {mark}( |$)", line)]
+    assert stage.endswith(" tests/test_with.py")
+
+
+def test_long_tests_are_run_when_asked_for(checkout: Path) -> None:
+    assert run(checkout, "make", "test-long").returncode == 0
+    assert asked(checkout) == ["-m pytest -q -n 2 --dist loadgroup -m long and not systems"]
 
 
 def test_systems_that_must_be_fetched_are_tested_when_asked_for(checkout: Path) -> None:

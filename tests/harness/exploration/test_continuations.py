@@ -75,7 +75,7 @@ def zero_s() -> float:
 
 
 @settings(  # an example takes seconds: a smaller one is not looked for
-    max_examples=10, deadline=None, phases=(Phase.explicit, Phase.generate),
+    max_examples=6, deadline=None, phases=(Phase.explicit, Phase.generate),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 @given(at_s=st.floats(-0.1, 2.4), seed=st.integers(0, 2**32 - 1), has_faults=st.booleans())

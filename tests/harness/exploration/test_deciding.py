@@ -204,11 +204,11 @@ def test_the_step_that_a_mutant_breaks_is_found(tmp_path: Path) -> None:
     found = [
         decide(
             parts, violations[:1], run_dir.history_path,
-            Search(seed=3, points=32, runs=6, jobs=jobs, say=quiet),
+            Search(seed=3, points=points, runs=runs, jobs=jobs, say=quiet),
         ).to_json()
-        for jobs in (2, 1)
+        for points, runs, jobs in ((24, 5, 2), (5, 2, 2), (5, 2, 1))
     ]  # fmt: skip
-    assert found[0] == found[1], "the same, whatever the number of jobs"
+    assert found[1] == found[2], "the same, whatever the number of jobs"
     jump = found[0]["jump"]
     assert jump is not None
     assert abs(jump["before_s"] - at_s) <= 1.0

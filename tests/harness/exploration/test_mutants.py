@@ -27,6 +27,9 @@ SCRIPTED = {
 ROUNDS = {"accept-gap": 3, "queue-offset-reuse": 4}
 """One round of a scenario is enough for most. These take two victims, or three leads."""
 
+FIRST_SEED = {"vote-without-fsync": 1}
+"""With seed 0 a majority of replicas ends, and a minute of virtual time is spent on waiting for them."""
+
 CONTROLS = ("checksum-ignored", "lease-on-wall-clock", "vote-not-persisted", "vote-without-fsync")
 """Scenarios whose control is run here too; those of the scripts are run there."""
 
@@ -38,7 +41,8 @@ def scenario_of(name: str) -> Scenario:
 @pytest.mark.parametrize("name", [name for name in SCRIPTED_MUTANTS if name not in SCRIPTED])
 def test_a_mutant_is_found(name: str) -> None:
     seen = []
-    for seed in range(SEEDS):
+    first = FIRST_SEED.get(name, 0)
+    for seed in range(first, first + SEEDS):
         run = rehearse_test(*scenario_of(name).run_of(name, seed))
         if gives_away(run):
             return

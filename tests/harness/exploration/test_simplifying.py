@@ -167,6 +167,7 @@ def test_nothing_is_left_where_it_is_run(tmp_path: Path) -> None:
     assert [*(tmp_path / "here").iterdir(), *(tmp_path / "tmp").iterdir()] == []
 
 
+@pytest.mark.long
 def test_faults_that_need_no_heal_lose_it_and_times_become_round() -> None:
     """Members that forget their votes: it takes one kill of all, whenever it is and however long."""
     test = Test(

@@ -365,9 +365,9 @@ def test_a_place_that_cannot_be_written_is_one_line(run, tmp_path):
 
 
 def test_the_report_of_a_large_run_is_small(run):
-    """The number of dots is bounded by the grid, not by the run: 200,000 operations stand for any number."""
+    """The number of dots is bounded by the grid, not by the run: 60,000 operations stand for any number."""
     faults = runs.make_faults(600)
-    page = report(run, invalid_results(faults), faults=faults, operations=200_000, seconds=600, threads=50)
+    page = report(run, invalid_results(faults), faults=faults, operations=60_000, seconds=600, threads=50)
     assert run.report_path.stat().st_size < 500_000
     assert page.text.count("links cut") == len(faults) == 60
 

@@ -14,6 +14,8 @@ from harness.store import Store
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "what-went-wrong.md"
 SECTIONS = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
 ROW = re.compile(r"^\| (.+\?) \| `#(\S+)` \| (.+) \|$", re.MULTILINE)
+SLOW = {"compare-index-only", "truncate-committed"}
+"""Mutants whose run with its explanation takes ten seconds of processor time and more; the others take three."""
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 
 
@@ -55,7 +57,14 @@ def test_eight_mutants_have_their_questions_and_answers() -> None:
         assert section.count("\n| ") == len(rows) + 1, "every row but the head is a question, a part and an answer"
 
 
-@pytest.mark.parametrize("section", SECTIONS, ids=[section.partition("\n")[0] for section in SECTIONS])
+@pytest.mark.parametrize(
+    "section",
+    [
+        pytest.param(section, id=name, marks=[pytest.mark.long] if name in SLOW else [])
+        for section in SECTIONS
+        for name in [section.partition("\n")[0]]
+    ],
+)
 def test_the_answers_stand_where_the_page_says(section: str, tmp_path: Path) -> None:
     run = report_mutant(section.partition("\n")[0], 1, Store(tmp_path))
     parts = Parts(run.report_path.read_text(encoding="utf-8"))

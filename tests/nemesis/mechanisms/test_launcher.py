@@ -411,7 +411,7 @@ def test_a_busy_program_of_many_threads_and_signals_is_patched_again_and_again(t
     program = Program(tmp_path, [sys.executable, "-I", "-S", "-c", MANY_THREADS], clock=True)
     try:
         program.do("clock")
-        for number in range(20):
+        for number in range(10):
             program.skew(ClockSkew(offset_ms=3_600_000))
             assert abs(offset_s(program) - 3600) < 600, number
             program.skew(None)

@@ -171,7 +171,7 @@ def requests(draw: Any) -> Command:
     )  # fmt: skip
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(requests(), max_size=8))
 def test_what_is_stored_together_is_what_is_stored_one_by_one(make_parts: Any, sent: list[Command]) -> None:
     asyncio.run(both_ways(make_parts, sent))

@@ -17,6 +17,7 @@ import pytest
 from node.client import Client, Credentials, NewMessage, StartFrom
 
 pytestmark = [
+    pytest.mark.long,  # an older client; those of Apache are tested every time
     pytest.mark.node_js,
     pytest.mark.skipif(shutil.which("npm") is None or shutil.which("node") is None, reason="needs Node.js and npm"),
 ]

@@ -84,7 +84,7 @@ def assert_like(found: Any, expected: Any, where: str) -> None:
 @pytest.mark.parametrize(
     ("version", "serializer"),
     [(version, serializer) for version in ("4.9.8", "5.3.1") for serializer in ("JSON", "ROCKETMQ") if EVERY_PAIR]
-    or [("4.9.8", "JSON"), ("5.3.1", "ROCKETMQ")],
+    or [("4.9.8", "JSON"), pytest.param("5.3.1", "ROCKETMQ", marks=pytest.mark.long)],
 )
 def test_what_applications_do_with_it(
     serving: Any, run_peer: Any, java_client: Callable[[str], str], tmp_path: Path, version: str, serializer: str
