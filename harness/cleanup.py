@@ -20,7 +20,7 @@ from typing import Any
 
 from harness import run_state
 from harness.clusters.control_groups import remove_group
-from harness.clusters.host_agent import let_go
+from harness.clusters.host_agent import ancestors, let_go
 from harness.clusters.loop_devices import loop_devices_of, marked_devices, release_device
 from harness.clusters.netns_calls import (
     NETNS_DIR,
@@ -32,7 +32,6 @@ from harness.clusters.netns_calls import (
 from harness.clusters.remote_cleanup import REMOTE_REMOVERS, CannotRemove
 from harness.process_table import (
     ProcessId,
-    ancestors,
     find_processes,
     is_in_namespace,
     kill_until_gone,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from harness.pidfds import pidfd_open, pidfd_send_signal
 from harness.run_state import process_start_ticks
 
-__all__ = ["ProcessId", "ancestors", "find_processes", "is_in_namespace", "kill_until_gone", "marked_with"]
+__all__ = ["ProcessId", "find_processes", "is_in_namespace", "kill_until_gone", "marked_with"]
 
 _POLL_S = 0.05
 
@@ -39,20 +39,6 @@ class ProcessId:
             return ""
         text = " ".join(word.decode(errors="replace") for word in words).strip()
         return "".join(character if character.isprintable() else " " for character in text[:80])
-
-
-def ancestors() -> frozenset[int]:
-    """This process and all its parents."""
-    found: set[int] = set()
-    pid = os.getpid()
-    while pid > 0 and pid not in found:
-        found.add(pid)
-        try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                pid = int(file.read().rpartition(b")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
-            break
-    return frozenset(found)
 
 
 def find_processes(matches: Callable[[int], bool]) -> list[ProcessId]:

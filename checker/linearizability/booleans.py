@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from checker.history import History
 from checker.linearizability.steps import is_ours
@@ -13,13 +13,20 @@ from checker.values import exact, holds_boolean, truth
 __all__ = ["distinguished", "exact_model", "mixes_booleans"]
 
 
+@runtime_checkable
+class HasInitial(Protocol):
+    """A model whose first state is a value of its user's."""
+
+    initial: Any
+
+
 def mixes_booleans(history: History, model: Model) -> bool:
     """Whether a boolean occurs where it could be taken for a number.
 
     Not where the model's ``answers`` are booleans and none of them is a number.  One look at every value: where the
     history was read from a text without any boolean it says so, and nothing is looked at.
     """
-    if holds_boolean([getattr(model, "initial", None)]):
+    if isinstance(model, HasInitial) and holds_boolean([model.initial]):
         return True
     if history.booleans is False:
         return False
@@ -55,7 +62,7 @@ def distinguished(history: History, model: Model) -> tuple[History, Model]:
 
 def exact_model(model: Model) -> Model:
     """The same model of ours with an exact first value, where it has one."""
-    if not hasattr(model, "initial"):
+    if not isinstance(model, HasInitial):
         return model
     changed: Model = replace(model, initial=exact(model.initial))  # type: ignore[call-arg]
     return changed

@@ -249,8 +249,7 @@ def _settle_reads(
                 return _two_places(history, rows, shown_by, row, offset, value, place[value])
             if value not in crashed:
                 text = f"{named_row(history, row)} shows {short(value)} at offset {offset}, which no append put there."
-                failed = [r for r in rows if history.f[r] == "append" and history.value[r] == value]
-                return Violation(rows=(*failed, row), text=text)
+                return Violation(rows=(*_appends(history, rows, value), row), text=text)
             content[offset] = value
             place[value] = offset
             shown_by[offset] = row
@@ -279,29 +278,18 @@ def _fill_holes(
         deadline = deadlines[above] if above < len(deadlines) else NEVER
         if index < len(spare) and spare[index] < deadline:
             continue
-        shower = next(row for row in rows if _returned_at(history, row, deadline))
-        known = [r for o in holes[:index] for r in _append_rows(history, rows, content, o)]
+        shower = next(row for row in rows if history.returned[row] == deadline)
         text = (
             f"{named_row(history, shower)} implies a message at offset {hole}, but no append can have put one there by "
             f"then: {index} append(s) of unknown outcome are needed for earlier offsets."
         )
-        return Violation(rows=(*known, shower), text=text, minimal=False)
+        return Violation(rows=(shower,), text=text, minimal=False)
     return None
 
 
-def _returned_at(history: History, row: int, position: int) -> bool:
-    return history.returned[row] == position
-
-
-def _append_rows(history: History, rows: Sequence[int], content: dict[int, Any], offset: int) -> list[int]:
-    if offset not in content:
-        return []
-    value = content[offset]
-    return [
-        row
-        for row in rows
-        if history.f[row] == "append" and history.value[row] == value and history.status[row] in (OK, INFO)
-    ]
+def _appends(history: History, rows: Sequence[int], *values: Any) -> list[int]:
+    """The rows that append one of these values."""
+    return [row for row in rows if history.f[row] == "append" and history.value[row] in values]
 
 
 def _below_zero(history: History, rows: Sequence[int]) -> Violation:
@@ -348,8 +336,7 @@ def _two_values(
         f"Offset {offset} holds {short(known)} by {named_row(history, holder)}, but {short(value)} by "
         f"{named_row(history, row)}."
     )
-    writers = [r for r in rows if history.f[r] == "append" and history.value[r] in (value, known)]
-    chosen = tuple(sorted({*writers, holder, row}))
+    chosen = tuple(sorted({*_appends(history, rows, value, known), holder, row}))
     return Violation(rows=chosen, text=text, minimal=len(chosen) <= 2)
 
 
@@ -361,8 +348,7 @@ def _two_places(
         f"{short(value)}, appended once, is at offset {other} by {named_row(history, holder)} and at offset {offset} "
         f"by {named_row(history, row)}."
     )
-    writers = [r for r in rows if history.f[r] == "append" and history.value[r] == value]
-    return Violation(rows=tuple(sorted({*writers, holder, row})), text=text)
+    return Violation(rows=tuple(sorted({*_appends(history, rows, value), holder, row})), text=text)
 
 
 def _out_of_order(history: History, rows: Sequence[int], content: dict[int, Any], low: int, high: int) -> Violation:

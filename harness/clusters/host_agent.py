@@ -46,9 +46,11 @@ __all__ = [
     "RUN_VARIABLE",
     "SOCKET",
     "Agent",
+    "ancestors",
     "death_signal_setter",
     "let_go",
     "main",
+    "sockets_of",
 ]
 
 RUN_VARIABLE = "SPLITBRAIN_RUN"
@@ -287,7 +289,7 @@ class Agent:
         owners: dict[int, list[tuple[int, int]]] = {}
         for pid in pids:
             for member in self._members_of(self._child(pid)):
-                for inode in _sockets_of(member.pid):
+                for inode in sockets_of(member.pid):
                     owners.setdefault(inode, []).append((pid, member.pid))
         return {
             "connections": [
@@ -301,7 +303,7 @@ class Agent:
         """What of programs' TCP sockets that are connected to one of these ports has not been acknowledged:
         [address, port, bytes] each. A socket that no program has open any more is none."""
         open_here = {
-            inode for pid in pids for member in self._members_of(self._child(pid)) for inode in _sockets_of(member.pid)
+            inode for pid in pids for member in self._members_of(self._child(pid)) for inode in sockets_of(member.pid)
         }
         wanted = set(ports)
         return {
@@ -582,8 +584,8 @@ def _is_marked(pid: int, mark: bytes) -> bool:
         return False
 
 
-def _sockets_of(pid: int) -> set[int]:
-    """The inodes of a process's sockets."""
+def sockets_of(pid: int) -> set[int]:
+    """The inodes of the sockets that a process has open."""
     found = set()
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):
@@ -776,17 +778,23 @@ def _write_all(descriptor: int, data: bytes) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-def _marked(run_id: str) -> Iterator[int]:
-    """Processes of a run by the mark in their environment, but for this one and its parents."""
-    spared = set()
+def ancestors() -> frozenset[int]:
+    """This process and all its parents."""
+    found: set[int] = set()
     pid = os.getpid()
-    while pid > 0 and pid not in spared:
-        spared.add(pid)
+    while pid > 0 and pid not in found:
+        found.add(pid)
         try:
             with open(f"/proc/{pid}/stat", "rb") as file:
                 pid = int(file.read().rpartition(b")")[2].split()[1])
-        except OSError:
+        except (OSError, ValueError, IndexError):
             break
+    return frozenset(found)
+
+
+def _marked(run_id: str) -> Iterator[int]:
+    """Processes of a run by the mark in their environment, but for this one and its parents."""
+    spared = ancestors()
     mark = f"{RUN_VARIABLE}={run_id}".encode()
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) not in spared:

@@ -12,6 +12,7 @@ import functools
 import os
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 
 from harness.clusters.agent_access import get_file, put_file
 from harness.clusters.agent_helper import START_TIMEOUT_S, AgentHelper, HelperRefused
@@ -79,27 +80,19 @@ def nsswitch_file(text: str) -> str:
     return "\n".join([*kept, "hosts: files dns"]) + "\n"
 
 
+@dataclass(frozen=True, slots=True)
 class NamedHost:
     """A host with a service: the link to its agent, the address that its service listens on, its own address, the names
     of the others with their addresses as it is to reach them, and an address that nobody has. `owns_files`: its files
     in these places are the run's own, and end with it."""
 
-    def __init__(
-        self,
-        link: AgentLink,
-        *,
-        listen: str,
-        own: str,
-        names: Mapping[str, str],
-        unused: str,
-        owns_files: bool = False,
-    ) -> None:
-        self.link = link
-        self.listen = listen
-        self.own = own
-        self.names = dict(names)
-        self.unused = unused
-        self.owns_files = owns_files
+    link: AgentLink
+    _: KW_ONLY
+    listen: str
+    own: str
+    names: Mapping[str, str]
+    unused: str
+    owns_files: bool = False
 
     def path(self, host: str, place: str) -> str:
         """The file of this host that its programs see in a place."""

@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.clusters.host_agent import sockets_of
 from nemesis.target import ProcessMember, ResourceLimit, ResourceUse
 
 __all__ = ["GROUP_KINDS", "OwnResources", "group_names"]
@@ -312,12 +313,12 @@ def _listeners(members: Sequence[ProcessMember]) -> list[_Listener]:
     """What processes listen on, as their own network has it: TCP on IPv4, and on IPv6 for both."""
     found: dict[str, _Listener] = {}
     for member in members:
-        open_here = _open_sockets(member.pid)
+        open_here = sockets_of(member.pid)
         for name in ("tcp", "tcp6"):
             with contextlib.suppress(OSError):
                 for line in Path(f"/proc/{member.pid}/net", name).read_text(encoding="ascii").splitlines()[1:]:
                     _, local, _, state, queues, _, _, _, _, inode, *_ = line.split()
-                    if state == _LISTEN and inode in open_here:
+                    if state == _LISTEN and int(inode) in open_here:
                         address, _, port = local.partition(":")
                         shown = bytes.fromhex(address[-8:])[:: 1 if sys.byteorder == "big" else -1]
                         waiting = int(queues.partition(":")[2], 16)
@@ -328,18 +329,6 @@ def _listeners(members: Sequence[ProcessMember]) -> list[_Listener]:
 def _waiting(members: Sequence[ProcessMember]) -> int:
     """On how many sockets a connection waits to be accepted."""
     return sum(listener.waiting > 0 for listener in _listeners(members))
-
-
-def _open_sockets(pid: int) -> set[str]:
-    """The inodes of the sockets that a process has open."""
-    found = set()
-    with contextlib.suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
-                kind, _, rest = os.readlink(f"/proc/{pid}/fd/{name}").partition(":[")
-                if kind == "socket":
-                    found.add(rest.rstrip("]"))
-    return found
 
 
 def _lowest_free(pid: int) -> int:
