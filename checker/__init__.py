@@ -56,6 +56,7 @@ from checker.sets import check_set, check_set_full
 from checker.simple import check_bank, check_counter, check_exclusion, check_long_fork, check_unique_ids
 from checker.transactions import check_transactions
 from checker.verdict import Edge, Result, Verdict, Witness, worst
+from checker.write_skew import check_write_skew
 
 __all__ = [
     "ILLEGAL",
@@ -109,6 +110,7 @@ __all__ = [
     "check_transaction_visibility",
     "check_transactions",
     "check_unique_ids",
+    "check_write_skew",
     "parse_model",
     "read_jsonl",
     "worst",

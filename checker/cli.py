@@ -28,6 +28,7 @@ from checker.transactions import check_transactions
 from checker.verdict import Result, Verdict
 from checker.words import short
 from checker.workers import map_in_processes
+from checker.write_skew import check_write_skew
 
 __all__ = ["PROPERTIES", "UNLIMITED", "main"]
 
@@ -50,6 +51,7 @@ UNLIMITED: dict[str, Callable[..., Result]] = {
     "exclusion": check_exclusion,
     "bank": check_bank,
     "long-fork": check_long_fork,
+    "write-skew": check_write_skew,
     "delay": check_delay,
     "transaction-visibility": check_transaction_visibility,
     "consumer-progress": check_consumer_progress,

@@ -49,11 +49,13 @@ Event = Mapping[str, Any]
 
 
 class Op(NamedTuple):
-    """An operation to invoke: function, independent key (None: none) and value."""
+    """An operation to invoke: function, independent key (None: none) and value. With `with_next` the one after it is
+    due at the same moment, for another thread."""
 
     f: str
     key: Any = None
     value: Any = None
+    with_next: bool = False
 
 
 class Wait(NamedTuple):
@@ -183,12 +185,15 @@ class Stagger:
     """Operations of `inner` at `rate` per second over all threads, exponentially spaced (a Poisson stream).
 
     When the threads fall behind (all are waiting for replies) the lost operations are not made up for in a
-    burst: the next one is due at once and the stream goes on from there.
+    burst: the next one is due at once and the stream goes on from there. Operations that are due together are
+    followed by a gap for each of them.
     """
 
     rate: float
     inner: Generator
     due_ns: int | None = None
+    owed_ns: int = 0
+    """Gaps of operations that were due with the next one."""
 
     def next(self, context: Context) -> tuple[Step, Generator]:
         now_ns = context.time_ns
@@ -196,16 +201,18 @@ class Stagger:
         if due_ns > now_ns:
             return Wait(due_ns, everyone=True), self
         step, inner = self.inner.next(context)
+        owed_ns = self.owed_ns
         if isinstance(step, Op):
-            gap_ns = int(context.random.expovariate(self.rate) * 1e9)
+            owed_ns += int(context.random.expovariate(self.rate) * 1e9)
             # Up to 50 ms of lateness is the timer's and is made up for; more is the system's and is not.
-            base_ns = due_ns if now_ns - due_ns < 50_000_000 else now_ns
-            due_ns = base_ns + gap_ns
-        return step, Stagger(self.rate, inner, due_ns)
+            due_ns = due_ns if now_ns - due_ns < 50_000_000 else now_ns
+            if not step.with_next:
+                due_ns, owed_ns = due_ns + owed_ns, 0
+        return step, Stagger(self.rate, inner, due_ns, owed_ns)
 
     def update(self, context: Context, event: Event) -> Generator:
         inner = self.inner.update(context, event)
-        return self if inner is self.inner else Stagger(self.rate, inner, self.due_ns)
+        return self if inner is self.inner else Stagger(self.rate, inner, self.due_ns, self.owed_ns)
 
     def idle_until_ns(self, now_ns: int) -> int | None:
         """Until the next operation is due."""

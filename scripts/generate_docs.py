@@ -45,6 +45,7 @@ CHECKERS: Mapping[str, Callable[..., Any]] = {
     "exclusion": checker.check_exclusion,
     "bank": checker.check_bank,
     "long-fork": checker.check_long_fork,
+    "write-skew": checker.check_write_skew,
     "delay": checker.check_delay,
     "transaction-visibility": checker.check_transaction_visibility,
     "consumer-progress": checker.check_consumer_progress,

@@ -191,6 +191,23 @@ _POSTGRES_COMMIT = Finding(
     link="https://www.postgresql.org/docs/17/wal-async-commit.html",
 )
 
+_POSTGRES_SKEW = Finding(
+    name="postgres-write-skew",
+    title="Two transactions under REPEATABLE READ each find no row of a key, and both insert one, without any fault",
+    version="PostgreSQL 17.5",
+    options="--system postgres --nodes 1 --workload write-skew --nemesis none --time-limit 20",
+    finding="--set 'isolation=repeatable read'",
+    control="--set isolation=serializable",
+    control_says="SERIALIZABLE keeps track of what each transaction read by predicate, and lets one of the two fail",
+    check="write-skew",
+    names=("write-skew",),
+    promised="The documentation says that REPEATABLE READ is implemented as snapshot isolation, under which "
+    "serialization anomalies are possible.",
+    reported="PostgreSQL's own documentation of transaction isolation; the anomaly: Berenson and others, A Critique of "
+    "ANSI SQL Isolation Levels, June 1995",
+    link="https://www.postgresql.org/docs/17/transaction-iso.html",
+)
+
 _RABBITMQ = Finding(
     name="rabbitmq-autoheal-loss",
     title="Confirmed messages of a mirrored queue are gone once a partition has healed by itself",
@@ -280,7 +297,7 @@ FINDINGS: Mapping[str, Finding] = {
     each.name: each
     for each in (
         _NATS, _REDIS, _REDIS_POWER, _ETCD_STALE, _ETCD_LOCK, _ROCKETMQ, _KAFKA, _ZOOKEEPER, _ZOOKEEPER_SYNC,
-        _ZOOKEEPER_SNAPSHOT, _POSTGRES_G2, _POSTGRES_COMMIT, _MARIADB_UPDATE, _MARIADB_CRASH, _PATRONI,
+        _ZOOKEEPER_SNAPSHOT, _POSTGRES_G2, _POSTGRES_SKEW, _POSTGRES_COMMIT, _MARIADB_UPDATE, _MARIADB_CRASH, _PATRONI,
         _RABBITMQ,
     )
 }  # fmt: skip

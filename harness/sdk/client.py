@@ -25,6 +25,8 @@ The methods that a client has decide which workloads it fits:
     insert(value), extract()            a priority queue
     lock(name), unlock(name)            mutexes
     transact(micro_operations)          transactions
+    insert_if_absent(key, table, row) -> bool,
+        rows(key)                       rows, of which a key gets one only while it has none
     generate()                          unique ids
 
 docs/workloads says what each workload asks of them.
@@ -77,6 +79,8 @@ CAPABILITIES: Mapping[str, Sequence[str]] = {
     "lock": ("name",),
     "unlock": ("name",),
     "transact": ("micro_operations",),
+    "insert_if_absent": ("key", "table", "row"),
+    "rows": ("key",),
     "generate": (),
 }
 """What a client may be able to do: method -> what it is called with, and the fields of an `invoke` in JSON lines."""
@@ -87,6 +91,7 @@ TOGETHER = (
     frozenset({"publish", "fetch"}),
     frozenset({"push", "pop"}),
     frozenset({"insert", "extract"}),
+    frozenset({"insert_if_absent", "rows"}),
 )
 """Methods whose names are so common that a client may mean something else by one of them: they say what it can do only
 where it has all of a group."""

@@ -7,8 +7,9 @@ import base64
 import json
 from typing import Any
 
-from harness.sdk import Client, Host, JsonHttp, Status, pip, post
+from harness.sdk import Host, JsonHttp, Status, pip, post
 from harness.systems.etcd_members import EtcdMembers, peer_url
+from harness.systems.etcd_rows import RowsClient, text
 
 
 class Etcd(EtcdMembers):
@@ -35,7 +36,7 @@ class Etcd(EtcdMembers):
         return Status(leads=said.get("leader") == said["header"]["member_id"], term=int(said["raftTerm"]))
 
 
-class EtcdClient(Client):
+class EtcdClient(RowsClient):
     async def open(self) -> None:
         self.http = JsonHttp(self.url("client"))
 
@@ -54,8 +55,3 @@ class EtcdClient(Client):
         is_old = {"key": text(key), "target": "VALUE", "value": text(old)}
         change = {"requestPut": {"key": text(key), "value": text(new)}}
         return bool((await self.http.post("/v3/kv/txn", {"compare": [is_old], "success": [change]})).get("succeeded"))
-
-
-def text(value: Any) -> str:
-    """As JSON, and that as base64, which is how the gateway takes bytes."""
-    return base64.b64encode(json.dumps(value).encode()).decode()

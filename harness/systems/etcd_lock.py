@@ -10,7 +10,8 @@ import json
 from typing import Any
 
 from harness.sdk import Client, JsonHttp, Refused
-from harness.systems.etcd import Etcd, text
+from harness.systems.etcd import Etcd
+from harness.systems.etcd_rows import text
 
 LEASE_S = 2
 """The shortest that etcd grants with its default election timeout."""

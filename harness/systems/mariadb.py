@@ -13,7 +13,7 @@ import json
 from typing import Any
 
 from harness.sdk import Host, Streams, System, apt, connection
-from harness.systems.sql import MAX_MESSAGE_BYTES, TABLES, SqlClient, SqlError, SqlSession
+from harness.systems.sql import MAX_MESSAGE_BYTES, ROWS, TABLES, SqlClient, SqlError, SqlSession, rows_schema
 
 # The socket's path is one below the data directory: a whole one might be longer than the 107 bytes that it may have.
 CONFIGURATION = """
@@ -62,10 +62,15 @@ SCHEMA = [
     "CREATE TABLE IF NOT EXISTS splitbrain.elements (v int PRIMARY KEY)",
     "CREATE TABLE IF NOT EXISTS splitbrain.jobs (n bigint PRIMARY KEY AUTO_INCREMENT, v text)",
     "CREATE TABLE IF NOT EXISTS splitbrain.ids (n bigint PRIMARY KEY AUTO_INCREMENT)",
+    *rows_schema("splitbrain."),
 ]
 STATE = "SHOW STATUS WHERE Variable_name IN ('wsrep_ready', 'wsrep_cluster_status', 'wsrep_cluster_size')"
 DIGEST = ", ".join(
-    f"(SELECT MD5(COALESCE(GROUP_CONCAT(k, ' ', v ORDER BY k), '')) FROM splitbrain.t{n})" for n in range(TABLES)
+    f"(SELECT MD5(COALESCE(GROUP_CONCAT({row} ORDER BY {key}), '')) FROM splitbrain.{table})"
+    for table, key, row in (
+        *((f"t{n}", "k", "k, ' ', v") for n in range(TABLES)),
+        *((each, "n", "n, ' ', k") for each in ROWS),
+    )
 )
 DEFINITE = ("1047", "1062", "1205", "1213")
 """Errors after which a transaction did not happen: no primary component, a row that is there, a lock not had in time, a

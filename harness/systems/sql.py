@@ -9,13 +9,19 @@ from __future__ import annotations
 import abc
 import contextlib
 import json
-from typing import Any, ClassVar
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar, TypeVar
 
 from harness.sdk import Client, Refused, Streams
 
-__all__ = ["MAX_MESSAGE_BYTES", "TABLES", "SqlClient", "SqlError", "SqlSession", "statement"]
+__all__ = ["MAX_MESSAGE_BYTES", "ROWS", "TABLES", "SqlClient", "SqlError", "SqlSession", "rows_schema", "statement"]
+
+T = TypeVar("T")
 
 TABLES = 3
+ROWS = ("rows0", "rows1")
+"""Tables of rows by key, of which the number of the row is unique and the key is not: who asks for all rows of a key
+asks by predicate."""
 MAX_MESSAGE_BYTES = 64 << 20
 """Of one message of a server. The longest are rows with lists of some kilobytes."""
 
@@ -67,6 +73,18 @@ def statement(kind: str, key: int, value: Any, upsert: str) -> str:
     return f"INSERT INTO {table} VALUES ({key}, '{first}') {upsert} v = {then}"
 
 
+def rows_schema(database: str = "") -> list[str]:
+    """Statements that make the tables of `ROWS`, in a database ("name.") where one has to be named."""
+    return [
+        made
+        for table in ROWS
+        for made in (
+            f"CREATE TABLE IF NOT EXISTS {database}{table} (n int PRIMARY KEY, k int)",
+            f"CREATE INDEX IF NOT EXISTS {table}_k ON {database}{table} (k)",
+        )
+    ]
+
+
 async def _found(session: SqlSession, key: int) -> Any:
     rows = await session.query(f"SELECT v FROM t{key % TABLES} WHERE k = {key}")
     if not rows:
@@ -111,18 +129,43 @@ class SqlClient(Client):
 
     async def transact(self, steps: list[list[Any]]) -> list[list[Any]]:
         session = self.reader if all(step[0] == "r" for step in steps) else self.session
-        try:
-            await session.query("BEGIN")
+
+        async def work() -> list[list[Any]]:
             for step in steps:
                 kind, key, value = step
                 if kind == "r":
                     step[2] = await _found(session, key)
                 else:
                     await session.query(statement(kind, key, value, self.upsert))
-        except (OSError, EOFError) as error:  # what was never asked to commit will not
-            is_over = False
-            with contextlib.suppress(OSError, EOFError):
-                is_over = isinstance(error, SqlError) and await session.query("ROLLBACK") == []
-            raise Refused(f"not committed: {error}", reopen=not is_over) from None
-        await session.change("COMMIT")
-        return steps
+            return steps
+
+        return await _committed(session, work)
+
+    async def insert_if_absent(self, key: int, table: int, row: int) -> bool:
+        async def work() -> bool:
+            for each in ROWS:
+                if await self.session.query(f"SELECT n FROM {each} WHERE k = {key}"):
+                    return False
+            await self.session.query(f"INSERT INTO {ROWS[table]} (n, k) VALUES ({row}, {key})")
+            return True
+
+        return await _committed(self.session, work)
+
+    async def rows(self, key: int) -> list[int]:
+        found = await self.session.query(" UNION ALL ".join(f"SELECT n FROM {each} WHERE k = {key}" for each in ROWS))
+        return [int(row) for [row] in found]
+
+
+async def _committed(session: SqlSession, work: Callable[[], Awaitable[T]]) -> T:
+    """What `work` returns, as one transaction. Raises Refused where it certainly did not commit, SqlError, OSError and
+    EOFError where nobody knows."""
+    try:
+        await session.query("BEGIN")
+        result = await work()
+    except (OSError, EOFError) as error:  # what was never asked to commit will not
+        is_over = False
+        with contextlib.suppress(OSError, EOFError):
+            is_over = isinstance(error, SqlError) and await session.query("ROLLBACK") == []
+        raise Refused(f"not committed: {error}", reopen=not is_over) from None
+    await session.change("COMMIT")
+    return result

@@ -110,6 +110,25 @@ def test_stagger_does_not_make_up_for_an_outage() -> None:
     assert burst <= 3
 
 
+def test_operations_that_are_due_together_are_followed_by_all_their_gaps() -> None:
+    def pairs(context: Context) -> Op:
+        return Op("insert", with_next=context.random.random() < 0.5)
+
+    ctx = context(seed=7)
+    generator: Generator = TimeLimit(100.0, Stagger(50.0, Calls(pairs)))
+    ops, was_together, step = 0, False, None
+    while True:
+        step, generator = generator.next(ctx)
+        if step is None:
+            break
+        if isinstance(step, Wait):
+            assert not was_together, "the operation that was to come at once has to wait"
+            ctx.time_ns = step.until_ns
+        else:
+            ops, was_together = ops + 1, step.with_next
+    assert 4500 < ops < 5500  # as many as one by one: 5000 expected, with a standard deviation of about 110
+
+
 @given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=4), st.integers(0, 2**32))
 def test_mix_uses_every_choice_by_weight(weights: list[float], seed: int) -> None:
     choices = tuple((w, Calls(lambda c, i=i: Op(str(i)))) for i, w in enumerate(weights))  # type: ignore[misc]

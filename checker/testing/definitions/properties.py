@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from checker.testing.definitions.objects import PUTS, make_object
-from checker.testing.definitions.orders import Call, is_linearizable, pair
+from checker.testing.definitions.objects import PUTS, Object, make_object
+from checker.testing.definitions.orders import Call, has_order, is_linearizable, pair
 from checker.testing.definitions.values import canonical
 
 __all__ = ["PROPERTIES"]
@@ -132,6 +132,67 @@ def long_fork(events: Sequence[Event]) -> Verdicts:
             for other in reads
             if one.keys() == other.keys()
         )
+    )
+
+
+class _OneRow(Object):
+    """A key that gets a row only while it has none. What an insert answers says nothing more than that it happened."""
+
+    def start(self) -> Any:
+        return ()
+
+    def outcomes(self, state: Any, f: str, value: Any) -> list[tuple[Any, Any]]:
+        if f == "read":
+            return [(state, state)]
+        return [] if state else [(None, (_filled(value),))]
+
+    def agrees(self, f: str, value: Any, answer: Any, result: Any) -> bool:
+        return f != "read" or tuple(map(canonical, result)) == answer
+
+
+def _filled(value: Sequence[Any]) -> Any:
+    """The row of an insert, which stands in the place of its table."""
+    return canonical(next(row for row in value if row is not None))
+
+
+def write_skew(events: Sequence[Event]) -> Verdicts:
+    """Some order of the transactions explains them in which no read shows what was not even asked for yet."""
+    calls = [call for call in pair(events) if call.status != "fail"]
+    before = [
+        [other.f == "read" and call.f == "insert" and other.returned < call.invoked for other in calls]
+        for call in calls
+    ]
+    if not has_order(calls, before, _OneRow()):
+        return INVALID
+    groups = _keys(pair(events))
+    return VALID if any(map(_has_contest, groups)) and not any(map(_lacks_a_row, groups)) else UNKNOWN
+
+
+def _since(insert: Call, calls: Sequence[Call]) -> float:
+    """Since when it is known that an insert has committed."""
+    shows = [
+        read.returned for read in _done(calls, "read") if _filled(insert.value) in map(canonical, read.result)
+    ]
+    return min([*shows, insert.returned if insert.status == "ok" else float("inf")])
+
+
+def _has_contest(calls: Sequence[Call]) -> bool:
+    """Whether two inserts of a key ran at the same time and one of the key has committed."""
+    inserts = [call for call in calls if call.f == "insert"]
+    return any(
+        one is not other and one.invoked < other.returned and other.invoked < one.returned
+        for one in inserts
+        for other in inserts
+    ) and any(_since(insert, calls) < float("inf") for insert in inserts)
+
+
+def _lacks_a_row(calls: Sequence[Call]) -> bool:
+    """Whether a read that began when a row was known to be there does not show it."""
+    return any(
+        read.invoked > _since(insert, calls) and _filled(insert.value) not in map(canonical, read.result)
+        for insert in calls
+        if insert.f == "insert"
+        for read in _done(calls, "read")
     )
 
 
@@ -370,6 +431,7 @@ PROPERTIES: dict[str, Callable[..., Verdicts]] = {
     "exclusion": exclusion,
     "bank": bank,
     "long-fork": long_fork,
+    "write-skew": write_skew,
     "simple-set": simple_set,
     "set-full": set_full,
     "total-queue": total_queue,

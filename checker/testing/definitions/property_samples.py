@@ -28,10 +28,11 @@ PROPERTY_OPTIONS: dict[str, tuple[Options, ...]] = {
     "delay": ({}, {"tolerance_ms": 20.0, "resolution_ms": 1.0}),
     "sessions": ({},),
     "log-losses": ({},),
+    "write-skew": ({},),
 }
 """The checkers, each with the options that it is sampled with."""
 
-KEYED = frozenset({"counter-bounds", "exclusion", "set-full", "sessions"})
+KEYED = frozenset({"counter-bounds", "exclusion", "set-full", "sessions", "write-skew"})
 """Checkers to which every key is an object of its own."""
 
 KEYS: tuple[tuple[Any, ...], ...] = (
@@ -145,6 +146,26 @@ def _answer_fork(place: _Place, f: str, value: Any, process: Any) -> Any:
     if place.lies():
         step = place.rng.choice(shown)
         step[2] = None if step[2] else 1
+    return shown
+
+
+def _ask_row(place: _Place, process: Any) -> tuple[str, Any]:
+    if place.rng.random() < 0.3:
+        return "read", None
+    place.used += 1
+    row = f"row {place.used}"
+    return "insert", [row, None] if place.rng.random() < 0.5 else [None, row]
+
+
+def _answer_row(place: _Place, f: str, value: Any, process: Any) -> Any:
+    if f == "insert":
+        if place.memory and not place.lies():
+            return FAILED
+        place.memory.append(value[0] or value[1])
+        return value
+    shown = list(place.memory)
+    if place.lies():
+        return place.rng.choice(([], [*shown, *shown], [*shown, f"row {place.rng.randint(1, 4)}"]))
     return shown
 
 
@@ -263,6 +284,7 @@ CLIENTS: dict[str, tuple[Ask, Answer]] = {
     "exclusion": (_ask_lock, _answer_lock),
     "bank": (_ask_bank, _answer_bank),
     "long-fork": (_ask_fork, _answer_fork),
+    "write-skew": (_ask_row, _answer_row),
     "simple-set": (_ask_set, _answer_set),
     "set-full": (_ask_set, _answer_set),
     "total-queue": (_ask_queue, _answer_queue),

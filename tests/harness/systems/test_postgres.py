@@ -133,6 +133,48 @@ def test_a_commit_without_an_answer_leaves_the_transaction_open() -> None:
     assert not isinstance(lost, Refused) and isinstance(lost, EOFError) and asked[-1] == "COMMIT"
 
 
+def inserting(answers: Sequence[bytes | None]) -> tuple[Any, list[str]]:
+    """What `insert_if_absent` returned or raised, and the statements."""
+
+    async def scenario(session: Session) -> Any:
+        client = PostgresClient()
+        client.session = session
+        try:
+            return await client.insert_if_absent(4, 1, 9)
+        except Exception as raised:
+            return raised
+
+    return with_server(answers, scenario)
+
+
+def test_a_row_is_inserted_where_no_table_has_one_of_the_key() -> None:
+    looks = [f"SELECT n FROM rows{number} WHERE k = 4" for number in range(2)]
+    insert = "INSERT INTO rows1 (n, k) VALUES (9, 4)"
+    assert inserting([READY] * 5) == (True, ["BEGIN", *looks, insert, "COMMIT"])
+    assert inserting([READY, READY, row(b"8") + READY, READY]) == (False, ["BEGIN", *looks, "COMMIT"])
+    assert inserting([READY, row(b"8") + READY, READY]) == (False, ["BEGIN", looks[0], "COMMIT"])
+
+
+def test_what_became_of_an_insert_is_open_only_once_its_commit_was_asked_for() -> None:
+    refused, asked = inserting([*[READY] * 3, error(b"40001") + READY, READY])
+    assert isinstance(refused, Refused) and not refused.reopen and asked[-1] == "ROLLBACK"
+    refused, _ = inserting([*[READY] * 4, error(b"40001") + READY])
+    assert isinstance(refused, Refused)
+    lost, asked = inserting([*[READY] * 4, None])
+    assert isinstance(lost, EOFError) and asked[-1] == "COMMIT"
+
+
+def test_the_rows_of_a_key_are_asked_of_both_tables_at_once() -> None:
+    async def scenario(session: Session) -> Any:
+        client = PostgresClient()
+        client.session = session
+        return await client.rows(4)
+
+    found, asked = with_server([row(b"8") + row(b"9") + READY], scenario)
+    assert found == [8, 9]
+    assert asked == ["SELECT n FROM rows0 WHERE k = 4 UNION ALL SELECT n FROM rows1 WHERE k = 4"]
+
+
 def test_whether_a_comparison_failed_is_known_by_the_rows_that_were_changed() -> None:
     async def scenario(session: Session) -> Any:
         client = PostgresClient()

@@ -5,6 +5,7 @@ What a system is made of is fetched once, into a cache. A test of one that canno
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,26 @@ def test_etcd_lets_members_go_and_takes_them_in_again_with_nothing(fetch: Callab
     )  # fmt: skip
     assert_valid(run)
     assert all(fault["exercised"] for fault in run.results["faults"])
+
+
+@pytest.mark.systems
+@pytest.mark.timeout(600)
+def test_snapshot_isolation_lets_write_skew_through_and_serializable_does_not(
+    fetch: Callable[..., None], tmp_path: Path
+) -> None:
+    words = shlex.split("--system postgres --nodes 1 --workload write-skew --nemesis none --time-limit 5 --set")
+    skewed = run_of([*words, "isolation=repeatable read"], fetch, tmp_path)["checks"]["write-skew"]
+    assert skewed["valid"] is False and skewed["stats"]["counts"]["write-skew"] > 100
+    right = run_of([*words, "isolation=serializable"], fetch, tmp_path)
+    assert right["valid"] is True, right["reason"]
+    assert right["checks"]["write-skew"]["stats"]["contended"] > 100
+
+
+@pytest.mark.systems
+@pytest.mark.timeout(600)
+def test_transactions_of_etcd_have_no_write_skew(fetch: Callable[..., None], tmp_path: Path) -> None:
+    words = "--system etcd --nodes 3 --workload write-skew --nemesis partition,kill --time-limit 15 --seed 3"
+    assert_results_valid(run_of(shlex.split(words), fetch, tmp_path))
 
 
 @pytest.mark.systems

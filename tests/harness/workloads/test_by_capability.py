@@ -18,12 +18,13 @@ from harness.workloads.capability import missing_capabilities
 from harness.workloads.cas_register import CasRegisterWorkload
 from harness.workloads.choice import make_workload, require_capabilities
 from harness.workloads.client_register import ClientRegisterWorkload
+from harness.workloads.write_skew import ATTEMPTS
 from tests.harness.workloads.toys import AcknowledgingClient, LostAnswer, Refused, Store, ToyClient
 
 NAMES = (
     "register", "cas-register", "set", "counter", "log", "queue", "mutex", "list-append", "rw-register", "bank",
     "long-fork", "unique-ids", "stack", "priority-queue", "fetch-and-add", "multi-register", "versioned-register",
-    "key-value", "topic", "consumer-progress", "delay", "transactions",
+    "key-value", "topic", "consumer-progress", "delay", "transactions", "write-skew",
 )  # fmt: skip
 
 SEARCHED = ("stack", "priority-queue", "multi-register")
@@ -113,6 +114,7 @@ def every(method: str, count: int, fault: str = "drop") -> Callable[[str, int], 
         ("delay", every("schedule", 40), "delay", "never arrived"),
         ("transactions", every("commit", 20), "transaction-visibility", "was never received"),
         ("consumer-progress", every("commit_offset", 20), "consumer-progress", "fell back to"),
+        ("write-skew", every("insert_if_absent", 20), "write-skew", "both committed"),
     ],
 )
 def test_a_wrong_client_is_found(name: str, fault: Callable[[str, int], str | None], check: str, said: str) -> None:
@@ -217,6 +219,84 @@ class Forked(ToyClient):
 def test_a_long_fork_is_found() -> None:
     done = run(made("long-fork"), Store(), client=Forked, operations=2000)
     assert done.outcomes["long-fork"].valid is False and "the other way round" in done.outcomes["long-fork"].reason
+
+
+class Skewed(ToyClient):
+    """Snapshots: a transaction sees what had committed when it began."""
+
+    async def insert_if_absent(self, key: Any, table: int, row: Any) -> Any:
+        if await self.rows(key):
+            return False
+        self.store.rows.setdefault(key, []).append(row)
+        return True
+
+
+@pytest.mark.parametrize("attempts", ["2", "5"])
+def test_write_skew_is_found(attempts: str) -> None:
+    done = run(made("write-skew", attempts=attempts), Store(), client=Skewed)
+    found = done.outcomes["write-skew"]
+    assert found.valid is False and "both committed, at the same time" in found.reason
+    counts = found.details["stats"]["counts"]
+    assert counts["write-skew"] > 40 and counts["unexpected"] == counts["missing"] == 0
+
+
+def test_write_skew_is_seen_in_reads_where_no_answer_came() -> None:
+    def fault(method: str, number: int) -> str | None:
+        return "lose" if method == "insert_if_absent" else {0: "refuse"}.get(number % 3)
+
+    right = run(made("write-skew"), Store(fault)).outcomes["write-skew"]
+    assert right.valid is True and "keys it is not known" not in right.reason
+
+    class SkewedAndLost(Skewed):
+        async def insert_if_absent(self, key: Any, table: int, row: Any) -> Any:
+            await super().insert_if_absent(key, table, row)
+            raise LostAnswer("the answer got lost")
+
+    wrong = run(made("write-skew"), Store(), client=SkewedAndLost)
+    assert {event["type"] for event in wrong.events if event["f"] == "insert"} == {"invoke", "info"}
+    reason = wrong.outcomes["write-skew"].reason
+    assert wrong.outcomes["write-skew"].valid is False and "both committed" in reason and "shows" in reason
+
+
+def test_keys_that_were_left_open_are_read_again_until_they_are_answered_and_no_longer_than_for_a_while() -> None:
+    def fault(method: str, number: int) -> str | None:
+        return "lose" if method == "insert_if_absent" else {0: None}.get(number % 3, "refuse")
+
+    done = run(made("write-skew"), Store(fault), operations=40)
+    answered = [event["key"] for event in done.events if event["f"] == "read" and event["type"] == "ok"]
+    assert sorted(answered) == list(range(20)) and done.valid
+
+    def never(method: str, number: int) -> str | None:
+        return "refuse" if method == "rows" else fault(method, number)
+
+    done = run(made("write-skew"), Store(never), operations=2)
+    tries = [event for event in done.events if event["f"] == "read" and event["type"] == "fail"]
+    assert len(tries) == ATTEMPTS
+    assert done.outcomes["write-skew"].valid == "unknown"
+
+
+def test_inserts_that_never_meet_test_nothing() -> None:
+    store = Store()
+    done = run_in_process(made("write-skew"), lambda: ToyClient(store), operations=100, concurrency=1)
+    assert done.outcomes["write-skew"].valid == "unknown"
+    assert "nothing was tested" in done.outcomes["write-skew"].reason
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [({"insert_if_absent": None}, "insert_if_absent returned None"), ({"rows": 7}, "rows returned 7"),
+     ({"rows": ["x"]}, "rows returned ['x']")],
+)  # fmt: skip
+def test_answers_that_are_no_rows_are_a_mistake_of_the_client(answer: dict[str, Any], said: str) -> None:
+    class Odd(ToyClient):
+        async def insert_if_absent(self, key: Any, table: int, row: Any) -> Any:
+            return answer.get("insert_if_absent", True)
+
+        async def rows(self, key: Any) -> Any:
+            return answer.get("rows", [])
+
+    done = run(made("write-skew"), Store(), client=Odd, operations=20)
+    assert not done.valid and any(said in text for text in done.unexpected_errors)
 
 
 def test_a_queue_that_may_have_lost_what_nobody_saw_is_unknown_and_one_that_lost_more_is_not() -> None:

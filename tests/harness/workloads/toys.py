@@ -37,6 +37,7 @@ class Store:
         self.partitions: list[list[Any]] = [[], [], [], []]
         self.offsets: dict[Any, int] = {}
         self.prepared: set[Any] = set()
+        self.rows: dict[Any, list[Any]] = {}
         self.opened = 0
         self.open_now = 0
         self._fault = fault
@@ -156,6 +157,20 @@ class ToyClient:
             return steps
 
         return await self._do("transact", change, steps)
+
+    async def insert_if_absent(self, key: Any, table: int, row: Any) -> Any:
+        rows = self.store.rows.setdefault(key, [])
+
+        def change() -> bool:
+            if rows:
+                return False
+            rows.append(row)
+            return True
+
+        return await self._do("insert_if_absent", change, True)
+
+    async def rows(self, key: Any) -> Any:
+        return await self._do("rows", lambda: list(self.store.rows.get(key, [])), [])
 
     async def generate(self) -> Any:
         return await self._do("generate", lambda: next(self.store.ids), 0)

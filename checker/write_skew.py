@@ -1,0 +1,205 @@
+"""Write skew: two transactions that each found no row of a key, and both inserted one (G2 of Adya's thesis, 1999)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from checker.history import FAIL, INFO, NEVER, OK, History
+from checker.tally import Events, Tally
+from checker.values import exact
+from checker.verdict import Edge, Result
+from checker.words import named_row, short
+
+__all__ = ["check_write_skew"]
+
+
+def check_write_skew(events: Events) -> Result:
+    """Check that no key got two rows, where each transaction inserts one only if it finds none.
+
+    An ``insert`` is a transaction that reads by predicate whether any row of its key is there, in any table, and
+    inserts its own where there is none; its value is the row, or a list with the row in the place of its table and
+    ``None`` in the others, as ``[7, None]``.  One that found a row fails.  A ``read`` answers the list of all rows of
+    its key.  In every serial order at most one insert of a key commits.
+
+    Committed is what was acknowledged, and what a read shows.  Two of one key are a ``write-skew`` where they ran at
+    the same time, and a ``late-insert`` where one began after the other was known to be there.  A row that nobody
+    inserted, or whose insert failed, is ``unexpected``, as is one that is there twice.  These are invalid.
+
+    An insert of unknown outcome is no violation by itself: where it would be the second of its key and no read from
+    afterwards tells, the key is counted as ``undecided``.  Unknown where no key had two inserts at the same time of
+    which one committed, as nothing was tested then, and where a later read lacks what had committed (``missing``): it
+    was lost or the read was stale, which is not this checker's to say.
+    """
+    history = History.of(events)
+    tally = Tally(
+        "write-skew", history, wrong=("write-skew", "late-insert", "unexpected"), noted=("missing", "undecided")
+    )
+    keys = contended = 0
+    for key, rows in history.rows_by_key().items():
+        found = _Key(key, history, tally)
+        found.take(rows)
+        keys += bool(found.inserts)
+        contended += found.is_contended()
+        found.judge()
+    tally.extra = {"keys": keys, "contended": contended}
+    return _with_edges(tally.result(fine=_fine(tally, keys, contended), unknown=_unknown(tally, contended)), tally)
+
+
+def _with_edges(result: Result, tally: Tally) -> Result:
+    """The result, with what orders the two inserts of its witness, each before the other."""
+    blind = "found no row of the key, and so came before the insert that the other one did"
+    if result.witness is None or not (tally.counts["write-skew"] or tally.counts["late-insert"]):
+        return result
+    first = (
+        Edge(source=0, target=1, kind="rw", reason=blind)
+        if tally.counts["write-skew"]
+        else Edge(source=0, target=1, kind="realtime", reason="was known to have committed before the other one began")
+    )
+    edges = (first, Edge(source=1, target=0, kind="rw", reason=blind))
+    return replace(result, witness=replace(result.witness, edges=edges))
+
+
+def _fine(tally: Tally, keys: int, contended: int) -> str:
+    text = f"{keys} keys, {contended} of them with inserts at the same time of which one committed: no second one did"
+    undecided = tally.counts["undecided"]
+    return f"{text} (of {undecided} keys it is not known whether a second one did)" if undecided else text
+
+
+def _unknown(tally: Tally, contended: int) -> str | None:
+    if tally.counts["missing"]:
+        return (
+            f"{tally.examples['missing'][0]}: it was lost, or the read was stale (in all: {tally.counts['missing']} "
+            "missing); what else committed cannot be told by such reads"
+        )
+    if not contended:
+        return "of no key two inserts ran at the same time and one committed: nothing was tested"
+    return None
+
+
+@dataclass(slots=True)
+class _Key:
+    """The inserts and reads of one key, as rows of the history."""
+
+    key: Any
+    history: History
+    tally: Tally
+    inserts: list[int] = field(default_factory=list)
+    reads: list[int] = field(default_factory=list)
+    shown: dict[int, set[Any]] = field(default_factory=dict)
+    """What each read shows."""
+    known: dict[int, int] = field(default_factory=dict)
+    """Insert -> position in the history from which on it is known that it has committed."""
+    shown_by: dict[int, int] = field(default_factory=dict)
+    """Insert -> read that shows it."""
+
+    def take(self, rows: Sequence[int]) -> None:
+        history = self.history
+        by_row: dict[Any, list[int]] = {}
+        for row in rows:
+            if history.f[row] == "insert":
+                self.inserts.append(row)
+                by_row.setdefault(_row_of(history.value[row]), []).append(row)
+                if history.status[row] == OK:
+                    self.known[row] = history.returned[row]
+            elif history.f[row] == "read" and history.status[row] == OK:
+                self.reads.append(row)
+        for read in self.reads:
+            self._take_read(read, by_row)
+
+    def _take_read(self, read: int, by_row: dict[Any, list[int]]) -> None:
+        history, result = self.history, self.history.result[read]
+        if not isinstance(result, (list, tuple)):
+            raise TypeError(f"a read of write-skew answers a list of rows, not {short(result)}")
+        shown: set[Any] = set()
+        for value in result:
+            row = exact(value)
+            tried = [
+                insert
+                for insert in by_row.get(row, ())
+                if history.status[insert] != FAIL and history.invoked[insert] < history.returned[read]
+            ]
+            if not tried or row in shown:
+                why = "twice" if row in shown else "which nobody inserted, or whose insert had failed"
+                text = f"{self._named(read)} shows row {short(value)}, {why}"
+                self.tally.add("unexpected", (read, *by_row.get(row, ())[:1]), text)
+            else:
+                insert = min(tried, key=lambda each: history.status[each] != OK)
+                self.known[insert] = min(self.known.get(insert, NEVER), history.returned[read])
+                self.shown_by.setdefault(insert, read)
+            shown.add(row)
+        self.shown[read] = shown
+
+    def is_contended(self) -> bool:
+        """Whether two inserts ran at the same time, and one has committed."""
+        until = -1
+        for insert in self.inserts:
+            if self.history.invoked[insert] < until:
+                return bool(self.known)
+            until = max(until, self.history.returned[insert])
+        return False
+
+    def judge(self) -> None:
+        """Count what is wrong with it."""
+        committed = [insert for insert in self.inserts if insert in self.known]
+        for insert in committed:
+            self._judge_later_reads(insert)
+        if len(committed) > 1:
+            self._add_second(committed)
+            return
+        unknown = [row for row in self.inserts if self.history.status[row] == INFO and row not in self.known]
+        if unknown and len(committed) + len(unknown) > 1 and not any(map(self._decides, self.reads)):
+            rows = [*committed, *unknown][:2]
+            self.tally.add("undecided", rows, f"{self._named(rows[0])}, and {named_row(self.history, rows[1])}")
+
+    def _add_second(self, committed: Sequence[int]) -> None:
+        """Several have committed: show two of them, if possible such as ran at the same time."""
+        first, kind, second = committed[0], "late-insert", committed[1]
+        last = first
+        for insert in committed[1:]:
+            if self.history.invoked[insert] < self.known[last]:
+                first, kind, second = last, "write-skew", insert
+                break
+            last = max(last, insert, key=self.known.__getitem__)
+        reads = list(dict.fromkeys(self.shown_by[row] for row in (first, second) if self.history.status[row] != OK))
+        when = (
+            "at the same time, each of which found no row of the key"
+            if kind == "write-skew"
+            else "though the second began when the row of the first was there"
+        )
+        seen = "".join(f", as {named_row(self.history, read)} shows" for read in reads)
+        text = f"{self._named(first)} and {named_row(self.history, second)} both committed, {when}{seen}"
+        self.tally.add(kind, (first, second, *reads), text)
+
+    def _judge_later_reads(self, insert: int) -> None:
+        history = self.history
+        row = _row_of(history.value[insert])
+        for read in self.reads:
+            if history.invoked[read] > self.known[insert] and row not in self.shown[read]:
+                text = f"{self._named(insert)} had committed, and {named_row(history, read)} lacks its row"
+                self.tally.add("missing", (insert, read), text)
+                return
+
+    def _decides(self, read: int) -> bool:
+        """Whether a read tells which of the inserts had committed once all were over, but for those still at work."""
+        begun = self.history.invoked[read]
+        return all(
+            self.history.invoked[insert] < begun
+            and (insert not in self.known or _row_of(self.history.value[insert]) in self.shown[read])
+            and (self.history.status[insert] == INFO or self.history.returned[insert] < begun)
+            for insert in self.inserts
+        )
+
+    def _named(self, row: int) -> str:
+        where = "" if self.key is None else f"Key {short(self.key)}: "
+        return where + named_row(self.history, row)
+
+
+def _row_of(value: Any) -> Any:
+    """The row that an insert is of, exactly: of a list with one place for each table the only one that is filled."""
+    if isinstance(value, (list, tuple)):
+        filled = [each for each in value if each is not None]
+        if len(filled) == 1:
+            return exact(filled[0])
+    return exact(value)

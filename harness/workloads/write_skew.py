@@ -1,0 +1,156 @@
+"""Workload `write-skew`: `insert_if_absent(key, table, row)` and `rows(key)`.
+
+`insert_if_absent` is one transaction of two steps. It looks by predicate whether any row of the key is there, in either
+of two tables; where there is none, it inserts its own into table 0 or 1 and returns True, else it returns False. `rows`
+returns the rows of a key in both tables, as one transaction.
+
+Every key is tried by several clients at the same moment, each with a row of its own, in turn for one table and for the
+other. Whichever of them commits first, the others have to see its row: a key gets one row at most if transactions are
+serializable. Under snapshot isolation each may look while there is none, and no two of them write the same row: write
+skew, the anomaly G2 of Adya's thesis, as Jepsen's test of it provokes it.
+
+At which level a database runs its transactions is a setting of its system (`--set isolation=serializable`).
+
+An insert that found a row is recorded as failed. Its value is `[row, null]` or `[null, row]`, by table. At the end the
+keys with an insert of unknown outcome are read, and the last ones.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from checker import check_write_skew
+from harness.generator import Context, Generator, Op, Step, Unpaced, Wait
+from harness.systems.base import CheckOutcome, Setting
+from harness.workloads.base import CheckContext
+from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake, is_whole_number
+from harness.workloads.checks import as_outcome
+
+__all__ = ["TABLES", "WriteSkewWorkload"]
+
+TABLES = 2
+"""Tables in which a key may have a row."""
+
+LAST_KEYS = 20
+"""Keys that are read at the end whatever became of them: the last ones, which a crash would lose first."""
+
+ATTEMPTS = 20
+"""Reads of one key at the end until one is answered."""
+
+RETRY_NS = 100_000_000
+"""Until the next read where one was not answered, so that the attempts take about two seconds."""
+
+
+class _RowThere(Exception):
+    """The key has a row already."""
+
+    is_definite = True
+
+
+async def _insert(client: Any, value: Any, key: Any) -> Any:
+    table = next(number for number, row in enumerate(value) if row is not None)
+    done = await client.insert_if_absent(key, table, value[table])
+    if done is False:
+        raise _RowThere("the key has a row")
+    if done is not True:
+        raise ClientMistake(
+            f"insert_if_absent returned {done!r:.80}: it must return True (inserted) or False (the key has a row)"
+        )
+    return value
+
+
+async def _read(client: Any, value: Any, key: Any) -> Any:
+    rows = await client.rows(key)
+    if not isinstance(rows, (list, tuple)) or not all(map(is_whole_number, rows)):
+        raise ClientMistake(f"rows returned {rows!r:.80}: it must be a list of the rows that were inserted")
+    return list(rows)
+
+
+class _Load(Unpaced):
+    """`attempts` inserts of each key, all due at once; keys and rows count up."""
+
+    __slots__ = ("_attempts", "next_key", "next_row", "open_keys")
+
+    def __init__(self, attempts: int) -> None:
+        self._attempts = attempts
+        self.next_key = 0
+        self.next_row = 0
+        self.open_keys: dict[int, None] = {}
+        """Keys with an insert of unknown outcome."""
+
+    def next(self, context: Context) -> tuple[Step, Generator]:
+        row, turn = self.next_row, self.next_row % self._attempts
+        if turn == 0 and row:
+            self.next_key += 1
+        self.next_row += 1
+        value = [row if table == turn % TABLES else None for table in range(TABLES)]
+        return Op("insert", self.next_key, value, with_next=turn < self._attempts - 1), self
+
+    def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
+        if event["type"] == "info":
+            self.open_keys[event["key"]] = None
+        return self
+
+
+class _FinalReads(Unpaced):
+    """One answered read of every key that was left open, and of the last ones."""
+
+    __slots__ = ("_load", "_tries", "_waiting")
+
+    def __init__(self, load: _Load) -> None:
+        self._load = load
+        self._waiting: deque[tuple[int, int]] | None = None
+        """(when it is due, key)"""
+        self._tries: dict[int, int] = {}
+
+    def next(self, context: Context) -> tuple[Step, Generator]:
+        if self._waiting is None:
+            last = self._load.next_key + bool(self._load.next_row)
+            keys = dict.fromkeys((*self._load.open_keys, *range(max(0, last - LAST_KEYS), last)))
+            self._waiting = deque((0, key) for key in keys)
+        if not self._waiting:
+            return None, self  # a thread whose read was not answered puts its key back before it asks again
+        due_ns, key = self._waiting[0]
+        if context.time_ns < due_ns:
+            return Wait(due_ns), self
+        self._waiting.popleft()
+        self._tries[key] = self._tries.get(key, 0) + 1
+        return Op("read", key), self
+
+    def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
+        key = event["key"]
+        if event["type"] in ("fail", "info") and self._waiting is not None and self._tries[key] < ATTEMPTS:
+            self._waiting.append((context.time_ns + RETRY_NS, key))
+        return self
+
+
+class WriteSkewWorkload(CapabilityWorkload):
+    """Inserts of which each key must take one at most, `attempts` of them at the same moment."""
+
+    name = "write-skew"
+    description = "Transactions: no two that look for the other's row before they write both commit."
+    capabilities = ("insert_if_absent", "rows")
+    settings = (
+        Setting("attempts", "2", "inserts of a key at the same moment, each by a client of its own", bounds=(2, 16)),
+    )
+    calls: ClassVar[Mapping[str, Call]] = {
+        "insert": Call("insert_if_absent", _insert),
+        "read": Call("rows", _read, is_read=True),
+    }
+    check_names = ("write-skew",)
+
+    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+        super().__init__(settings)
+        self._load = _Load(self.number("attempts"))
+
+    def generator(self) -> Generator:
+        return self._load
+
+    def final_generator(self) -> Generator:
+        """Reads of the keys whose inserts have an unknown outcome, and of the last ones."""
+        return _FinalReads(self._load)
+
+    def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
+        return {"write-skew": as_outcome(check_write_skew(history))}

@@ -1,0 +1,147 @@
+"""Write skew: what counts as one, what is left open, and when nothing was tested."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checker import Result, Verdict, check_write_skew
+from checker.codecs import read as read_history
+
+Line = tuple[Any, ...]
+
+SKEW = [(0, "invoke", "insert", [1, None]), (1, "invoke", "insert", [None, 2])]
+OK = [(0, "ok", "insert", [1, None]), (1, "ok", "insert", [None, 2])]
+FIRST_ONLY = [OK[0], (1, "fail", "insert", [None, 2])]
+FIRST_OPEN = [OK[0], (1, "info", "insert", [None, 2])]
+
+
+def read(*rows: int, process: int = 2) -> list[Line]:
+    return [(process, "invoke", "read", None), (process, "ok", "read", list(rows))]
+
+
+def checked(lines: Sequence[Line], key: Any = 7) -> Result:
+    return check_write_skew(
+        [{"process": process, "type": kind, "f": f, "value": value, "key": key} for process, kind, f, value in lines]
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "kind"),
+    [
+        ([*SKEW, *OK], "write-skew"),
+        ([*SKEW, *FIRST_OPEN, *read(1, 2)], "write-skew"),
+        ([*SKEW, *FIRST_OPEN, *read(1), *read(2)], "write-skew"),
+        ([SKEW[0], OK[0], SKEW[1], OK[1]], "late-insert"),
+        # What has no answer, and was seen before the other one began.
+        ([SKEW[0], (0, "info", "insert", [1, None]), *read(1), SKEW[1], OK[1]], "late-insert"),
+        ([*SKEW, *FIRST_ONLY, *read(1, 2)], "unexpected"),
+        ([*SKEW, *FIRST_ONLY, *read(1, 1)], "unexpected"),
+        ([*SKEW, *FIRST_ONLY, *read(1, 5)], "unexpected"),
+        ([*read(1), *SKEW, *FIRST_ONLY], "unexpected"),
+    ],
+)
+def test_two_rows_of_a_key_are_wrong(lines: list[Line], kind: str) -> None:
+    found = checked(lines)
+    assert found.verdict is Verdict.INVALID and found.stats["counts"][kind] >= 1
+    assert found.reason.startswith("Key 7: ") and found.witness is not None
+    assert {kind} == {name for name in ("write-skew", "late-insert", "unexpected") if found.stats["counts"][name]}
+
+
+def test_the_witness_is_both_inserts_each_before_the_other() -> None:
+    witness = checked([*SKEW, *OK]).witness
+    assert witness is not None
+    assert [operation.value for operation in witness.operations] == [[1, None], [None, 2]]
+    assert [(edge.source, edge.target, edge.kind) for edge in witness.edges] == [(0, 1, "rw"), (1, 0, "rw")]
+    seen = checked([*SKEW, *FIRST_OPEN, *read(1, 2)]).witness
+    assert seen is not None and [operation.f for operation in seen.operations] == ["insert", "insert", "read"]
+    late = checked([SKEW[0], OK[0], SKEW[1], OK[1]]).witness
+    assert late is not None and [edge.kind for edge in late.edges] == ["realtime", "rw"]
+
+
+def test_of_three_rows_two_that_ran_at_the_same_time_are_shown() -> None:
+    third = (2, "invoke", "insert", [3, None]), (2, "ok", "insert", [3, None])
+    found = checked([SKEW[0], OK[0], SKEW[1], third[0], OK[1], third[1]])
+    assert found.stats["counts"]["write-skew"] == 1 and found.witness is not None
+    assert [operation.value for operation in found.witness.operations] == [[None, 2], [3, None]]
+
+
+def test_one_row_of_a_key_is_right() -> None:
+    found = checked([*SKEW, *FIRST_ONLY, *read(1)])
+    assert found.verdict is Verdict.VALID and "1 keys, 1 of them" in found.reason
+    assert found.stats["keys"] == found.stats["contended"] == 1 and set(found.stats["counts"].values()) == {0}
+
+
+@pytest.mark.parametrize(
+    ("lines", "undecided"),
+    [
+        ([*SKEW, *FIRST_OPEN], 1),
+        ([*SKEW, *FIRST_OPEN, *read(1)], 0),
+        # A read that began too early to tell.
+        ([SKEW[0], OK[0], (2, "invoke", "read", None), (3, "invoke", "insert", [3, None]), SKEW[1], FIRST_OPEN[1],
+          (3, "fail", "insert", [3, None]), (2, "ok", "read", [1])], 1),
+        # With nothing that committed for certain one open insert is no second one, and two are.
+        ([*SKEW, (0, "fail", "insert", [1, None]), (1, "info", "insert", [None, 2])], 0),
+        ([*SKEW, (0, "info", "insert", [1, None]), (1, "info", "insert", [None, 2])], 1),
+        ([*SKEW, (0, "info", "insert", [1, None]), (1, "info", "insert", [None, 2]), *read()], 0),
+    ],
+)  # fmt: skip
+def test_an_insert_of_unknown_outcome_is_no_violation_and_is_said(lines: list[Line], undecided: int) -> None:
+    found = checked(lines)
+    assert found.verdict is not Verdict.INVALID and found.stats["counts"]["undecided"] == undecided
+    if found.verdict is Verdict.VALID:
+        assert ("of 1 keys it is not known" in found.reason) == bool(undecided)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [],
+        [SKEW[0], OK[0], SKEW[1], (1, "fail", "insert", [None, 2])],
+        [*SKEW, (0, "fail", "insert", [1, None]), (1, "fail", "insert", [None, 2])],
+        [*SKEW, (0, "info", "insert", [1, None]), (1, "info", "insert", [None, 2])],
+    ],
+)
+def test_where_no_two_inserts_met_of_which_one_committed_nothing_was_tested(lines: list[Line]) -> None:
+    found = checked(lines)
+    assert found.verdict is Verdict.UNKNOWN and "nothing was tested" in found.reason
+
+
+def test_keys_are_judged_by_themselves() -> None:
+    apart = [
+        {"process": process, "type": kind, "f": f, "value": value, "key": process}
+        for process, kind, f, value in [*SKEW, *OK]
+    ]
+    assert check_write_skew(apart).verdict is Verdict.UNKNOWN  # no two inserts of one key
+
+
+def test_a_row_that_later_reads_lack_is_unknown_not_valid() -> None:
+    found = checked([*SKEW, *FIRST_ONLY, *read()])
+    assert found.verdict is Verdict.UNKNOWN and "lost, or the read was stale" in found.reason
+    assert found.stats["counts"]["missing"] == 1
+
+
+def test_histories_of_jepsens_form_are_read(tmp_path: Path) -> None:
+    """There the key stands before the value, and nothing is read."""
+
+    def verdict_of(second_key: int) -> Verdict:
+        events = [(0, "invoke", 4, "11 nil"), (1, "invoke", second_key, "nil 12"), (0, "ok", 4, "11 nil"),
+                  (1, "ok", second_key, "nil 12")]  # fmt: skip
+        lines = [
+            f"{{:process {process}, :type :{kind}, :f :insert, :value [{key} [{row}]], :index {index}}}\n"
+            for index, (process, kind, key, row) in enumerate(events)
+        ]
+        path = tmp_path / "history.edn"
+        path.write_text("".join(lines))
+        return check_write_skew(read_history(path, "edn-keyed")).verdict
+
+    assert verdict_of(4) is Verdict.INVALID
+    assert verdict_of(5) is Verdict.UNKNOWN
+
+
+def test_a_read_that_is_no_list_is_refused() -> None:
+    with pytest.raises(TypeError, match="a list of rows"):
+        checked([*SKEW, *FIRST_ONLY, (2, "invoke", "read", None), (2, "ok", "read", 1)])
