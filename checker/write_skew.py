@@ -149,9 +149,9 @@ class _Key:
             self._add_second(committed)
             return
         unknown = [row for row in self.inserts if self.history.status[row] == INFO and row not in self.known]
-        if unknown and len(committed) + len(unknown) > 1 and not any(map(self._decides, self.reads)):
-            rows = [*committed, *unknown][:2]
-            self.tally.add("undecided", rows, f"{self._named(rows[0])}, and {named_row(self.history, rows[1])}")
+        if len(committed) + len(unknown) > 1 and not any(self._tells(read, committed, unknown) for read in self.reads):
+            first, second = [*committed, *unknown][:2]
+            self.tally.add("undecided", (first, second), f"{self._named(first)}, and {named_row(self.history, second)}")
 
     def _add_second(self, committed: Sequence[int]) -> None:
         """Several have committed: show two of them, if possible such as ran at the same time."""
@@ -181,14 +181,12 @@ class _Key:
                 self.tally.add("missing", (insert, read), text)
                 return
 
-    def _decides(self, read: int) -> bool:
-        """Whether a read tells which of the inserts had committed once all were over, but for those still at work."""
-        begun = self.history.invoked[read]
-        return all(
-            self.history.invoked[insert] < begun
-            and (insert not in self.known or _row_of(self.history.value[insert]) in self.shown[read])
-            and (self.history.status[insert] == INFO or self.history.returned[insert] < begun)
-            for insert in self.inserts
+    def _tells(self, read: int, committed: Sequence[int], unknown: Sequence[int]) -> bool:
+        """Whether a read tells that what it does not show had not committed: it began after those of unknown outcome,
+        and is new enough to show what had."""
+        history = self.history
+        return all(history.invoked[insert] < history.invoked[read] for insert in unknown) and all(
+            _row_of(history.value[insert]) in self.shown[read] for insert in committed
         )
 
     def _named(self, row: int) -> str:

@@ -58,8 +58,13 @@ def test_the_witness_is_both_inserts_each_before_the_other() -> None:
     assert [(edge.source, edge.target, edge.kind) for edge in witness.edges] == [(0, 1, "rw"), (1, 0, "rw")]
     seen = checked([*SKEW, *FIRST_OPEN, *read(1, 2)]).witness
     assert seen is not None and [operation.f for operation in seen.operations] == ["insert", "insert", "read"]
-    late = checked([SKEW[0], OK[0], SKEW[1], OK[1]]).witness
-    assert late is not None and [edge.kind for edge in late.edges] == ["realtime", "rw"]
+    late = checked([SKEW[0], OK[0], SKEW[1], OK[1]])
+    assert late.witness is not None and "the second began when" in late.reason
+    assert [(edge.source, edge.target, edge.kind) for edge in late.witness.edges] == [(0, 1, "realtime"), (1, 0, "rw")]
+    odd = checked([*SKEW, *FIRST_ONLY, *read(1, 5)])
+    assert odd.witness is not None and odd.witness.edges == () and "nobody inserted" in odd.reason
+    assert "shows row 1, twice" in checked([*SKEW, *FIRST_ONLY, *read(1, 1)]).reason
+    assert "each of which found no row" in checked([*SKEW, *OK]).reason
 
 
 def test_of_three_rows_two_that_ran_at_the_same_time_are_shown() -> None:
@@ -67,6 +72,24 @@ def test_of_three_rows_two_that_ran_at_the_same_time_are_shown() -> None:
     found = checked([SKEW[0], OK[0], SKEW[1], third[0], OK[1], third[1]])
     assert found.stats["counts"]["write-skew"] == 1 and found.witness is not None
     assert [operation.value for operation in found.witness.operations] == [[None, 2], [3, None]]
+
+
+def test_of_three_rows_at_the_same_time_the_first_two_are_shown() -> None:
+    third = (2, "invoke", "insert", [3, None]), (2, "ok", "insert", [3, None])
+    witness = checked([*SKEW, third[0], *OK, third[1]]).witness
+    assert witness is not None and [operation.value for operation in witness.operations] == [[1, None], [None, 2]]
+
+
+def test_a_row_that_is_inserted_again_after_no_answer_came_is_one_row() -> None:
+    again = [(0, "invoke", "insert", [1, None]), (0, "info", "insert", [1, None]), (1, "invoke", "insert", [1, None]),
+             (1, "ok", "insert", [1, None])]  # fmt: skip
+    assert checked([*again, *read(1)]).verdict is Verdict.VALID
+    assert checked([*again, *read(1)]).stats["counts"]["unexpected"] == 0
+
+
+def test_other_operations_are_passed_over() -> None:
+    others = [(3, "invoke", "txn", [["r", 1, None]]), (3, "ok", "txn", 5)]
+    assert checked([*others, *SKEW, *FIRST_ONLY, *read(1)]).verdict is Verdict.VALID
 
 
 def test_one_row_of_a_key_is_right() -> None:
@@ -80,9 +103,11 @@ def test_one_row_of_a_key_is_right() -> None:
     [
         ([*SKEW, *FIRST_OPEN], 1),
         ([*SKEW, *FIRST_OPEN, *read(1)], 0),
-        # A read that began too early to tell.
-        ([SKEW[0], OK[0], (2, "invoke", "read", None), (3, "invoke", "insert", [3, None]), SKEW[1], FIRST_OPEN[1],
-          (3, "fail", "insert", [3, None]), (2, "ok", "read", [1])], 1),
+        # Reads that began too early to tell, and one that is too old.
+        ([SKEW[0], OK[0], (2, "invoke", "read", None), SKEW[1], FIRST_OPEN[1], (2, "ok", "read", [1])], 1),
+        ([*SKEW, *FIRST_OPEN, *read()], 1),
+        # What a read shows is not open, though others are still at work then.
+        ([*SKEW, (0, "info", "insert", [1, None]), *read(1), (1, "fail", "insert", [None, 2])], 0),
         # With nothing that committed for certain one open insert is no second one, and two are.
         ([*SKEW, (0, "fail", "insert", [1, None]), (1, "info", "insert", [None, 2])], 0),
         ([*SKEW, (0, "info", "insert", [1, None]), (1, "info", "insert", [None, 2])], 1),
