@@ -15,7 +15,7 @@ import json
 import os
 import shlex
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from harness.clusters.agent_access import AgentAccess, put_file
 from harness.clusters.agent_link import AgentLink
@@ -23,9 +23,14 @@ from harness.clusters.base import ClusterUnavailable, HostProcess, Program
 from harness.clusters.threads import all_of
 from harness.errors import OperatorError
 from nemesis.mechanisms.hosts import EMPTY_SCRIPT, CheckedShell, script_arguments
-from nemesis.mechanisms.launcher.control import CONTROL_BYTES, parse_programs
+from nemesis.mechanisms.launcher.control import CONTROL_BYTES, ProgramCounts, parse_programs
 from nemesis.mechanisms.launcher.programs import DYNAMIC
-from nemesis.mechanisms.launcher_archive import launcher_archive, launcher_command
+from nemesis.mechanisms.launcher_archive import (
+    ATTACH_TRIAL_PROCESSES,
+    attach_trial,
+    launcher_archive,
+    launcher_command,
+)
 from nemesis.mechanisms.reach import AUTO, PRELOAD, SECCOMP, kind_in_words, mechanism_for, wanted_traps
 from nemesis.mechanisms.shim import (
     COMPILERS,
@@ -78,6 +83,16 @@ def agent_shim_missing() -> str | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class LauncherTrial:
+    """Why the launcher cannot report calls on a host from a program's start, why not from a running one's first disk
+    fault on, and why it can move no clock; None when it can."""
+
+    why_no_traps: str | None
+    why_not_attached: str | None
+    why_no_clock: str | None
+
+
 class AgentShim:
     """The shim's files on all replicas' hosts, and the interfaces that act through it. `places` says where on each host
     they are; they go with the directories that they are in."""
@@ -100,8 +115,7 @@ class AgentShim:
         self._controls = ShimControls(access, places, traps=wanted_traps(capabilities))
         self._judged: dict[tuple[str, ...], str] = {}
         """(host, command...) -> the kind of its program; "" where its file cannot be read"""
-        self._trials: dict[str, asyncio.Task[tuple[str | None, str | None]]] = {}
-        """host -> why the launcher cannot report calls there, and why it can move no clock; None when it can"""
+        self._trials: dict[str, asyncio.Task[LauncherTrial]] = {}
         self.clocks = ShimClocks(self._controls)
         self.disks = ShimDisks(self._controls)
 
@@ -201,17 +215,21 @@ class AgentShim:
         if place is None:
             return program, None
         mechanism, problem, clock_problem = await self._choose(host, program)
-        started = self._controls.begin(host, mechanism, problem=problem, clock_problem=clock_problem)
+        traps = self._controls.traps if mechanism == SECCOMP and problem is None else frozenset[str]()
+        # What is not synced is known of who is watched from the start.
+        attaches = bool(traps) and place.undo_path is None and (await self._trial(host)).why_not_attached is None
+        started = self._controls.begin(
+            host, mechanism, problem=problem, clock_problem=clock_problem, attaches=attaches
+        )
         account_path = place.account_path(program.name)
         if account_path is not None:  # it may run as another user
             await self._links[host].run(["mkdir", "-p", "-m", "1777", account_path])
         if mechanism == PRELOAD:
             environment = {**program.environment, **place.environment(started.number, program.name)}
             return replace(program, environment=environment), started
-        traps = self._controls.traps if problem is None else frozenset[str]()
         argv = launcher_command(
             self._access.python(host), place.launcher_path, place.control_path, program.argv,
-            root=place.data_path, traps=traps, undo_path=account_path if traps else None,
+            root=place.data_path, traps=traps, attaches=attaches, undo_path=account_path if traps else None,
             moves_clock=self._needs_clock and clock_problem is None, number=started.number,
         )  # fmt: skip
         return replace(program, argv=argv), started
@@ -234,7 +252,8 @@ class AgentShim:
         follows_all = program.multiprocess and self._controls.places[host].undo_path is not None
         if self._mechanism == AUTO and is_loaded and not follows_all:
             return PRELOAD, None, None
-        why_no_traps, why_no_clock = await self._trial(host)
+        tried = await self._trial(host)
+        why_no_traps, why_no_clock = tried.why_no_traps, tried.why_no_clock
         problems = {problem for problem in (why_no_traps, why_no_clock) if problem is not None}
         if problems and self._mechanism == SECCOMP:
             raise OperatorError(f"--mechanism seccomp cannot be had on {host}: {'; '.join(sorted(problems))}")
@@ -263,37 +282,43 @@ class AgentShim:
                 self._judged[key] = ""
         return self._judged[key]
 
-    async def _trial(self, host: str) -> tuple[str | None, str | None]:
-        """See `_trials`; once a host."""
+    async def _trial(self, host: str) -> LauncherTrial:
+        """What the launcher can do on a host; tried once."""
         if host not in self._trials:
             self._trials[host] = asyncio.ensure_future(self._try_launcher(host))
         return await asyncio.shield(self._trials[host])
 
-    async def _try_launcher(self, host: str) -> tuple[str | None, str | None]:
+    async def _try_launcher(self, host: str) -> LauncherTrial:
         place, link, python = self._controls.places[host], self._links[host], self._access.python(host)
         control_path = os.path.join(os.path.dirname(place.control_path), "launcher-trial.control")
-        await put_file(link, control_path, trial_control())
 
-        async def attempt(script: str, *, traps: Collection[str] = (), moves_clock: bool = False) -> tuple[str, str]:
+        async def attempt(
+            script: str, *, traps: Collection[str] = (), attaches: bool = False, moves_clock: bool = False
+        ) -> tuple[str, str, ProgramCounts]:
+            await put_file(link, control_path, trial_control())
+            program = [python, "-I", "-S", "-c", script, place.data_path, control_path]
             argv = launcher_command(
-                python, place.launcher_path, control_path, [python, "-I", "-S", "-c", script, place.data_path],
-                root=place.data_path, traps=traps, moves_clock=moves_clock, number=_TRIAL_NUMBER,
+                python, place.launcher_path, control_path, program, root=place.data_path, traps=traps,
+                attaches=attaches, moves_clock=moves_clock, number=_TRIAL_NUMBER,
             )  # fmt: skip
             _, output, errors = await link.run(argv, timeout_s=_TRIAL_TIMEOUT_S)
-            return output, " ".join(errors.split())[:200]
+            counts = parse_programs(await self._access.read(host, control_path, CONTROL_BYTES))
+            return output, " ".join(errors.split())[:200], counts.get(_TRIAL_NUMBER, ProgramCounts(id=0))
 
-        why_no_traps = why_no_clock = None
+        why_no_traps = why_not_attached = why_no_clock = None
         if self._controls.traps:
-            _, errors = await attempt(_TRAP_TRIAL, traps=("sync",))
-            counts = parse_programs(await self._access.read(host, control_path, CONTROL_BYTES)).get(_TRIAL_NUMBER)
-            if counts is None or counts.syncs != 1:
+            _, errors, counts = await attempt(_TRAP_TRIAL, traps=("sync",))
+            if counts.syncs != 1:
                 why_no_traps = errors or "a reported system call was not counted"
+            _, errors, counts = await attempt(attach_trial(), traps=("sync",), attaches=True)
+            if counts.syncs != 1 or counts.traps_reached != ATTACH_TRIAL_PROCESSES:
+                why_not_attached = errors or f"no filter for a running program: {os.strerror(counts.traps_error)}"
         if self._needs_clock:
             wall_ns, _ = await self._access.now(host)
-            output, errors = await attempt(f"TRUE = {wall_ns / 1e9}\n{_CLOCK_TRIAL}", moves_clock=True)
+            output, errors, _ = await attempt(f"TRUE = {wall_ns / 1e9}\n{_CLOCK_TRIAL}", moves_clock=True)
             if not output.strip() or abs(float(output) - (wall_ns / 1e9 - 3600)) > 600:
                 why_no_clock = errors or "the clock of a program did not move"
-        return why_no_traps, why_no_clock
+        return LauncherTrial(why_no_traps, why_not_attached, why_no_clock)
 
     async def release_all(self) -> None:
         """Let everything go: a replica that waits for its disk does not end in order. Raises ShellError."""

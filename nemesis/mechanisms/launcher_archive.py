@@ -16,12 +16,20 @@ import zipfile
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from nemesis.mechanisms.launcher.control import CONTROL_BYTES, parse_programs
+from nemesis.mechanisms.launcher.control import CONTROL_BYTES, ProgramCounts, parse_programs
 from nemesis.mechanisms.launcher.vdso import ClockError, read_offset_ns
 from nemesis.mechanisms.shim import HostFaults
-from nemesis.target import ClockSkew
+from nemesis.target import ClockSkew, DiskFault
 
-__all__ = ["launcher_archive", "launcher_command", "why_no_clock", "why_no_traps"]
+__all__ = [
+    "ATTACH_TRIAL_PROCESSES",
+    "attach_trial",
+    "launcher_archive",
+    "launcher_command",
+    "why_no_clock",
+    "why_no_traps",
+    "why_not_attached",
+]
 
 _TRIAL_TIMEOUT_S = 20.0
 _TRIAL_NUMBER = 1
@@ -53,14 +61,16 @@ def launcher_command(
     *,
     root: str | None = None,
     traps: Collection[str] = (),
+    attaches: bool = False,
     undo_path: str | None = None,
     moves_clock: bool = False,
     number: int = 0,
 ) -> list[str]:
     """The command that runs `program` under the faults of a control file. `traps` are groups of system calls (see
-    launcher/filter.py) on files below `root` that can be held, delayed and refused; `undo_path` is the directory of
-    an undo log; `moves_clock`: its wall clock can be moved. What it does is counted under `number`, where that is not
-    0."""
+    launcher/filter.py) on files below `root` that can be held, delayed and refused; they are reported from the start,
+    or, where it `attaches`, from the first disk fault on. `undo_path` is the directory of an undo log, of all that is
+    written from the start; `moves_clock`: its wall clock can be moved. What it does is counted under `number`, where
+    that is not 0."""
     command = [python, "-I", "-S", archive_path, "--control", control_path]
     if number:
         command += ["--program", str(number)]
@@ -68,11 +78,43 @@ def launcher_command(
         if root is None:
             raise ValueError("traps are about files below a root")
         command += ["--root", root, *(word for group in sorted(traps) for word in ("--trap", group))]
+    if traps and attaches:
+        command.append("--attach")
     if undo_path is not None:
         command += ["--undo", undo_path]
     if moves_clock:
         command.append("--clock")
     return [*command, "--", *program]
+
+
+ATTACH_TRIAL_PROCESSES = 2
+"""The program of `attach_trial` and its child."""
+
+
+def attach_trial() -> str:
+    """A Python script that finds out whether the calls of a running program and its children can be reported, given a
+    directory and the control file that it is under: it brings a disk fault into force, waits until its child has a
+    filter, and has the child sync once."""
+    faults = HostFaults()
+    faults.add_disk_fault("trial", DiskFault(kind="slow", delay_ms=1))
+    faults.pack()  # a generation that differs from that of a new file
+    return f"""
+import os, sys, time
+deadline = time.monotonic() + {_TRIAL_TIMEOUT_S / 2}
+def filters():
+    with open("/proc/self/status") as status:
+        return [line for line in status if line.startswith("Seccomp")]
+before = filters()
+if os.fork():
+    with open(sys.argv[2], "r+b", buffering=0) as control:
+        control.write(bytes.fromhex("{faults.pack().hex()}"))
+    os.wait()
+else:
+    while filters() == before and time.monotonic() < deadline:
+        time.sleep(0.002)
+    if filters() != before:
+        os.fsync(os.open(sys.argv[1], os.O_RDONLY))
+"""
 
 
 @functools.cache
@@ -88,6 +130,22 @@ def why_no_traps() -> str | None:
         return " ".join(errors.split())[:200] or "a reported call was not counted"
 
     return _trial(script, judge, traps=("sync",))
+
+
+@functools.cache
+def why_not_attached() -> str | None:
+    """None when the calls of a program can be reported here from its first disk fault on; otherwise why not, in one
+    line, and they are from its start."""
+
+    def judge(process: subprocess.Popen[str], control: Path) -> str | None:
+        _, errors = process.communicate(timeout=_TRIAL_TIMEOUT_S)
+        counted = parse_programs(control.read_bytes()).get(_TRIAL_NUMBER, ProgramCounts(id=0))
+        if counted.syncs == 1 and counted.traps_reached == ATTACH_TRIAL_PROCESSES:
+            return None
+        said = os.strerror(counted.traps_error)
+        return " ".join(errors.split())[:200] or f"no filter for a running program: {said}"
+
+    return _trial(attach_trial(), judge, traps=("sync",), attaches=True)
 
 
 @functools.cache
@@ -118,6 +176,7 @@ def _trial(
     judge: Callable[[subprocess.Popen[str], Path], str | None],
     *,
     traps: Collection[str] = (),
+    attaches: bool = False,
     moves_clock: bool = False,
 ) -> str | None:
     if not sys.platform.startswith("linux"):
@@ -129,10 +188,10 @@ def _trial(
         if moves_clock:
             faults.add_skew("trial", ClockSkew(offset_ms=-3_600_000), wall_ns=0, monotonic_ns=0)
         control.write_bytes(faults.pack().ljust(CONTROL_BYTES, b"\0"))
-        program = [sys.executable, "-I", "-S", "-c", script, directory]
+        program = [sys.executable, "-I", "-S", "-c", script, directory, str(control)]
         argv = launcher_command(
             *(sys.executable, str(archive), str(control), program),
-            root=directory, traps=traps, moves_clock=moves_clock, number=_TRIAL_NUMBER,
+            root=directory, traps=traps, attaches=attaches, moves_clock=moves_clock, number=_TRIAL_NUMBER,
         )  # fmt: skip
         pipe = subprocess.PIPE
         with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:

@@ -379,6 +379,11 @@ class HostFaults:
         return frozenset({*self._skews, *self._disk, *self._flipped})
 
     @property
+    def has_disk_fault(self) -> bool:
+        """Whether any is in force."""
+        return bool(self._disk)
+
+    @property
     def generation(self) -> int:
         """The number of what `pack` has returned last."""
         return self._generation

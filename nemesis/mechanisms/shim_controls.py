@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,6 +23,19 @@ _LOOKS = 3
 _LOOK_PAUSE_S = 0.1
 """Between two looks at a program that seems to be out of reach: one of its processes may be executing another program
 at that moment."""
+
+
+ATTACH_TIMEOUT_S = 15.0
+"""For supervisors to have calls reported; it takes them some 60 ms, and they give up after 5 s."""
+ATTACH_POLL_S = 0.01
+
+_WHY_NOT_ATTACHED = {
+    errno.EEXIST: "the program has a seccomp filter of its own",
+    errno.EBUSY: "a thread does not stand still, or the calls are reported to somebody else",
+    errno.ESRCH: "its threads have different seccomp filters",
+    errno.E2BIG: "the program has too many processes",
+}
+"""What a supervisor means by an errno (launcher/attach.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +73,14 @@ class ShimPlace:
 @dataclass(slots=True)
 class StartedProgram:
     """A program that was started under the faults of its host. `pid` is its first process; `problem` says why no disk
-    fault reaches it, `clock_problem` why its clock cannot be moved."""
+    fault reaches it, `clock_problem` why its clock cannot be moved. `attaches`: its calls are reported from its first
+    disk fault on, and not from its start."""
 
     number: int
     mechanism: str
     problem: str | None = None
     clock_problem: str | None = None
+    attaches: bool = False
     pid: int | None = None
     is_running: Callable[[], bool] = field(default=lambda: True)
 
@@ -116,7 +132,13 @@ class ShimControls:
     # Programs
 
     def begin(
-        self, host: str, mechanism: str, *, problem: str | None = None, clock_problem: str | None = None
+        self,
+        host: str,
+        mechanism: str,
+        *,
+        problem: str | None = None,
+        clock_problem: str | None = None,
+        attaches: bool = False,
     ) -> StartedProgram:
         """A number for a program that is about to be started on a host. Raises ShimError when too many run there."""
         programs = self._programs[host]
@@ -128,7 +150,7 @@ class ShimControls:
         self._numbers[host] += 1
         slot = min(free, key=lambda each: programs[each].number if each in programs else 0)
         program = programs[slot] = StartedProgram(
-            self._numbers[host] * PROGRAM_SLOTS + slot, mechanism, problem, clock_problem
+            self._numbers[host] * PROGRAM_SLOTS + slot, mechanism, problem, clock_problem, attaches
         )
         return program
 
@@ -179,7 +201,29 @@ class ShimControls:
             return f"the supervisor of the replica of {host} was lost: its system calls go on unseen"
         if counts.unseen and not counts.calls:
             return f"the files of the replica of {host} may not be looked at: its supervisor lacks the rights"
+        if counts.traps_failed:
+            said = _WHY_NOT_ATTACHED.get(counts.traps_error) or os.strerror(counts.traps_error)
+            count = counts.traps_failed
+            return f"the calls of {count} processes of the replica of {host}, running already, are not reported: {said}"
+        if program is not None and program.attaches and self.faults[host].has_disk_fault and not counts.traps_reached:
+            return f"the calls of the replica of {host} are not reported yet: its supervisor does nothing"
         return None
+
+    async def attached(self, host: str) -> None:
+        """Wait until the calls of the host's programs are reported, as the faults that were written last need it, or
+        cannot be, which `reaches` says. Raises RuntimeError when their supervisors do nothing."""
+        generation = self.faults[host].generation
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + ATTACH_TIMEOUT_S
+        while True:
+            counts = await self.counts(host)
+            attaching = {each.number for each in self.running(host) if each.attaches}
+            waited_for = [counts[number] for number in attaching & counts.keys()]
+            if all(each.traps_generation >= generation or each.lost for each in waited_for):
+                return
+            if loop.time() > deadline_s:
+                raise RuntimeError(f"the supervisor of the replica of {host} does nothing")
+            await asyncio.sleep(ATTACH_POLL_S)
 
     async def _look(self, host: str, pid: int) -> Sequence[Mapping[str, Any]] | str:
         """What there is to be seen of a process and its descendants, or why nothing is."""

@@ -195,13 +195,14 @@ class ShimDisks:
         """host -> how often its log had overflowed when its account began anew"""
 
     async def impair(self, fault_id: str, faults: Mapping[str, DiskFault]) -> None:
-        """Impair disks. Raises ValueError for an unknown host or kind."""
+        """Impair disks. Raises ValueError for an unknown host or kind, RuntimeError when a supervisor does nothing."""
         self._controls.require_known(faults)
         self._before[fault_id] = await self._counts(faults)
         for host, fault in faults.items():
             self._controls.faults[host].add_disk_fault(fault_id, fault)
         self._faults[fault_id] = dict(faults)
         await asyncio.gather(*(self._controls.write(host) for host in faults))
+        await asyncio.gather(*(self._controls.attached(host) for host in faults))
         self._begun[fault_id] = await self._counts(faults)
 
     async def count_from_now(self, fault_id: str) -> None:

@@ -1,10 +1,11 @@
 """Run a program under faults of this host, whatever it is linked to.
 
     python3 -I -S launcher.pyz --control FILE [--program NUMBER] [--root DIRECTORY] [--trap GROUP]...
-        [--undo DIRECTORY] [--clock] -- PROGRAM [ARGUMENT]...
+        [--attach] [--undo DIRECTORY] [--clock] -- PROGRAM [ARGUMENT]...
 
 The program replaces this process, so its process number is the one that was started. With `--trap` the kernel reports
-its file system calls to a supervisor (supervisor.py), which with `--undo` keeps track of what is not synced
+its file system calls to a supervisor (supervisor.py), with `--attach` from the first disk fault on (attach.py), else
+from the start; the supervisor with `--undo` keeps track of what is not synced
 (account.py); with `--clock` a driver moves the wall clock that it reads (vdso.py). Neither takes privileges: where
 they are lacking, NO_NEW_PRIVS is set for `--trap`, and the program can gain none by set-user-ID. Both reach the
 program's children and threads. What it does is counted under its NUMBER in the control file.
@@ -27,19 +28,21 @@ import argparse
 import ctypes
 import json
 import os
-import platform
 import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from .account import Account
+from .attach import wait_for_faults
 from .clock_probe import read_clocks
-from .control import UNDO_OVERFLOW, Control
+from .control import TRAPS_FROM_THE_START, UNDO_OVERFLOW, Control
 from .files import Files
-from .filter import GROUPS, FilterError, Listener, install_filter
+from .filter import GROUPS, FilterError, Listeners, install_filter
 from .programs import judge, look
 from .supervisor import Ledger, Supervisor, guard
+from .tracing import ProcessTree
 from .vdso import ClockDriver, ClockError
 
 __all__ = ["main"]
@@ -83,46 +86,68 @@ def _ready(channel: socket.socket, what: str) -> None:
         raise RuntimeError(said.decode(errors="replace") or f"the {what} did not start")
 
 
-def _supervise(
-    channel: socket.socket, control: Control, files: Files, account: Account | None, has_foreign_account: bool
-) -> None:
-    _, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
-    if not descriptors:
-        return
-    listener, ledger = Listener(descriptors[0], platform.machine()), Ledger()
-    alive, held_by_supervisor = os.pipe()
-    if os.fork() == 0:
-        os.close(held_by_supervisor)
+@dataclass(frozen=True, slots=True)
+class _Traps:
+    """What is done with the calls of a program, whose first process is `pid`: those of `groups` are reported, `later`
+    from its first disk fault on."""
+
+    control: Control
+    files: Files
+    account: Account | None
+    has_foreign_account: bool
+    groups: Sequence[str]
+    pid: int
+    later: bool
+
+    def supervise(self, channel: socket.socket) -> None:
+        """Answer them until the program has ended; `channel` brings the listener, unless that comes later."""
+        tree, listeners, ledger = ProcessTree(self.pid), Listeners(), Ledger()
+        guardian, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if os.fork() == 0:
+            guardian.close()
+            channel.close()
+            _name("fault-guardian")
+            guard(theirs, ledger, tree.runs, self._note_loss)
+            return
+        theirs.close()
+        if not self.later:
+            _, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
+            if not descriptors:
+                return
+            socket.send_fds(guardian, [str(self.pid).encode()], descriptors)
+            listeners.add(descriptors[0])
+        _name("fault-calls")
+        channel.sendall(b"+")
         channel.close()
-        _name("fault-guardian")
+        if self.later:
+            found = wait_for_faults(self.control, tree, self.groups, guardian)
+            if found is None:
+                return
+            listeners = found
+        Supervisor(listeners, self.control, self.files, ledger, self.account, self.has_foreign_account).serve()
 
-        def note_loss() -> None:
-            control.count_loss()
-            if account is not None:
-                control.add_to_counter(UNDO_OVERFLOW)
-
-        guard(listener, ledger, alive, note_loss)
-        return
-    os.close(alive)
-    _name("fault-calls")
-    channel.sendall(b"+")
-    channel.close()
-    Supervisor(listener, control, files, ledger, account, has_foreign_account).serve()
+    def _note_loss(self) -> None:
+        self.control.count_loss()
+        if self.account is not None:
+            self.control.add_to_counter(UNDO_OVERFLOW)
 
 
-def _trap(control: Control, root: str, groups: Sequence[str], undo: str | None) -> None:
+def _trap(control: Control, root: str, groups: Sequence[str], undo: str | None, later: bool) -> None:
     files, account, has_foreign_account = Files(root), None, False
     if undo is not None:
         try:
             account = Account(undo)
         except BlockingIOError:
             has_foreign_account = True
-    channel = _start_helper(lambda theirs: _supervise(theirs, control, files, account, has_foreign_account))
-    listener = install_filter(groups)
-    socket.send_fds(channel, [b"+"], [listener])
+    traps = _Traps(control, files, account, has_foreign_account, groups, os.getpid(), later)
+    channel = _start_helper(traps.supervise)
+    if not later:
+        listener = install_filter(groups)
+        socket.send_fds(channel, [b"+"], [listener])
+        os.close(listener)
+        control.trapped(TRAPS_FROM_THE_START, 1, 0)
     _ready(channel, "supervisor")
     channel.close()
-    os.close(listener)
 
 
 def _drive_clock(control: Control, program: int) -> None:
@@ -159,6 +184,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--program", type=int, default=0)
     parser.add_argument("--root")
     parser.add_argument("--trap", action="append", choices=list(GROUPS), default=[])
+    parser.add_argument("--attach", action="store_true")
     parser.add_argument("--undo")
     parser.add_argument("--clock", action="store_true")
     parser.add_argument("command", nargs="+")
@@ -167,6 +193,8 @@ def main(arguments: Sequence[str]) -> None:
         parser.error("--trap needs --root")
     if options.undo and not {"sync", "write"} <= {*options.trap}:
         parser.error("--undo needs --trap sync and --trap write")
+    if options.undo and options.attach:
+        parser.error("--undo is of what a program writes from its start on")
     try:
         control = Control(options.control)
         control.claim(options.program)
@@ -175,7 +203,8 @@ def main(arguments: Sequence[str]) -> None:
         if options.clock:
             _drive_clock(control, os.getpid())
         if options.trap:
-            _trap(control, options.root, options.trap, options.undo)
+            later = options.attach and not control.settings().has_disk
+            _trap(control, options.root, options.trap, options.undo, later)
     except (OSError, ValueError, RuntimeError, FilterError) as error:
         print(f"launcher: {error}", file=sys.stderr)
         sys.exit(126)

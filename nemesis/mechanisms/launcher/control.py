@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
 import struct
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 __all__ = [
@@ -15,6 +18,7 @@ __all__ = [
     "HELD",
     "PROGRAM_SLOTS",
     "REFUSED",
+    "TRAPS_FROM_THE_START",
     "UNCOUNTED",
     "UNDO_OVERFLOW",
     "Control",
@@ -34,8 +38,15 @@ PROGRAM_SLOTS = 64
 CLOCK_SLOTS = 16
 CLOCK_SLOT = struct.Struct("=7q")
 
+_TRACING_TIMEOUT_S = 3.0
+"""How long one helper waits for another that traces; a program stands still for some milliseconds."""
+_TRACING_POLL_S = 0.002
+
 UNCOUNTED = 2**64 - 1
 """For `clock_reads`, where some process of the program cannot count them."""
+
+TRAPS_FROM_THE_START = 2**64 - 1
+"""For `traps_generation`: whatever faults come."""
 
 HELD, DELAYED, REFUSED, FAILED, UNDO_OVERFLOW = range(5)
 """Columns of `COUNTERS`."""
@@ -43,6 +54,7 @@ HELD, DELAYED, REFUSED, FAILED, UNDO_OVERFLOW = range(5)
 _COLUMNS = (
     *("id", "syncs", "writes", "grows", "reads", "held", "delayed", "refused", "failed", "recorded", "clock_reads"),
     *("unseen", "clock_generation", "clock_reached", "clock_failed", "lost", "flipped_reads"),
+    *("traps_generation", "traps_reached", "traps_failed", "traps_error"),
 )
 _PROGRAM = struct.Struct(f"={len(_COLUMNS)}Q")
 _COLUMN_OFFSETS = {column: 8 * position for position, column in enumerate(_COLUMNS)}
@@ -59,7 +71,10 @@ class ProgramCounts:
     unsynced data; `clock_reads` are of a clock that is skewed, or UNCOUNTED. `unseen` calls are about files that the
     launcher may not look at. Its clock driver has brought the settings of `clock_generation` into force in
     `clock_reached` processes and could not in `clock_failed`. `lost`: the supervisor has ended before the program.
-    `flipped_reads` are reads, by a call, of a byte of which a bit was flipped (shim only).
+    `flipped_reads` are reads, by a call, of a byte of which a bit was flipped (shim only). With the disk faults of
+    `traps_generation` in force, the calls of `traps_reached` processes were reported to the supervisor and those of
+    `traps_failed` could not be, `traps_error` (an errno) says why; TRAPS_FROM_THE_START where all have been reported
+    since the program began.
     """
 
     id: int
@@ -79,6 +94,10 @@ class ProgramCounts:
     clock_failed: int = 0
     lost: int = 0
     flipped_reads: int = 0
+    traps_generation: int = 0
+    traps_reached: int = 0
+    traps_failed: int = 0
+    traps_error: int = 0
 
     @property
     def calls(self) -> int:
@@ -116,6 +135,7 @@ class Control:
 
     def __init__(self, path: str) -> None:
         """Raises OSError, and ValueError for a file that is none."""
+        self._path = os.path.abspath(path)
         with open(path, "r+b") as file:
             self._fd = os.dup(file.fileno())
             self._map = mmap.mmap(file.fileno(), CONTROL_BYTES)
@@ -124,6 +144,27 @@ class Control:
         self._program = 0
         self._generation = b""
         self._settings = Settings()
+
+    @property
+    def generation(self) -> int:
+        """The number of the settings that are in force now."""
+        return int(struct.unpack_from("=Q", self._map, 8)[0])
+
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[None]:
+        """While this lasts no other helper of the host's programs traces one of them: the kernel lets one at a time.
+        Raises OSError, BlockingIOError when another does for long."""
+        with open(self._path, "rb") as file:  # a description of our own: helpers have those of whom they were forked by
+            deadline_s = time.monotonic() + _TRACING_TIMEOUT_S
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline_s:
+                        raise
+                    time.sleep(_TRACING_POLL_S)
+            yield
 
     def settings(self) -> Settings:
         """What is in force now."""
@@ -170,6 +211,14 @@ class Control:
     def applied(self, generation: int, reached: int, failed: int) -> None:
         """Say that the program's clocks are as `generation` of the settings has them."""
         for column, value in (("clock_reached", reached), ("clock_failed", failed), ("clock_generation", generation)):
+            offset = self._offset(column)
+            if offset is not None:
+                struct.pack_into("=Q", self._map, offset, value)
+
+    def trapped(self, generation: int, reached: int, failed: int, error_number: int = 0) -> None:
+        """Say of how many processes calls are reported, with `generation` of the settings in force."""
+        values = {"traps_reached": reached, "traps_failed": failed, "traps_error": error_number}
+        for column, value in (*values.items(), ("traps_generation", generation)):
             offset = self._offset(column)
             if offset is not None:
                 struct.pack_into("=Q", self._map, offset, value)

@@ -10,10 +10,21 @@ import os
 import platform
 import select
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["GROUPS", "Call", "FilterError", "Listener", "install_filter"]
+__all__ = [
+    "ALL_THREADS",
+    "GROUPS",
+    "Call",
+    "FilterError",
+    "Listener",
+    "Listeners",
+    "filter_code",
+    "filter_header",
+    "install",
+    "install_filter",
+]
 
 SYSCALLS = {
     "x86_64": {
@@ -50,7 +61,8 @@ faults are about."""
 
 _NOTIF = struct.Struct("=QIIiIQ6Q")
 _RESP = struct.Struct("=QqiI")
-_RECV, _SEND, _ID_VALID = 0xC0502100, 0xC0182101, 0x40082102
+_RECV, _SEND, _SET_FLAGS = 0xC0502100, 0xC0182101, 0x40082104
+_SYNC_WAKE_UP = 1
 _NOTHING = bytes(_NOTIF.size)
 """What the kernel wants to find where it puts a report."""
 _ID = struct.Struct("=Q")
@@ -59,7 +71,11 @@ _CONTINUE = 1
 _PR_SET_NO_NEW_PRIVS = 38
 _SECCOMP_SET_MODE_FILTER = 1
 _NEW_LISTENER, _WAIT_KILLABLE = 1 << 3, 1 << 5
+ALL_THREADS = 1 << 0 | 1 << 4
+"""More flags for `install`: for all threads of the process, or for none (TSYNC and TSYNC_ESRCH, Linux 5.7)."""
 _SECCOMP_NR = {"x86_64": 317, "aarch64": 277}
+_PRCTL_NR = {"x86_64": 157, "aarch64": 167}
+_INSTRUCTION = struct.Struct("=HBBI")
 _RET_ALLOW, _RET_USER_NOTIF = 0x7FFF0000, 0x7FC00000
 
 
@@ -74,26 +90,14 @@ class Call:
 
 
 class Listener:
-    """The descriptor at which the kernel reports calls."""
+    """A descriptor at which the kernel reports calls."""
 
     def __init__(self, descriptor: int, architecture: str) -> None:
         self.descriptor = descriptor
         self._names = {number: name for name, number in SYSCALLS[architecture].items()}
-        self._poll = select.poll()
-        self._poll.register(descriptor, select.POLLIN)
-        self._woken = -1
-
-    def wait(self, timeout_s: float | None) -> bool | None:
-        """Wait for a call: True when there is one, False when time is up, None when nobody can make one any more."""
-        has_call, has_ended = False, False
-        for descriptor, events in self._poll.poll(None if timeout_s is None else max(0, timeout_s * 1000)):
-            if descriptor == self._woken:
-                os.read(self._woken, 4096)
-            elif events & select.POLLIN:
-                has_call = True
-            else:
-                has_ended = True
-        return True if has_call else None if has_ended else False
+        # The kernel then hands the processor to who answers, and back, where it can (Linux 6.6).
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(descriptor, _SET_FLAGS, _SYNC_WAKE_UP)
 
     def receive(self) -> bytes | None:
         """The report of the next call; None when it has been given up meanwhile."""
@@ -129,6 +133,41 @@ class Listener:
             if error.errno not in (errno.ENOENT, errno.EINPROGRESS):
                 raise
 
+
+class Listeners:
+    """The listeners of one program: one where it was started under a filter, one for each process that ran already
+    when a filter was installed."""
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self._all: dict[int, Listener] = {}
+        self._woken = -1
+
+    def __iter__(self) -> Iterator[Listener]:
+        return iter([*self._all.values()])
+
+    def add(self, descriptor: int) -> None:
+        """One more."""
+        self._all[descriptor] = Listener(descriptor, platform.machine())
+        self._poll.register(descriptor, select.POLLIN)
+
+    def wait(self, timeout_s: float | None) -> list[Listener] | None:
+        """Wait for calls: the listeners that have one, none of them when time is up, None when nobody can make a call
+        any more."""
+        found = []
+        if not self._all:
+            return None
+        for descriptor, events in self._poll.poll(None if timeout_s is None else max(0, timeout_s * 1000)):
+            if descriptor == self._woken:
+                os.read(self._woken, 4096)
+            elif events & select.POLLIN:
+                found.append(self._all[descriptor])
+            else:
+                self._poll.unregister(descriptor)
+                del self._all[descriptor]
+                os.close(descriptor)
+        return found if self._all else None
+
     def add_wake(self) -> Callable[[], None]:
         """A function that ends `wait` from another thread."""
         self._woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -143,36 +182,67 @@ class Listener:
 
 
 class FilterError(RuntimeError):
-    """Calls cannot be reported here; the message says why."""
+    """Calls cannot be reported here; the message says why, and `error_number` is the kernel's word."""
+
+    def __init__(self, message: str, error_number: int = errno.ENOSYS) -> None:
+        super().__init__(message)
+        self.error_number = error_number
+
+
+def filter_code(groups: Sequence[str], architecture: str) -> bytes:
+    """The filter's instructions, which have the calls of these groups reported. Raises FilterError for an architecture
+    whose numbers are not known."""
+    if architecture not in SYSCALLS:
+        raise FilterError(f"system calls are reported on {', '.join(SYSCALLS)} only, not on {architecture}")
+    table = SYSCALLS[architecture]
+    numbers = sorted({table[name] for group in groups for name in GROUPS[group] if name in table})
+    code = [_INSTRUCTION.pack(0x20, 0, 0, 4), _INSTRUCTION.pack(0x15, 1, 0, _ARCHITECTURES[architecture])]
+    code += [_INSTRUCTION.pack(0x06, 0, 0, _RET_ALLOW), _INSTRUCTION.pack(0x20, 0, 0, 0)]
+    for position, number in enumerate(numbers):
+        code.append(_INSTRUCTION.pack(0x15, len(numbers) - position, 0, number))
+    code += [_INSTRUCTION.pack(0x06, 0, 0, _RET_ALLOW), _INSTRUCTION.pack(0x06, 0, 0, _RET_USER_NOTIF)]
+    return b"".join(code)
+
+
+def filter_header(code: bytes, address: int) -> bytes:
+    """What the kernel is told of a filter whose instructions lie at an address (`struct sock_fprog`)."""
+    return struct.pack("@HP", len(code) // _INSTRUCTION.size, address)
+
+
+def install(call: Callable[..., int], architecture: str, header_address: int, *, more_flags: int = 0) -> int:
+    """Install a filter by `call`, which makes a system call of a number with arguments and returns its result, or the
+    errno negated. Returns the listener's descriptor there, which closes on exec. Raises FilterError."""
+    result = -errno.EINVAL
+    for flags in (_NEW_LISTENER | _WAIT_KILLABLE, _NEW_LISTENER):
+        for is_privileged in (True, False):
+            if not is_privileged:
+                refused = call(_PRCTL_NR[architecture], _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+                if refused < 0:
+                    raise FilterError(f"NO_NEW_PRIVS cannot be set: {os.strerror(-refused)}", -refused)
+            number = _SECCOMP_NR[architecture]
+            result = call(number, _SECCOMP_SET_MODE_FILTER, flags | more_flags, header_address)
+            if result >= 0:
+                return result
+            if result != -errno.EACCES:
+                break
+        if result != -errno.EINVAL:
+            break
+    if result == -errno.EBUSY:
+        raise FilterError("the calls of this program are reported to another supervisor already", errno.EBUSY)
+    said = os.strerror(-result)
+    raise FilterError(f"the kernel reports no system calls (seccomp user notification): {said}", -result)
 
 
 def install_filter(groups: Sequence[str]) -> int:
     """Have this process's calls of these groups reported, and those of everything that it starts. Returns the
     listener's descriptor, which closes on exec. Raises FilterError."""
-    architecture = platform.machine()
-    if architecture not in SYSCALLS:
-        raise FilterError(f"system calls are reported on {', '.join(SYSCALLS)} only, not on {architecture}")
-    table = SYSCALLS[architecture]
-    numbers = sorted({table[name] for group in groups for name in GROUPS[group] if name in table})
-    code = [struct.pack("=HBBI", 0x20, 0, 0, 4), struct.pack("=HBBI", 0x15, 1, 0, _ARCHITECTURES[architecture])]
-    code += [struct.pack("=HBBI", 0x06, 0, 0, _RET_ALLOW), struct.pack("=HBBI", 0x20, 0, 0, 0)]
-    for position, number in enumerate(numbers):
-        code.append(struct.pack("=HBBI", 0x15, len(numbers) - position, 0, number))
-    code += [struct.pack("=HBBI", 0x06, 0, 0, _RET_ALLOW), struct.pack("=HBBI", 0x06, 0, 0, _RET_USER_NOTIF)]
-    program = ctypes.create_string_buffer(b"".join(code))
-    header = ctypes.create_string_buffer(struct.pack("@HP", len(code), ctypes.addressof(program)))
+    code = filter_code(groups, platform.machine())
+    program = ctypes.create_string_buffer(code)
+    header = ctypes.create_string_buffer(filter_header(code, ctypes.addressof(program)))
     libc = ctypes.CDLL(None, use_errno=True)
-    tried = 0
-    for flags in (_NEW_LISTENER | _WAIT_KILLABLE, _NEW_LISTENER):
-        for is_privileged in (True, False):
-            if not is_privileged and libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
-                raise FilterError(f"NO_NEW_PRIVS cannot be set: {os.strerror(ctypes.get_errno())}")
-            descriptor = libc.syscall(_SECCOMP_NR[architecture], _SECCOMP_SET_MODE_FILTER, flags, header)
-            if descriptor >= 0:
-                return int(descriptor)
-            tried = ctypes.get_errno()
-            if tried != errno.EACCES:
-                break
-    if tried == errno.EBUSY:
-        raise FilterError("the calls of this program are reported to another supervisor already")
-    raise FilterError(f"the kernel reports no system calls (seccomp user notification): {os.strerror(tried)}")
+
+    def call(number: int, *arguments: int) -> int:
+        result = int(libc.syscall(number, *map(ctypes.c_ulong, arguments)))
+        return -ctypes.get_errno() if result < 0 else result
+
+    return install(call, platform.machine(), ctypes.addressof(header))

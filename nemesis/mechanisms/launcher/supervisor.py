@@ -12,6 +12,7 @@ import errno
 import mmap
 import os
 import queue
+import socket
 import struct
 import threading
 import time
@@ -19,9 +20,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from .account import Account, AccountError
+from .attach import MAX_PROCESSES, listeners_in
 from .control import DELAYED, FAILED, HELD, REFUSED, UNDO_OVERFLOW, Control, Settings
 from .files import CHANGE, CREATE, CUT, GROW, READ, RENAME, SYNC, UNLINK, WRITE, Effect, Files
-from .filter import Call, Listener
+from .filter import Call, Listener, Listeners
 
 __all__ = ["Ledger", "Supervisor", "guard"]
 
@@ -42,13 +44,18 @@ class Ledger:
     """Which calls wait for an answer, in memory that the guardian shares."""
 
     def __init__(self) -> None:
-        self._map = mmap.mmap(-1, 8 * (_HELD_SLOTS + 1))
-        self._free = list(range(_HELD_SLOTS, 0, -1))
+        self._map = mmap.mmap(-1, 8 * (_HELD_SLOTS + MAX_PROCESSES))
+        self._free = list(range(_HELD_SLOTS))
         self._slots: dict[int, int] = {}
+        self._newest: dict[int, int] = {}
+        """listener's descriptor -> where its newest call is noted"""
 
-    def received(self, identity: int) -> None:
-        """Note the newest call."""
-        struct.pack_into("=Q", self._map, 0, identity)
+    def received(self, listener: Listener, identity: int) -> None:
+        """Note the newest call of a listener."""
+        at = self._newest.get(listener.descriptor)
+        if at is None:
+            at = self._newest[listener.descriptor] = 8 * (_HELD_SLOTS + len(self._newest) % MAX_PROCESSES)
+        struct.pack_into("=Q", self._map, at, identity)
 
     def hold(self, identity: int) -> bool:
         """Note a call that will be answered later; False when no more can be."""
@@ -67,14 +74,16 @@ class Ledger:
 
     def unanswered(self) -> list[int]:
         """Every call that may be waiting, those that were never noted included."""
-        last, *held = (value for (value,) in struct.iter_unpack("=Q", self._map[:]))
-        return [*filter(None, held), *range(last, last + _UNKNOWN_IDS)]
+        noted = [value for (value,) in struct.iter_unpack("=Q", self._map[:])]
+        newest = [each for last in filter(None, noted[_HELD_SLOTS:]) for each in range(last, last + _UNKNOWN_IDS)]
+        return [*filter(None, noted[:_HELD_SLOTS]), *newest]
 
 
 @dataclass(slots=True)
 class Pending:
     """A call that is about a file under the root, until it is answered."""
 
+    listener: Listener
     call: Call
     effect: Effect
     is_met: bool = False
@@ -91,7 +100,7 @@ class Pending:
 class Supervisor:
     """Answers the reported calls of one program as its control file says, until the program has ended."""
 
-    listener: Listener
+    listeners: Listeners
     control: Control
     files: Files
     ledger: Ledger
@@ -108,19 +117,21 @@ class Supervisor:
     def serve(self) -> None:
         """Until nobody can make a reported call any more."""
         if self.account is not None:
-            self._syncs = Syncs(self.listener)
+            self._syncs = Syncs(self.listeners)
         while True:
-            has_call = self.listener.wait(self._timeout_s())
-            if has_call is None:
+            ready = self.listeners.wait(self._timeout_s())
+            if ready is None:
                 return
-            report = self.listener.receive() if has_call else None
-            if report is not None:
-                identity = self.listener.identity(report)
-                self.ledger.received(identity)
-                if self._concerns_nobody():
-                    self.listener.let_go_on(identity)
+            for listener in ready:
+                report = listener.receive()
+                if report is None:
                     continue
-                self._receive(self.listener.call(report))
+                identity = listener.identity(report)
+                self.ledger.received(listener, identity)
+                if self._concerns_nobody():
+                    listener.let_go_on(identity)
+                else:
+                    self._receive(listener, listener.call(report))
             self._look_again()
             if self._syncs is not None:
                 for pending, begun, status, error_number in self._syncs.finished():
@@ -143,7 +154,7 @@ class Supervisor:
             or self.control.settings().has_disk
         )
 
-    def _receive(self, call: Call) -> None:
+    def _receive(self, listener: Listener, call: Call) -> None:
         earlier = self.waiting.pop(call.thread, None)
         if earlier is not None:
             # A signal took the thread out of its call, and the kernel makes the call again.
@@ -160,11 +171,11 @@ class Supervisor:
             self._has_looked = True
             effect = None
         if effect is None:
-            self.listener.let_go_on(call.id)
+            listener.let_go_on(call.id)
             return
         self.control.count_call(_COUNTED[effect.operation])
         self._has_looked = True
-        self._decide(Pending(call, effect))
+        self._decide(Pending(listener, call, effect))
 
     def _decide(self, pending: Pending) -> None:
         """Answer a call, or have it wait."""
@@ -200,7 +211,7 @@ class Supervisor:
 
     def _refuse(self, pending: Pending, column: int, error_number: int) -> None:
         self._met(pending, column)
-        self.listener.finish(pending.call.id, error_number)
+        pending.listener.finish(pending.call.id, error_number)
 
     def _go_on(self, pending: Pending) -> None:
         """Let the call be made, and keep the account of it."""
@@ -209,7 +220,7 @@ class Supervisor:
             if self.has_foreign_account and effect.action:
                 self._give_up()
                 self.has_foreign_account = False
-            self.listener.let_go_on(pending.call.id)
+            pending.listener.let_go_on(pending.call.id)
         elif effect.operation == SYNC and pending.call.name in ("fsync", "fdatasync", "msync"):
             if self.ledger.hold(pending.call.id):
                 self._syncs.begin(pending, self.account.sync_begins())
@@ -223,7 +234,7 @@ class Supervisor:
                 # A path that is not there makes the call fail by itself.
                 if not isinstance(error, FileNotFoundError | NotADirectoryError):
                     self._give_up()
-            self.listener.let_go_on(pending.call.id)
+            pending.listener.let_go_on(pending.call.id)
 
     def _give_up(self) -> None:
         """The account is not whole any more: no power cut can be vouched for."""
@@ -237,7 +248,7 @@ class Supervisor:
             except (AccountError, OSError):
                 self._give_up()
         self.ledger.answered(pending.call.id)
-        self.listener.finish(pending.call.id, error_number)
+        pending.listener.finish(pending.call.id, error_number)
 
     def _look_again(self) -> None:
         """Decide anew about calls that have waited long enough, or whose fault is over."""
@@ -257,10 +268,10 @@ class Syncs:
     _WORKERS = 8
     """Syncs at a time; more wait. One disk hardly does more at once."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listeners: Listeners) -> None:
         self._asked: queue.SimpleQueue[tuple[Pending, int]] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[Pending, int, os.stat_result | None, int]] = queue.SimpleQueue()
-        self._wake = listener.add_wake()
+        self._wake = listeners.add_wake()
         for _ in range(self._WORKERS):
             threading.Thread(target=self._work, daemon=True).start()
 
@@ -325,22 +336,36 @@ def _is_delayed(call: Pending, settings: Settings) -> bool:
     return not call.due_ns or time.monotonic_ns() < call.due_ns
 
 
-def guard(listener: Listener, ledger: Ledger, supervisor_alive: int, on_loss: Callable[[], None]) -> None:
-    """Wait until the supervisor has ended, then let every call go on until nobody can make one any more. `on_loss` is
-    called when there still is somebody who can."""
+def guard(channel: socket.socket, ledger: Ledger, runs: Callable[[], bool], on_loss: Callable[[], None]) -> None:
+    """Hold the listeners of a program; once the supervisor has ended, let every call go on until nobody can make one
+    any more. `on_loss` is called when there still is somebody who can, or who could (the program `runs`).
+
+    What comes by `channel` are listeners, each with the number of the process that it is of, and before it that number
+    alone: a listener of which only the number came is still in that process.
+    """
+    listeners, unfinished = Listeners(), set[int]()
     while True:
-        try:
-            if not os.read(supervisor_alive, 1):
-                break
-        except InterruptedError:
-            continue
+        message, descriptors, _, _ = socket.recv_fds(channel, 100, 1)
+        if not message:
+            break
+        unfinished.add(int(message))
+        if descriptors:
+            unfinished.discard(int(message))
+            listeners.add(descriptors[0])
+    for pid in unfinished:
+        for descriptor in listeners_in(pid):
+            listeners.add(descriptor)
     for identity in ledger.unanswered():
-        listener.let_go_on(identity)
-    is_lost = False
-    while (has_call := listener.wait(None if is_lost else 0)) is not None:
+        for listener in listeners:
+            listener.let_go_on(identity)
+    is_lost = not any(True for _ in listeners) and runs()
+    if is_lost:
+        on_loss()
+    while (ready := listeners.wait(None if is_lost else 0)) is not None:
         if not is_lost:
             is_lost = True
             on_loss()
-        report = listener.receive() if has_call else None
-        if report is not None:
-            listener.let_go_on(listener.identity(report))
+        for listener in ready:
+            report = listener.receive()
+            if report is not None:
+                listener.let_go_on(listener.identity(report))

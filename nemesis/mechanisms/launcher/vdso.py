@@ -18,19 +18,17 @@ milliseconds while a fault is in force.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import errno
 import os
 import platform
-import signal
 import struct
 import time
 from dataclasses import dataclass
 
 from .control import Control
+from .tracing import ProcessTree, Stopped, TracingError, read_memory, write_memory
 
-__all__ = ["ClockDriver", "ClockError", "Image", "locate", "read_offset_ns"]
+__all__ = ["ClockDriver", "ClockError", "Image", "base_of", "extent_of", "locate", "read_offset_ns"]
 
 _STUB = bytes.fromhex(
     "00000000000000000000000000000000b8e40000000f0585c0753c83ff00740a"
@@ -67,12 +65,8 @@ _NO_COUNTING = bytes.fromhex("0f1f840000000000")
 
 _MPROTECT = 10
 _PROT_READ, _PROT_WRITE, _PROT_EXEC = 1, 2, 4
-_MAX_STOPS = 100
-"""Signals that may come to a thread before one system call of ours is done in it."""
 
 _JUMP_BYTES = 5
-_HELPERS = b"fault-"
-"""How the names of the launcher's own processes begin."""
 
 _WATCH_S = 0.005
 """How often processes are looked at while a clock fault is in force: a program that is executed meanwhile reads the
@@ -83,12 +77,6 @@ _SETTLE_ATTEMPTS = 50
 """How often a process is let go on because one of its threads stands in the bytes that are to change."""
 
 _AT_SYSINFO_EHDR = 33
-_PTRACE_SINGLESTEP, _PTRACE_GETREGS, _PTRACE_SETREGS, _PTRACE_DETACH = 9, 12, 13, 17
-_PTRACE_SEIZE, _PTRACE_INTERRUPT = 0x4206, 0x4207
-_WALL = 0x40000000
-_RAX, _RDX, _RSI, _RDI, _ORIG_RAX, _RIP = 10, 12, 13, 14, 15, 16
-_REGISTERS = 27
-_TGKILL = 234
 
 
 class ClockError(RuntimeError):
@@ -106,19 +94,7 @@ class Image:
     stub: int
 
 
-def _read(pid: int, address: int, length: int) -> bytes:
-    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
-        memory.seek(address)
-        return memory.read(length)
-
-
-def _write(pid: int, address: int, data: bytes) -> None:
-    with open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
-        memory.seek(address)
-        memory.write(data)
-
-
-def _base_of(pid: int) -> int:
+def base_of(pid: int) -> int:
     """Where the vDSO of a process begins. Raises ClockError, OSError."""
     with open(f"/proc/{pid}/auxv", "rb") as file:
         vector = file.read()
@@ -128,7 +104,8 @@ def _base_of(pid: int) -> int:
     raise ClockError("the program has no vDSO")
 
 
-def _extent_of(pid: int, base: int) -> int:
+def extent_of(pid: int, base: int) -> int:
+    """How many bytes the vDSO has that begins there. Raises ClockError, OSError."""
     with open(f"/proc/{pid}/maps", encoding="ascii", errors="replace") as maps:
         for line in maps:
             begin, _, end = line.split()[0].partition("-")
@@ -140,8 +117,8 @@ def _extent_of(pid: int, base: int) -> int:
 def locate(pid: int) -> Image:
     """The vDSO of a process. Raises ClockError where it is not as expected, OSError where the process may not be looked
     into or is gone."""
-    base = _base_of(pid)
-    image = _read(pid, base, _extent_of(pid, base))
+    base = base_of(pid)
+    image = read_memory(pid, base, extent_of(pid, base))
     if image[:5] != b"\x7fELF\x02":
         raise ClockError("the program's vDSO is no 64-bit ELF image")
     sections_at, = struct.unpack_from("=Q", image, 40)
@@ -175,9 +152,9 @@ def _symbols(image: bytes, sections_at: int, section_bytes: int, count: int) -> 
 
 
 def _is_patched(pid: int, image: Image) -> bool:
-    code = _read(pid, image.stub + _CODE, len(_STUB) - _CODE)
+    code = read_memory(pid, image.stub + _CODE, len(_STUB) - _CODE)
     return code in (_code(is_counted=True), _code(is_counted=False)) and all(
-        _read(pid, entry, _JUMP_BYTES) == _jump(entry, to) for entry, to in image.entries.items()
+        read_memory(pid, entry, _JUMP_BYTES) == _jump(entry, to) for entry, to in image.entries.items()
     )
 
 
@@ -188,9 +165,9 @@ def _code(*, is_counted: bool) -> bytes:
 
 def _count_of(pid: int, image: Image) -> int | None:
     """How often a patched process has read a wall clock since; None where it does not count. Raises OSError."""
-    if _read(pid, image.stub + _COUNTING, len(_NO_COUNTING)) == _NO_COUNTING:
+    if read_memory(pid, image.stub + _COUNTING, len(_NO_COUNTING)) == _NO_COUNTING:
         return None
-    return int(struct.unpack("=Q", _read(pid, image.stub + _COUNT, 8))[0])
+    return int(struct.unpack("=Q", read_memory(pid, image.stub + _COUNT, 8))[0])
 
 
 def _jump(entry: int, to: int) -> bytes:
@@ -201,112 +178,21 @@ def read_offset_ns(pid: int, image: Image | None = None) -> int | None:
     """By how much the process's clock functions are moved, from its own memory; None where they are the kernel's own.
     `image` is its vDSO, where that was located. Raises ClockError, OSError."""
     image = image or locate(pid)
-    return struct.unpack("=q", _read(pid, image.stub, 8))[0] if _is_patched(pid, image) else None
-
-
-class _Stopped:
-    """A process all of whose threads stand still, by ptrace, while the context lasts."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._threads: list[int] = []
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self._libc.ptrace.argtypes = [ctypes.c_ulong, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
-        self._libc.ptrace.restype = ctypes.c_long
-
-    def _trace(self, request: int, thread: int, data: int | None = None) -> None:
-        if self._libc.ptrace(request, thread, None, data) != 0:
-            code = ctypes.get_errno()
-            raise OSError(code, f"the program may not be traced: {os.strerror(code)}")
-
-    def __enter__(self) -> _Stopped:
-        try:
-            while new := [each for each in self._listed() if each not in self._threads]:
-                for thread in new:
-                    self._stop(thread)
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def _listed(self) -> list[int]:
-        return [int(name) for name in os.listdir(f"/proc/{self._pid}/task")]
-
-    def _stop(self, thread: int) -> None:
-        try:
-            self._trace(_PTRACE_SEIZE, thread)
-            self._threads.append(thread)
-            self._trace(_PTRACE_INTERRUPT, thread)
-            os.waitpid(thread, _WALL)
-        except ProcessLookupError:
-            if thread == self._pid:
-                raise
-        except ChildProcessError:
-            self._threads.remove(thread)
-
-    def positions(self) -> list[int]:
-        """The address at which each thread stands."""
-        found = []
-        for thread in self._threads:
-            registers = (ctypes.c_uint64 * _REGISTERS)()
-            with contextlib.suppress(ProcessLookupError):
-                self._trace(_PTRACE_GETREGS, thread, ctypes.addressof(registers))
-                found.append(registers[_RIP])
-        return found
-
-    def call(self, instruction: int, number: int, *arguments: int) -> int:
-        """Have the program's first thread make a system call by the instruction at an address, and go on as if it had
-        not. Returns the call's result. Raises OSError, ClockError."""
-        thread = self._threads[0]
-        saved, changed = (ctypes.c_uint64 * _REGISTERS)(), (ctypes.c_uint64 * _REGISTERS)()
-        self._trace(_PTRACE_GETREGS, thread, ctypes.addressof(saved))
-        ctypes.memmove(changed, saved, ctypes.sizeof(saved))
-        changed[_RAX], changed[_RIP] = number, instruction
-        changed[_ORIG_RAX] = 2**64 - 1  # else the kernel would begin the call anew from which the thread was taken
-        for register, value in zip((_RDI, _RSI, _RDX), arguments, strict=True):
-            changed[register] = value
-        self._trace(_PTRACE_SETREGS, thread, ctypes.addressof(changed))
-        signals: list[int] = []
-        try:
-            self._step(thread, signals)
-            self._trace(_PTRACE_GETREGS, thread, ctypes.addressof(changed))
-        finally:
-            self._trace(_PTRACE_SETREGS, thread, ctypes.addressof(saved))
-            for number_of_signal in signals:
-                self._libc.syscall(_TGKILL, self._pid, thread, number_of_signal)
-        return ctypes.c_int64(changed[_RAX]).value
-
-    def _step(self, thread: int, signals: list[int]) -> None:
-        """One instruction of a thread; notes the signals that came in its place."""
-        for _ in range(_MAX_STOPS):
-            self._trace(_PTRACE_SINGLESTEP, thread)
-            _, status = os.waitpid(thread, _WALL)
-            if not os.WIFSTOPPED(status):
-                raise ProcessLookupError(errno.ESRCH, "the program has ended")
-            if status >> 16:
-                continue  # stopped anew, for a reason of ptrace's own
-            if os.WSTOPSIG(status) == signal.SIGTRAP:
-                return
-            signals.append(os.WSTOPSIG(status))
-        raise ClockError("a thread of the program is sent one signal after the other")
-
-    def __exit__(self, *_: object) -> None:
-        for thread in self._threads:
-            with contextlib.suppress(OSError):
-                self._trace(_PTRACE_DETACH, thread)
+    return struct.unpack("=q", read_memory(pid, image.stub, 8))[0] if _is_patched(pid, image) else None
 
 
 def patch(pid: int, image: Image) -> None:
-    """Give the clock functions of a process their jumps, with an offset of nothing. Raises ClockError, OSError."""
+    """Give the clock functions of a process their jumps, with an offset of nothing. Raises ClockError, TracingError,
+    OSError."""
     for _ in range(_SETTLE_ATTEMPTS):
-        with _Stopped(pid) as stopped:
+        with Stopped(pid) as stopped:
             if any(entry < at < entry + _JUMP_BYTES for at in stopped.positions() for entry in image.entries):
                 continue
-            _write(pid, image.stub, _STUB)
+            write_memory(pid, image.stub, _STUB)
             if not _make_writable(stopped, image, is_writable=True):
-                _write(pid, image.stub + _CODE, _code(is_counted=False))
+                write_memory(pid, image.stub + _CODE, _code(is_counted=False))
             for entry, to in image.entries.items():
-                _write(pid, entry, _jump(entry, to))
+                write_memory(pid, entry, _jump(entry, to))
             return
     raise ClockError("a thread of the program does not leave the clock function")
 
@@ -315,17 +201,17 @@ def restore(pid: int, image: Image) -> None:
     """Give the clock functions of a process back what the kernel had there; a thread that is in the replacement goes
     on in it, with an offset of nothing. This process has the same image, and nobody has patched it. Raises ClockError,
     OSError."""
-    own_base = _base_of(os.getpid())
-    _write(pid, image.stub, struct.pack("=q", 0))
-    with _Stopped(pid) as stopped:
+    own_base = base_of(os.getpid())
+    write_memory(pid, image.stub, struct.pack("=q", 0))
+    with Stopped(pid) as stopped:
         for entry in image.entries:
-            _write(pid, entry, _read(os.getpid(), own_base + entry - image.base, _JUMP_BYTES))
+            write_memory(pid, entry, read_memory(os.getpid(), own_base + entry - image.base, _JUMP_BYTES))
         # A thread may still be in the replacement, and count.
-        _write(pid, image.stub + _COUNTING, _NO_COUNTING)
+        write_memory(pid, image.stub + _COUNTING, _NO_COUNTING)
         _make_writable(stopped, image, is_writable=False)
 
 
-def _make_writable(stopped: _Stopped, image: Image, *, is_writable: bool) -> bool:
+def _make_writable(stopped: Stopped, image: Image, *, is_writable: bool) -> bool:
     """Let the program write to its vDSO, or not; the kernel suffers no other rights for a part of it. False where it
     refuses. Raises OSError, ClockError."""
     rights = _PROT_READ | _PROT_EXEC | (_PROT_WRITE if is_writable else 0)
@@ -340,8 +226,7 @@ class ClockDriver:
         if platform.machine() != "x86_64":
             raise ClockError(f"clocks are moved by the vDSO on x86-64 only, not on {platform.machine()}")
         self._control = control
-        self._processes = {program: _start_of(program)}
-        self._program = program
+        self._tree = ProcessTree(program)
         self._images: dict[int, Image] = {}
         self._counted: dict[int, int] = {}
         """process -> readings of its clock that the control file has"""
@@ -350,41 +235,26 @@ class ClockDriver:
     def serve(self) -> None:
         """Until the last process has ended."""
         while True:
-            self._look_for_children()
-            if not self._processes:
+            for pid in self._tree.look():
+                self._images.pop(pid, None)
+                self._counted.pop(pid, None)
+            if not self._tree.processes:
                 return
             slots, generation = self._control.wall_clock_slots()
             if slots or self._is_used:
                 self._apply(slots, generation)
                 self._is_used = self._is_used or bool(slots)
             else:
-                self._control.applied(generation, len(self._processes), 0)
+                self._control.applied(generation, len(self._tree.processes), 0)
             time.sleep(_WATCH_S if slots else _IDLE_S)
-
-    def _look_for_children(self) -> None:
-        for pid, start in list(self._processes.items()):
-            try:
-                if _start_of(pid) != start or (pid != self._program and _is_helper(pid)):
-                    raise ProcessLookupError
-                threads = os.listdir(f"/proc/{pid}/task")
-            except OSError:
-                self._processes.pop(pid)
-                self._images.pop(pid, None)
-                self._counted.pop(pid, None)
-                continue
-            for thread in threads:
-                with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
-                    for child in map(int, file.read().split()):
-                        if child not in self._processes and not _is_helper(child):
-                            self._processes[child] = _start_of(child)
 
     def _apply(self, slots: list[tuple[int, ...]], generation: int) -> None:
         reached = failed = 0
-        for pid in list(self._processes):
+        for pid in list(self._tree.processes):
             try:
                 self._set(pid, slots)
                 reached += 1
-            except (OSError, ClockError) as error:
+            except (OSError, ClockError, TracingError) as error:
                 if isinstance(error, OSError) and error.errno in (errno.ESRCH, errno.ENOENT, errno.EIO):
                     continue  # it has ended meanwhile
                 failed += 1
@@ -392,7 +262,7 @@ class ClockDriver:
 
     def _set(self, pid: int, slots: list[tuple[int, ...]]) -> None:
         image = self._images.get(pid)
-        if image is None or _base_of(pid) != image.base:
+        if image is None or base_of(pid) != image.base:
             image = self._images[pid] = locate(pid)
             self._counted.pop(pid, None)
         is_patched = _is_patched(pid, image)
@@ -400,14 +270,16 @@ class ClockDriver:
             self._count(pid, image)
         if not slots:
             if is_patched:
-                restore(pid, image)
+                with self._control.tracing():
+                    restore(pid, image)
                 self._counted.pop(pid, None)
             return
         if not is_patched:
-            patch(pid, image)
+            with self._control.tracing():
+                patch(pid, image)
             self._counted[pid] = 0
         offset_ns = sum(_slot_offset_ns(slot, time.time_ns()) for slot in slots)
-        _write(pid, image.stub, struct.pack("=q", offset_ns))
+        write_memory(pid, image.stub, struct.pack("=q", offset_ns))
 
 
     def _count(self, pid: int, image: Image) -> None:
@@ -430,26 +302,3 @@ def _slot_offset_ns(slot: tuple[int, ...], now_ns: int) -> int:
     if period_ns > 0 and (now_ns - since_ns) // (period_ns // 2 + 1) % 2:
         total_ns += strobe_ns
     return total_ns
-
-
-def _is_helper(pid: int) -> bool:
-    """Whether a process is one of the launcher's own, which are the program's children for a moment: who watches one
-    of them waits for what waits for itself. Raises ProcessLookupError when it is gone."""
-    try:
-        with open(f"/proc/{pid}/comm", "rb") as file:
-            return file.read().startswith(_HELPERS)
-    except OSError:
-        raise ProcessLookupError(errno.ESRCH, "gone") from None
-
-
-def _start_of(pid: int) -> int:
-    """The start time of a process, which tells it from a later one of the same number. Raises ProcessLookupError when
-    it is gone or a zombie."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except FileNotFoundError:
-        raise ProcessLookupError(errno.ESRCH, "gone") from None
-    if fields[0] in (b"Z", b"X"):
-        raise ProcessLookupError(errno.ESRCH, "a zombie")
-    return int(fields[19])

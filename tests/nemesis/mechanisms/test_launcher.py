@@ -8,170 +8,36 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from nemesis.mechanisms.launcher import vdso
-from nemesis.mechanisms.launcher.control import UNCOUNTED, Control, ProgramCounts, parse_programs
+from nemesis.mechanisms.launcher.control import UNCOUNTED, Control, parse_programs
+from nemesis.mechanisms.launcher.tracing import ProcessTree
 from nemesis.mechanisms.launcher.vdso import ClockDriver, read_offset_ns
-from nemesis.mechanisms.launcher_archive import launcher_archive, launcher_command, why_no_clock, why_no_traps
-from nemesis.mechanisms.shim import CONTROL_BYTES, Counters, HostFaults, parse_counters, trial_control
-from nemesis.target import ClockSkew, DiskFault
+from nemesis.mechanisms.launcher_archive import (
+    launcher_archive,
+    launcher_command,
+    why_no_clock,
+    why_no_traps,
+    why_not_attached,
+)
+from nemesis.mechanisms.shim import CONTROL_BYTES, HostFaults
+from nemesis.target import ClockSkew
+from tests.nemesis.mechanisms.launched import DEADLINE_S, NUMBER, Program, wait_until
 
 needs_traps = pytest.mark.skipif(why_no_traps() is not None, reason=str(why_no_traps()))
 needs_clock = pytest.mark.skipif(why_no_clock() is not None, reason=str(why_no_clock()))
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler to make a static program with")
-DEADLINE_S = 60.0
-NUMBER = 130
-
-CHILD = """
-import ctypes, os, subprocess, sys, threading, time
-root = sys.argv[1]
-fd = os.open(os.path.join(root, "file"), os.O_RDWR | os.O_CREAT)
-os.pwrite(fd, b"x" * 100, 0)
-def attempt(work):
-    try:
-        work()
-        return "ok"
-    except OSError as error:
-        return error.strerror
-def in_thread(work):
-    found = []
-    thread = threading.Thread(target=lambda: found.append(attempt(work)))
-    thread.start()
-    thread.join()
-    return found[0]
-def grow():
-    os.pwrite(fd, b"x" * 10, os.fstat(fd).st_size)
-DO = {
-    "sync": lambda _: attempt(lambda: os.fsync(fd)),
-    "data-sync": lambda _: attempt(lambda: os.fdatasync(fd)),
-    "thread-sync": lambda _: in_thread(lambda: os.fsync(fd)),
-    "write": lambda _: attempt(lambda: os.pwrite(fd, b"y" * 10, 0)),
-    "grow": lambda _: attempt(grow),
-    "read": lambda _: attempt(lambda: os.pread(fd, 10, 0)),
-    "create": lambda name: attempt(lambda: os.close(os.open(os.path.join(root, name), os.O_CREAT | os.O_WRONLY))),
-    "rename": lambda name: attempt(lambda: os.rename(os.path.join(root, name), os.path.join(root, name + "2"))),
-    "elsewhere": lambda path: attempt(lambda: os.fsync(os.open(path, os.O_CREAT | os.O_RDWR))),
-    "clock": lambda _: f"{time.time_ns()} {time.monotonic_ns()}",
-    "clock-us": lambda _: str(ctypes.CDLL(None).time(None)),
-    "child-clock": lambda _: subprocess.run(
-        [sys.executable, "-I", "-S", "-c",
-         "import time\\nt = time.monotonic()\\nwhile abs(time.time() - %s) > 600 and time.monotonic() - t < 30: "
-         "time.sleep(0.01)\\nprint(int(time.time()))" % _],
-        stdout=subprocess.PIPE, text=True).stdout.strip(),
-    "fork-clock": lambda _: fork_clock(),
-}
-def fork_clock():
-    ours, theirs = os.pipe()
-    if os.fork() == 0:
-        os.write(theirs, str(time.time_ns()).encode())
-        os._exit(0)
-    os.wait()
-    return os.read(ours, 100).decode()
-for line in sys.stdin:
-    name, _, argument = line.strip().partition(" ")
-    print(DO[name](argument), flush=True)
-"""
-
-
-class Program:
-    """A program under the launcher, and the control file of its host."""
-
-    def __init__(self, directory: Path, argv: list[str] | None = None, *, clock: bool = False) -> None:
-        self.root = directory / "data"
-        self.root.mkdir()
-        self.control = directory / "control"
-        self.faults = HostFaults()
-        self.control.write_bytes(self.faults.pack().ljust(CONTROL_BYTES, b"\0"))
-        archive = directory / "launcher.pyz"
-        archive.write_bytes(launcher_archive())
-        program = argv or [sys.executable, "-I", "-S", "-c", CHILD, str(self.root)]
-        traps = [] if clock else ["sync", "write", "read"]
-        self.process = subprocess.Popen(
-            launcher_command(
-                sys.executable, str(archive), str(self.control), program,
-                root=str(self.root), traps=traps, moves_clock=clock, number=NUMBER,
-            ),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-
-    def apply(self) -> None:
-        descriptor = os.open(self.control, os.O_WRONLY)
-        os.pwrite(descriptor, self.faults.pack(), 0)
-        os.close(descriptor)
-
-    def impair(self, kind: str, delay_ms: int = 0) -> None:
-        self.faults.add_disk_fault("fault", DiskFault(kind=kind, delay_ms=delay_ms))
-        self.apply()
-
-    def mend(self) -> None:
-        self.faults.remove_disk_fault("fault")
-        self.apply()
-
-    def skew(self, skew: ClockSkew | None) -> None:
-        """Move the clock, and wait until the driver says that it has."""
-        if skew is None:
-            self.faults.remove_skew("fault", monotonic_ns=0)
-        else:
-            self.faults.add_skew("fault", skew, wall_ns=time.time_ns(), monotonic_ns=time.monotonic_ns())
-        self.apply()
-        generation = self.faults.generation
-        wait_until(lambda: self.count().clock_generation == generation)
-
-    def read(self) -> bytes:
-        return self.control.read_bytes()
-
-    def counters(self) -> Counters:
-        return parse_counters(self.read())
-
-    def count(self) -> ProgramCounts:
-        return parse_programs(self.read())[NUMBER]
-
-    def ask(self, line: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-
-    def answer(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def do(self, line: str) -> str:
-        self.ask(line)
-        return self.answer()
-
-    def helpers(self) -> dict[str, int]:
-        """The launcher's own processes for this program, by name."""
-        found = {}
-        for name in os.listdir("/proc"):
-            if name.isdigit():
-                try:
-                    command = Path("/proc", name, "cmdline").read_bytes()
-                    if str(self.control).encode() in command and int(name) != self.process.pid:
-                        found[Path("/proc", name, "comm").read_text().strip()] = int(name)
-                except OSError:
-                    continue
-        return found
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline_s, "not in time"
-        time.sleep(0.01)
-
-
-@pytest.fixture
-def program(tmp_path: Path) -> Iterator[Program]:
-    made = Program(tmp_path)
+@pytest.fixture(params=[False, True], ids=["from the start", "from the fault on"])
+def program(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Program]:
+    """Whose calls are reported from its start, and one whose calls are reported from its first fault on."""
+    if request.param and why_not_attached() is not None:
+        pytest.skip(str(why_not_attached()))
+    made = Program(tmp_path, attaches=request.param)
     assert made.do("clock")  # it has started, and made its file
     yield made
     made.close()
@@ -484,19 +350,16 @@ time.sleep(600)
 
 
 @needs_clock
-def test_a_driver_waits_for_the_program_and_not_for_the_launcher_s_own_processes(tmp_path: Path) -> None:
+def test_a_driver_waits_for_the_program_and_not_for_the_launcher_s_own_processes() -> None:
     """They are the program's children until who forked them has ended, which takes long on a busy machine. One that
     watched itself never ended."""
-    control_path = tmp_path / "control"
-    control_path.write_bytes(trial_control())
     running = subprocess.Popen([sys.executable, "-c", WITH_A_HELPER], stdout=subprocess.PIPE, start_new_session=True)
     try:
         assert running.stdout is not None
         helper, ordinary = map(int, running.stdout.readline().split())
-        driver = ClockDriver(Control(str(control_path)), running.pid)
-        for _ in range(2):
-            driver._look_for_children()
-        assert ordinary in driver._processes and helper not in driver._processes
+        tree = ProcessTree(running.pid)
+        tree.look()
+        assert ordinary in tree.processes and helper not in tree.processes
     finally:
         os.killpg(running.pid, signal.SIGKILL)
         running.communicate()

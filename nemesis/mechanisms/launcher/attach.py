@@ -1,0 +1,248 @@
+"""Calls of a program that runs already are reported from its first disk fault on: until then it is as if it had been
+started without us.
+
+All processes of the program stand still while each is made to install a filter for all of its threads (tracing.py), so
+that none can start another one meanwhile that would have no filter; what they start later inherits it. A filter stays
+until its process ends. Each process has a listener of its own, which is taken out of it (pidfd_getfd, Linux 5.6).
+
+Tracing is done by a process of its own, which ends afterwards: whatever becomes of it, the kernel lets the program go
+on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import platform
+import select
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from .control import TRAPS_FROM_THE_START, Control
+from .filter import ALL_THREADS, FilterError, Listeners, filter_code, filter_header, install
+from .tracing import ProcessTree, Stopped, TracingError, read_memory, write_memory
+from .vdso import ClockError, base_of, extent_of
+
+__all__ = ["MAX_PROCESSES", "listeners_in", "wait_for_faults"]
+
+MAX_PROCESSES = 256
+"""Of a program, when its calls begin to be reported: a descriptor each, of the 1024 that a helper may have."""
+
+_WATCH_S = 0.05
+"""How often the control file is looked at, and the program for new processes."""
+_STOP_TIMEOUT_S = 0.5
+"""For a thread to stand still; one that waits for a disk in the kernel does not, and the others stand meanwhile."""
+_RETRY_S = 5.0
+"""How long an attempt that has changed nothing is repeated before it is called failed: a thread that waited for its
+disk, or another that traces, is gone soon or stays."""
+
+_PAGE_BYTES = 4096
+_HEADER_BYTES = 16
+_MMAP, _MUNMAP, _CLOSE = 9, 11, 3
+_READ_WRITE, _PRIVATE_ANONYMOUS, _NO_FILE = 3, 0x22, 2**64 - 1
+_PIDFD_GETFD = 438
+_TRACER_NAME = "fault-attach"
+_RESULT = "="
+"""Before what a tracer says at its end; else it says which process it is at."""
+_LISTENER_LINK = "anon_inode:seccomp notify"
+_SYSCALL = b"\x0f\x05"
+
+Note = Callable[[int, int | None], None]
+"""Told of a process before a filter is installed in it, and with the listener's descriptor once it is here."""
+
+
+def wait_for_faults(
+    control: Control, tree: ProcessTree, groups: Sequence[str], guardian: socket.socket
+) -> Listeners | None:
+    """Wait until a disk fault comes into force, and have the program's calls of these groups reported. Returns their
+    listeners, which `guardian` has as well (supervisor.guard); None when the program has ended before."""
+    ended, tried, failing_since_s = _Ended(next(iter(tree.processes))), -1, 0.0
+    while True:
+        tree.look()
+        if not tree.processes:
+            return None
+        generation = control.generation
+        if control.settings().has_disk and generation != tried:
+            listeners, failed, error_number = _attach_in_a_child(control, tree, groups, guardian)
+            reached = len([*listeners])
+            if reached:
+                control.trapped(TRAPS_FROM_THE_START, reached, failed, error_number)
+                return listeners
+            failing_since_s = failing_since_s or time.monotonic()
+            if time.monotonic() - failing_since_s > _RETRY_S:
+                control.trapped(generation, 0, max(1, failed), error_number)
+                tried, failing_since_s = generation, 0.0
+        ended.wait(_WATCH_S)
+
+
+class _Ended:
+    """The end of a program's first process."""
+
+    def __init__(self, pid: int) -> None:
+        self._poll = select.poll()
+        self._descriptor = -1
+        with contextlib.suppress(OSError):
+            self._descriptor = os.pidfd_open(pid)
+            self._poll.register(self._descriptor, select.POLLIN)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for it, no longer than that."""
+        if self._poll.poll(timeout_s * 1000):
+            self._poll.unregister(self._descriptor)  # its children may run on
+
+
+def _attach_in_a_child(
+    control: Control, tree: ProcessTree, groups: Sequence[str], guardian: socket.socket
+) -> tuple[Listeners, int, int]:
+    """(listeners, processes that could not be reached, an errno that says why)"""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    child = os.fork()
+    if child == 0:
+        try:
+            ours.close()
+            Path("/proc/self/comm").write_text(_TRACER_NAME)
+
+            def note(pid: int, descriptor: int | None) -> None:
+                # The guardian first, and whatever becomes of the supervisor: it stands in for it.
+                for channel, is_needed in ((guardian, True), (theirs, False)):
+                    with contextlib.nullcontext() if is_needed else contextlib.suppress(OSError):
+                        socket.send_fds(channel, [str(pid).encode()], [] if descriptor is None else [descriptor])
+
+            failed, error_number = _attach(control, tree, groups, note)
+            theirs.sendall(f"{_RESULT}{failed} {error_number}".encode())
+        finally:
+            os._exit(0)
+    theirs.close()
+    listeners, unfinished, failed, error_number = Listeners(), set[int](), 1, errno.ECHILD
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(ours, 100, 1)
+        if descriptors:
+            listeners.add(descriptors[0])
+            unfinished.discard(int(message))
+        elif message.startswith(_RESULT.encode()):
+            failed, error_number = map(int, message[len(_RESULT) :].split())
+            unfinished.clear()
+        elif message:
+            unfinished.add(int(message))
+        else:
+            break
+    ours.close()
+    os.waitpid(child, 0)
+    for pid in unfinished:  # it was killed in the middle
+        for descriptor in listeners_in(pid):
+            with contextlib.suppress(OSError):
+                socket.send_fds(guardian, [str(pid).encode()], [descriptor])
+            listeners.add(descriptor)
+    return listeners, failed, error_number
+
+
+def _attach(control: Control, tree: ProcessTree, groups: Sequence[str], note: Note) -> tuple[int, int]:
+    """(processes that could not be reached, why). Nothing has been installed anywhere where the first one could not."""
+    reached = 0
+    try:
+        if platform.machine() != "x86_64":
+            raise FilterError("calls of a running program are reported on x86-64 only")
+        code = filter_code(groups, platform.machine())
+        with control.tracing(), contextlib.ExitStack() as standing:
+            stopped = _stop_all(tree, standing)
+            for pid in stopped:
+                _require_attachable(pid)
+            for pid, process in stopped.items():
+                _install(pid, process, code, note)
+                reached += 1
+            return 0, 0
+    except FilterError as error:
+        return len(tree.processes) - reached, error.error_number
+    except OSError as error:
+        return len(tree.processes) - reached, error.errno or errno.EIO
+    except (TracingError, ClockError):
+        return len(tree.processes) - reached, errno.EBUSY
+
+
+def _stop_all(tree: ProcessTree, standing: contextlib.ExitStack) -> dict[int, Stopped]:
+    """Stop all processes of the program. Raises OSError, TracingError, FilterError when there are too many."""
+    stopped: dict[int, Stopped] = {}
+    while new := [pid for pid in tree.processes if pid not in stopped]:
+        if len(tree.processes) > MAX_PROCESSES:
+            raise FilterError("the program has too many processes", errno.E2BIG)
+        for pid in new:
+            try:
+                stopped[pid] = standing.enter_context(Stopped(pid, timeout_s=_STOP_TIMEOUT_S))
+            except (ProcessLookupError, FileNotFoundError):
+                tree.processes.pop(pid)
+        tree.look()
+    return {pid: process for pid, process in stopped.items() if pid in tree.processes}
+
+
+def _require_attachable(pid: int) -> None:
+    """See that a process has no filters of its own, which might kill it for what it is to do, and that descriptors can
+    be taken out of it. Raises FilterError, OSError."""
+    if _filters(pid) != _filters(os.getpid()):
+        raise FilterError("the program has a filter of its own", errno.EEXIST)
+    for name in os.listdir(f"/proc/{pid}/fd")[:1]:
+        os.close(_take_descriptor(pid, int(name)))
+
+
+def _filters(pid: int) -> list[bytes]:
+    """The kernel's words on the filters of a process: the mode, and, since Linux 5.9, how many."""
+    with open(f"/proc/{pid}/status", "rb") as file:
+        return [line for line in file if line.startswith(b"Seccomp")]
+
+
+def _install(pid: int, process: Stopped, code: bytes, note: Note) -> None:
+    """Have one process install a filter. Raises FilterError, OSError, TracingError, ClockError."""
+    instruction = _instruction_in(pid)
+
+    def call(number: int, *arguments: int) -> int:
+        return process.call(instruction, number, *arguments)
+
+    page = call(_MMAP, 0, _PAGE_BYTES, _READ_WRITE, _PRIVATE_ANONYMOUS, _NO_FILE, 0)
+    if -_PAGE_BYTES < page < 0:
+        raise OSError(-page, os.strerror(-page))
+    try:
+        header = filter_header(code, page + _HEADER_BYTES).ljust(_HEADER_BYTES, b"\0")
+        write_memory(pid, page, header + code)
+        note(pid, None)
+        descriptor = install(call, platform.machine(), page, more_flags=ALL_THREADS)
+        note(pid, _take_descriptor(pid, descriptor))
+        call(_CLOSE, descriptor)
+    finally:
+        call(_MUNMAP, page, _PAGE_BYTES)
+
+
+def _instruction_in(pid: int) -> int:
+    """Where a process has an instruction that makes a system call: its vDSO has several. Raises ClockError, OSError."""
+    base = base_of(pid)
+    image = read_memory(pid, base, extent_of(pid, base))
+    at = image.find(_SYSCALL)
+    if image[:5] != b"\x7fELF\x02" or at < 0:
+        raise ClockError("the program's vDSO is not as expected")
+    return base + at
+
+
+def _take_descriptor(pid: int, descriptor: int) -> int:
+    """A descriptor of another process, here. Raises OSError."""
+    process = os.pidfd_open(pid)
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        taken = int(libc.syscall(_PIDFD_GETFD, process, descriptor, 0))
+        if taken < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        return taken
+    finally:
+        os.close(process)
+
+
+def listeners_in(pid: int) -> list[int]:
+    """The listeners that a process still has itself, here: who installed its filter was killed in the middle."""
+    found = []
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            if os.readlink(f"/proc/{pid}/fd/{name}") == _LISTENER_LINK:
+                found.append(_take_descriptor(pid, int(name)))
+    return found

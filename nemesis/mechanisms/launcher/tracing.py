@@ -1,0 +1,236 @@
+"""A running program that stands still by ptrace and makes system calls in our stead, and which processes it has.
+
+Nothing of the program's memory is changed for a call, only the registers of one of its threads, and those are put
+back right after it. If this process is killed by SIGKILL within those some 100 us, the thread goes on behind our call
+and not where it was, which may end the program; at any other moment the program goes on as if nothing had been. No
+thread is ever left stopped, since the kernel lets go of what a tracer held that has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import signal
+import time
+
+__all__ = ["ProcessTree", "Stopped", "TracingError", "read_memory", "write_memory"]
+
+_MAX_STOPS = 100
+"""Signals that may come to a thread before one system call of ours is done in it."""
+_STOP_POLL_S = 0.0002
+
+_HELPERS = b"fault-"
+"""How the names of the launcher's own processes begin."""
+
+_PTRACE_CONT, _PTRACE_GETREGS, _PTRACE_SETREGS, _PTRACE_DETACH, _PTRACE_SYSCALL = 7, 12, 13, 17, 24
+_PTRACE_SEIZE, _PTRACE_INTERRUPT = 0x4206, 0x4207
+_TRACE_CALLS, _CALL_STOP = 1, 0x80
+"""PTRACE_O_TRACESYSGOOD, and the bit by which its stops differ from a signal's. No single step: a thread whose tracer
+is killed would be left in it, and die of the next instruction."""
+_WALL = 0x40000000
+_R10, _R9, _R8, _RAX, _RDX, _RSI, _RDI, _ORIG_RAX, _RIP = 7, 8, 9, 10, 12, 13, 14, 15, 16
+_ARGUMENTS = (_RDI, _RSI, _RDX, _R10, _R8, _R9)
+_REGISTERS = 27
+_TGKILL = 234
+
+
+class TracingError(RuntimeError):
+    """A program cannot be stopped or made to do something; the message says why."""
+
+
+def read_memory(pid: int, address: int, length: int) -> bytes:
+    """What a process has there. Raises OSError."""
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        memory.seek(address)
+        return memory.read(length)
+
+
+def write_memory(pid: int, address: int, data: bytes) -> None:
+    """Change what a process has there, whatever it may do there itself. Raises OSError."""
+    with open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
+        memory.seek(address)
+        memory.write(data)
+
+
+class Stopped:
+    """A process all of whose threads stand still, by ptrace, while the context lasts; x86-64."""
+
+    def __init__(self, pid: int, *, timeout_s: float | None = None) -> None:
+        """`timeout_s`: how long a thread may take to stop; one that waits for a disk in the kernel does not before its
+        wait is over. None waits for it. Only a process that ends after a TracingError may give it, since a thread
+        that has not stopped cannot be let go of."""
+        self._pid = pid
+        self._timeout_s = timeout_s
+        self._threads: list[int] = []
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._libc.ptrace.argtypes = [ctypes.c_ulong, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+        self._libc.ptrace.restype = ctypes.c_long
+
+    def _trace(self, request: int, thread: int, data: int | None = None) -> None:
+        if self._libc.ptrace(request, thread, None, data) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, f"the program may not be traced: {os.strerror(code)}")
+
+    def __enter__(self) -> Stopped:
+        try:
+            while new := [each for each in self._listed() if each not in self._threads]:
+                for thread in new:
+                    self._stop(thread)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _listed(self) -> list[int]:
+        return [int(name) for name in os.listdir(f"/proc/{self._pid}/task")]
+
+    def _stop(self, thread: int) -> None:
+        try:
+            self._trace(_PTRACE_SEIZE, thread, _TRACE_CALLS)
+            self._threads.append(thread)
+            self._trace(_PTRACE_INTERRUPT, thread)
+            self._wait_for(thread)
+        except ProcessLookupError:
+            if thread == self._pid:
+                raise
+        except ChildProcessError:
+            self._threads.remove(thread)
+
+    def _wait_for(self, thread: int) -> None:
+        deadline_s = None if self._timeout_s is None else time.monotonic() + self._timeout_s
+        while True:
+            waited, status = os.waitpid(thread, _WALL | (0 if deadline_s is None else os.WNOHANG))
+            if waited and (status >> 16 or not os.WIFSTOPPED(status)):
+                return
+            if waited:
+                # A signal was about to be delivered: it is, and the thread stops right after.
+                self._trace(_PTRACE_CONT, thread, os.WSTOPSIG(status))
+            elif deadline_s is not None and time.monotonic() > deadline_s:
+                raise TracingError(f"thread {thread} of the program does not stop")
+            elif deadline_s is not None:
+                time.sleep(_STOP_POLL_S)
+
+    def positions(self) -> list[int]:
+        """The address at which each thread stands."""
+        found = []
+        for thread in self._threads:
+            registers = (ctypes.c_uint64 * _REGISTERS)()
+            with contextlib.suppress(ProcessLookupError):
+                self._trace(_PTRACE_GETREGS, thread, ctypes.addressof(registers))
+                found.append(registers[_RIP])
+        return found
+
+    def call(self, instruction: int, number: int, *arguments: int) -> int:
+        """Have the program's first thread make a system call by the instruction at an address, and go on as if it had
+        not. Returns the call's result. Raises OSError, TracingError."""
+        thread = self._threads[0]
+        saved, changed = (ctypes.c_uint64 * _REGISTERS)(), (ctypes.c_uint64 * _REGISTERS)()
+        self._trace(_PTRACE_GETREGS, thread, ctypes.addressof(saved))
+        ctypes.memmove(changed, saved, ctypes.sizeof(saved))
+        changed[_RAX], changed[_RIP] = number, instruction
+        changed[_ORIG_RAX] = 2**64 - 1  # else the kernel would begin the call anew from which the thread was taken
+        for register, value in zip(_ARGUMENTS, arguments, strict=False):
+            changed[register] = value
+        self._trace(_PTRACE_SETREGS, thread, ctypes.addressof(changed))
+        signals: list[int] = []
+        try:
+            for _ in ("at its entry", "at its exit"):
+                self._until_call(thread, signals)
+            self._trace(_PTRACE_GETREGS, thread, ctypes.addressof(changed))
+        finally:
+            # Then on to the stop at which the kernel began: only from there does it go on with an interrupted call.
+            self._trace(_PTRACE_SETREGS, thread, ctypes.addressof(saved))
+            self._trace(_PTRACE_INTERRUPT, thread)
+            self._trace(_PTRACE_CONT, thread)
+            self._wait_for(thread)
+            for number_of_signal in signals:
+                self._libc.syscall(_TGKILL, self._pid, thread, number_of_signal)
+        return ctypes.c_int64(changed[_RAX]).value
+
+    def _until_call(self, thread: int, signals: list[int]) -> None:
+        """Let a thread go on until it enters or leaves a system call; notes the signals that came in its place."""
+        for _ in range(_MAX_STOPS):
+            self._trace(_PTRACE_SYSCALL, thread)
+            _, status = os.waitpid(thread, _WALL)
+            if not os.WIFSTOPPED(status):
+                raise ProcessLookupError(errno.ESRCH, "the program has ended")
+            if status >> 16:
+                continue  # stopped anew, for a reason of ptrace's own
+            if os.WSTOPSIG(status) == signal.SIGTRAP | _CALL_STOP:
+                return
+            signals.append(os.WSTOPSIG(status))
+        raise TracingError("a thread of the program is sent one signal after the other")
+
+    def __exit__(self, *_: object) -> None:
+        for thread in self._threads:
+            with contextlib.suppress(OSError):
+                self._trace(_PTRACE_DETACH, thread)
+
+
+class ProcessTree:
+    """The processes of a program: its first one and all that it has started, those included that were given away after
+    they had been seen once."""
+
+    def __init__(self, program: int) -> None:
+        """`program` is the number of its first process, which may be about to execute it. Raises ProcessLookupError."""
+        self.processes = {program: _start_of(program)}
+        """process -> its start time"""
+        self._program = program
+
+    def runs(self) -> bool:
+        """Whether any of them does still."""
+        self.look()
+        return bool(self.processes)
+
+    def look(self) -> list[int]:
+        """Find new processes, and forget those that have ended, which are returned."""
+        ended = []
+        open_ends = list(self.processes)
+        while open_ends:
+            pid = open_ends.pop()
+            try:
+                if _start_of(pid) != self.processes[pid] or (pid != self._program and _is_helper(pid)):
+                    raise ProcessLookupError
+                threads = os.listdir(f"/proc/{pid}/task")
+            except OSError:
+                self.processes.pop(pid)
+                ended.append(pid)
+                continue
+            for thread in threads:
+                for child in _children_of(pid, thread):
+                    with contextlib.suppress(OSError):
+                        if child not in self.processes and not _is_helper(child):
+                            self.processes[child] = _start_of(child)
+                            open_ends.append(child)
+        return ended
+
+
+def _children_of(pid: int, thread: str) -> list[int]:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+        return [int(word) for word in file.read().split()]
+    return []
+
+
+def _is_helper(pid: int) -> bool:
+    """Whether a process is one of the launcher's own, which are the program's children for a moment: who watches one
+    of them waits for what waits for itself. Raises ProcessLookupError when it is gone."""
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            return file.read().startswith(_HELPERS)
+    except OSError:
+        raise ProcessLookupError(errno.ESRCH, "gone") from None
+
+
+def _start_of(pid: int) -> int:
+    """The start time of a process, which tells it from a later one of the same number. Raises ProcessLookupError when
+    it is gone or a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except FileNotFoundError:
+        raise ProcessLookupError(errno.ESRCH, "gone") from None
+    if fields[0] in (b"Z", b"X"):
+        raise ProcessLookupError(errno.ESRCH, "a zombie")
+    return int(fields[19])

@@ -1,0 +1,163 @@
+"""A program under the launcher that does what a test asks it to."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from nemesis.mechanisms.launcher.control import ProgramCounts, parse_programs
+from nemesis.mechanisms.launcher_archive import launcher_archive, launcher_command
+from nemesis.mechanisms.shim import CONTROL_BYTES, Counters, HostFaults, parse_counters
+from nemesis.target import ClockSkew, DiskFault
+
+DEADLINE_S = 60.0
+NUMBER = 130
+
+CHILD = """
+import ctypes, os, subprocess, sys, threading, time
+root = sys.argv[1]
+fd = os.open(os.path.join(root, "file"), os.O_RDWR | os.O_CREAT)
+os.pwrite(fd, b"x" * 100, 0)
+def attempt(work):
+    try:
+        work()
+        return "ok"
+    except OSError as error:
+        return error.strerror
+def in_thread(work):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(attempt(work)))
+    thread.start()
+    thread.join()
+    return found[0]
+def grow():
+    os.pwrite(fd, b"x" * 10, os.fstat(fd).st_size)
+DO = {
+    "sync": lambda _: attempt(lambda: os.fsync(fd)),
+    "data-sync": lambda _: attempt(lambda: os.fdatasync(fd)),
+    "thread-sync": lambda _: in_thread(lambda: os.fsync(fd)),
+    "write": lambda _: attempt(lambda: os.pwrite(fd, b"y" * 10, 0)),
+    "grow": lambda _: attempt(grow),
+    "read": lambda _: attempt(lambda: os.pread(fd, 10, 0)),
+    "create": lambda name: attempt(lambda: os.close(os.open(os.path.join(root, name), os.O_CREAT | os.O_WRONLY))),
+    "rename": lambda name: attempt(lambda: os.rename(os.path.join(root, name), os.path.join(root, name + "2"))),
+    "elsewhere": lambda path: attempt(lambda: os.fsync(os.open(path, os.O_CREAT | os.O_RDWR))),
+    "clock": lambda _: f"{time.time_ns()} {time.monotonic_ns()}",
+    "clock-us": lambda _: str(ctypes.CDLL(None).time(None)),
+    "child-clock": lambda _: subprocess.run(
+        [sys.executable, "-I", "-S", "-c",
+         "import time\\nt = time.monotonic()\\nwhile abs(time.time() - %s) > 600 and time.monotonic() - t < 30: "
+         "time.sleep(0.01)\\nprint(int(time.time()))" % _],
+        stdout=subprocess.PIPE, text=True).stdout.strip(),
+    "fork-clock": lambda _: fork_clock(),
+}
+def fork_clock():
+    ours, theirs = os.pipe()
+    if os.fork() == 0:
+        os.write(theirs, str(time.time_ns()).encode())
+        os._exit(0)
+    os.wait()
+    return os.read(ours, 100).decode()
+for line in sys.stdin:
+    name, _, argument = line.strip().partition(" ")
+    print(DO[name](argument), flush=True)
+"""
+
+
+class Program:
+    """A program under the launcher, and the control file of its host."""
+
+    def __init__(
+        self, directory: Path, argv: list[str] | None = None, *, clock: bool = False, attaches: bool = False
+    ) -> None:
+        self.root = directory / "data"
+        self.root.mkdir()
+        self.control = directory / "control"
+        self.faults = HostFaults()
+        self.control.write_bytes(self.faults.pack().ljust(CONTROL_BYTES, b"\0"))
+        archive = directory / "launcher.pyz"
+        archive.write_bytes(launcher_archive())
+        program = argv or [sys.executable, "-I", "-S", "-c", CHILD, str(self.root)]
+        traps = [] if clock and not attaches else ["sync", "write", "read"]
+        self.process = subprocess.Popen(
+            launcher_command(
+                sys.executable, str(archive), str(self.control), program,
+                root=str(self.root), traps=traps, attaches=attaches, moves_clock=clock, number=NUMBER,
+            ),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def apply(self) -> None:
+        descriptor = os.open(self.control, os.O_WRONLY)
+        os.pwrite(descriptor, self.faults.pack(), 0)
+        os.close(descriptor)
+
+    def impair(self, kind: str, delay_ms: int = 0) -> None:
+        """Impair the disk, and wait until the program's calls are reported, or cannot be."""
+        self.faults.add_disk_fault("fault", DiskFault(kind=kind, delay_ms=delay_ms))
+        self.apply()
+        wait_until(lambda: self.count().traps_generation >= self.faults.generation)
+
+    def mend(self) -> None:
+        self.faults.remove_disk_fault("fault")
+        self.apply()
+
+    def skew(self, skew: ClockSkew | None) -> None:
+        """Move the clock, and wait until the driver says that it has."""
+        if skew is None:
+            self.faults.remove_skew("fault", monotonic_ns=0)
+        else:
+            self.faults.add_skew("fault", skew, wall_ns=time.time_ns(), monotonic_ns=time.monotonic_ns())
+        self.apply()
+        generation = self.faults.generation
+        wait_until(lambda: self.count().clock_generation == generation)
+
+    def read(self) -> bytes:
+        return self.control.read_bytes()
+
+    def counters(self) -> Counters:
+        return parse_counters(self.read())
+
+    def count(self) -> ProgramCounts:
+        return parse_programs(self.read())[NUMBER]
+
+    def ask(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def do(self, line: str) -> str:
+        self.ask(line)
+        return self.answer()
+
+    def helpers(self) -> dict[str, int]:
+        """The launcher's own processes for this program, by name."""
+        found = {}
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                try:
+                    command = Path("/proc", name, "cmdline").read_bytes()
+                    if str(self.control).encode() in command and int(name) != self.process.pid:
+                        found[Path("/proc", name, "comm").read_text().strip()] = int(name)
+                except OSError:
+                    continue
+        return found
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "not in time"
+        time.sleep(0.01)
