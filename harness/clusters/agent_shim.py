@@ -48,7 +48,7 @@ from nemesis.mechanisms.shim import (
 from nemesis.mechanisms.shim_controls import ShimControls, ShimPlace, StartedProgram
 from nemesis.mechanisms.shim_faults import ShimClocks, ShimDisks
 
-__all__ = ["UNDO_INSIDE", "AgentShim", "agent_shim_missing"]
+__all__ = ["UNDO_INSIDE", "AgentShim", "LauncherTrial", "agent_shim_missing"]
 
 UNDO_INSIDE = ".splitbrain-undo"
 """The undo directory's name on a file system of a host's own. Names that begin so are nobody's data."""
@@ -310,6 +310,7 @@ class AgentShim:
             _, errors, counts = await attempt(_TRAP_TRIAL, traps=("sync",))
             if counts.syncs != 1:
                 why_no_traps = errors or "a reported system call was not counted"
+        if self._controls.traps and place.undo_path is None:
             _, errors, counts = await attempt(attach_trial(), traps=("sync",), attaches=True)
             if counts.syncs != 1 or counts.traps_reached != ATTACH_TRIAL_PROCESSES:
                 why_not_attached = errors or f"no filter for a running program: {os.strerror(counts.traps_error)}"

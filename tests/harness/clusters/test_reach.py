@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from harness.clusters.agent_shim import AgentShim
+from harness.clusters.agent_shim import AgentShim, LauncherTrial
 from harness.clusters.base import HostProcess, Program
 from harness.clusters.local import LocalCluster
 from harness.errors import OperatorError
@@ -27,6 +27,7 @@ from nemesis.mechanisms.shim import why_no_shim
 from nemesis.power import POWER
 from nemesis.protocol import Injection, Proof
 from nemesis.target import DOWN, RUNNING, ClockReading, ProcessView
+from tests.nemesis.mechanisms.launched import OWN_FILTER
 
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 PROBLEMS = [why_no_shim(), why_no_traps(), why_no_clock(), None if COMPILER else "no C compiler to make programs with"]
@@ -112,15 +113,18 @@ def on_a_host(
     *,
     mechanism: str | None = None,
     multiprocess: bool = False,
+    power: bool = True,
 ) -> None:
-    """Run a program on a local cluster that is prepared for the faults here, and `scenario` on it."""
+    """Run a program on a local cluster that is prepared for the faults here, and `scenario` on it. Without `power`
+    the launcher has its calls reported from its first disk fault on."""
 
     async def main() -> None:
         run = RunState.create(f"reach-{os.getpid()}-{tmp_path.name[-20:]}", state_root=str(tmp_path / "states"))
         cluster = LocalCluster(
             node_count=1, run=run, work_dir=str(tmp_path / "work"), ports=[23921], mechanism=mechanism
         )
-        cluster.prepare({("disks", "stall-fsync"), ("disks", "power"), ("clocks", "wall"), ("processes", "kill")})
+        abilities = {("disks", "stall-fsync"), ("clocks", "wall"), ("processes", "kill")}
+        cluster.prepare(abilities | ({("disks", "power")} if power else set()))
         await cluster.start()
         try:
             target = Target(cluster, argv(cluster.data_dir("n1")), multiprocess)
@@ -159,17 +163,65 @@ async def proofs(nemesis: Any, target: Target, injection: Injection) -> tuple[Pr
     return proof, met, await nemesis.prove_healed(target, injection)
 
 
-@pytest.mark.parametrize(("kind", "word"), [("static", "seccomp"), ("dynamic", "the preloaded shim")])
+def has_filter(target: Target) -> bool:
+    assert target.process is not None
+    status = Path(f"/proc/{target.process.host_pid}/status").read_text()
+    return status.split("Seccomp:")[1].split()[0] == "2"
+
+
+@pytest.mark.parametrize(
+    ("kind", "word", "power"),
+    [("static", "seccomp", False), ("static", "seccomp", True), ("dynamic", "the preloaded shim", False)],
+)
 def test_a_stall_is_met_by_whatever_is_linked_however(
-    tmp_path: Path, programs: dict[str, str], kind: str, word: str
+    tmp_path: Path, programs: dict[str, str], kind: str, word: str, power: bool
 ) -> None:
     async def scenario(target: Target) -> None:
+        assert has_filter(target) == power
         proof, met, healed = await proofs(DISK_STALL, target, fault(DISK_STALL, "fsync@n1"))
         assert proof.proven and f"by {word}" in proof.detail, proof
         assert met.proven and met.exercised and "n1 1 call" in met.detail, met
         assert healed.proven, healed
+        assert has_filter(target) == (word == "seccomp")
 
-    on_a_host(tmp_path, lambda data: [programs[kind], data], scenario)
+    on_a_host(tmp_path, lambda data: [programs[kind], data], scenario, power=power)
+
+
+def test_a_running_program_that_cannot_be_given_a_filter_proves_nothing(
+    tmp_path: Path, programs: dict[str, str]
+) -> None:
+    """Here it has one of its own: nothing is done to it, and the stall does not reach it."""
+
+    async def scenario(target: Target) -> None:
+        assert has_filter(target)
+        injection = fault(DISK_STALL, "fsync@n1")
+        await DISK_STALL.inject(target, injection)
+        proof = await DISK_STALL.prove(target, injection)
+        assert not proof.proven and "has a seccomp filter of its own" in proof.detail, proof
+        await DISK_STALL.heal(target, injection)
+
+    def command(data: str) -> Sequence[str]:
+        become = f"{OWN_FILTER}\nimport os, sys\nos.execv(sys.argv[1], sys.argv[1:])"
+        return [sys.executable, "-c", become, static, data]
+
+    static = programs["static"]
+    on_a_host(tmp_path, command, scenario, mechanism="seccomp", power=False)
+
+
+def test_where_running_programs_cannot_be_given_filters_they_have_them_from_their_start(
+    tmp_path: Path, programs: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(self: AgentShim, host: str) -> LauncherTrial:
+        return LauncherTrial(None, "ptrace is refused", None)
+
+    monkeypatch.setattr(AgentShim, "_try_launcher", refused)
+
+    async def scenario(target: Target) -> None:
+        assert has_filter(target)
+        proof, met, _ = await proofs(DISK_STALL, target, fault(DISK_STALL, "fsync@n1"))
+        assert proof.proven and met.exercised, (proof, met)
+
+    on_a_host(tmp_path, lambda data: [programs["static"], data], scenario, power=False)
 
 
 @pytest.mark.parametrize(("kind", "word"), [("static", "the patched vDSO"), ("dynamic", "the preloaded shim")])
@@ -298,8 +350,8 @@ def test_the_mechanism_can_be_named(tmp_path: Path, programs: dict[str, str]) ->
 def test_a_mechanism_that_cannot_be_had_is_said_before_the_program_runs(
     tmp_path: Path, programs: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def failing(self: AgentShim, host: str) -> tuple[str | None, str | None]:
-        return "the kernel reports no system calls", "the vDSO has no room"
+    async def failing(self: AgentShim, host: str) -> LauncherTrial:
+        return LauncherTrial("the kernel reports no system calls", "nor later", "the vDSO has no room")
 
     monkeypatch.setattr(AgentShim, "_try_launcher", failing)
 
@@ -352,7 +404,12 @@ def test_a_replica_may_run_as_another_user(open_directory: Path, programs: dict[
         [cut] = target.disks.lost("f1").values()
         assert cut.recorded, cut
 
-    on_a_host(open_directory, argv, scenario)
+    async def stalls(target: Target) -> None:
+        proof, met, healed = await proofs(DISK_STALL, target, fault(DISK_STALL, "fsync@n1"))
+        assert proof.proven and met.exercised and healed.proven, (proof, met, healed)
+
+    on_a_host(open_directory / "a", argv, scenario)
+    on_a_host(open_directory / "b", argv, stalls, power=False)
 
 
 def test_the_calls_of_other_programs_are_not_taken_for_the_replicas(tmp_path: Path, programs: dict[str, str]) -> None:

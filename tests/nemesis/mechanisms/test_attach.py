@@ -24,7 +24,7 @@ from nemesis.mechanisms.launcher.tracing import ProcessTree
 from nemesis.mechanisms.launcher_archive import why_no_clock, why_not_attached
 from nemesis.mechanisms.shim import CONTROL_BYTES, HostFaults
 from nemesis.target import ClockSkew, DiskFault
-from tests.nemesis.mechanisms.launched import CHILD, NUMBER, Program, wait_until
+from tests.nemesis.mechanisms.launched import CHILD, NUMBER, OWN_FILTER, Program, wait_until
 
 pytestmark = pytest.mark.skipif(why_not_attached() is not None, reason=str(why_not_attached()))
 needs_clock = pytest.mark.skipif(why_no_clock() is not None, reason=str(why_no_clock()))
@@ -127,19 +127,6 @@ def test_a_stopped_program_is_reached_and_stays_stopped(program: Program) -> Non
     assert stat.read_bytes().rpartition(b")")[2].split()[0] == b"T" and program.count().syncs == 0
     program.process.send_signal(signal.SIGCONT)
     assert program.answer() == "Input/output error"
-
-
-OWN_FILTER = """
-import ctypes
-class Instruction(ctypes.Structure):
-    _fields_ = [("code", ctypes.c_uint16), ("jt", ctypes.c_uint8), ("jf", ctypes.c_uint8), ("k", ctypes.c_uint32)]
-class Filter(ctypes.Structure):
-    _fields_ = [("length", ctypes.c_uint16), ("code", ctypes.POINTER(Instruction))]
-libc = ctypes.CDLL(None)
-assert libc.prctl(38, 1, 0, 0, 0) == 0
-allow = Instruction(6, 0, 0, 0x7FFF0000)
-assert libc.prctl(22, 2, ctypes.byref(Filter(1, ctypes.pointer(allow)))) == 0
-"""
 
 
 def test_a_program_with_filters_of_its_own_is_left_alone_and_that_is_said(tmp_path: Path) -> None:
