@@ -71,7 +71,9 @@ struct program {
      * and whether its supervisor was lost */
     uint64_t unseen, clock_generation, clock_reached, clock_failed, lost;
     uint64_t flipped_reads;   /* of a byte of which a bit was flipped; shim only */
-    uint64_t unused[7];
+    /* launcher only: how far it is with having calls reported, and why not (errno) */
+    uint64_t traps_generation, traps_reached, traps_failed, traps_error;
+    uint64_t unused[3];
 };
 
 /* The settings as they are now; returns 0 and leaves `out` alone when this program is not under control. */
