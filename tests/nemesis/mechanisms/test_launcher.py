@@ -331,6 +331,7 @@ def test_a_drift_adds_up_and_a_strobe_comes_and_goes(clocked: Program) -> None:
     clocked.skew(ClockSkew(strobe_ms=3_600_000, strobe_period_ms=400))
     wait_until(lambda: offset_s(clocked) > 3000)
     wait_until(lambda: offset_s(clocked) < 600)
+    assert clocked.count().clock_failed == 0
 
 
 WITH_A_HELPER = """
