@@ -7,7 +7,7 @@ from benchmarks.node_versus import ratios_of, table_of
 
 ROWS = [
     {"replication": "single", "flush": "async", "load": "one", "round": number, "contestant": name, "per_s": rate,
-     "p50_ms": 1.0, "cpu_us": cpu_us}
+     "p50_ms": 1.0, "cpu_us": cpu_us, "refused": cpu_us / 100}
     for number, name, rate, cpu_us in (
         (0, "here", 100.0, 8.0), (0, "apache", 200.0, 4.0), (1, "here", 300.0, 8.0), (1, "apache", 900.0, 2.0),
         (2, "apache", 900.0, 2.0),
@@ -19,8 +19,8 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert ratios_of(ROWS, "apache", "per_s") == [2.0, 3.0]
     assert ratios_of(ROWS, "apache", "cpu_us") == [0.5, 0.25]
     *_, here, apache = table_of(ROWS)
-    assert here == "| single | async | one | here | 200 | 1.00 | 8.0 | 8.0 to 8.0 | - | - |"
-    assert apache == "| single | async | one | apache | 900 | 1.00 | 2.0 | 2.0 to 4.0 | 0.40 | 2.67 |"
+    assert here == "| single | async | one | here | 200 | 1.00 | 8.0 | 8.0 to 8.0 | 8.0% | - | - |"
+    assert apache == "| single | async | one | apache | 900 | 1.00 | 2.0 | 2.0 to 4.0 | 2.0% | 0.40 | 2.67 |"
 
 
 def test_a_table_takes_the_place_of_the_one_before() -> None:
