@@ -103,7 +103,9 @@ class NamedHost:
     def served(self, replicas: Sequence[str]) -> dict[str, object]:
         """The configuration of its service (see name_server). A wrong address is the next replica's, or this host's."""
         addresses = [self.names[name] for name in replicas if name in self.names]
-        turned = dict(zip(addresses, [*addresses[1:], addresses[0] if len(addresses) > 1 else self.own], strict=True))
+        # A host may reach one replica, or none: on `local` nobody but replicas has a way to the others.
+        following = [*addresses[1:], addresses[0]] if len(addresses) > 1 else [self.own] * len(addresses)
+        turned = dict(zip(addresses, following, strict=True))
         wrong = {name: turned.get(address, self.own) for name, address in self.names.items()}
         return {"listen": self.listen, "names": self.names, "wrong": wrong, "unused": self.unused}
 

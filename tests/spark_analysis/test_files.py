@@ -30,6 +30,7 @@ def depot(spark: Any, tmp_path: Path) -> Iterator[str]:
     yield f"viewfs://{name}"
 
 
+@pytest.mark.long
 def test_another_file_system_gives_the_same_tables(
     spark: Any, synthetic: ModuleType, tmp_path: Path, depot: str
 ) -> None:

@@ -50,8 +50,8 @@ sys.exit(main(sys.argv[1:-1]))
 @pytest.mark.parametrize(
     ("who", "words"),
     [
-        ("java", "ran out of memory; give it more with --memory"),
-        pytest.param("python", "this machine ran out of memory", marks=pytest.mark.long),
+        pytest.param("java", "ran out of memory; give it more with --memory", marks=pytest.mark.long),
+        ("python", "this machine ran out of memory"),
     ],
 )
 def test_memory_that_ends_costs_what_is_left_to_do(
@@ -101,7 +101,7 @@ def scratch_of(pid: int) -> list[Path]:
     return list(Path(os.environ.get("TMPDIR", "/tmp")).glob(f"splitbrain-spark-{pid}-*"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_report_that_is_killed_leaves_nothing_that_clean_would_not_find(
     store: Path, tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -14,9 +14,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from harness.clusters.base import Program
-from harness.clusters.host_names import why_no_names
+from harness.clusters.host_names import NamedHost, why_no_names
 from harness.clusters.local import LocalCluster
 from harness.clusters.netns import NetnsCluster
 from harness.run_state import STATE_DIR_VARIABLE, RunState
@@ -119,6 +121,19 @@ def test_what_a_program_looks_up_is_as_the_fault_says_and_right_again_when_it_is
 
 async def all_run(*_: Any, **__: Any) -> Any:
     return SimpleNamespace(failed=[], detail="", checked=0)
+
+
+@given(st.sets(st.sampled_from(["n1", "n2", "n3", "n4", "ns"])), st.permutations(["n1", "n2", "n3", "n4"]))
+def test_a_wrong_address_is_another_replicas_or_the_hosts_own(known: set[str], replicas: list[str]) -> None:
+    """Also for hosts that reach one replica only, or none, as the host of a name server on `local`."""
+    names = {name: f"10.0.0.{number}" for number, name in enumerate(sorted(known), 1)}
+    link: Any = None
+    served: Any = NamedHost(link, listen="", own="10.0.0.9", names=names, unused="").served(replicas)
+    assert served["names"] == names and served["wrong"].keys() == names.keys()
+    others = {names[name] for name in replicas if name in names}
+    for name, wrong in served["wrong"].items():
+        assert wrong != names[name]
+        assert wrong in others if name in replicas and len(others) > 1 else wrong == "10.0.0.9"
 
 
 @pytest.mark.parametrize("cluster_class", CLUSTERS)

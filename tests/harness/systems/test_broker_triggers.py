@@ -97,6 +97,7 @@ def test_what_a_cluster_cannot_see_is_said() -> None:
     assert line is not None and "local cannot see storing" in line and line.endswith("at their time alone: inject f1")
 
 
+@pytest.mark.long
 def test_triggers_that_occurred_are_counted(tmp_path: Path) -> None:
     rehearse(parts_of(*SCENARIOS["truncate-not-persisted"].run_of("none", 1)), str(tmp_path), QUIET)
     (history,) = tmp_path.glob("*/2*/history.jsonl")

@@ -378,5 +378,6 @@ def _benchmark_digest(python: str, hash_seed: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.long
 def test_every_version_of_python_gives_the_same_history(other_python: str) -> None:
     assert _benchmark_digest(other_python, "1") == _benchmark_digest(sys.executable, "2")
