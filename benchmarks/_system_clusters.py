@@ -49,7 +49,9 @@ LAB = [sys.executable, str(ROOT / "scripts" / "lab.py")]
 WHY = (
     "On `local` all hosts share one machine: programs that listen on every address of it (RocketMQ's, and the epmd of "
     "RabbitMQ) meet each other there, or the proxies of the links; and what the kernel's address of a connection tells "
-    "a program is then handed on past the proxies (Redis Sentinel's). Such systems are for netns, docker, ssh and "
+    "a program is then handed on past the proxies (Redis Sentinel's). Galera's members tell each other at which "
+    "address they met whom; where every link is a proxy one member has several, and one that meets another at a second "
+    "address takes it for two with the same UUID and ends (mariadb). Such systems are for netns, docker, ssh and "
     "vagrant. Images of containers have what their maker put into them: that of the laboratory has no Java and no apt.",
 )
 

@@ -7,6 +7,9 @@ has all clients ask the first host, as behind a proxy with one writer.
 
 Nobody leads. A killed host looks up where its own log ends before it starts, as the distribution's service does
 (`--wsrep-recover`), gets what it missed from another, and the group forms again by itself once all are back.
+
+Not on `--cluster local`, where every link is a proxy: Galera's members hand on the addresses at which they met each
+other, and one that meets another at a second address ends ("A node with the same UUID already exists in the cluster").
 """
 
 import json
