@@ -68,14 +68,14 @@ mount -o loop,noatime "$1" "$2"
 {_BEGIN_UNDO}"""
 # The loop device goes with the last mount; while the image is attached, a mount would find the same broken file system.
 _UNMOUNT = """
-left=$((20 * $3))
+end=$(($(date +%s) + $3))
 while mountpoint -q "$2"; do
     umount "$2" 2>/dev/null && continue
-    [ $((left -= 1)) -gt 0 ] || { umount "$2"; exit 1; }
+    [ "$(date +%s)" -lt $end ] || { umount "$2"; exit 1; }
     sleep 0.05
 done
 while [ -n "$(losetup -j "$1")" ]; do
-    [ $((left -= 1)) -gt 0 ] || { echo "its loop device is still in use" >&2; exit 1; }
+    [ "$(date +%s)" -lt $end ] || { echo "its loop device is still in use, by another mount namespace" >&2; exit 1; }
     sleep 0.05
 done
 """
