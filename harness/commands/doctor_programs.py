@@ -8,7 +8,7 @@ from typing import Any
 from harness.errors import HarnessError
 from harness.systems.base import NamesPrograms
 from nemesis.mechanisms.launcher.programs import judge
-from nemesis.mechanisms.launcher_archive import why_no_clock, why_no_traps
+from nemesis.mechanisms.launcher_archive import why_no_clock, why_no_traps, why_not_attached
 from nemesis.mechanisms.reach import AUTO, PRELOAD, kind_in_words, mechanism_for
 from nemesis.mechanisms.shim import why_no_shim
 
@@ -39,8 +39,11 @@ def _line(program: str, argv: Sequence[str], asked: str) -> str:
         if mechanism_for(found["kind"]) != PRELOAD:
             return f"{what}: the preloaded shim, which was asked for, does not reach it for certain"
         return f"{what}: disk, power and clock faults by {_if_possible('the preloaded shim', why_no_shim())}"
+    traps = _if_possible("seccomp", why_no_traps())
+    if why_no_traps() is None and (why_not := why_not_attached()) is not None:
+        traps += f", from its start and not from the first fault on ({why_not})"
     return (
-        f"{what}: disk and power faults by {_if_possible('seccomp', why_no_traps())}; "
+        f"{what}: disk and power faults by {traps}; "
         f"wall clocks by {_if_possible('the vDSO', why_no_clock())}"
     )
 

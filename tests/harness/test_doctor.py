@@ -76,7 +76,7 @@ def test_it_says_which_mechanism_reaches_a_program(monkeypatch: pytest.MonkeyPat
     script = tmp_path / "server"
     script.write_text("#!/bin/sh\n")
     script.chmod(0o755)
-    for name in ("why_no_shim", "why_no_traps", "why_no_clock"):
+    for name in ("why_no_shim", "why_no_traps", "why_not_attached", "why_no_clock"):
         monkeypatch.setattr(doctor_programs, name, lambda: None)
     monkeypatch.setattr(Runs, "commands", {"a": [sys.executable, "-c", ""], "b": [str(script)], "c": ["/no/such"]})
     dynamic, wrapper, nothing = doctor_programs.mechanism_lines(Runs, {})
@@ -85,6 +85,10 @@ def test_it_says_which_mechanism_reaches_a_program(monkeypatch: pytest.MonkeyPat
     assert nothing == "c: /no/such: No such file or directory"
     assert "by seccomp" in doctor_programs.mechanism_lines(Runs, {}, "seccomp")[0]
     assert "does not reach it for certain" in doctor_programs.mechanism_lines(Runs, {}, "preload")[1]
+    monkeypatch.setattr(doctor_programs, "why_not_attached", lambda: "no ptrace")
+    assert "seccomp, from its start and not from the first fault on (no ptrace);" in (
+        doctor_programs.mechanism_lines(Runs, {})[1]
+    )
     monkeypatch.setattr(doctor_programs, "why_no_traps", lambda: "the kernel is too old")
     assert "seccomp, which cannot be had here: the kernel is too old" in doctor_programs.mechanism_lines(Runs, {})[1]
 
