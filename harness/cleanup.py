@@ -374,7 +374,7 @@ class _RunCleaner:
 
     def _remove_image(self, path: str, details: Mapping[str, Any]) -> bool:
         """Detach a file system's image, which is unmounted by now, and remove it."""
-        devices = loop_devices_of(details.get("file_id", ()))
+        devices = loop_devices_of(details.get("file_id", ()), self._run_id)
         for device in devices:
             release_device(device)
         return self._remove_file(path, details) or bool(devices)

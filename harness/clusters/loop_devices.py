@@ -131,9 +131,10 @@ def file_id(path: str) -> list[int]:
     return [(minor & 0xFF) | major << 8 | (minor & ~0xFF) << 12, status.st_ino]
 
 
-def loop_devices_of(image_id: Sequence[int]) -> list[str]:
-    """The loop devices, as /dev/loopN, that a file is attached to. Its path would not do: it is another one once the
-    mount namespace is gone in which the file lay."""
+def loop_devices_of(image_id: Sequence[int], run_id: str) -> list[str]:
+    """The loop devices, as /dev/loopN, that an image of a run is attached to. Its path would not do: it is another one
+    once the mount namespace is gone in which the file lay; nor would its numbers alone: the kernel gives the number of
+    a file system in memory to another one as soon as it is gone, whose image may be that of a run which lives."""
     found = []
     for device in _attached():
         try:
@@ -146,7 +147,10 @@ def loop_devices_of(image_id: Sequence[int]) -> list[str]:
             continue
         finally:
             os.close(descriptor)
-        if list(_LOOP_INFO.unpack_from(answer)) == list(image_id):
+        if list(_LOOP_INFO.unpack_from(answer)) != list(image_id):
+            continue
+        mark = _read_mark(device)
+        if mark is not None and mark.run_id == run_id:
             found.append(device)
     return found
 

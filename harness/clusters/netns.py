@@ -343,7 +343,8 @@ class NetnsCluster(OwnMachineCluster):
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + _DETACH_TIMEOUT_S
         # The kernel tells nobody when it lets a device go.
-        while (devices := loop_devices_of(self._image_ids.get(host, []))) and loop.time() < deadline_s:  # noqa: ASYNC110
+        image_id, run_id = self._image_ids.get(host, []), self._run.run_id
+        while (devices := loop_devices_of(image_id, run_id)) and loop.time() < deadline_s:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
         for device in devices:
             await asyncio.to_thread(release_device, device)

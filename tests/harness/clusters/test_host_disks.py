@@ -75,14 +75,15 @@ def with_cluster(
         await cluster.start()
         groups = [claim.ident for claim in run.claims if claim.kind == KIND_CGROUP]
         images = [claim.details["file_id"] for claim in run.claims if claim.kind == KIND_IMAGE]
-        assert len(images) == 2 and all(map(loop_devices_of, images))
+        assert len(images) == 2 and all(loop_devices_of(image, RUN) for image in images)
+        assert not any(loop_devices_of(image, f"{RUN}-other") for image in images), "the numbers are given again"
         try:
             assert isinstance(cluster.disks, FileSystemDisks)
             await scenario(cluster, cluster.disks)
         finally:
             await cluster.stop()
         assert [point for point in mounts() if point.startswith(str(tmp_path))] == []
-        assert [image for image in images if loop_devices_of(image)] == []
+        assert [image for image in images if loop_devices_of(image, RUN)] == []
         assert not [path for path in groups if os.path.exists(path)]
         assert not (tmp_path / "run" / "n1" / "disk.img").exists()
         assert run.claims == () and run.close()
@@ -376,14 +377,14 @@ def test_clean_thaws_and_removes_what_a_killed_harness_has_left(tmp_path: Path, 
         image = tmp_path / "run" / "n1" / ("disk.img" if storage == IMAGE else "memory/disk.img")
         claims = load_run(str(tmp_path / "state" / f"{RUN}-dead.jsonl")).claims
         images = [claim.details["file_id"] for claim in claims if claim.kind == KIND_IMAGE]
-        assert loop_devices_of(images[0]) != [], "it is frozen, so it did not go with its last mount"
+        assert loop_devices_of(images[0], f"{RUN}-dead") != [], "it is frozen, so it did not go with its last mount"
         lines: list[str] = []
         report = clean(state_root=str(tmp_path / "state"), report=lines.append)
         assert report.left == []
         assert find_processes(marked_with("SPLITBRAIN_RUN", f"{RUN}-dead")) == []
         assert [point for point in mounts() if point.startswith(str(tmp_path / "run"))] == []
         deadline_s = time.monotonic() + WAIT_S
-        while any(map(loop_devices_of, images)):
+        while any(loop_devices_of(image, f"{RUN}-dead") for image in images):
             assert time.monotonic() < deadline_s
             time.sleep(0.01)
         assert not image.exists()
