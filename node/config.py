@@ -100,6 +100,8 @@ class TopicConfig:
     """Told to whoever asks (R)."""
     sys_flag: int = 0
     """Told to whoever asks (R: topicSysFlag)."""
+    message_type: str = ""
+    """Told to whoever asks (R: attribute message.type of RocketMQ 5, by which its proxy takes messages)."""
 
     def __post_init__(self) -> None:
         if self.read_queues == 0:

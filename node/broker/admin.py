@@ -1,5 +1,5 @@
 """Questions about queues and the broker itself: offsets (30, 31), the oldest message (32), units (321), runtime
-information (28), configuration (25, 26), topics (17, 202, 215, 305)."""
+information (28), configuration (25, 26), topics (17, 202, 215, 305, 351)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from node.broker.live_settings import LiveSettings
 from node.broker.pull import TagFilter
 from node.broker.query_context import QueryContext
 from node.broker.tool_json import Place, queue_table, to_json
-from node.broker.topics import TopicTableFull, check_topic
+from node.broker.topics import TopicTableFull, changed_message_type, check_topic, topic_json
 from node.config import TopicConfig, check_topic_name
 from node.remoting import Command, Connection, DeferredReply, RequestCode, RequestError, ResponseCode
 from node.store.consume_queue import ConsumeQueue
@@ -58,6 +58,7 @@ class AdminProcessor:
             code.DELETE_TOPIC_IN_BROKER: self.delete_topic,
             code.GET_TOPIC_STATS_INFO: self.topic_stats,
             code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.own_topics,
+            code.GET_TOPIC_CONFIG: self.topic_config,
         }
 
     def max_offset(self, command: Command, connection: Connection) -> DeferredReply | Awaitable[Command]:
@@ -161,15 +162,19 @@ class AdminProcessor:
         except ValueError as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, str(error)) from error
         queues = command.get_int("writeQueueNums", 4)
-        topic = TopicConfig(
-            name=name,
-            queues=queues,
-            perm=command.get_int("perm", 6),
-            read_queues=command.get_int("readQueueNums", queues),
-            order=command.get_bool("order"),
-            sys_flag=command.get_int("topicSysFlag", 0),
-        )
+        known = self._context.topics.get(name)
         try:
+            topic = TopicConfig(
+                name=name,
+                queues=queues,
+                perm=command.get_int("perm", 6),
+                read_queues=command.get_int("readQueueNums", queues),
+                order=command.get_bool("order"),
+                sys_flag=command.get_int("topicSysFlag", 0),
+                message_type=changed_message_type(
+                    command.get_str("attributes", ""), known.message_type if known is not None else ""
+                ),
+            )
             if is_internal(name):
                 raise ValueError("the broker needs it as it is")
             await self._context.topics.put(check_topic(topic))
@@ -187,12 +192,21 @@ class AdminProcessor:
         self._on_topics_changed()
         return command.reply(ResponseCode.SUCCESS)
 
-    async def topic_stats(self, command: Command, connection: Connection) -> Command:
-        """Code 202: the bounds of every queue of a topic, and when it last got a message."""
-        name = command.get_str("topic")
+    def topic_config(self, command: Command, connection: Connection) -> Command:
+        """Code 351: one topic, as it stands in the table."""
+        body = to_json(topic_json(self._topic(command.get_str("topic"))))
+        return command.reply(ResponseCode.SUCCESS, body=body.encode())
+
+    def _topic(self, name: str) -> TopicConfig:
         topic = self._context.topics.get(name)
         if topic is None:
             raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic {name!r} does not exist")
+        return topic
+
+    async def topic_stats(self, command: Command, connection: Connection) -> Command:
+        """Code 202: the bounds of every queue of a topic, and when it last got a message."""
+        name = command.get_str("topic")
+        topic = self._topic(name)
         await self._context.gate.enter()
         table = queue_table(
             (Place(name, self._context.broker_name, queue_id), self._bounds(self._context.queues.find(name, queue_id)))

@@ -16,7 +16,11 @@ from node.config import DEFAULT_PERM, MAX_QUEUES, MAX_TOPICS, TopicConfig, check
 from node.runtime import Disk
 from node.store.table_file import read_table, write_table
 
-__all__ = ["TopicTable", "TopicTableFull", "check_topic", "topic_json"]
+__all__ = ["TopicTable", "TopicTableFull", "changed_message_type", "check_topic", "topic_json"]
+
+MESSAGE_TYPE = "message.type"
+MESSAGE_TYPES = ("", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED")
+"""What a topic may be for (R: TopicMessageType); nothing said is NORMAL to RocketMQ's proxy."""
 
 
 class TopicTableFull(Exception):
@@ -156,8 +160,9 @@ def _document(topics: Mapping[str, TopicConfig], version: int) -> dict[str, Any]
 
 
 def topic_json(topic: TopicConfig) -> dict[str, Any]:
-    """A topic as it stands in the topic table and in a registration (R: TopicConfig)."""
-    return {
+    """A topic as it stands in the topic table, in a registration and in the answer to code 351 (R: TopicConfig)."""
+    attributes = {"attributes": {MESSAGE_TYPE: topic.message_type}} if topic.message_type else {}
+    return attributes | {
         "topicName": topic.name,
         "readQueueNums": topic.read_queues,
         "writeQueueNums": topic.queues,
@@ -179,6 +184,7 @@ def _topic(entry: dict[str, Any]) -> TopicConfig:
             read_queues=read_queues,
             order=bool(entry.get("order", False)),
             sys_flag=sys_flag,
+            message_type=str((entry.get("attributes") or {}).get(MESSAGE_TYPE, "")),
         )
     )
 
@@ -189,4 +195,17 @@ def check_topic(topic: TopicConfig) -> TopicConfig:
         raise ValueError(f"{topic.queues} queues to write and {topic.read_queues} to read")
     if not (0 <= topic.perm <= 7 and 0 <= topic.sys_flag < 1 << 31):
         raise ValueError(f"permission {topic.perm}, topicSysFlag {topic.sys_flag}")
+    if topic.message_type not in MESSAGE_TYPES:
+        raise ValueError(f"{MESSAGE_TYPE} {topic.message_type[:40]!r} is none of {' '.join(MESSAGE_TYPES).strip()}")
     return topic
+
+
+def changed_message_type(changes: str, before: str) -> str:
+    """The message type after changes of attributes as RocketMQ 5 writes them: "+message.type=FIFO", "-message.type",
+    separated by commas. Raises ValueError for other attributes."""
+    for change in filter(None, changes.split(",")):
+        name, _, value = change[1:].partition("=")
+        if change[0] not in "+-" or name != MESSAGE_TYPE or (change[0] == "+") != bool(value):
+            raise ValueError(f"attributes {change[:80]!r}: +{MESSAGE_TYPE}=VALUE and -{MESSAGE_TYPE} are possible")
+        before = value
+    return before

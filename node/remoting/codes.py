@@ -104,6 +104,8 @@ class RequestCode(IntEnum):
     PUSH_REPLY_MESSAGE_TO_CLIENT = 326
     ADD_WRITE_PERM_OF_BROKER = 327
     GET_ALL_PRODUCER_INFO = 328
+    GET_TOPIC_CONFIG = 351
+    """RocketMQ 5: its proxy asks which messages a topic is for."""
     LITE_PULL_MESSAGE = 361
     """A pull by one of the pull consumers of RocketMQ 5, which is answered like any other."""
 

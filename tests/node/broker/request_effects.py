@@ -197,13 +197,20 @@ async def topic_gone(world: World, reply: Command) -> None:
     assert world.case.broker.topics.get("made") is None
 
 
+TOPIC = {
+    "topicName": "t", "readQueueNums": 2, "writeQueueNums": 2, "perm": 6, "topicFilterType": "SINGLE_TAG",
+    "topicSysFlag": 0, "order": False,
+}  # fmt: skip
+
+
 async def topic_table(world: World, reply: Command) -> None:
     body = json.loads(reply.body)
     assert body.keys() == {"topicConfigTable", "dataVersion"}
-    assert body["topicConfigTable"]["t"] == {
-        "topicName": "t", "readQueueNums": 2, "writeQueueNums": 2, "perm": 6, "topicFilterType": "SINGLE_TAG",
-        "topicSysFlag": 0, "order": False,
-    }  # fmt: skip
+    assert body["topicConfigTable"]["t"] == TOPIC
+
+
+async def topic_told(world: World, reply: Command) -> None:
+    assert json.loads(reply.body) == TOPIC
 
 
 async def offset_table(world: World, reply: Command) -> None:

@@ -183,6 +183,7 @@ ROWS = (
     Row(code=321, fields=PLACE + " index*# count*# consumerGroup", effect=do.units_told, online=True,
         unknown={"topic": ("nobody", 1)}),
     Row(code=328, fields="", effect=do.producers_told, online=True),
+    Row(code=351, fields="topic*", effect=do.topic_told, unknown=NO_TOPIC),
 )  # fmt: skip
 
 

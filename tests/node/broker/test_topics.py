@@ -23,12 +23,13 @@ def table(disk: Any, path: Any, *configured: TopicConfig) -> TopicTable:
 def test_created_topics_survive_and_configured_ones_win(helpers: Any, tmp_path: Any) -> None:
     disk = helpers.PlainDisk()
     first = table(disk, tmp_path, TopicConfig(name="a", queues=2))
-    asyncio.run(first.put(TopicConfig(name="b", queues=7, perm=4)))
+    asyncio.run(first.put(TopicConfig(name="b", queues=7, perm=4, message_type="FIFO")))
     asyncio.run(first.put(TopicConfig(name="a", queues=9)))
     assert first.get("a") == TopicConfig(name="a", queues=9)
     again = table(disk, tmp_path, TopicConfig(name="a", queues=2))
     clients_own = [topic for topic in again if topic not in system_topics()]
-    assert clients_own == [TopicConfig(name="a", queues=2), TopicConfig(name="b", queues=7, perm=4)]
+    typed = TopicConfig(name="b", queues=7, perm=4, message_type="FIFO")
+    assert clients_own == [TopicConfig(name="a", queues=2), typed]
     assert again.data_version == 2
     assert again.get("c") is None
 
@@ -114,6 +115,30 @@ def test_queues_to_read_and_to_write_may_differ(run_case: Any) -> None:
             assert (await case.ask(17, fields | wrong)).code == 1
         for internal in ("RMQ_SYS_TRANS_HALF_TOPIC", "SCHEDULE_TOPIC_XXXX"):
             assert (await case.ask(17, fields | {"topic": internal})).code == 1
+
+    run_case(scenario)
+
+
+def test_the_message_type_of_a_topic_is_kept_and_told(run_case: Any) -> None:
+    """As RocketMQ 5 changes it (a field of code 17) and its proxy asks for it (code 351)."""
+
+    async def scenario(case: Any) -> None:
+        async def told() -> Any:
+            topic = json.loads((await case.ask(351, {"topic": "typed"})).body)
+            assert topic["topicName"] == "typed"
+            return topic.get("attributes")
+
+        for changes, expected in (
+            ("", None), ("+message.type=FIFO", {"message.type": "FIFO"}), ("", {"message.type": "FIFO"}),
+            ("-message.type,+message.type=MIXED", {"message.type": "MIXED"}), ("-message.type", None),
+            ("+message.type=DELAY", {"message.type": "DELAY"}),
+        ):  # fmt: skip
+            assert (await case.ask(17, {"topic": "typed", "attributes": changes})).code == 0
+            assert await told() == expected, changes
+        for wrong in ("+message.type=LATE", "message.type=FIFO", "+message.type", "+queue.type=BatchCQ", "+", "=,+"):
+            reply = await case.ask(17, {"topic": "typed", "attributes": wrong})
+            assert reply.code == 1, wrong
+        assert (await case.ask(351, {"topic": "nobody"})).code == 17
 
     run_case(scenario)
 
