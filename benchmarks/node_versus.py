@@ -34,11 +34,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks._apache_broker import apache_classpath
 from benchmarks._node_page import with_section
 from benchmarks.node_bench import QUEUES, READY_TIMEOUT_S, SETTLE_S, Group, find_master, run_load
 from harness.runtime import harness_runtime
-from harness.sdk.install import fetched
-from harness.systems.rocketmq import LOG_TO_CONSOLE, OPENED, RocketMQ
+from harness.systems.rocketmq import LOG_TO_CONSOLE, OPENED
 from node.client import BrokerClient, ClientError
 from node.remoting import RemotingClient
 
@@ -64,8 +64,7 @@ class ApacheGroup(Group):
     def _command(self, node: str, config: str) -> tuple[list[str], Mapping[str, str]]:
         home = os.path.join(self._directory, node)
         Path(home, "conf").mkdir(parents=True, exist_ok=True)
-        Path(home, "conf", "logback_broker.xml").write_text(LOG_TO_CONSOLE, encoding="utf-8")
-        install = RocketMQ.install
+        Path(home, "conf", "logback_broker.xml").write_text(LOG_TO_CONSOLE.format(prefix=""), encoding="utf-8")
         argv = [
             *("java", "-Xms1g", "-Xmx1g", "-XX:MaxDirectMemorySize=1g"),
             *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in OPENED),
@@ -73,7 +72,7 @@ class ApacheGroup(Group):
             "-Drocketmq.broker.diskSpaceCleanForciblyRatio=0.98",
             *("org.apache.rocketmq.broker.BrokerStartup", "-c", config),
         ]
-        return argv, {"ROCKETMQ_HOME": home, **install.environment(fetched(install))}
+        return argv, {"ROCKETMQ_HOME": home, "CLASSPATH": apache_classpath()}
 
     def _config(self, node: str) -> str:
         home, port = os.path.join(self._directory, node), self.addresses[node].rpartition(":")[2]
