@@ -25,7 +25,8 @@ ONLY_BY_NAME = frozenset(
             "fuzz_dledger",
             "guarantees",
         ),
-        *("mutants", "power_cuts", "real_runs", "real_systems", "seeds", "side_by_side", "spark", "store_exchange"),
+        *("mutants", "node_compatibility", "power_cuts", "real_runs", "real_systems", "seeds", "side_by_side", "spark"),
+        "store_exchange",
     )
 )
 """These take an hour, or gigabytes: a hundred thousand histories a model, mutants until found, 20M operations."""

@@ -61,7 +61,7 @@ segment_size_bytes = {segment_bytes}
 check_interval_s = 3600
 timeout_s = 3600
 """
-APACHE_SETTINGS = {
+APACHE_SETTINGS: dict[str, Any] = {
     **{"transactionCheckInterval": 3_600_000, "transactionTimeOut": 3_600_000, "flushDiskType": "ASYNC_FLUSH"},
     **{"sendMessageThreadPoolNums": 4, "waitTimeMillsInSendQueue": 10_000, "osPageCacheBusyTimeOutMills": 20_000},
 }

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-ALI_ONS_VERSION = "3.12.0"
-GO_VERSION = "v2.1.2"
+from benchmarks._compatibility_guests import ALI_ONS_VERSION, build_go_peer
+from harness.errors import OperatorError
+
 PEER_TIMEOUT_S = 500
 """For a peer, its compiler included, that takes half a minute on an idle machine."""
 
@@ -83,22 +84,7 @@ def java_client(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str
 @pytest.fixture(scope="session")
 def go_client(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The peer's program, built with an unmodified rocketmq-client-go."""
-    directory = tmp_path_factory.mktemp("rocketmq-go")
-    shutil.copy(Path(__file__).with_name("go") / "peer.go", directory)
-    go = shutil.which("go")
-    assert go is not None, "the mark lets no test get here without Go"
     try:
-        for command in (
-            [go, "mod", "init", "peer"],
-            [go, "get", f"github.com/apache/rocketmq-client-go/v2@{GO_VERSION}"],
-        ):
-            fetched = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=300, check=False)
-            if fetched.returncode != 0:
-                pytest.skip(f"Go cannot fetch rocketmq-client-go {GO_VERSION}: {fetched.stderr.strip()[-200:]}")
-        built = subprocess.run(
-            [go, "build", "-o", "peer", "."], cwd=directory, capture_output=True, text=True, timeout=600, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        pytest.skip(f"Go did not fetch and build the peer in time: {error}")
-    assert built.returncode == 0, built.stderr[-2000:]
-    return directory / "peer"
+        return build_go_peer(tmp_path_factory.mktemp("rocketmq-go") / "peer")
+    except OperatorError as error:
+        pytest.skip(str(error))
