@@ -259,6 +259,23 @@ _MARIADB_UPDATE = Finding(
     link=_GALERA,
 )
 
+_MARIADB_SKEW = Finding(
+    name="mariadb-write-skew",
+    title="Two transactions under SERIALIZABLE on two hosts of Galera each find no row of a key, and both insert one",
+    version="MariaDB 10.11 with Galera 26.4, of Debian 12",
+    options="--system mariadb --nodes 3 --workload write-skew --nemesis none --time-limit 15 "
+    "--set isolation=serializable",
+    finding="--set writes=own",
+    control="--set writes=first",
+    control_says="all transactions go to one host, which locks what they read",
+    check="write-skew",
+    names=("write-skew",),
+    promised="The isolation of a cluster is between Serializable and Repeatable Read, said its documentation.",
+    reported="Kyle Kingsbury, galera #336, of transactions under SERIALIZABLE without even snapshot isolation, "
+    "September 2015",
+    link="https://github.com/codership/galera/issues/336",
+)
+
 _MARIADB_CRASH = Finding(
     name="mariadb-crash-loss",
     title="Galera loses committed transactions when all hosts crash at once",
@@ -297,8 +314,8 @@ FINDINGS: Mapping[str, Finding] = {
     each.name: each
     for each in (
         _NATS, _REDIS, _REDIS_POWER, _ETCD_STALE, _ETCD_LOCK, _ROCKETMQ, _KAFKA, _ZOOKEEPER, _ZOOKEEPER_SYNC,
-        _ZOOKEEPER_SNAPSHOT, _POSTGRES_G2, _POSTGRES_SKEW, _POSTGRES_COMMIT, _MARIADB_UPDATE, _MARIADB_CRASH, _PATRONI,
-        _RABBITMQ,
+        _ZOOKEEPER_SNAPSHOT, _POSTGRES_G2, _POSTGRES_SKEW, _POSTGRES_COMMIT, _MARIADB_UPDATE, _MARIADB_SKEW,
+        _MARIADB_CRASH, _PATRONI, _RABBITMQ,
     )
 }  # fmt: skip
 """By name, in the order in which they are listed and run."""
