@@ -67,6 +67,8 @@ printf '%s\\n' "$4" 1<> "$1"
 mount -o loop,noatime "$1" "$2"
 {_BEGIN_UNDO}"""
 # The loop device goes with the last mount; while the image is attached, a mount would find the same broken file system.
+# A program that has mounts of its own has had a copy of this one since it was started: on a machine of several hosts
+# that is another host's program, which runs on.
 _UNMOUNT = """
 end=$(($(date +%s) + $3))
 while mountpoint -q "$2"; do
@@ -76,6 +78,9 @@ while mountpoint -q "$2"; do
 done
 while [ -n "$(losetup -j "$1")" ]; do
     [ "$(date +%s)" -lt $end ] || { echo "its loop device is still in use, by another mount namespace" >&2; exit 1; }
+    stat -L -c '%i %n' /proc/[0-9]*/ns/mnt 2>/dev/null | sort -u -k 1,1 | while read -r _ namespace; do
+        nsenter --mount="$namespace" -- sh -c 'mountpoint -q "$1" && umount -l "$1"' sh "$2" 2>/dev/null
+    done
     sleep 0.05
 done
 """
