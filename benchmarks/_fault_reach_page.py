@@ -46,9 +46,11 @@ def write_page(path: str, cells: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_costs(path: str, costs: Sequence[Mapping[str, Any]]) -> None:
-    """Keep what it costs to be within reach beside the page, in the place of the same figures, and write the page."""
-    figures = {cost["figure"] for cost in costs}
-    kept = [*(cost for cost in _kept_costs(path) if cost["figure"] not in figures), *costs]
+    """Keep what it costs to be within reach beside the page, in the place of the same forms, and write the page."""
+    measured = {(cost["figure"], cost["form"]) for cost in costs}
+    kept = [*(cost for cost in _kept_costs(path) if (cost["figure"], cost["form"]) not in measured), *costs]
+    figures = list(dict.fromkeys(cost["figure"] for cost in kept))
+    kept.sort(key=lambda cost: (figures.index(cost["figure"]), [*_FORMS].index(cost["form"])))
     _costs_path(path).write_text(json.dumps(kept, indent=1) + "\n")
     write_page(path, [])
 
@@ -109,7 +111,8 @@ def _cost_lines(costs: Sequence[Mapping[str, Any]]) -> list[str]:
         "Made by `python -m benchmarks.fault_cost fsync clock etcd --page docs/fault-reach.md`, without a fault in",
         "force: all forms in every round, in random order, on a machine of two processors that others use as well. Of",
         "etcd one in each form runs all the time, and one of them is put to.",
-        "More, and the change, are medians of the differences within a round, the change with its middle half.",
+        "More, and the change, are medians of the differences within a round, the change with its middle half, also",
+        "where a form was measured at another time than the others, beside the program as it is then.",
         "The load is what else wanted the processors.\n",
         "| figure | form | median | more | change | middle half | rounds | load |",
         "|---|---|---|---|---|---|---|---|",

@@ -1,6 +1,6 @@
 """What it costs a program to be within reach of faults while none is in force.
 
-    python -m benchmarks.fault_cost [fsync] [clock] [etcd] [--rounds 15] [--page docs/fault-reach.md]
+    python -m benchmarks.fault_cost [fsync] [clock] [etcd] [--form FORM]... [--rounds 15] [--page docs/fault-reach.md]
 
 fsync   a loop of fsync on a file system in memory, and on the disk: as it is; under the launcher before the first fault
         of the disk; after one was healed; and with its calls reported from its start
@@ -290,6 +290,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.fault_cost")
     parser.add_argument("parts", nargs="*", default=["fsync", "clock"])
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--form", action="append", choices=[*TRAPS], help="of etcd, beside plain (default: all)")
     parser.add_argument("--page", metavar="FILE", help="the page to keep up to date")
     options = parser.parse_args(arguments)
     costs: list[dict[str, Any]] = []
@@ -301,6 +302,7 @@ def main(arguments: Sequence[str]) -> int:
         costs += compare(["plain", "clock"], clock_us, options.rounds)
     if "etcd" in options.parts:
         forms = ["plain", "before", "healed-sync", "healed-write", "all", "clock"]
+        forms = [form for form in forms if form == "plain" or not options.form or form in options.form]
         etcds = Etcds(forms)
         try:
             costs += compare(forms, etcds.puts, options.rounds)
