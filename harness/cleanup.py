@@ -8,6 +8,7 @@ whose harness still lives are left alone. Cleaning twice does nothing the second
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -142,8 +143,12 @@ def _remove_scratch(removed: Callable[[str], None]) -> None:
         if match is None or run_state.process_start_ticks(int(match[1])) is not None:
             continue
         status = _status(path)
-        if status is not None and stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
-            shutil.rmtree(path, ignore_errors=True)
+        if status is not None and status.st_uid == os.geteuid():
+            if stat.S_ISDIR(status.st_mode):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
             removed(f"trial of a process that is gone: {path}")
 
 
