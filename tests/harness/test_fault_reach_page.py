@@ -59,6 +59,6 @@ def test_costs_are_kept_beside_the_page_and_shown_on_it(tmp_path: Path) -> None:
     write_page(str(page), [cell("one")])
     lines = page.read_text().splitlines()
     assert "| puts | as it is | 1,200.5 |  |  |  | 5 | 2 |" in lines
-    assert "| puts | syncs reported to a supervisor | 1,200.5 | -3.0 | -0.2 % | -1.0 to +0.4 % | 5 | 2 |" in lines
+    assert "| puts | syncs reported from the start | 1,200.5 | -3.0 | -0.2 % | -1.0 to +0.4 % | 5 | 2 |" in lines
     write_costs(str(page), [{**costs[0], "figure": "reads"}])
     assert {cost["figure"] for cost in json.loads((tmp_path / "fault-cost.json").read_text())} == {"puts", "reads"}

@@ -141,4 +141,5 @@ def test_a_form_of_the_page_starts_a_run(store: Store, serve: Callable[..., Clie
     assert "--nemesis=kill" in client.page("/started")
     status, _, text = send()
     assert status == 422 and "still at work" in text
+    wait_for(lambda: launcher.launches[0].output)  # while an interpreter starts, an interrupt may be lost
     assert launcher.stop() is None and len(launcher.launches) == 1
