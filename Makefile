@@ -75,7 +75,7 @@ demo: demo-plan $(RUNTIME) host
 demo-plan:
 	@echo "make demo sets the harness up in $(VENV) (once), then breaks a cluster twice: two minutes in all, one from then on."
 
-# Five at a time where safe (many wait most of the time), then those of Spark, each file by one of three, then whole runs of
+# Four at a time where safe (many wait most of the time), then those of Spark, each file by one of three, then whole runs of
 # real clusters, three at a time, but for those that try `harness clean`, which takes whatever is dead: one after the other.
 # Every stage runs, whatever became of those before it. The later stages are given the files that have their tests: to
 # collect all others costs each of their workers ten seconds.
@@ -85,7 +85,7 @@ test: $(SETUP) $(SPARK) host
 	@$(BIN)/python scripts/build_shims.py --if-needed || echo "make test: tests of clock and disk faults will be skipped" >&2
 	@failed=; \
 	stage() { name=$$1; shift; echo "== $$name"; $(BIN)/python -m pytest -q "$$@" || failed="$$failed $$name"; }; \
-	stage many-at-a-time -n 5 -m "not serial and not spark and not long"; \
+	stage many-at-a-time -n 4 -m "not serial and not spark and not long"; \
 	stage spark -n 3 --dist loadfile --no-loadscope-reorder -m "spark and not long" $(call FILES_WITH,spark); \
 	stage whole-runs -n 3 --dist loadgroup -m "serial and not systems and not long" $(call FILES_WITH,serial); \
 	if [ -n "$$failed" ]; then echo "make test: failed stages:$$failed" >&2; exit 1; fi; \
