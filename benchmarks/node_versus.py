@@ -80,7 +80,7 @@ class ApacheGroup(Group):
         peers = ";".join(f"{name}-{address}" for name, address in self._ledger.items())
         lines = {
             **{"brokerClusterName": "benchmarks", "brokerName": "broker-a"},  # no topic may have the cluster's name
-            **{"brokerId": 0 if is_group else self._number(node), "brokerRole": self._role(node)},
+            **{"brokerId": 1 if is_group else self._number(node), "brokerRole": self._role(node)},
             **{"flushDiskType": f"{self._flush_mode.upper()}_FLUSH", "autoCreateTopicEnable": "false"},
             **{"brokerIP1": "127.0.0.1", "brokerIP2": "127.0.0.1", "listenPort": port},
             **{"haListenPort": self._ledger[node].rpartition(":")[2], "storePathRootDir": f"{home}/store"},
@@ -94,7 +94,8 @@ class ApacheGroup(Group):
         return self.ids.index(node)
 
     def _role(self, node: str) -> str:
-        if self._number(node) and self._replication != "dledger":
+        # Of a group only who leads says that it is no slave: before the election all would say what is written here.
+        if self._number(node) or self._replication == "dledger":
             return "SLAVE"
         return "SYNC_MASTER" if self._replication == "sync" else "ASYNC_MASTER"
 
