@@ -236,7 +236,7 @@ def table_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             rate, p50, cpu = (median(row[figure] for row in mine) for figure in ("per_s", "p50_ms", "cpu_us"))
             lowest, highest = (end(row["cpu_us"] for row in mine) for end in (min, max))
             words = [*cell, name, f"{rate:,.0f}", f"{p50:.2f}", f"{cpu:.1f}", f"{lowest:.1f} to {highest:.1f}"]
-            words.append(f"{median(row['refused'] for row in mine):.1%}")
+            words.append("all" if cell[2] == "refused" else f"{median(row['refused'] for row in mine):.1%}")
             for figure in ("per_s", "cpu_us"):
                 shares = [] if name == "here" else ratios_of(own, name, figure)
                 words.append(f"{1 / median(shares):.2f}" if shares else "-")
