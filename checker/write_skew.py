@@ -71,7 +71,7 @@ def _unknown(tally: Tally, contended: int) -> str | None:
     if tally.counts["missing"]:
         return (
             f"{tally.examples['missing'][0]}: it was lost, or the read was stale (in all: {tally.counts['missing']} "
-            "missing); what else committed cannot be told by such reads"
+            "missing); such reads do not show what else committed"
         )
     if not contended:
         return "of no key two inserts ran at the same time and one committed: nothing was tested"

@@ -97,11 +97,11 @@ class TopicConfig:
     """Queues that consumers read, 0: the same ones (R: readQueueNums). More of them while a topic shrinks: what the
     last queues hold is read, and nothing new goes there."""
     order: bool = False
-    """Told to whoever asks (R)."""
+    """Given to clients that ask (R)."""
     sys_flag: int = 0
-    """Told to whoever asks (R: topicSysFlag)."""
+    """Given to clients that ask (R: topicSysFlag)."""
     message_type: str = ""
-    """Told to whoever asks (R: attribute message.type of RocketMQ 5, by which its proxy takes messages)."""
+    """Given to clients that ask (R: attribute message.type of RocketMQ 5, by which its proxy takes messages)."""
 
     def __post_init__(self) -> None:
         if self.read_queues == 0:

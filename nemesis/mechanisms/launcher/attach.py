@@ -52,7 +52,7 @@ _LISTENER_LINK = "anon_inode:seccomp notify"
 _SYSCALL = b"\x0f\x05"
 
 Note = Callable[[int, int | None], None]
-"""Told of a process before a filter is installed in it, and with the listener's descriptor once it is here."""
+"""Called with a process before a filter is installed in it, and with the listener's descriptor once it is here."""
 
 
 def wait_for_faults(

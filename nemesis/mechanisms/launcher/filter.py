@@ -205,7 +205,7 @@ def filter_code(groups: Sequence[str], architecture: str) -> bytes:
 
 
 def filter_header(code: bytes, address: int) -> bytes:
-    """What the kernel is told of a filter whose instructions lie at an address (`struct sock_fprog`)."""
+    """How a filter is described to the kernel (`struct sock_fprog`) whose instructions lie at an address."""
     return struct.pack("@HP", len(code) // _INSTRUCTION.size, address)
 
 
