@@ -52,6 +52,7 @@ from node.broker.send_back import RetryTopics, SendBackProcessor
 from node.broker.send_hooks import SendHooks
 from node.broker.slave import SlaveSide, read_mode_of
 from node.broker.subscription_groups import SubscriptionGroups
+from node.broker.timers import OpenTimers, TimerService
 from node.broker.tool_status import settings_of, tool_status
 from node.broker.topics import TopicTable
 from node.broker.transactions import EndTransactionProcessor, OpenTransactions, TransactionChecks
@@ -120,6 +121,7 @@ class BrokerController:
         )
         self._holds = PullHolds(max_held=config.limits.max_held_pulls)
         self.delay_progress = DelayProgress()
+        self.open_timers = OpenTimers()
         self.transactions = OpenTransactions(timeout_ms=config.transactions.timeout_s * 1000)
         self.index = MessageIndex(
             runtime.disk,
@@ -133,7 +135,7 @@ class BrokerController:
             self.queues,
             on_arrival=self._messages_arrived,
             derivations=self.snapshots.derivations(
-                delay=self.delay_progress, transactions=self.transactions, index=self.index
+                delay=self.delay_progress, timers=self.open_timers, transactions=self.transactions, index=self.index
             ),
             index_timestamp_ms=lambda: self.index.last_update[0],
             read_batches=self.snapshots.ledger.store.read_committed if self.snapshots.ledger is not None else None,
@@ -193,6 +195,13 @@ class BrokerController:
             clock=runtime.clock,
             store_host=lambda: self.address,
         )
+        self.timers = TimerService(
+            store=self.store,
+            log=self.ledger.store,
+            timers=self.open_timers,
+            clock=runtime.clock,
+            store_host=lambda: self.address,
+        )
         self._gate = ReadGate(
             ledger=self.ledger,
             dispatcher=self.dispatcher,
@@ -208,6 +217,7 @@ class BrokerController:
             config=config.transactions,
             store_host=lambda: self.address,
         )
+        self._masters_services = (self.delays, self.timers, self._checks)
         self._pulls = PullProcessor(
             gate=self._gate,
             log=self.ledger.store,
@@ -371,6 +381,7 @@ class BrokerController:
             max_message_size_bytes=self.config.limits.max_message_size_bytes,
             not_leader_remark=self.not_leader_remark,
             retries=retries,
+            timers=self.open_timers,
             hooks=self.send_hooks,
             honours_wait=isinstance(self.ledger, ClassicLedger),
             transactions=None if self.config.transactions.reject else self.transactions,
@@ -394,8 +405,8 @@ class BrokerController:
         """Shut down in order, losing nothing that was acknowledged. Idempotent."""
         self._holds.close()
         self._disk_watch.stop()
-        self.delays.stop()
-        self._checks.stop()
+        for service in self._masters_services:
+            service.stop()
         self.slave.stop()
         await self._roles.stop()
         await self._registrar.stop()
@@ -436,11 +447,11 @@ class BrokerController:
     def _role_changed(self) -> None:
         self.slave.role_changed(self.store.is_master)
         if self.store.is_master:
-            self.delays.start()
-            self._checks.start()
+            for service in self._masters_services:
+                service.start()
         else:
-            self.delays.stop()
-            self._checks.stop()
+            for service in self._masters_services:
+                service.stop()
             self._holds.wake_all()
         self._registrar.announce()
 
@@ -523,6 +534,8 @@ class BrokerController:
             "openTransactions": len(self.transactions.halves),
             "transactionChecks": self._checks.checks_total,
             "delayedDelivered": self.delays.delivered_total,
+            "openTimers": len(self.open_timers.due_ms),
+            "timersDelivered": self.timers.delivered_total,
             "heldPulls": self._holds.count,
             "connections": self._server.connection_count,
             "topics": len(self.topics),

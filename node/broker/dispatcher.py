@@ -70,7 +70,7 @@ MAX_WAITERS = 20_000
 """Reads that may wait for dispatch to catch up; each costs a few hundred bytes."""
 
 
-LATER_DERIVATIONS = frozenset(("basis",))
+LATER_DERIVATIONS = frozenset(("basis", "timers"))
 """What checkpoints of earlier versions say nothing of, and are good without."""
 
 

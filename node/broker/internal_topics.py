@@ -18,6 +18,7 @@ __all__ = [
     "REPLY_SUFFIX",
     "RETRY_PREFIX",
     "SCHEDULE_TOPIC",
+    "TIMER_TOPIC",
     "UNRESOLVED_TOPIC",
     "dlq_topic",
     "is_internal",
@@ -30,6 +31,8 @@ AUTO_CREATE_TOPIC = "TBW102"
 """Its permission 7 says that a topic may be made after its example by sending to it (R)."""
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 """Where delayed messages wait; queue n holds level n + 1."""
+TIMER_TOPIC = "rmq_sys_wheel_timer"
+"""Where timer messages wait."""
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 """Where messages of open transactions wait."""
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
@@ -55,7 +58,7 @@ DELAY_LEVELS_MS = (
 )  # fmt: skip
 """The delay of level 1, 2, ... in milliseconds (R: messageDelayLevel)."""
 
-_INTERNAL = frozenset((SCHEDULE_TOPIC, HALF_TOPIC, OP_TOPIC))
+_INTERNAL = frozenset((SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_TOPIC))
 
 
 def retry_topic(group: str) -> str:
@@ -101,6 +104,7 @@ def system_topics() -> tuple[TopicConfig, ...]:
     return (
         TopicConfig(name=AUTO_CREATE_TOPIC, queues=AUTO_CREATE_QUEUES, perm=PERM_READ | PERM_WRITE | PERM_INHERIT),
         TopicConfig(name=SCHEDULE_TOPIC, queues=len(DELAY_LEVELS_MS), perm=PERM_READ),
+        TopicConfig(name=TIMER_TOPIC, queues=1, perm=PERM_READ),
         TopicConfig(name=HALF_TOPIC, queues=1, perm=0),
         TopicConfig(name=OP_TOPIC, queues=1, perm=0),
         TopicConfig(name=UNRESOLVED_TOPIC, queues=1),

@@ -23,8 +23,12 @@ __all__ = [
     "REPLY_TO_CLIENT",
     "RETRY_TOPIC",
     "TAGS",
+    "TIMER_DELAY_MS",
+    "TIMER_DELAY_S",
     "TIMER_DELIVERED",
+    "TIMER_DELIVER_MS",
     "TIMER_PROPERTIES",
+    "TIMER_TAKE_BACK",
     "TRANSACTION_PREPARED",
     "UNIQUE_KEY",
     "WAIT_STORE",
@@ -43,10 +47,15 @@ KEYS = "KEYS"
 UNIQUE_KEY = "UNIQ_KEY"
 WAIT_STORE = "WAIT"
 DELAY_LEVEL = "DELAY"
-TIMER_PROPERTIES = ("TIMER_DELAY_MS", "TIMER_DELAY_SEC", "TIMER_DELIVER_MS")
+TIMER_DELAY_MS = "TIMER_DELAY_MS"
+TIMER_DELAY_S = "TIMER_DELAY_SEC"
+TIMER_DELIVER_MS = "TIMER_DELIVER_MS"
+TIMER_PROPERTIES = (TIMER_DELAY_MS, TIMER_DELAY_S, TIMER_DELIVER_MS)
 """Any of these makes a timer message of RocketMQ 5: deliver after so many ms or s, or at this ms of the epoch."""
+TIMER_TAKE_BACK = "TIMER_DEL_UNIQKEY"
+"""Makes it one that takes another timer message back."""
 TIMER_DELIVERED = "TIMER_OUT_MS"
-"""What a timer message has that was delivered: it is not to wait again."""
+"""When a timer message was to be delivered, in ms of the epoch: one that has it is not to wait again."""
 REAL_TOPIC = "REAL_TOPIC"
 REAL_QUEUE_ID = "REAL_QID"
 RETRY_TOPIC = "RETRY_TOPIC"

@@ -193,6 +193,37 @@ def test_a_thousand_messages_of_every_level_come_once_in_order_and_in_time(ledge
     on_stage(ledger, scenario)
 
 
+@pytest.mark.parametrize("ledger", LEDGERS)
+@pytest.mark.parametrize("how", ["stop", "kill", "power"])
+def test_timer_messages_of_three_days_come_once_and_in_time_across_restarts(ledger: str, how: str) -> None:
+    async def scenario(stage: Stage) -> None:
+        rng = random.Random(5)
+        wanted = [round(10 ** rng.uniform(0, 8.41)) for _ in range(150)]  # ms, up to almost three days
+
+        async def send(client: RemotingClient) -> None:
+            for number, delay_ms in enumerate(wanted):
+                properties = f"TIMER_DELIVER_MS\x01{stage.host.clock.wall_ms() + delay_ms}\x02"
+                assert (await stage.ask(client, 310, {"b": "t", "e": 0, "i": properties}, b"%d" % number)).code == 0
+
+        await stage.run(send)
+        for pause_s in (0, 5, 300, 40_000):
+            await asyncio.sleep(pause_s)
+            await stage.restart(how)
+        await asyncio.sleep(3 * 24 * 3600)
+
+        async def look(client: RemotingClient) -> None:
+            came = await stage.read(client, "t", 0)
+            assert sorted(int(message.body) for message in came) == list(range(len(wanted))), "each once"
+            for message in came:
+                due_ms = int(message.properties.get("TIMER_OUT_MS", message.store_timestamp_ms))
+                up_ms = max([end for begin, end in stage.down if begin - 1000 <= due_ms <= end], default=due_ms)
+                assert due_ms <= message.store_timestamp_ms <= up_ms + 1000
+
+        await stage.run(look)
+
+    on_stage(ledger, scenario)
+
+
 FATES = ("commit", "rollback", "late commit", "late rollback", "asked", "asked no", "unknown")
 TRANSACTION_ROW = (
     "Transactions: prepared/rollback never queued; END checks group, tranStateTableOffset, commitLogOffset;"
