@@ -7,7 +7,8 @@ whose queues have to be derived anew, because it was left behind, is new, or has
 that reaches the log's beginning. It holds, as of the entry that it ends with:
 
     queues                 the next number of every queue
-    derived                delayed messages delivered, timer messages that wait, open transactions
+    derived                delayed messages delivered, timer messages that wait, what POP consumers have in hand, open
+                           transactions
     position               where that entry ends in the log
     topics, offsets, groups  the tables of topics, consumers' offsets and subscription groups
 
@@ -43,7 +44,7 @@ logger = logging.getLogger("node.broker")
 BASIS = "basis"
 """What the dispatch checkpoint calls it."""
 
-IN_SNAPSHOTS = ("delay", "timers", "transactions")
+IN_SNAPSHOTS = ("delay", "pop", "timers", "transactions")
 """The derivations that snapshots hold."""
 
 _UNREADABLE = (KeyError, TypeError, AttributeError, ValueError, RecursionError)

@@ -31,6 +31,7 @@ from node.store.record_batch import RecordBatch, batch_of_one
 
 __all__ = [
     "MAX_TIMER_DELAY_MS",
+    "POP_SOURCE",
     "TIMER_SOURCE",
     "IllegalTimer",
     "copy_of",
@@ -49,6 +50,8 @@ MAX_TIMER_DELAY_MS = 3 * 24 * 3_600_000
 """R: timerMaxDelaySec."""
 _KINDS = 32
 """Kinds that the source number has room for."""
+POP_SOURCE = 30
+"""The kind of a message that a POP consumer did not acknowledge in time."""
 TIMER_SOURCE = 31
 """The kind of a timer message; a delay level is its own kind."""
 _LONG_DIGITS = 19

@@ -370,3 +370,53 @@ def test_a_client_that_is_silent_for_two_minutes_is_gone(how: str) -> None:
         await stage.run(look)
 
     on_stage("classic", scenario)
+
+
+POP = {"consumerGroup": "g", "topic": "t", "queueId": -1, "maxMsgNums": 8, "invisibleTime": 30_000, "pollTime": 0}
+
+
+@pytest.mark.parametrize("ledger", LEDGERS)
+@pytest.mark.parametrize("how", ["stop", "kill", "power"])
+def test_a_pop_consumer_gets_everything_across_restarts_and_nothing_that_it_acknowledged(ledger: str, how: str) -> None:
+    """Of what it is given it acknowledges a part and forgets the rest, which comes again in time; after an
+    acknowledgement a message never comes again."""
+    acknowledged: set[bytes] = set()
+
+    async def scenario(stage: Stage) -> None:
+        rng = random.Random(6)
+
+        async def send(client: RemotingClient) -> None:
+            for number in range(200):
+                fields = {"b": "t", "e": number % 18, "i": ""}
+                assert (await stage.ask(client, 310, fields, b"%d" % number)).code == 0
+
+        def consume(share: float) -> Callable[[RemotingClient], Awaitable[None]]:
+            async def work(client: RemotingClient) -> None:
+                while (reply := await stage.ask(client, 200050, POP)).code == 0:
+                    starts = {part.rpartition(" ")[0]: part for part in reply.get_str("startOffsetInfo").split(";")}
+                    for message in decode_records(reply.body):
+                        assert message.body not in acknowledged
+                        mark = f"{int(message.topic != 't')} {message.queue_id}"
+                        extra = (starts[mark].rpartition(" ")[2], reply.get_str("popTime"), "30000", "0")
+                        fields = {"consumerGroup": "g", "topic": message.topic, "queueId": message.queue_id}
+                        fields |= {"offset": message.queue_offset, "extraInfo": " ".join(extra)}
+                        if rng.random() < share:
+                            assert (await stage.ask(client, 200051, fields)).code == 0
+                            acknowledged.add(message.body)
+
+            return work
+
+        await stage.run(send)
+        for share in (0.2, 0.5, 0.5):
+            await stage.run(consume(share))
+            await stage.restart(how)
+            await asyncio.sleep(29)
+        await stage.run(consume(0.5))
+        await asyncio.sleep(31)
+        await stage.run(consume(1))
+        assert acknowledged == {b"%d" % number for number in range(200)}
+        await asyncio.sleep(31)
+        reply = await stage.run(lambda client: stage.ask(client, 200050, POP))
+        assert reply.code == 210 and not reply.body
+
+    on_stage(ledger, scenario)
