@@ -12,7 +12,7 @@ from node.broker.message_store import NotWritable
 from node.logs import LogLimiter
 from node.store.record import RecordError
 
-__all__ = ["DueQueue"]
+__all__ = ["DueQueue", "loop_ms"]
 
 logger = logging.getLogger("node.broker")
 
@@ -24,6 +24,11 @@ BUSY_RETRY_MS = 500
 """After the log took no more for the moment."""
 PORTION = 64
 """Done in one turn of the loop."""
+
+
+def loop_ms() -> int:
+    """The loop's time, which only goes forward."""
+    return round(asyncio.get_running_loop().time() * 1000)
 
 
 class DueQueue:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from node.broker.append_errors import PUT_REFUSALS, refusal, stored
 from node.broker.consumer_offsets import ConsumerOffsets, TooManyOffsets
 from node.broker.dispatch_batch import Queue
+from node.broker.due_queue import loop_ms
 from node.broker.internal_topics import RETRY_PREFIX
 from node.broker.memory_window import MemoryWindow
 from node.broker.message_store import MessageStore
@@ -198,7 +199,7 @@ class PopProcessor:
             left_s = deadline_s - loop.time()
             if lots or left_s <= 0 or self._holds.is_full:
                 return self._reply(command, request, lots, rest, pop_time_ms)
-            wait_s = min(left_s, HOLD_RECHECK_S, max(look_again_ms / 1000 - loop.time(), 0.001))
+            wait_s = min(left_s, HOLD_RECHECK_S, max((look_again_ms - loop_ms()) / 1000, 0.001))
             await self._holds.wait(request.queues(), connection, wait_s)
             if connection.is_closing:
                 return None
@@ -243,7 +244,7 @@ class PopProcessor:
                 continue
             offset = self._position(request, key, stored_queue)
             if left and request.in_order:
-                blocked_ms = self.in_order.blocked_until_ms(key, request.attempt, self.loop_ms())
+                blocked_ms = self.in_order.blocked_until_ms(key, request.attempt, loop_ms())
                 if blocked_ms:
                     look_again_ms = min(look_again_ms, blocked_ms)
                     continue
@@ -327,7 +328,7 @@ class PopProcessor:
     ) -> _Lot:
         """Note that these messages are given out; nobody may be told before `written` is done. Raises PUT_REFUSALS."""
         if request.in_order:
-            until_ms = self.loop_ms() + request.invisible_ms
+            until_ms = loop_ms() + request.invisible_ms
             return lot._replace(tries=self.in_order.give(key, request.attempt, lot.offsets, pop_time_ms, until_ms))
         group, topic, queue_id = key
         checkpoint = self._revive_log.checkpoint(
@@ -342,8 +343,3 @@ class PopProcessor:
             known = self._checkpoints.next_offsets
             self._ahead = {each: offset for each, offset in self._ahead.items() if offset > known.get(each, 0)}
         self._ahead[key] = max(following, self._ahead.get(key, 0))
-
-    @staticmethod
-    def loop_ms() -> int:
-        """The loop's time."""
-        return round(asyncio.get_running_loop().time() * 1000)

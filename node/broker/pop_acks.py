@@ -17,6 +17,7 @@ from typing import Any
 
 from node.broker.append_errors import PUT_REFUSALS, refusal, stored
 from node.broker.dispatcher import Dispatcher, DispatchFailed
+from node.broker.due_queue import loop_ms
 from node.broker.internal_topics import RETRY_PREFIX
 from node.broker.ledger import LedgerStore
 from node.broker.message_store import MessageStore
@@ -112,7 +113,7 @@ class PopAckProcessor:
         pop_time_ms = self._store.wall_ms()
         if handle.revive_queue == ORDERED_REVIVE_QUEUE:
             queue = (key.group, key.topic, key.queue_id)
-            until_ms = self._pops.loop_ms() + invisible_ms
+            until_ms = loop_ms() + invisible_ms
             if not self._pops.in_order.postpone(queue, offset, key.pop_time_ms, until_ms):
                 raise _no_message(key, offset)
             self._holds.wake(((key.topic, key.queue_id),))

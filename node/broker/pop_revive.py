@@ -7,11 +7,10 @@ nothing come early or late, except that a new master has no other for what its p
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from node.broker.append_errors import forget, read_message
-from node.broker.due_queue import DueQueue
+from node.broker.due_queue import DueQueue, loop_ms
 from node.broker.internal_topics import dlq_topic
 from node.broker.ledger import LedgerStore
 from node.broker.message_store import MessageStore
@@ -55,7 +54,7 @@ class PopRevival:
         self._retries = retries
         self._store_host = store_host
         self._closing: set[tuple[int, int]] = set()
-        self._queue = DueQueue("messages of POP consumers", now_ms=_loop_ms, act=self._revive)
+        self._queue = DueQueue("messages of POP consumers", now_ms=lambda: loop_ms(), act=self._revive)
         self.revived_total = 0
         """Messages put again since the start."""
 
@@ -63,7 +62,7 @@ class PopRevival:
         """This node is master now: everything of the log is dispatched, so what is open is exact."""
         self._closing.clear()
         self._checkpoints.on_opened = self._opened
-        wall_ms, now_ms = self._store.wall_ms(), _loop_ms()
+        wall_ms, now_ms = self._store.wall_ms(), loop_ms()
         self._queue.start(
             (now_ms + min(max(each.key.pop_time_ms + each.invisible_ms - wall_ms, 0), each.invisible_ms), each.number)
             for each in self._checkpoints.by_number.values()
@@ -88,7 +87,7 @@ class PopRevival:
         self._closing.discard((checkpoint.number, place))
 
     def _opened(self, checkpoint: Checkpoint) -> None:
-        self._queue.add(_loop_ms() + checkpoint.invisible_ms, checkpoint.number)
+        self._queue.add(loop_ms() + checkpoint.invisible_ms, checkpoint.number)
 
     def _revive(self, number: int) -> None:
         checkpoint = self._checkpoints.by_number.get(number)
@@ -128,7 +127,3 @@ class PopRevival:
         )
         forget(self._store.put_one(copy).committed)
         self.revived_total += 1
-
-
-def _loop_ms() -> int:
-    return round(asyncio.get_running_loop().time() * 1000)
