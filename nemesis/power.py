@@ -6,7 +6,10 @@ replica is killed and then what it had not synced is taken from its disk; healin
 The forms `cut`, `cut-posix` and `cut-torn` take back what was not synced, by an account that is kept of it, each by
 another model of what a sync makes durable (nemesis.mechanisms.undo_log). `cut` grants what ext4, xfs and btrfs do:
 whoever loses something under it has not asked for it to be kept. `cut-posix` also loses names whose directory was not
-synced, which those file systems would have kept: a finding that only it gives says so. `crash` leaves it to a real
+synced, which those file systems would have kept: a finding that only it gives says so. Of programs that the preloaded
+shim reaches the account is kept from their start; of others (mechanism seccomp) from two seconds before a cut, because
+it costs them more than half of their throughput. What they wrote before those two seconds is taken as durable, as if
+the kernel had written it back then; the proof says so. `crash` leaves it to a real
 file system: it is shut down as it is and mounted again, and what the kernel had written by then is there, so that it
 loses less and counts nothing.
 """
@@ -77,13 +80,16 @@ class Power(FormNemesis):
             return
         processes, disks = processes_of(target), disks_of(target)
         hosts: Sequence[str] = injection.value["hosts"]
+        kind, seed = KINDS[split_variant(injection.variant)[0]], int(injection.value.get("seed", 0))
+        running = [host for host in hosts if (await processes.look(host)).pid is not None]
+        lead_s = await disks.expect_cut(injection.fault_id, running)
+        await asyncio.sleep(lead_s)
         for host in hosts:
             view = await processes.look(host)
             unreached = await disks.reaches(host, view.pid) if view.pid is not None else None
             if unreached is not None:
                 raise RuntimeError(unreached)
         await processes.end(injection.fault_id, hosts)
-        kind, seed = KINDS[split_variant(injection.variant)[0]], int(injection.value.get("seed", 0))
         await asyncio.gather(*(disks.cut_power(injection.fault_id, host, kind=kind, seed=seed) for host in hosts))
 
     async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:

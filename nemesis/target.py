@@ -451,6 +451,12 @@ class Disks(Protocol):
         """Put disk faults in force on hosts until released."""
         ...
 
+    async def expect_cut(self, fault_id: str, hosts: Collection[str]) -> float:
+        """Say that the power of running replicas will be cut. Where it is not known from their
+        start what they have not synced, it is from now on, and what they wrote before is taken as durable. Returns for
+        how many seconds they should run on before the cut; 0 where all is known. Raises RuntimeError."""
+        ...
+
     async def cut_power(self, fault_id: str, host: str, *, kind: str = "ext4", seed: int = 0) -> PowerCut:
         """Lose what `host` wrote and did not sync, by a model of what a sync makes durable (`ext4`, `posix`, `torn`),
         or what the kernel had not written yet (`crash`). `seed` decides what is left to chance. Its replica must be

@@ -216,8 +216,7 @@ class AgentShim:
             return program, None
         mechanism, problem, clock_problem = await self._choose(host, program)
         traps = self._controls.traps if mechanism == SECCOMP and problem is None else frozenset[str]()
-        # What is not synced is known of who is watched from the start.
-        attaches = bool(traps) and place.undo_path is None and (await self._trial(host)).why_not_attached is None
+        attaches = bool(traps) and (await self._trial(host)).why_not_attached is None
         started = self._controls.begin(
             host, mechanism, problem=problem, clock_problem=clock_problem, attaches=attaches
         )
@@ -310,7 +309,7 @@ class AgentShim:
             _, errors, counts = await attempt(_TRAP_TRIAL, traps=("sync",))
             if counts.syncs != 1:
                 why_no_traps = errors or "a reported system call was not counted"
-        if self._controls.traps and place.undo_path is None:
+        if self._controls.traps:
             _, errors, counts = await attempt(attach_trial(), traps=("sync",), attaches=True)
             if counts.syncs != 1 or counts.traps_reached != ATTACH_TRIAL_PROCESSES:
                 why_not_attached = errors or f"no filter for a running program: {os.strerror(counts.traps_error)}"

@@ -6,7 +6,7 @@ whole file system's. A host's file system has one of those at a time: a second o
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -107,6 +107,11 @@ class FileSystemDisks:
         )
         if watched and self._shim is not None:
             await self._shim.count_from_now(fault_id)
+
+    async def expect_cut(self, fault_id: str, hosts: Collection[str]) -> float:
+        """Begin the shim's account where it is kept for the cut only; returns the seconds for which it should be.
+        By it is also known of a crash whether the replica wrote at all."""
+        return 0.0 if self._shim is None else await self._shim.expect_cut(fault_id, hosts)
 
     async def cut_power(self, fault_id: str, host: str, *, kind: str = "ext4", seed: int = 0) -> PowerCut:
         """Lose what is not synced: by the shim's account, or for kind `crash` by what the kernel had not written."""

@@ -16,7 +16,6 @@ import zipfile
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from nemesis.mechanisms.archives import FIXED_TIME, add_module
 from nemesis.mechanisms.launcher.control import CONTROL_BYTES, ProgramCounts, parse_programs
 from nemesis.mechanisms.launcher.vdso import ClockError, read_offset_ns
 from nemesis.mechanisms.shim import HostFaults
@@ -37,19 +36,20 @@ _TRIAL_NUMBER = 1
 
 _PACKAGE = "splitbrain_launcher"
 _START = f"import sys\nfrom {_PACKAGE}.__main__ import main\nmain(sys.argv[1:])\n"
+_EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 @functools.cache
 def launcher_archive() -> bytes:
-    """A zip file that Python runs. The same sources and Python give the same bytes."""
+    """A zip file that Python runs. The same sources give the same bytes."""
     directory = os.path.join(os.path.dirname(os.path.abspath(__file__)), "launcher")
     content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as archive:
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in sorted(os.listdir(directory)):
             if name.endswith(".py"):
                 with open(os.path.join(directory, name), "rb") as file:
-                    add_module(archive, f"{_PACKAGE}/{name}", file.read())
-        archive.writestr(zipfile.ZipInfo("__main__.py", FIXED_TIME), _START)
+                    archive.writestr(zipfile.ZipInfo(f"{_PACKAGE}/{name}", _EPOCH), file.read())
+        archive.writestr(zipfile.ZipInfo("__main__.py", _EPOCH), _START)
     return content.getvalue()
 
 
@@ -69,8 +69,8 @@ def launcher_command(
     """The command that runs `program` under the faults of a control file. `traps` are groups of system calls (see
     launcher/filter.py) on files below `root` that can be held, delayed and refused; they are reported from the start,
     or, where it `attaches`, from the first disk fault on. `undo_path` is the directory of an undo log, of all that is
-    written from the start; `moves_clock`: its wall clock can be moved. What it does is counted under `number`, where
-    that is not 0."""
+    written from the start, or, where it `attaches`, while the control file asks for an account; `moves_clock`: its
+    wall clock can be moved. What it does is counted under `number`, where that is not 0."""
     command = [python, "-I", "-S", archive_path, "--control", control_path]
     if number:
         command += ["--program", str(number)]

@@ -74,7 +74,7 @@ _COUNTERS_OFFSET = 2048
 CLOCK_SLOTS = 16
 """Clock faults on one host at a time; one more is refused."""
 
-_HEAD = struct.Struct("=10QqQq")
+_HEAD = struct.Struct("=10QqQqQ")
 _SLOT = struct.Struct("=7q")
 _COUNTERS = struct.Struct("=5Q")
 
@@ -337,6 +337,7 @@ class HostFaults:
     _skews: dict[str, _Slot] = field(default_factory=dict)
     _disk: dict[str, DiskFault] = field(default_factory=dict)
     _flipped: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _accounts: set[str] = field(default_factory=set)
     _monotonic_gained_ns: int = 0
 
     def add_skew(self, fault_id: str, skew: ClockSkew, *, wall_ns: int, monotonic_ns: int) -> None:
@@ -365,23 +366,28 @@ class HostFaults:
         self._disk[fault_id] = fault
 
     def remove_disk_fault(self, fault_id: str) -> None:
-        """Take a disk fault away, or a look at a flipped bit. Nothing when it is not there."""
+        """Take a disk fault away, or a look at a flipped bit, or an account. Nothing when it is not there."""
         self._disk.pop(fault_id, None)
+        self._accounts.discard(fault_id)
         self._flipped.pop(fault_id, None)
 
     def watch_flipped(self, fault_id: str, *, inode: int, offset: int) -> None:
         """Have reads of a byte counted, of which a bit was flipped. Of several bits the last one counts."""
         self._flipped[fault_id] = (inode, offset)
 
+    def keep_account(self, fault_id: str) -> None:
+        """Have what is not synced kept track of from now on, where it is not from the programs' start."""
+        self._accounts.add(fault_id)
+
     @property
     def fault_ids(self) -> frozenset[str]:
         """Every fault in force on this host."""
-        return frozenset({*self._skews, *self._disk, *self._flipped})
+        return frozenset({*self._skews, *self._disk, *self._flipped, *self._accounts})
 
     @property
-    def has_disk_fault(self) -> bool:
-        """Whether any is in force."""
-        return bool(self._disk)
+    def wants_traps(self) -> bool:
+        """Whether calls of programs have to be reported: for a disk fault, or an account."""
+        return bool(self._disk or self._accounts)
 
     @property
     def generation(self) -> int:
@@ -399,7 +405,9 @@ class HostFaults:
             slots.append(_SLOT.pack(self._monotonic_gained_ns, 0, 0, 0, 0, 1, 0))
         flipped = [*self._flipped.values(), (0, 0)][max(0, len(self._flipped) - 1)]
         has_disk = int(bool(self._disk or self._flipped))
-        head = _HEAD.pack(_MAGIC, self._generation, int(bool(slots)), has_disk, *flags, delay_ns, *flipped)
+        head = _HEAD.pack(
+            _MAGIC, self._generation, int(bool(slots)), has_disk, *flags, delay_ns, *flipped, int(bool(self._accounts))
+        )
         body = b"".join(slots).ljust(CLOCK_SLOTS * _SLOT.size, b"\0")
         return head + body + struct.pack("=Q", self._generation)
 

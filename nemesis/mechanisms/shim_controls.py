@@ -74,7 +74,8 @@ class ShimPlace:
 class StartedProgram:
     """A program that was started under the faults of its host. `pid` is its first process; `problem` says why no disk
     fault reaches it, `clock_problem` why its clock cannot be moved. `attaches`: its calls are reported from its first
-    disk fault on, and not from its start."""
+    disk fault on, and what it has not synced is kept track of from shortly before a power cut on, neither from its
+    start."""
 
     number: int
     mechanism: str
@@ -205,7 +206,12 @@ class ShimControls:
             said = _WHY_NOT_ATTACHED.get(counts.traps_error) or os.strerror(counts.traps_error)
             count = counts.traps_failed
             return f"the calls of {count} processes of the replica of {host}, running already, are not reported: {said}"
-        if program is not None and program.attaches and self.faults[host].has_disk_fault and not counts.traps_reached:
+        if counts.passed:
+            return (
+                f"{counts.passed} files of the replica of {host} have descriptors whose calls are not reported "
+                "(it took them from another program, or changed its user)"
+            )
+        if program is not None and program.attaches and self.faults[host].wants_traps and not counts.traps_reached:
             return f"the calls of the replica of {host} are not reported yet: its supervisor does nothing"
         return None
 

@@ -29,6 +29,12 @@ MONOTONIC_MARGIN_NS = 200_000_000
 UNDO_TIMEOUT_S = 25.0
 FLIP_TIMEOUT_S = 10.0
 
+ACCOUNT_S = 2.0
+"""How long before a power cut the account begins of programs that have none from their start. Each reported write costs
+some 100 us, so it is not kept longer; what is synced every second by a clock, as by Redis and most that sync in the
+background, has unsynced data in it at any moment. What a program never syncs a kernel writes back by itself, though
+some 30 s later."""
+
 CLOCK_TIMEOUT_S = 10.0
 """For clock drivers to bring a skew into force; it takes them some milliseconds."""
 CLOCK_POLL_S = 0.02
@@ -189,6 +195,8 @@ class ShimDisks:
         """fault -> host -> the same once the fault was in force: a call that is counted later has met it"""
         self._lost: dict[str, dict[str, PowerCut]] = {}
         self._flipped: dict[str, dict[str, BitFlipped]] = {}
+        self._accounts_of: dict[str, list[str]] = {}
+        """fault -> the hosts whose account was begun for its power cut"""
         self._at_cut: dict[str, Mapping[int, ProgramCounts]] = {}
         """host -> what its programs had done when its power was cut last"""
         self._forgiven: dict[str, int] = {}
@@ -212,6 +220,19 @@ class ShimDisks:
     async def _counts(self, hosts: Collection[str]) -> dict[str, dict[int, ProgramCounts]]:
         found = await asyncio.gather(*(self._controls.counts(host) for host in hosts))
         return dict(zip(hosts, found, strict=True))
+
+    async def expect_cut(self, fault_id: str, hosts: Collection[str]) -> float:
+        """Begin the account of programs that have none from their start. Returns the seconds for which it should be
+        kept before the cut; 0 where all have one. Raises RuntimeError when a supervisor does nothing."""
+        kept = [host for host in hosts if self._controls.places[host].undo_path is not None]
+        begun = [host for host in kept if any(each.attaches for each in self._controls.running(host))]
+        for host in begun:
+            self._forgiven[host] = (await self._controls.counters(host)).undo_overflow
+            self._controls.faults[host].keep_account(fault_id)
+        self._accounts_of[fault_id] = begun
+        await asyncio.gather(*(self._controls.write(host) for host in begun))
+        await asyncio.gather(*(self._controls.attached(host) for host in begun))
+        return ACCOUNT_S if begun else 0.0
 
     async def cut_power(self, fault_id: str, host: str, *, kind: str = POWER_MODELS[0], seed: int = 0) -> PowerCut:
         """Take back what the host's replica wrote and did not sync, by a model of `POWER_MODELS`. Raises
@@ -238,6 +259,8 @@ class ShimDisks:
             f"{operations} operations, {size_bytes:,} bytes in {files} files, of {recorded:,} changes that "
             f"{self.mechanism(host)} has seen"
         )
+        if host in self._accounts_of.get(fault_id, ()):
+            detail += f" in the last {ACCOUNT_S:g} s, before which everything is taken as durable"
         cut = PowerCut(operations, size_bytes, detail, recorded)
         self._lost.setdefault(fault_id, {})[host] = cut
         return cut
@@ -302,7 +325,11 @@ class ShimDisks:
         flipped = self._flipped.get(fault_id, {})
         for host in list(flipped):
             await self._flip(host, restore_arguments(flipped[host]))
-        hosts = [*self._faults.get(fault_id, ()), *self._flipped.pop(fault_id, ())]
+        hosts = [
+            *self._faults.get(fault_id, ()),
+            *self._flipped.pop(fault_id, ()),
+            *self._accounts_of.pop(fault_id, ()),
+        ]
         for host in hosts:
             self._controls.faults[host].remove_disk_fault(fault_id)
         await asyncio.gather(*(self._controls.write(host) for host in hosts))
@@ -312,7 +339,7 @@ class ShimDisks:
 
     async def release_all(self) -> None:
         """Undo every fault."""
-        for fault_id in [*self._faults, *(each for each in self._flipped if each not in self._faults)]:
+        for fault_id in {**self._faults, **self._flipped, **self._accounts_of}:
             await self.release(fault_id)
 
     async def probe(self, host: str, *, timeout_s: float) -> DiskProbe:

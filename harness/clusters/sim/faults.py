@@ -211,6 +211,10 @@ class SimDisks:
             disk.stall(sorted(stalled))
             disk.unstall([kind for kind in (WRITE, SYNC) if kind not in stalled])
 
+    async def expect_cut(self, fault_id: str, hosts: Collection[str]) -> float:
+        """0: a simulated disk knows at any moment what is not synced."""
+        return 0.0
+
     async def cut_power(self, fault_id: str, host: str, *, kind: str = "ext4", seed: int = 0) -> PowerCut:
         """Lose what `host` has not synced, by one of `POWER_MODELS`; the disk's own randomness decides what is left
         to chance. Raises ValueError for another kind, RuntimeError while its replica runs."""

@@ -38,10 +38,11 @@ from .account import Account
 from .attach import wait_for_faults
 from .clock_probe import read_clocks
 from .control import TRAPS_FROM_THE_START, UNDO_OVERFLOW, Control
+from .descriptors import Descriptors
 from .files import Files
 from .filter import GROUPS, FilterError, Listeners, install_filter
 from .programs import judge, look
-from .supervisor import Ledger, Supervisor, guard
+from .supervisor import Attachment, Ledger, Supervisor, guard
 from .tracing import ProcessTree
 from .vdso import ClockDriver, ClockError
 
@@ -95,6 +96,7 @@ class _Traps:
     files: Files
     account: Account | None
     has_foreign_account: bool
+    undo: str | None
     groups: Sequence[str]
     pid: int
     later: bool
@@ -111,11 +113,11 @@ class _Traps:
             return
         theirs.close()
         if not self.later:
-            _, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
-            if not descriptors:
+            _, sent, _, _ = socket.recv_fds(channel, 1, 1)
+            if not sent:
                 return
-            socket.send_fds(guardian, [str(self.pid).encode()], descriptors)
-            listeners.add(descriptors[0])
+            socket.send_fds(guardian, [str(self.pid).encode()], sent)
+            listeners.add(sent[0])
         _name("fault-calls")
         channel.sendall(b"+")
         channel.close()
@@ -123,23 +125,34 @@ class _Traps:
             found = wait_for_faults(self.control, tree, self.groups, guardian)
             if found is None:
                 return
-            listeners = found
-        Supervisor(listeners, self.control, self.files, ledger, self.account, self.has_foreign_account).serve()
+            descriptors = None
+            if found.watched is not None:
+                descriptors = Descriptors(self.files, found.watched, with_reads="read" in self.groups)
+            attachment = Attachment(tree, found, reached=len([*found.listeners]))
+            Supervisor(
+                found.listeners, self.control, self.files, ledger,
+                undo=self.undo, descriptors=descriptors, attachment=attachment,
+            ).serve()  # fmt: skip
+            return
+        Supervisor(
+            listeners, self.control, self.files, ledger,
+            account=self.account, has_foreign_account=self.has_foreign_account,
+        ).serve()  # fmt: skip
 
     def _note_loss(self) -> None:
         self.control.count_loss()
-        if self.account is not None:
+        if self.undo is not None:
             self.control.add_to_counter(UNDO_OVERFLOW)
 
 
 def _trap(control: Control, root: str, groups: Sequence[str], undo: str | None, later: bool) -> None:
     files, account, has_foreign_account = Files(root), None, False
-    if undo is not None:
+    if undo is not None and not later:
         try:
             account = Account(undo)
         except BlockingIOError:
             has_foreign_account = True
-    traps = _Traps(control, files, account, has_foreign_account, groups, os.getpid(), later)
+    traps = _Traps(control, files, account, has_foreign_account, undo, groups, os.getpid(), later)
     channel = _start_helper(traps.supervise)
     if not later:
         listener = install_filter(groups)
@@ -193,8 +206,6 @@ def main(arguments: Sequence[str]) -> None:
         parser.error("--trap needs --root")
     if options.undo and not {"sync", "write"} <= {*options.trap}:
         parser.error("--undo needs --trap sync and --trap write")
-    if options.undo and options.attach:
-        parser.error("--undo is of what a program writes from its start on")
     try:
         control = Control(options.control)
         control.claim(options.program)
@@ -203,7 +214,7 @@ def main(arguments: Sequence[str]) -> None:
         if options.clock:
             _drive_clock(control, os.getpid())
         if options.trap:
-            later = options.attach and not control.settings().has_disk
+            later = options.attach and not control.settings().wants_traps
             _trap(control, options.root, options.trap, options.undo, later)
     except (OSError, ValueError, RuntimeError, FilterError) as error:
         print(f"launcher: {error}", file=sys.stderr)

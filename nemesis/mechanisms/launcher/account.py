@@ -51,6 +51,19 @@ class Account:
         self._bytes = records[-1][2] if records else 0
         self._log.truncate(self._bytes)  # what was torn
 
+    def begin_anew(self) -> None:
+        """Everything is taken as durable that was written before. Raises OSError."""
+        for name in os.listdir(self._directory):
+            if name != os.path.basename(self._path):
+                os.unlink(os.path.join(self._directory, name))
+        self._log.truncate(0)
+        self._bytes = 0
+
+    def close(self) -> None:
+        """Nothing is kept track of any more. Raises OSError."""
+        self.begin_anew()
+        self._log.close()
+
     def changing(self, path: str, offset: int, length: int, *, is_cut: bool = False) -> None:
         """Before bytes [offset, offset + length) of a file change, or its length becomes `offset` (`is_cut`). `path`
         may be one of /proc/PID/fd. Raises AccountError, OSError."""

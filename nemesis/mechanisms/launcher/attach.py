@@ -12,7 +12,6 @@ on.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import platform
@@ -20,19 +19,21 @@ import select
 import socket
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from .control import TRAPS_FROM_THE_START, Control
+from .control import Control
+from .descriptors import take_descriptor, watched_numbers
 from .filter import ALL_THREADS, FilterError, Listeners, filter_code, filter_header, install
 from .tracing import ProcessTree, Stopped, TracingError, read_memory, write_memory
 from .vdso import ClockError, base_of, extent_of
 
-__all__ = ["MAX_PROCESSES", "listeners_in", "wait_for_faults"]
+__all__ = ["MAX_PROCESSES", "WATCH_S", "Attached", "listeners_in", "wait_for_faults"]
 
 MAX_PROCESSES = 256
 """Of a program, when its calls begin to be reported: a descriptor each, of the 1024 that a helper may have."""
 
-_WATCH_S = 0.05
+WATCH_S = 0.05
 """How often the control file is looked at, and the program for new processes."""
 _STOP_TIMEOUT_S = 0.5
 """For a thread to stand still; one that waits for a disk in the kernel does not, and the others stand meanwhile."""
@@ -41,13 +42,16 @@ _RETRY_S = 5.0
 disk, or another that traces, is gone soon or stays."""
 
 _PAGE_BYTES = 4096
+_PAGES_BYTES = 2 * _PAGE_BYTES
+"""One for each of two filters."""
 _HEADER_BYTES = 16
 _MMAP, _MUNMAP, _CLOSE = 9, 11, 3
 _READ_WRITE, _PRIVATE_ANONYMOUS, _NO_FILE = 3, 0x22, 2**64 - 1
-_PIDFD_GETFD = 438
 _TRACER_NAME = "fault-attach"
 _RESULT = "="
 """Before what a tracer says at its end; else it says which process it is at."""
+_ALL = "all"
+_MESSAGE_BYTES = 4096
 _LISTENER_LINK = "anon_inode:seccomp notify"
 _SYSCALL = b"\x0f\x05"
 
@@ -55,28 +59,38 @@ Note = Callable[[int, int | None], None]
 """Called with a process before a filter is installed in it, and with the listener's descriptor once it is here."""
 
 
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """What has been done to a program: its processes' listeners; how many of its processes could not be reached, and an
+    errno that says why; what numbers its filter reports of descriptors below FIRST_PLACED, None for all of them."""
+
+    listeners: Listeners
+    failed: int
+    error_number: int
+    watched: frozenset[int] | None
+
+
 def wait_for_faults(
     control: Control, tree: ProcessTree, groups: Sequence[str], guardian: socket.socket
-) -> Listeners | None:
-    """Wait until a disk fault comes into force, and have the program's calls of these groups reported. Returns their
-    listeners, which `guardian` has as well (supervisor.guard); None when the program has ended before."""
+) -> Attached | None:
+    """Wait until a disk fault comes into force, or an account is asked for, and have the program's calls of these
+    groups reported: `guardian` has their listeners as well (supervisor.guard). None when the program has ended
+    before."""
     ended, tried, failing_since_s = _Ended(next(iter(tree.processes))), -1, 0.0
     while True:
         tree.look()
         if not tree.processes:
             return None
         generation = control.generation
-        if control.settings().has_disk and generation != tried:
-            listeners, failed, error_number = _attach_in_a_child(control, tree, groups, guardian)
-            reached = len([*listeners])
-            if reached:
-                control.trapped(TRAPS_FROM_THE_START, reached, failed, error_number)
-                return listeners
+        if control.settings().wants_traps and generation != tried:
+            attached = _attach_in_a_child(control, tree, groups, guardian)
+            if any(True for _ in attached.listeners):
+                return attached
             failing_since_s = failing_since_s or time.monotonic()
             if time.monotonic() - failing_since_s > _RETRY_S:
-                control.trapped(generation, 0, max(1, failed), error_number)
+                control.trapped(generation, 0, max(1, attached.failed), attached.error_number)
                 tried, failing_since_s = generation, 0.0
-        ended.wait(_WATCH_S)
+        ended.wait(WATCH_S)
 
 
 class _Ended:
@@ -95,10 +109,7 @@ class _Ended:
             self._poll.unregister(self._descriptor)  # its children may run on
 
 
-def _attach_in_a_child(
-    control: Control, tree: ProcessTree, groups: Sequence[str], guardian: socket.socket
-) -> tuple[Listeners, int, int]:
-    """(listeners, processes that could not be reached, an errno that says why)"""
+def _attach_in_a_child(control: Control, tree: ProcessTree, groups: Sequence[str], guardian: socket.socket) -> Attached:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     child = os.fork()
     if child == 0:
@@ -112,19 +123,23 @@ def _attach_in_a_child(
                     with contextlib.nullcontext() if is_needed else contextlib.suppress(OSError):
                         socket.send_fds(channel, [str(pid).encode()], [] if descriptor is None else [descriptor])
 
-            failed, error_number = _attach(control, tree, groups, note)
-            theirs.sendall(f"{_RESULT}{failed} {error_number}".encode())
+            failed, error_number, reported = _attach(control, tree, groups, note)
+            numbers = _ALL if reported is None else ",".join(map(str, reported))
+            theirs.sendall(f"{_RESULT}{failed} {error_number} {numbers}".encode())
         finally:
             os._exit(0)
     theirs.close()
     listeners, unfinished, failed, error_number = Listeners(), set[int](), 1, errno.ECHILD
+    watched: frozenset[int] | None = frozenset()  # of one that was killed in the middle nothing is known
     while True:
-        message, descriptors, _, _ = socket.recv_fds(ours, 100, 1)
+        message, descriptors, _, _ = socket.recv_fds(ours, _MESSAGE_BYTES, 1)
         if descriptors:
             listeners.add(descriptors[0])
             unfinished.discard(int(message))
         elif message.startswith(_RESULT.encode()):
-            failed, error_number = map(int, message[len(_RESULT) :].split())
+            first, second, numbers = message[len(_RESULT) :].decode().split()
+            failed, error_number = int(first), int(second)
+            watched = None if numbers == _ALL else frozenset(map(int, numbers.split(",")))
             unfinished.clear()
         elif message:
             unfinished.add(int(message))
@@ -137,30 +152,38 @@ def _attach_in_a_child(
             with contextlib.suppress(OSError):
                 socket.send_fds(guardian, [str(pid).encode()], [descriptor])
             listeners.add(descriptor)
-    return listeners, failed, error_number
+    return Attached(listeners, failed, error_number, watched)
 
 
-def _attach(control: Control, tree: ProcessTree, groups: Sequence[str], note: Note) -> tuple[int, int]:
-    """(processes that could not be reached, why). Nothing has been installed anywhere where the first one could not."""
+def _attach(
+    control: Control, tree: ProcessTree, groups: Sequence[str], note: Note
+) -> tuple[int, int, frozenset[int] | None]:
+    """(processes that could not be reached, why, the numbers that are reported). Nothing has been installed anywhere
+    where the first one could not."""
     reached = 0
+    watched: frozenset[int] | None = None
     try:
         if platform.machine() != "x86_64":
             raise FilterError("calls of a running program are reported on x86-64 only")
-        code = filter_code(groups, platform.machine())
         with control.tracing(), contextlib.ExitStack() as standing:
             stopped = _stop_all(tree, standing)
             for pid in stopped:
                 _require_attachable(pid)
+            wanted = watched_numbers(stopped) if {*groups} - {"sync"} else None
+            codes = [filter_code(groups, platform.machine())]
+            if wanted is not None:
+                codes.append(filter_code(groups, platform.machine(), wanted))
             for pid, process in stopped.items():
-                _install(pid, process, code, note)
+                if _install(pid, process, codes, note):
+                    watched = wanted
                 reached += 1
-            return 0, 0
+            return 0, 0, watched
     except FilterError as error:
-        return len(tree.processes) - reached, error.error_number
+        return len(tree.processes) - reached, error.error_number, watched
     except OSError as error:
-        return len(tree.processes) - reached, error.errno or errno.EIO
+        return len(tree.processes) - reached, error.errno or errno.EIO, watched
     except (TracingError, ClockError):
-        return len(tree.processes) - reached, errno.EBUSY
+        return len(tree.processes) - reached, errno.EBUSY, watched
 
 
 def _stop_all(tree: ProcessTree, standing: contextlib.ExitStack) -> dict[int, Stopped]:
@@ -184,7 +207,7 @@ def _require_attachable(pid: int) -> None:
     if _filters(pid) != _filters(os.getpid()):
         raise FilterError("the program has a filter of its own", errno.EEXIST)
     for name in os.listdir(f"/proc/{pid}/fd")[:1]:
-        os.close(_take_descriptor(pid, int(name)))
+        os.close(take_descriptor(pid, int(name)))
 
 
 def _filters(pid: int) -> list[bytes]:
@@ -193,25 +216,31 @@ def _filters(pid: int) -> list[bytes]:
         return [line for line in file if line.startswith(b"Seccomp")]
 
 
-def _install(pid: int, process: Stopped, code: bytes, note: Note) -> None:
-    """Have one process install a filter. Raises FilterError, OSError, TracingError, ClockError."""
+def _install(pid: int, process: Stopped, codes: Sequence[bytes], note: Note) -> bool:
+    """Have one process install a filter: the second one of two, which is selective, where the kernel can have it.
+    Returns whether it is that. Raises FilterError, OSError, TracingError, ClockError."""
     instruction = _instruction_in(pid)
 
     def call(number: int, *arguments: int) -> int:
         return process.call(instruction, number, *arguments)
 
-    page = call(_MMAP, 0, _PAGE_BYTES, _READ_WRITE, _PRIVATE_ANONYMOUS, _NO_FILE, 0)
+    page = call(_MMAP, 0, _PAGES_BYTES, _READ_WRITE, _PRIVATE_ANONYMOUS, _NO_FILE, 0)
     if -_PAGE_BYTES < page < 0:
         raise OSError(-page, os.strerror(-page))
     try:
-        header = filter_header(code, page + _HEADER_BYTES).ljust(_HEADER_BYTES, b"\0")
-        write_memory(pid, page, header + code)
+        addresses = [page + number * _PAGE_BYTES for number in range(len(codes))]
+        for address, code in zip(addresses, codes, strict=True):
+            header = filter_header(code, address + _HEADER_BYTES).ljust(_HEADER_BYTES, b"\0")
+            write_memory(pid, address, header + code)
+        selective = addresses[1] if len(addresses) > 1 else None
         note(pid, None)
-        descriptor = install(call, platform.machine(), page, more_flags=ALL_THREADS)
-        note(pid, _take_descriptor(pid, descriptor))
+        machine = platform.machine()
+        descriptor, is_selective = install(call, machine, page, more_flags=ALL_THREADS, selective_address=selective)
+        note(pid, take_descriptor(pid, descriptor))
         call(_CLOSE, descriptor)
+        return is_selective
     finally:
-        call(_MUNMAP, page, _PAGE_BYTES)
+        call(_MUNMAP, page, _PAGES_BYTES)
 
 
 def _instruction_in(pid: int) -> int:
@@ -224,25 +253,11 @@ def _instruction_in(pid: int) -> int:
     return base + at
 
 
-def _take_descriptor(pid: int, descriptor: int) -> int:
-    """A descriptor of another process, here. Raises OSError."""
-    process = os.pidfd_open(pid)
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        taken = int(libc.syscall(_PIDFD_GETFD, process, descriptor, 0))
-        if taken < 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
-        return taken
-    finally:
-        os.close(process)
-
-
 def listeners_in(pid: int) -> list[int]:
     """The listeners that a process still has itself, here: who installed its filter was killed in the middle."""
     found = []
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):
             if os.readlink(f"/proc/{pid}/fd/{name}") == _LISTENER_LINK:
-                found.append(_take_descriptor(pid, int(name)))
+                found.append(take_descriptor(pid, int(name)))
     return found

@@ -30,7 +30,7 @@ __all__ = [
 MAGIC = 0x3154554146425053
 CONTROL_BYTES = 16384
 COUNTERS_OFFSET = 2048
-HEAD = struct.Struct("=10QqQq")
+HEAD = struct.Struct("=10QqQqQ")
 PROGRAMS_OFFSET = 4096
 PROGRAM_BYTES = 192
 PROGRAM_SLOTS = 64
@@ -54,7 +54,7 @@ HELD, DELAYED, REFUSED, FAILED, UNDO_OVERFLOW = range(5)
 _COLUMNS = (
     *("id", "syncs", "writes", "grows", "reads", "held", "delayed", "refused", "failed", "recorded", "clock_reads"),
     *("unseen", "clock_generation", "clock_reached", "clock_failed", "lost", "flipped_reads"),
-    *("traps_generation", "traps_reached", "traps_failed", "traps_error"),
+    *("traps_generation", "traps_reached", "traps_failed", "traps_error", "passed"),
 )
 _PROGRAM = struct.Struct(f"={len(_COLUMNS)}Q")
 _COLUMN_OFFSETS = {column: 8 * position for position, column in enumerate(_COLUMNS)}
@@ -71,10 +71,10 @@ class ProgramCounts:
     unsynced data; `clock_reads` are of a clock that is skewed, or UNCOUNTED. `unseen` calls are about files that the
     launcher may not look at. Its clock driver has brought the settings of `clock_generation` into force in
     `clock_reached` processes and could not in `clock_failed`. `lost`: the supervisor has ended before the program.
-    `flipped_reads` are reads, by a call, of a byte of which a bit was flipped (shim only). With the disk faults of
+    `flipped_reads` are reads, by a call, of a byte of which a bit was flipped (shim only). With the settings of
     `traps_generation` in force, the calls of `traps_reached` processes were reported to the supervisor and those of
     `traps_failed` could not be, `traps_error` (an errno) says why; TRAPS_FROM_THE_START where all have been reported
-    since the program began.
+    since the program began. `passed` descriptors of files under the root have numbers whose calls are not reported.
     """
 
     id: int
@@ -98,6 +98,7 @@ class ProgramCounts:
     traps_reached: int = 0
     traps_failed: int = 0
     traps_error: int = 0
+    passed: int = 0
 
     @property
     def calls(self) -> int:
@@ -118,7 +119,7 @@ def parse_programs(control: bytes) -> dict[int, ProgramCounts]:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The disk faults in force: the head of the control file."""
+    """The disk faults in force: the head of the control file. `account`: what is not synced is to be kept track of."""
 
     has_disk: bool = False
     stall_sync: bool = False
@@ -128,6 +129,12 @@ class Settings:
     error_sync: bool = False
     error_read: bool = False
     delay_ns: int = 0
+    account: bool = False
+
+    @property
+    def wants_traps(self) -> bool:
+        """Whether a program's calls have to be reported."""
+        return self.has_disk or self.account
 
 
 class Control:
@@ -181,6 +188,7 @@ class Control:
                 error_sync=bool(error_sync),
                 error_read=bool(error_read),
                 delay_ns=delay_ns,
+                account=bool(HEAD.unpack_from(raw)[13]),
             )
         return self._settings
 
@@ -222,6 +230,12 @@ class Control:
             offset = self._offset(column)
             if offset is not None:
                 struct.pack_into("=Q", self._map, offset, value)
+
+    def passed(self, count: int) -> None:
+        """Say how many descriptors of files have numbers whose calls are not reported."""
+        offset = self._offset("passed")
+        if offset is not None:
+            struct.pack_into("=Q", self._map, offset, count)
 
     def count_call(self, operation: str) -> None:
         """Count a call on a file under the root; its operation is a column, such as "syncs"."""

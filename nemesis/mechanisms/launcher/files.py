@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from .filter import GROUPS, Call
 
-__all__ = ["CHANGE", "CREATE", "CUT", "GROW", "READ", "RENAME", "SYNC", "UNLINK", "WRITE", "Effect", "Files"]
+__all__ = ["CHANGE", "CREATE", "CUT", "GROW", "READ", "RENAME", "SYNC", "UNLINK", "WRITE", "Effect", "Files", "Opening"]
 
 WRITE, GROW, SYNC, READ = "write", "grow", "sync", "read"
 """What a call asks of the disk; GROW is a write that needs more space."""
@@ -50,6 +50,17 @@ class Effect:
     length: int = 0
     new_path: str = ""
     is_durable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a call that opens asks for; `path` is empty for a file elsewhere, `is_plain` false where the call restricts
+    how the path may be resolved."""
+
+    path: str
+    flags: int
+    mode: int
+    is_plain: bool
 
 
 class Files:
@@ -170,14 +181,34 @@ class Files:
             is_directory = True  # which fails: Go asks so before it removes a directory as one
         return Effect(WRITE, "" if is_directory else UNLINK, path)
 
-    def _opening(self, call: Call, path: str) -> Effect | None:
+    def opening(self, call: Call) -> Opening:
+        """What a call that opens asks for. Raises OSError, struct.error."""
+        flags, mode, is_plain = self._how(call)
+        path = self._path(call, _PATHS[call.name])
+        return Opening(path if self._is_under_root(path) else "", flags, mode, is_plain)
+
+    def flags(self, call: Call) -> int:
+        """Those of a call that opens. Raises OSError, struct.error."""
+        return self._how(call)[0]
+
+    def has(self, link: str) -> bool:
+        """Whether one of /proc/PID/fd is of a regular file under the root. Raises OSError."""
+        return self._is_under_root(os.readlink(link)) and stat.S_ISREG(os.stat(link).st_mode)
+
+    def _how(self, call: Call) -> tuple[int, int, bool]:
+        """(flags, mode, whether that is all that the call asks for)"""
         arguments = call.arguments
         if call.name == "creat":
-            flags = os.O_CREAT | os.O_TRUNC
-        elif call.name == "openat2":
-            flags = struct.unpack("=Q", self._memory(call.thread, arguments[2], 8))[0]
-        else:
-            flags = arguments[2] if call.name == "openat" else arguments[1]
+            return os.O_CREAT | os.O_TRUNC | os.O_WRONLY, arguments[1], True
+        if call.name == "openat2":
+            raw = self._memory(call.thread, arguments[2], min(arguments[3], 24)).ljust(24, b"\0")
+            flags, mode, resolve = struct.unpack("=3Q", raw)
+            return flags, mode, not resolve
+        at = 2 if call.name == "openat" else 1
+        return arguments[at] & 0xFFFFFFFF, arguments[at + 1] & 0o7777, True
+
+    def _opening(self, call: Call, path: str) -> Effect | None:
+        flags, _, _ = self._how(call)
         try:
             status = os.stat(path)
         except FileNotFoundError:

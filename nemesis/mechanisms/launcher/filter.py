@@ -1,4 +1,9 @@
-"""Reporting of system calls by the kernel: seccomp user notification (Linux 5.0, `man 2 seccomp_unotify`)."""
+"""Reporting of system calls by the kernel: seccomp user notification (Linux 5.0, `man 2 seccomp_unotify`).
+
+A filter sees the numbers of a call and of its descriptor, and not what that is of. One that is installed in a running
+program can be *selective* (descriptors.py): of calls by descriptor it reports those whose number is on a list, or
+FIRST_PLACED or more.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +15,18 @@ import os
 import platform
 import select
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 __all__ = [
     "ALL_THREADS",
+    "DUPLICATING",
+    "FIRST_PLACED",
+    "F_DUPFD",
+    "F_DUPFD_CLOEXEC",
     "GROUPS",
+    "OPENING",
+    "SYSCALLS",
     "Call",
     "FilterError",
     "Listener",
@@ -33,7 +44,7 @@ SYSCALLS = {
         "open": 2, "read": 0, "pread64": 17, "readv": 19, "preadv": 295, "preadv2": 327,
         "openat": 257, "mkdirat": 258, "unlinkat": 263, "renameat": 264, "linkat": 265, "symlinkat": 266,
         "sync_file_range": 277, "fallocate": 285, "pwritev": 296, "syncfs": 306, "renameat2": 316,
-        "copy_file_range": 326, "pwritev2": 328, "openat2": 437,
+        "copy_file_range": 326, "pwritev2": 328, "openat2": 437, "dup": 32, "dup2": 33, "fcntl": 72, "dup3": 292,
     },
     "aarch64": {
         "mkdirat": 34, "unlinkat": 35, "symlinkat": 36, "linkat": 37, "renameat": 38, "truncate": 45, "ftruncate": 46,
@@ -59,13 +70,30 @@ GROUPS = {
 """Which calls are reported. A reported call costs two switches of process, so a run takes only the groups that its
 faults are about."""
 
+OPENING = ("open", "openat", "openat2", "creat")
+"""Calls that open a file."""
+DUPLICATING = ("dup", "dup2", "dup3", "fcntl")
+"""Calls that give a descriptor one more number; of fcntl, F_DUPFD and F_DUPFD_CLOEXEC."""
+F_DUPFD, F_DUPFD_CLOEXEC = 0, 1030
+_BY_DESCRIPTOR = (
+    *("write", "pwrite64", "writev", "pwritev", "pwritev2", "read", "pread64", "readv", "preadv", "preadv2"),
+    *("dup", "dup2", "dup3"),
+)
+"""Calls that a selective filter reports by their descriptor, the first argument. The others are rare."""
+FIRST_PLACED = 512
+"""Descriptors from this number on are always reported: few programs have as many, and it is far below the 1024 that
+every process may have by default."""
+
 _NOTIF = struct.Struct("=QIIiIQ6Q")
 _RESP = struct.Struct("=QqiI")
-_RECV, _SEND, _SET_FLAGS = 0xC0502100, 0xC0182101, 0x40082104
+_ADDFD = struct.Struct("=Q4I")
+_RECV, _SEND, _ADD, _SET_FLAGS = 0xC0502100, 0xC0182101, 0x40182103, 0x40082104
 _SYNC_WAKE_UP = 1
+_AT_NUMBER, _AND_ANSWER = 1, 2
 _NOTHING = bytes(_NOTIF.size)
 """What the kernel wants to find where it puts a report."""
 _ID = struct.Struct("=Q")
+_CALL_NUMBER, _CALL_NUMBER_AT = struct.Struct("=i"), 16
 _CONTINUE = 1
 
 _PR_SET_NO_NEW_PRIVS = 38
@@ -113,6 +141,11 @@ class Listener:
         identity: int = _ID.unpack_from(report)[0]
         return identity
 
+    def number(self, report: bytes) -> int:
+        """The kernel's number of the call that a report is of."""
+        number: int = _CALL_NUMBER.unpack_from(report, _CALL_NUMBER_AT)[0]
+        return number
+
     def call(self, report: bytes) -> Call:
         """What a report says."""
         identity, thread, _, number, _, _, *arguments = _NOTIF.unpack(report)
@@ -125,6 +158,17 @@ class Listener:
     def finish(self, identity: int, error_number: int = 0) -> None:
         """Have a call return 0 without being made, or fail with an errno. Nothing where it has been given up."""
         self._send(_RESP.pack(identity, 0, -error_number, 0))
+
+    def place(self, identity: int, descriptor: int, *, number: int | None, closes_on_exec: bool) -> None:
+        """Have a call return a copy of a descriptor of ours, of that number (Linux 5.14); None for the lowest that is
+        free. Nothing where it has been given up. Raises OSError."""
+        flags = _AND_ANSWER | (0 if number is None else _AT_NUMBER)
+        new_flags = os.O_CLOEXEC if closes_on_exec else 0
+        try:
+            fcntl.ioctl(self.descriptor, _ADD, _ADDFD.pack(identity, flags, descriptor, number or 0, new_flags))
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.EINPROGRESS):
+                raise
 
     def _send(self, response: bytes) -> None:
         try:
@@ -141,7 +185,7 @@ class Listeners:
     def __init__(self) -> None:
         self._poll = select.poll()
         self._all: dict[int, Listener] = {}
-        self._woken = -1
+        self._woken = self._wake = -1
 
     def __iter__(self) -> Iterator[Listener]:
         return iter([*self._all.values()])
@@ -170,13 +214,14 @@ class Listeners:
 
     def add_wake(self) -> Callable[[], None]:
         """A function that ends `wait` from another thread."""
-        self._woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._poll.register(self._woken, select.POLLIN)
+        if self._woken < 0:
+            self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            self._poll.register(self._woken, select.POLLIN)
 
         def wake_up() -> None:
             # A full pipe has woken it already.
             with contextlib.suppress(BlockingIOError):
-                os.write(wake, b"!")
+                os.write(self._wake, b"!")
 
         return wake_up
 
@@ -189,19 +234,75 @@ class FilterError(RuntimeError):
         self.error_number = error_number
 
 
-def filter_code(groups: Sequence[str], architecture: str) -> bytes:
-    """The filter's instructions, which have the calls of these groups reported. Raises FilterError for an architecture
-    whose numbers are not known."""
+def filter_code(groups: Sequence[str], architecture: str, watched: Collection[int] | None = None) -> bytes:
+    """The filter's instructions, which have the calls of these groups reported; of a selective filter, by descriptor
+    those only of the numbers `watched` (below FIRST_PLACED) and of FIRST_PLACED on, and what opens and duplicates as
+    well. Raises FilterError for an architecture whose numbers are not known."""
     if architecture not in SYSCALLS:
         raise FilterError(f"system calls are reported on {', '.join(SYSCALLS)} only, not on {architecture}")
     table = SYSCALLS[architecture]
-    numbers = sorted({table[name] for group in groups for name in GROUPS[group] if name in table})
-    code = [_INSTRUCTION.pack(0x20, 0, 0, 4), _INSTRUCTION.pack(0x15, 1, 0, _ARCHITECTURES[architecture])]
-    code += [_INSTRUCTION.pack(0x06, 0, 0, _RET_ALLOW), _INSTRUCTION.pack(0x20, 0, 0, 0)]
-    for position, number in enumerate(numbers):
-        code.append(_INSTRUCTION.pack(0x15, len(numbers) - position, 0, number))
-    code += [_INSTRUCTION.pack(0x06, 0, 0, _RET_ALLOW), _INSTRUCTION.pack(0x06, 0, 0, _RET_USER_NOTIF)]
-    return b"".join(code)
+    names = {name for group in groups for name in GROUPS[group]}
+    if watched is not None:
+        names |= {*OPENING, *DUPLICATING}
+    selected = {*_BY_DESCRIPTOR, "fcntl"} if watched is not None else set[str]()
+    code = _Code()
+    code.put(_LOAD, 4).put(_IF_EQUAL, _ARCHITECTURES[architecture], "known", "allow")
+    code.label("known").put(_LOAD, 0)
+    for number, name in sorted((table[name], name) for name in names if name in table):
+        target = "report" if name not in selected else "fcntl" if name == "fcntl" else "descriptor"
+        code.put(_IF_EQUAL, number, target)
+    code.put(_RETURN, _RET_ALLOW)
+    if watched is not None:
+        code.label("fcntl").put(_LOAD, _ARGUMENTS + 8)
+        code.put(_IF_EQUAL, F_DUPFD, "descriptor").put(_IF_EQUAL, F_DUPFD_CLOEXEC, "descriptor", "allow")
+        code.label("descriptor").put(_LOAD, _ARGUMENTS).put(_IF_AT_LEAST, FIRST_PLACED, "report")
+        code.put(_AND, 31).put(_TO_X).put(_LOAD, _ARGUMENTS).put(_SHIFT_RIGHT, 5)
+        words = [sum(1 << number % 32 for number in watched if number // 32 == word) for word in range(_WORDS)]
+        for word in range(_WORDS - 1):
+            code.put(_IF_EQUAL, word, f"word {word}")
+        for word in reversed(range(_WORDS)):
+            code.label(f"word {word}").put(_LOAD_NUMBER, words[word]).put(_SHIFT_RIGHT_BY_X)
+            code.put(_IF_SET, 1, "report", "allow")
+    code.label("allow").put(_RETURN, _RET_ALLOW).label("report").put(_RETURN, _RET_USER_NOTIF)
+    return code.assembled()
+
+
+_WORDS = FIRST_PLACED // 32
+_ARGUMENTS = 16
+"""Where the low half of the first argument is in what a filter sees (struct seccomp_data), little-endian."""
+_LOAD, _LOAD_NUMBER, _TO_X, _RETURN = 0x20, 0x00, 0x07, 0x06
+_IF_EQUAL, _IF_AT_LEAST, _IF_SET = 0x15, 0x35, 0x45
+_AND, _SHIFT_RIGHT, _SHIFT_RIGHT_BY_X = 0x54, 0x74, 0x7C
+"""Instructions of classic BPF (`man 7 bpf`, include/uapi/linux/bpf_common.h)."""
+
+
+class _Code:
+    """Instructions whose jumps lead to labels, each further on."""
+
+    def __init__(self) -> None:
+        self._instructions: list[tuple[int, int, str | None, str | None]] = []
+        self._labels: dict[str, int] = {}
+
+    def put(self, operation: int, number: int = 0, target: str | None = None, otherwise: str | None = None) -> _Code:
+        """One more; of a jump, `otherwise` None goes on with the next."""
+        self._instructions.append((operation, number, target, otherwise))
+        return self
+
+    def label(self, name: str) -> _Code:
+        """What comes next can be jumped to."""
+        self._labels[name] = len(self._instructions)
+        return self
+
+    def assembled(self) -> bytes:
+        """The filter's bytes."""
+
+        def distance(position: int, label: str | None) -> int:
+            return 0 if label is None else self._labels[label] - position - 1
+
+        return b"".join(
+            _INSTRUCTION.pack(operation, distance(at, target), distance(at, otherwise), number)
+            for at, (operation, number, target, otherwise) in enumerate(self._instructions)
+        )
 
 
 def filter_header(code: bytes, address: int) -> bytes:
@@ -209,20 +310,32 @@ def filter_header(code: bytes, address: int) -> bytes:
     return struct.pack("@HP", len(code) // _INSTRUCTION.size, address)
 
 
-def install(call: Callable[..., int], architecture: str, header_address: int, *, more_flags: int = 0) -> int:
+def install(
+    call: Callable[..., int],
+    architecture: str,
+    header_address: int,
+    *,
+    more_flags: int = 0,
+    selective_address: int | None = None,
+) -> tuple[int, bool]:
     """Install a filter by `call`, which makes a system call of a number with arguments and returns its result, or the
-    errno negated. Returns the listener's descriptor there, which closes on exec. Raises FilterError."""
+    errno negated. Returns the listener's descriptor there, which closes on exec, and whether the filter is the
+    selective one whose header lies at that address: it needs a kernel that gives up no report for a signal
+    (Linux 5.19). Raises FilterError."""
     result = -errno.EINVAL
-    for flags in (_NEW_LISTENER | _WAIT_KILLABLE, _NEW_LISTENER):
+    attempts = [(_NEW_LISTENER | _WAIT_KILLABLE, header_address), (_NEW_LISTENER, header_address)]
+    if selective_address is not None:
+        attempts.insert(0, (_NEW_LISTENER | _WAIT_KILLABLE, selective_address))
+    for flags, address in attempts:
         for is_privileged in (True, False):
             if not is_privileged:
                 refused = call(_PRCTL_NR[architecture], _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
                 if refused < 0:
                     raise FilterError(f"NO_NEW_PRIVS cannot be set: {os.strerror(-refused)}", -refused)
             number = _SECCOMP_NR[architecture]
-            result = call(number, _SECCOMP_SET_MODE_FILTER, flags | more_flags, header_address)
+            result = call(number, _SECCOMP_SET_MODE_FILTER, flags | more_flags, address)
             if result >= 0:
-                return result
+                return result, address == selective_address
             if result != -errno.EACCES:
                 break
         if result != -errno.EINVAL:
@@ -245,4 +358,5 @@ def install_filter(groups: Sequence[str]) -> int:
         result = int(libc.syscall(number, *map(ctypes.c_ulong, arguments)))
         return -ctypes.get_errno() if result < 0 else result
 
-    return install(call, platform.machine(), ctypes.addressof(header))
+    descriptor, _ = install(call, platform.machine(), ctypes.addressof(header))
+    return descriptor

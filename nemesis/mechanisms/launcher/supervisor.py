@@ -20,10 +20,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from .account import Account, AccountError
-from .attach import MAX_PROCESSES, listeners_in
+from .attach import MAX_PROCESSES, WATCH_S, Attached, listeners_in
 from .control import DELAYED, FAILED, HELD, REFUSED, UNDO_OVERFLOW, Control, Settings
+from .descriptors import Descriptors
 from .files import CHANGE, CREATE, CUT, GROW, READ, RENAME, SYNC, UNLINK, WRITE, Effect, Files
 from .filter import Call, Listener, Listeners
+from .tracing import ProcessTree
 
 __all__ = ["Ledger", "Supervisor", "guard"]
 
@@ -35,6 +37,9 @@ _HELD_SLOTS = 4096
 
 _COUNTED = {SYNC: "syncs", WRITE: "writes", GROW: "grows", READ: "reads"}
 """What a call asks of the disk -> where it is counted (control.ProgramCounts)."""
+
+_LOOK_S = 1.0
+"""How often it is looked, while calls have to be reported, whether files have numbers that are not."""
 
 _UNKNOWN_IDS = 64
 """Calls that the guardian lets go on beyond the last one that the supervisor had noted."""
@@ -106,6 +111,12 @@ class Supervisor:
     ledger: Ledger
     account: Account | None = None
     """What is not synced, where a power cut may take it."""
+    undo: str | None = None
+    """The directory of an account that is kept while the control file says so."""
+    descriptors: Descriptors | None = None
+    """Where the filter is selective."""
+    attachment: Attachment | None = None
+    """Where calls are reported since a fault began."""
     has_foreign_account: bool = False
     """Another program of the host keeps the account of these files: it is not whole once this one changes any."""
     waiting: dict[int, Pending] = field(default_factory=dict)
@@ -113,33 +124,73 @@ class Supervisor:
     _has_looked: bool = False
     """A call about a file under the root, or about one that may not be looked at, has been counted."""
     _syncs: Syncs | None = None
+    _openings: Openings = field(init=False)
 
     def serve(self) -> None:
         """Until nobody can make a reported call any more."""
+        self._openings = Openings(self.listeners)
         if self.account is not None:
             self._syncs = Syncs(self.listeners)
+        self._follow()
         while True:
             ready = self.listeners.wait(self._timeout_s())
             if ready is None:
                 return
+            self._follow()
             for listener in ready:
                 report = listener.receive()
                 if report is None:
                     continue
                 identity = listener.identity(report)
                 self.ledger.received(listener, identity)
-                if self._concerns_nobody():
-                    listener.let_go_on(identity)
-                else:
-                    self._receive(listener, listener.call(report))
+                self._receive(listener, report)
             self._look_again()
+            for identity in self._openings.finished():
+                self.ledger.answered(identity)
             if self._syncs is not None:
                 for pending, begun, status, error_number in self._syncs.finished():
                     self._synced(pending, begun, status, error_number)
 
+    def _follow(self) -> None:
+        """Do what new settings ask for, before a call is answered by them, and say that it is done."""
+        attachment = self.attachment
+        if attachment is None:
+            return
+        generation = self.control.generation
+        is_new = generation != attachment.generation
+        if not is_new and not attachment.is_in_force:
+            return
+        now_s, settings = time.monotonic(), self.control.settings()
+        attachment.is_in_force = settings.wants_traps
+        is_due = is_new or now_s > attachment.looked_at_s + _LOOK_S
+        if self.descriptors is not None and settings.wants_traps and (is_due or self.descriptors.has_let_pass):
+            attachment.tree.look()
+            self.control.passed(self.descriptors.let_pass(attachment.tree.processes))
+            attachment.looked_at_s = now_s
+        if is_new:
+            self._begin_or_end_account(attachment, settings.account)
+            attachment.generation = generation
+            found = attachment.found
+            self.control.trapped(generation, attachment.reached, found.failed, found.error_number)
+
+    def _begin_or_end_account(self, attachment: Attachment, is_wanted: bool) -> None:
+        if self.undo is None or is_wanted == attachment.keeps_account:
+            return
+        attachment.keeps_account = is_wanted
+        try:
+            if is_wanted:
+                self._syncs = self._syncs or Syncs(self.listeners)
+                self.account = Account(self.undo)
+                self.account.begin_anew()
+            elif self.account is not None:
+                self.account.close()
+                self.account = None
+        except OSError:
+            self._give_up()  # another program keeps it, or it cannot be written
+
     def _timeout_s(self) -> float | None:
         if not self.waiting:
-            return None
+            return None if self.attachment is None else WATCH_S
         now_ns = time.monotonic_ns()
         return min(max(0, each.due_ns - now_ns) / 1e9 if each.due_ns else _POLL_S for each in self.waiting.values())
 
@@ -154,7 +205,14 @@ class Supervisor:
             or self.control.settings().has_disk
         )
 
-    def _receive(self, listener: Listener, call: Call) -> None:
+    def _receive(self, listener: Listener, report: bytes) -> None:
+        if self._concerns_nobody():
+            if self.descriptors is not None and listener.number(report) in self.descriptors.numbers:
+                self._let_go_on(listener, listener.call(report))
+            else:
+                listener.let_go_on(listener.identity(report))
+            return
+        call = listener.call(report)
         earlier = self.waiting.pop(call.thread, None)
         if earlier is not None:
             # A signal took the thread out of its call, and the kernel makes the call again.
@@ -171,11 +229,20 @@ class Supervisor:
             self._has_looked = True
             effect = None
         if effect is None:
-            listener.let_go_on(call.id)
+            self._let_go_on(listener, call)
             return
         self.control.count_call(_COUNTED[effect.operation])
         self._has_looked = True
         self._decide(Pending(listener, call, effect))
+
+    def _let_go_on(self, listener: Listener, call: Call) -> None:
+        """Have a call be made, by the kernel, or here where a file is to get a number."""
+        if self.descriptors is None or not self.descriptors.concerns(call):
+            listener.let_go_on(call.id)
+        elif not self.ledger.hold(call.id):
+            self.descriptors.answer(listener, call)
+        elif self.descriptors.answer(listener, call, lambda: self._openings.done(call.id)):
+            self.ledger.answered(call.id)
 
     def _decide(self, pending: Pending) -> None:
         """Answer a call, or have it wait."""
@@ -220,7 +287,7 @@ class Supervisor:
             if self.has_foreign_account and effect.action:
                 self._give_up()
                 self.has_foreign_account = False
-            pending.listener.let_go_on(pending.call.id)
+            self._let_go_on(pending.listener, pending.call)
         elif effect.operation == SYNC and pending.call.name in ("fsync", "fdatasync", "msync"):
             if self.ledger.hold(pending.call.id):
                 self._syncs.begin(pending, self.account.sync_begins())
@@ -234,7 +301,7 @@ class Supervisor:
                 # A path that is not there makes the call fail by itself.
                 if not isinstance(error, FileNotFoundError | NotADirectoryError):
                     self._give_up()
-            pending.listener.let_go_on(pending.call.id)
+            self._let_go_on(pending.listener, pending.call)
 
     def _give_up(self) -> None:
         """The account is not whole any more: no power cut can be vouched for."""
@@ -260,6 +327,40 @@ class Supervisor:
                 del self.waiting[pending.call.thread]
                 self.ledger.answered(pending.call.id)
                 self._decide(pending)
+
+
+@dataclass(slots=True)
+class Attachment:
+    """How a supervisor came to a running program, and how far it has followed the control file."""
+
+    tree: ProcessTree
+    found: Attached
+    reached: int
+    generation: int = -1
+    is_in_force: bool = False
+    """A fault or an account, by the settings that were followed last."""
+    keeps_account: bool = False
+    looked_at_s: float = 0.0
+
+
+class Openings:
+    """Calls that another thread has answered."""
+
+    def __init__(self, listeners: Listeners) -> None:
+        self._done: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._wake = listeners.add_wake()
+
+    def done(self, identity: int) -> None:
+        """In that thread: a call has been answered."""
+        self._done.put(identity)
+        self._wake()
+
+    def finished(self) -> list[int]:
+        """Those that have been answered since."""
+        found = []
+        while not self._done.empty():
+            found.append(self._done.get())
+        return found
 
 
 class Syncs:

@@ -46,6 +46,7 @@ struct settings {
     int64_t delay_ns;
     uint64_t flipped_inode;   /* of the file of which a bit was flipped at rest; 0: of none */
     int64_t flipped_offset;
+    uint64_t account;         /* launcher only: what is not synced is to be kept track of from now on */
     struct clock_slot clocks[CLOCK_SLOTS];
     uint64_t end;
 };
@@ -73,7 +74,8 @@ struct program {
     uint64_t flipped_reads;   /* of a byte of which a bit was flipped; shim only */
     /* launcher only: how far it is with having calls reported, and why not (errno) */
     uint64_t traps_generation, traps_reached, traps_failed, traps_error;
-    uint64_t unused[3];
+    uint64_t passed;          /* launcher only: descriptors of files whose calls are not reported */
+    uint64_t unused[2];
 };
 
 /* The settings as they are now; returns 0 and leaves `out` alone when this program is not under control. */

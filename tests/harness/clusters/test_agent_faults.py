@@ -256,8 +256,13 @@ async def launched(cluster: Any) -> None:
         await cluster.clocks.release("l2")
         [reading] = await cluster.clocks.read("n1", timeout_s=30.0)
         assert abs(reading.offset_ms) < 60_000
+    assert await cluster.disks.expect_cut("l4", ["n1"]) > 0
+    grown = f"was=$(wc -c < {data}/loop); until [ $(wc -c < {data}/loop) -gt $((was + 4)) ]; do :; done"
+    assert (await cluster.run("n1", ["sh", "-c", grown], timeout_s=60))[0] == 0
     await process.kill()
-    assert (await cluster.disks.cut_power("l4", "n1")).recorded
+    cut = await cluster.disks.cut_power("l4", "n1")
+    assert cut.recorded and "in the last 2 s" in cut.detail
+    await cluster.disks.release("l4")
 
 
 async def everything(cluster: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ import pytest
 
 from harness.cleanup import clean
 from harness.clusters.agent_file_systems import why_no_file_systems
+from harness.clusters.agent_shim import AgentShim, LauncherTrial
 from harness.clusters.base import ClusterUnavailable, Program
 from harness.clusters.control_groups import cgroup_parents
 from harness.clusters.loop_devices import ImageMark, loop_devices_of, marked_devices
@@ -224,8 +226,15 @@ def test_the_shim_keeps_its_account_on_the_hosts_disk_and_begins_anew_with_it(tm
 
 @pytest.mark.parametrize("mechanism", ["preload", "seccomp"])
 def test_what_is_written_after_the_data_were_wiped_is_all_that_a_power_cut_can_take(
-    tmp_path: Path, mechanism: str
+    tmp_path: Path, mechanism: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    real = AgentShim._try_launcher
+
+    async def try_launcher(self: AgentShim, host: str) -> LauncherTrial:
+        return dataclasses.replace(await real(self, host), why_not_attached="the account is to begin with the program")
+
+    monkeypatch.setattr(AgentShim, "_try_launcher", try_launcher)
+
     async def scenario(cluster: NetnsCluster, disks: FileSystemDisks) -> None:
         own = cluster.data_dir("n1")
         unsynced = f"open({own + '/file'!r}, 'w').write('unsynced'); print('written')"

@@ -174,11 +174,17 @@ class FakeDisks:
         self.calls_that_met: int | None = 5
         self.recorded: int | None = 7
         self.flipped_reads: int | None = None
+        self.account_s = 0.0
+        self.expected: dict[str, list[str]] = {}
         self.cuts: dict[str, dict[str, PowerCut]] = {}
         self.flips: dict[str, dict[str, BitFlipped]] = {}
 
     async def impair(self, fault_id: str, faults: Mapping[str, DiskFault]) -> None:
         self.faults[fault_id] = dict(faults)
+
+    async def expect_cut(self, fault_id: str, hosts: Collection[str]) -> float:
+        self.expected[fault_id] = list(hosts)
+        return self.account_s
 
     async def cut_power(self, fault_id: str, host: str, *, kind: str = "ext4", seed: int = 0) -> PowerCut:
         cut = PowerCut(3, 100, "3 unsynced operations, 100 bytes", self.recorded)

@@ -498,6 +498,26 @@ def test_a_replica_that_says_another_time_than_is_read_in_its_place_fails_the_pr
     run_virtual(main())
 
 
+@pytest.mark.parametrize("variant", ["cut@all", "cut-torn@n1", "crash@n1"])
+def test_a_power_cut_is_announced_to_who_keeps_no_account_before_it(
+    variant: str, make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    """And only then: what is written in those seconds is what can be lost."""
+
+    async def main() -> None:
+        target = make_fault_target(3)
+        target.disks.account_s = 2.0
+        injection = await plan_fault(POWER, target, variant)
+        cutting = asyncio.ensure_future(POWER.inject(target, injection))
+        await asyncio.sleep(1.9)
+        assert target.processes.down == {} and target.disks.expected == {"f1": [*injection.value["hosts"]]}
+        await asyncio.sleep(0.2)
+        assert target.processes.down == {"f1": {*injection.value["hosts"]}}
+        await cutting
+
+    run_virtual(main())
+
+
 def test_power_is_not_cut_where_it_would_lose_nothing(
     make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:

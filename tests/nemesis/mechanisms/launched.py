@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from nemesis.mechanisms.launcher.control import ProgramCounts, parse_programs
@@ -85,7 +85,14 @@ class Program:
     """A program under the launcher, and the control file of its host."""
 
     def __init__(
-        self, directory: Path, argv: list[str] | None = None, *, clock: bool = False, attaches: bool = False
+        self,
+        directory: Path,
+        argv: list[str] | None = None,
+        *,
+        clock: bool = False,
+        attaches: bool = False,
+        keeps_account: bool = False,
+        inherited: Sequence[int] = (),
     ) -> None:
         self.root = directory / "data"
         self.root.mkdir()
@@ -95,14 +102,24 @@ class Program:
         archive = directory / "launcher.pyz"
         archive.write_bytes(launcher_archive())
         program = argv or [sys.executable, "-I", "-S", "-c", CHILD, str(self.root)]
+        self.undo = directory / "undo"
+        self.undo.mkdir()
         traps = [] if clock and not attaches else ["sync", "write", "read"]
-        self.process = subprocess.Popen(
-            launcher_command(
-                sys.executable, str(archive), str(self.control), program,
-                root=str(self.root), traps=traps, attaches=attaches, moves_clock=clock, number=NUMBER,
-            ),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        self._inherited = inherited
+        self._command = launcher_command(
+            sys.executable, str(archive), str(self.control), program,
+            root=str(self.root), traps=traps, attaches=attaches, moves_clock=clock, number=NUMBER,
+            undo_path=str(self.undo) if keeps_account else None,
         )  # fmt: skip
+        self.again()
+
+    def again(self) -> Program:
+        """Start it once more, after its end."""
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(
+            self._command, pass_fds=self._inherited, stdin=pipe, stdout=pipe, text=True
+        )
+        return self
 
     def apply(self) -> None:
         descriptor = os.open(self.control, os.O_WRONLY)
@@ -112,6 +129,12 @@ class Program:
     def impair(self, kind: str, delay_ms: int = 0) -> None:
         """Impair the disk, and wait until the program's calls are reported, or cannot be."""
         self.faults.add_disk_fault("fault", DiskFault(kind=kind, delay_ms=delay_ms))
+        self.apply()
+        wait_until(lambda: self.count().traps_generation >= self.faults.generation)
+
+    def keep_account(self) -> None:
+        """Have an account be kept from now on, and wait until it is."""
+        self.faults.keep_account("account")
         self.apply()
         wait_until(lambda: self.count().traps_generation >= self.faults.generation)
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from nemesis.mechanisms.launcher import attach
-from nemesis.mechanisms.launcher.control import TRAPS_FROM_THE_START, Control
+from nemesis.mechanisms.launcher.control import Control
 from nemesis.mechanisms.launcher.supervisor import Ledger, guard
 from nemesis.mechanisms.launcher.tracing import ProcessTree
 from nemesis.mechanisms.launcher_archive import why_no_clock, why_not_attached
@@ -59,7 +59,7 @@ def test_a_program_is_untouched_before_its_first_fault_and_by_nothing_but_the_fi
     assert filters(pid) == filters(os.getpid()) and not is_traced(pid)
     program.impair("error-fsync")
     counts = program.count()
-    assert (counts.traps_generation, counts.traps_reached, counts.traps_failed) == (TRAPS_FROM_THE_START, 1, 0)
+    assert (counts.traps_generation, counts.traps_reached, counts.traps_failed) == (program.faults.generation, 1, 0)
     assert program.do("sync") == "Input/output error" and program.count().syncs == program.count().failed == 1
     assert filters(pid) != filters(os.getpid()) and not is_traced(pid)
     assert Path(f"/proc/{pid}/maps").read_bytes().count(b"\n") == mapped.count(b"\n")
@@ -216,15 +216,15 @@ def test_a_listener_whose_tracer_was_killed_is_found(tmp_path: Path, at: str, mo
     running.stdin.write("clock\n")
     running.stdin.flush()
     assert running.stdout.readline()
-    real_take, real_install = attach._take_descriptor, attach.install
+    real_take, real_install = attach.take_descriptor, attach.install
 
     def killed(*_: object, **__: object) -> int:
         os.kill(os.getpid(), signal.SIGKILL)
         return -1
 
-    def install(*arguments: Any, **keywords: Any) -> int:
-        made: int = real_install(*arguments, **keywords)
-        monkeypatch.setattr(attach, "_take_descriptor", killed)
+    def install(*arguments: Any, **keywords: Any) -> tuple[int, bool]:
+        made = real_install(*arguments, **keywords)
+        monkeypatch.setattr(attach, "take_descriptor", killed)
         return made
 
     def close_after(pid: int, descriptor: int) -> int:
@@ -240,12 +240,13 @@ def test_a_listener_whose_tracer_was_killed_is_found(tmp_path: Path, at: str, mo
         monkeypatch.setattr(attach, "install", lambda *a, **k: (real_install(*a, **k), later())[0])
 
         def later() -> None:
-            monkeypatch.setattr(attach, "_take_descriptor", close_after)
+            monkeypatch.setattr(attach, "take_descriptor", close_after)
 
     guardian, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     # Only the tracer, a child of this process, meets what was put in the place of its functions there.
-    listeners, failed, error_number = attach._attach_in_a_child(control, ProcessTree(running.pid), ["sync"], guardian)
-    assert (failed, error_number) == (1, errno.ECHILD)
+    attached = attach._attach_in_a_child(control, ProcessTree(running.pid), ["sync"], guardian)
+    listeners = attached.listeners
+    assert (attached.failed, attached.error_number) == (1, errno.ECHILD)
     assert len([*listeners]) == (0 if at == "before the filter" else 1)
     guard_pid = os.fork()
     if guard_pid == 0:

@@ -1,0 +1,284 @@
+"""Which descriptors of a program are reported, so that its sockets cost nothing.
+
+A filter stays until its process ends and sees a descriptor's number only. So one that is installed in a running program
+reports writes to those numbers that were of files then, and to all numbers from FIRST_PLACED on; and whatever opens a
+file under the root is answered here: the supervisor opens it in the program's place and gives it a number from
+FIRST_PLACED on (SECCOMP_IOCTL_NOTIF_ADDFD). Everything else, sockets above all, gets the lowest number that is free, as
+ever. What gives such a descriptor another number (dup, F_DUPFD) is answered in the same way. Children inherit filter
+and descriptors; O_CLOEXEC is kept.
+
+The supervisor opens as the program would where both are the same user with the same rights and see the same files;
+else the filter of the program is not selective. A file can get past it by `dup2` to a number that the program chose, by
+a socket from another program (SCM_RIGHTS), by `open_by_handle_at`, by a later rename into the root, or where the
+program has changed its user or may have no more descriptors. So it is looked, when a fault begins and while it
+lasts, whether a file under the root has a number that is not reported: it is then known not to be within reach.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import platform
+import queue
+import stat
+import struct
+import threading
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+
+from .files import Files, Opening
+from .filter import DUPLICATING, F_DUPFD_CLOEXEC, FIRST_PLACED, OPENING, SYSCALLS, Call, Listener
+
+__all__ = ["Descriptors", "may_open_for", "take_descriptor", "watched_numbers"]
+
+_ALWAYS_WATCHED = frozenset({0, 1, 2})
+"""What a shell redirects to files, by dup2; few programs write much there."""
+_SPARE = 64
+"""So many lower numbers must be free where a descriptor is placed: the kernel gives away the lowest first, so none of
+another thread's gets that number meanwhile."""
+_PIDFD_GETFD = 438
+_IDENTITY = (b"Uid:", b"Gid:", b"Groups:", b"CapEff:")
+_SEEN_FROM = ("ns/user", "ns/mnt", "root")
+_CLONE_FS = 0x200
+_O_TMPFILE = os.O_TMPFILE & ~os.O_DIRECTORY
+
+
+def may_open_for(process: int) -> bool:
+    """Whether a file that this process opens is what that process, or thread, would have opened."""
+    try:
+        return _rights(process) == _rights("self") and all(
+            os.readlink(f"/proc/{process}/{name}") == os.readlink(f"/proc/self/{name}") for name in _SEEN_FROM
+        )
+    except OSError:
+        return False
+
+
+def _rights(process: int | str) -> list[bytes]:
+    with open(f"/proc/{process}/status", "rb") as file:
+        return [line for line in file if line.startswith(_IDENTITY)]
+
+
+def _umask_of(thread: int) -> int:
+    with open(f"/proc/{thread}/status", "rb") as file:
+        return next(int(line.split()[1], 8) for line in file if line.startswith(b"Umask:"))
+
+
+def _group_of(thread: int) -> int:
+    with open(f"/proc/{thread}/status", "rb") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(b"Tgid:"))
+
+
+def take_descriptor(pid: int, descriptor: int) -> int:
+    """A descriptor of another process, here. Raises OSError."""
+    process = os.pidfd_open(pid)
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        taken = int(libc.syscall(_PIDFD_GETFD, process, descriptor, 0))
+        if taken < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        return taken
+    finally:
+        os.close(process)
+
+
+def watched_numbers(processes: Iterable[int]) -> frozenset[int] | None:
+    """The numbers below FIRST_PLACED that a selective filter has to report in all of these processes, which stand
+    still; None where it must not be selective. A process with a number from there on is fine: those are reported."""
+    found = set(_ALWAYS_WATCHED)
+    for pid in processes:
+        if not may_open_for(pid):
+            return None
+        for number in _numbers(pid):
+            if number < FIRST_PLACED and _may_be_a_file(f"/proc/{pid}/fd/{number}"):
+                found.add(number)
+    return frozenset(found)
+
+
+def _numbers(process: int) -> list[int]:
+    return [int(name) for name in os.listdir(f"/proc/{process}/fd")]
+
+
+def _may_be_a_file(link: str) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(link).st_mode)
+    except OSError:
+        return True
+
+
+@dataclass(slots=True)
+class Descriptors:
+    """Answers the calls of a program by which files get numbers, where its filter is selective; `with_reads`: reads are
+    reported, so that files which are only read from matter as well."""
+
+    files: Files
+    watched: Collection[int]
+    with_reads: bool
+    has_let_pass: bool = False
+    """A file may have got a number that is not reported."""
+    numbers: frozenset[int] = field(init=False)
+    """The kernel's numbers of the calls that concern this."""
+    _number_lock: threading.Lock = field(default_factory=threading.Lock)
+    _opener: Opener | None = None
+
+    def __post_init__(self) -> None:
+        table = SYSCALLS[platform.machine()]
+        self.numbers = frozenset(table[name] for name in (*OPENING, *DUPLICATING) if name in table)
+
+    def concerns(self, call: Call) -> bool:
+        """Whether a call may give a file a number: then `answer` has to answer it."""
+        return call.name in OPENING or call.name in DUPLICATING
+
+    def answer(self, listener: Listener, call: Call, done: Callable[[], None] | None = None) -> bool:
+        """Answer such a call. False where that is done later, by another thread, after which `done` is called there;
+        without `done` it is done now."""
+        try:
+            wanted = self.files.opening(call) if call.name in OPENING and self._is_kept(call) else None
+        except (OSError, ValueError, struct.error):
+            wanted = None  # the kernel will say the same of the path
+        if call.name in DUPLICATING:
+            self._duplicate(listener, call)
+        elif wanted is None or not self._is_ours(call, wanted):
+            listener.let_go_on(call.id)
+        elif done is not None and wanted.flags & (os.O_CREAT | os.O_TRUNC):
+            # These wait where a file system is frozen, and the calls of others must not.
+            self._opener = self._opener or Opener()
+            self._opener.ask(lambda: self._open(listener, call, wanted), done)
+            return False
+        else:
+            self._open(listener, call, wanted)
+        return True
+
+    def _is_kept(self, call: Call) -> bool:
+        """Whether the descriptor that is asked for may be written to, or matters for its reads."""
+        flags = self.files.flags(call)
+        return not flags & os.O_PATH and bool(self.with_reads or flags & os.O_ACCMODE or flags & _O_TMPFILE)
+
+    def _is_ours(self, call: Call, wanted: Opening) -> bool:
+        """Whether the file is one that the supervisor opens; notes it where one is let pass that it should have."""
+        if not wanted.path:
+            return False
+        try:
+            mode = (os.stat if not wanted.flags & os.O_NOFOLLOW else os.lstat)(wanted.path).st_mode
+            if not stat.S_ISREG(mode) and not wanted.flags & _O_TMPFILE:
+                return False  # a directory, or what would have to be waited for
+        except OSError:
+            if not wanted.flags & os.O_CREAT:
+                return False
+        is_ours = wanted.is_plain and may_open_for(call.thread)
+        self.has_let_pass |= not is_ours
+        return is_ours
+
+    def _open(self, listener: Listener, call: Call, wanted: Opening) -> None:
+        try:
+            umask = os.umask(_umask_of(call.thread))
+            try:
+                descriptor = os.open(wanted.path, wanted.flags, wanted.mode)
+            finally:
+                os.umask(umask)
+        except OSError as error:
+            listener.finish(call.id, error.errno or errno.EIO)
+            return
+        try:
+            self._place(listener, call, descriptor, closes_on_exec=bool(wanted.flags & os.O_CLOEXEC))
+        finally:
+            os.close(descriptor)
+
+    def _place(
+        self, listener: Listener, call: Call, descriptor: int, *, closes_on_exec: bool, first: int = FIRST_PLACED
+    ) -> None:
+        """Give the program a descriptor, from that number on; where it may have none there, any."""
+        try:
+            with self._number_lock:
+                number = _free_number(_numbers(call.thread), max(first, FIRST_PLACED))
+                listener.place(call.id, descriptor, number=number, closes_on_exec=closes_on_exec)
+        except OSError:
+            self.has_let_pass = True
+            try:
+                listener.place(call.id, descriptor, number=None, closes_on_exec=closes_on_exec)
+            except OSError as error:
+                listener.finish(call.id, error.errno or errno.EMFILE)
+
+    def _duplicate(self, listener: Listener, call: Call) -> None:
+        """Descriptors that are not of files under the root get what number they would; so do files where the program
+        chooses the number, which is noted."""
+        try:
+            link = f"/proc/{call.thread}/fd/{call.arguments[0]}"
+            if not self.files.has(link):
+                listener.let_go_on(call.id)
+                return
+            if call.name in ("dup2", "dup3"):
+                self.has_let_pass |= not self._is_reported(call.arguments[1])
+                listener.let_go_on(call.id)
+                return
+            descriptor = take_descriptor(_group_of(call.thread), call.arguments[0])
+        except OSError:
+            self.has_let_pass = True
+            listener.let_go_on(call.id)
+            return
+        try:
+            is_fcntl = call.name == "fcntl"
+            first = call.arguments[2] if is_fcntl else 0
+            closes_on_exec = is_fcntl and call.arguments[1] == F_DUPFD_CLOEXEC
+            self._place(listener, call, descriptor, closes_on_exec=closes_on_exec, first=first)
+        finally:
+            os.close(descriptor)
+
+    def _is_reported(self, number: int) -> bool:
+        return number >= FIRST_PLACED or number in self.watched
+
+    def let_pass(self, processes: Iterable[int]) -> int:
+        """How many descriptors of files under the root have numbers that are not reported."""
+        self.has_let_pass = False
+        return sum(
+            1
+            for pid in processes
+            for number in self._listed(pid)
+            if not self._is_reported(number) and self._matters(f"/proc/{pid}/fd/{number}")
+        )
+
+    def _listed(self, pid: int) -> list[int]:
+        with contextlib.suppress(OSError):
+            return _numbers(pid)
+        return []
+
+    def _matters(self, link: str) -> bool:
+        with contextlib.suppress(OSError):
+            # The link's own mode says how the file was opened.
+            return self.files.has(link) and (self.with_reads or bool(os.lstat(link).st_mode & stat.S_IWUSR))
+        return False
+
+
+def _free_number(taken: Collection[int], first: int) -> int:
+    """A number from `first` on that no other thread is given before it is used."""
+    used = set(taken)
+    number, free = first, first - sum(each < first for each in used)
+    while number in used or free < _SPARE:
+        free += number not in used
+        number += 1
+    return number
+
+
+class Opener:
+    """A thread that opens files which may have to be waited for, with a umask of its own."""
+
+    def __init__(self) -> None:
+        self._asked: queue.SimpleQueue[tuple[Callable[[], None], Callable[[], None]]] = queue.SimpleQueue()
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def ask(self, work: Callable[[], None], done: Callable[[], None]) -> None:
+        """Do the work, then call `done`, in the thread."""
+        self._asked.put((work, done))
+
+    def _work(self) -> None:
+        if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_FS) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        while True:
+            work, done = self._asked.get()
+            try:
+                work()
+            finally:
+                done()

@@ -1,0 +1,135 @@
+"""The account of unsynced data of a program that is attached to: it begins shortly before a power cut."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nemesis.mechanisms.launcher_archive import why_not_attached
+from nemesis.mechanisms.undo_log import take_back_script
+from tests.nemesis.mechanisms.launched import Program, wait_until
+
+pytestmark = pytest.mark.skipif(why_not_attached() is not None, reason=str(why_not_attached()))
+
+CHILD = """
+import os, sys
+root = sys.argv[1]
+def at(name):
+    return os.path.join(root, name)
+opened = {name: os.open(at(name), os.O_RDWR | os.O_CREAT) for name in ("old", "log")}
+DO = {
+    "open": lambda name: opened.setdefault(name, os.open(at(name), os.O_CREAT | os.O_RDWR)),
+    "append": lambda name, text: os.pwrite(opened[name], text.encode(), os.fstat(opened[name]).st_size),
+    "sync": lambda name: os.fsync(opened[name]),
+    "unlink": lambda name: os.unlink(at(name)),
+    "rename": lambda name, other: os.rename(at(name), at(other)),
+}
+for line in sys.stdin:
+    name, *arguments = line.split()
+    DO[name](*arguments)
+    print("ok", flush=True)
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Program]:
+    argv = [sys.executable, "-I", "-S", "-c", CHILD, str(tmp_path / "data")]
+    made = Program(tmp_path, argv, attaches=True, keeps_account=True)
+    do(made, "append old before")
+    yield made
+    made.close()
+    wait_until(lambda: made.helpers() == {})
+
+
+def do(program: Program, *lines: str) -> None:
+    for line in lines:
+        assert program.do(line) == "ok"
+
+
+def content(program: Program) -> dict[str, str]:
+    return {path.name: path.read_text() for path in program.root.iterdir()}
+
+
+def cut(program: Program, model: str) -> list[int]:
+    """What was lost: operations, bytes, files."""
+    program.close()
+    argv = [sys.executable, "-I", "-S", "-", str(program.undo), str(program.root), model, "7"]
+    done = subprocess.run(argv, input=take_back_script(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return [int(word) for word in done.stdout.split()]
+
+
+@pytest.mark.parametrize("model", ["ext4", "posix", "torn"])
+def test_what_was_written_before_is_durable_and_what_was_not_synced_after_is_lost(program: Program, model: str) -> None:
+    do(program, "open gone", "append gone whole")
+    program.keep_account()
+    assert program.count().recorded == 0 and program.count().traps_reached == 1
+    do(program, "append log kept", "sync log", "append old after", "open new", "append new young", "unlink gone")
+    assert program.count().recorded == 5
+    lost = cut(program, model)
+    left = content(program)
+    assert left["log"] == "kept" and left["gone"] == "whole" and left["old"].startswith("before")
+    if model == "torn":
+        assert left["old"] in ("before", "beforeafter")
+    else:
+        assert left == {"log": "kept", "gone": "whole", "old": "before"}
+        assert lost == [4, 10, 4] and os.listdir(program.undo) == []
+
+
+def test_an_account_that_was_ended_takes_nothing_and_the_next_one_begins_anew(program: Program) -> None:
+    program.keep_account()
+    do(program, "append old first")
+    program.mend()
+    wait_until(lambda: os.path.getsize(program.undo / "log") > 0)
+    program.faults.remove_disk_fault("account")
+    program.apply()
+    wait_until(lambda: program.count().traps_generation >= program.faults.generation)
+    assert os.path.getsize(program.undo / "log") == 0
+    do(program, "append old second", "rename old renamed")
+    program.keep_account()
+    do(program, "append old third")
+    cut(program, "ext4")
+    assert content(program) == {"log": "", "renamed": "beforefirstsecond"}
+
+
+def test_a_fault_of_writes_before_and_beside_an_account_changes_nothing_of_it(program: Program) -> None:
+    program.impair("slow", delay_ms=1)
+    do(program, "append log slow", "open new")
+    program.keep_account()
+    do(program, "append old lost", "append new lost")
+    program.mend()
+    do(program, "append log lost")
+    assert cut(program, "ext4") == [3, 12, 3]
+    assert content(program) == {"log": "slow", "new": "", "old": "before"}
+
+
+def test_an_account_whose_keeper_was_lost_cannot_be_vouched_for(program: Program) -> None:
+    program.keep_account()
+    do(program, "append old recorded")
+    os.kill(program.helpers()["fault-calls"], signal.SIGKILL)
+    do(program, "append old unseen")
+    wait_until(lambda: program.counters().undo_overflow == 1 and program.count().lost == 1)
+
+
+def test_a_program_that_is_started_while_an_account_is_kept_has_one_from_its_start(tmp_path: Path) -> None:
+    """One that another fault has ended in the seconds before the cut; what the one before it wrote is not durable."""
+    argv = [sys.executable, "-I", "-S", "-c", CHILD, str(tmp_path / "data")]
+    first = Program(tmp_path, argv, attaches=True, keeps_account=True)
+    do(first, "append old before")
+    first.keep_account()
+    do(first, "append old first")
+    first.close()
+    second = first.again()
+    try:
+        do(second, "append old second")
+        assert second.count().recorded == 1
+    finally:
+        cut(second, "ext4")
+    assert content(second) == {"old": "before", "log": ""}
+    wait_until(lambda: second.helpers() == {})

@@ -1,0 +1,307 @@
+"""Selective filters: files are reported under whatever number they get, and sockets are not."""
+
+from __future__ import annotations
+
+import array
+import os
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from nemesis.mechanisms.launcher.descriptors import _free_number, may_open_for
+from nemesis.mechanisms.launcher.filter import DUPLICATING, FIRST_PLACED, GROUPS, OPENING, SYSCALLS, filter_code
+from nemesis.mechanisms.launcher_archive import why_not_attached
+from tests.nemesis.mechanisms.launched import Program, wait_until
+
+MACHINE = "x86_64"
+ALLOWED, REPORTED = 0x7FFF0000, 0x7FC00000
+
+
+def decision(code: bytes, call: str, *arguments: int, architecture: int = 0xC000003E) -> int:
+    """What a filter says of a call: the instructions of classic BPF that it uses, one by one."""
+    seen = struct.pack("=iIQ6Q", SYSCALLS[MACHINE][call], architecture, 0, *arguments, *[0] * (6 - len(arguments)))
+    instructions = [*struct.iter_unpack("=HBBI", code)]
+    at = value = index = 0
+    while True:
+        operation, when, otherwise, number = instructions[at]
+        at += 1
+        if operation == 0x06:
+            return int(number)
+        if operation == 0x20:
+            [value] = struct.unpack_from("=I", seen, number)
+        elif operation == 0x00:
+            value = number
+        elif operation == 0x07:
+            index = value
+        elif operation == 0x54:
+            value &= number
+        elif operation == 0x74:
+            value >>= number
+        elif operation == 0x7C:
+            value = value >> index if index < 32 else 0
+        else:
+            is_so = {0x15: value == number, 0x35: value >= number, 0x45: bool(value & number)}[operation]
+            at += when if is_so else otherwise
+
+
+NUMBERS = st.integers(0, FIRST_PLACED - 1)
+
+
+@given(
+    watched=st.frozensets(NUMBERS, max_size=40),
+    descriptor=NUMBERS | st.integers(FIRST_PLACED, 2**32 - 1),
+    call=st.sampled_from([*GROUPS["write"], *GROUPS["sync"], *GROUPS["read"], *DUPLICATING, "fcntl"]),
+    command=st.sampled_from([0, 1, 2, 3, 1030, 1031]),
+)
+@example(watched=frozenset({31, 32, 511}), descriptor=511, call="write", command=0)
+def test_a_selective_filter_reports_files_and_what_might_make_one(
+    watched: frozenset[int], descriptor: int, call: str, command: int
+) -> None:
+    code = filter_code(["sync", "write"], MACHINE, watched)
+    is_reported = decision(code, call, descriptor | 7 << 32, command) == REPORTED
+    is_a_file = descriptor >= FIRST_PLACED or descriptor in watched
+    if call in ("write", "pwrite64", "writev", "pwritev", "pwritev2", "dup", "dup2", "dup3"):
+        assert is_reported == is_a_file
+    elif call == "fcntl":
+        assert is_reported == (is_a_file and command in (0, 1030))
+    else:
+        assert is_reported == (call in GROUPS["write"] or call in GROUPS["sync"])
+    whole = filter_code(["sync", "write"], MACHINE)
+    assert (decision(whole, call, descriptor) == REPORTED) == (call in GROUPS["write"] or call in GROUPS["sync"])
+    assert decision(code, call, descriptor, architecture=0x40000003) == ALLOWED
+
+
+@given(groups=st.sets(st.sampled_from(["sync", "write", "read"]), min_size=1), call=st.sampled_from(OPENING))
+def test_whatever_opens_is_reported_by_every_selective_filter(groups: set[str], call: str) -> None:
+    assert decision(filter_code(sorted(groups), MACHINE, {0}), call) == REPORTED
+
+
+@given(taken=st.sets(st.integers(0, 700)), first=st.integers(FIRST_PLACED, 600))
+def test_a_number_is_free_and_so_high_that_nobody_else_is_given_it(taken: set[int], first: int) -> None:
+    number = _free_number(taken, first)
+    assert number >= first and number not in taken and len({*range(number)} - taken) >= 64
+
+
+needs_attachment = pytest.mark.skipif(why_not_attached() is not None, reason=str(why_not_attached()))
+
+CHILD = """
+import array, ctypes, fcntl, os, resource, socket, sys, tempfile, threading
+root, libc = sys.argv[1], ctypes.CDLL(None)
+def at(name):
+    return os.path.join(root, name)
+old = os.open(at("old"), os.O_RDWR | os.O_CREAT)
+left, right = socket.socketpair()
+here, there = socket.socketpair()
+beside = os.open(sys.argv[2], os.O_RDWR | os.O_CREAT)
+opened = {"old": old}
+def attempt(work):
+    try:
+        return work()
+    except OSError as error:
+        return error.strerror
+def keep(name, fd):
+    opened[name] = fd
+    return fd
+def forked(work):
+    ours, theirs = os.pipe()
+    if os.fork() == 0:
+        os.write(theirs, str(attempt(work)).encode())
+        os._exit(0)
+    os.wait()
+    return os.read(ours, 100).decode()
+def take():
+    _, [(_, _, data)], _, _ = here.recvmsg(1, socket.CMSG_SPACE(4))
+    return array.array("i", data)[0]
+def open_below():
+    directory = os.open(root, os.O_RDONLY)
+    try:
+        return os.open("below", os.O_CREAT | os.O_WRONLY, dir_fd=directory)
+    finally:
+        os.close(directory)
+def replace(name):
+    number = int(name)
+    os.dup2(opened["new"], number)
+    return keep("replaced", number)
+DO = {
+    "open": lambda name: keep(name, os.open(at(name), os.O_CREAT | os.O_RDWR)),
+    "open-again": lambda name: os.open(at(name), os.O_CREAT | os.O_EXCL | os.O_RDWR),
+    "open-mode": lambda name: (os.umask(0o027), keep(name, os.open(at(name), os.O_CREAT | os.O_WRONLY, 0o666)))[1],
+    "open-inherited": lambda name: keep(name, libc.open(at(name).encode(), os.O_CREAT | os.O_WRONLY, 0o600)),
+    "open-append": lambda name: keep("append", os.open(at(name), os.O_WRONLY | os.O_APPEND)),
+    "open-below": lambda name: keep(name, open_below()),
+    "open-unnamed": lambda name: keep(name, os.open(root, os.O_TMPFILE | os.O_RDWR)),
+    "read-only": lambda name: os.open(at(name), os.O_RDONLY),
+    "directory": lambda _: attempt(lambda: os.open(root, os.O_RDWR)),
+    "dup": lambda name: keep("copy", os.dup(opened[name])),
+    "dup-inherited": lambda name: keep("copy", fcntl.fcntl(opened[name], fcntl.F_DUPFD, 3)),
+    "dup-socket": lambda _: os.dup(left.fileno()),
+    "replace": replace,
+    "close": lambda name: os.close(opened.pop(name)),
+    "flags": lambda name: fcntl.fcntl(opened[name], fcntl.F_GETFD),
+    "write": lambda name: os.write(opened[name], b"x"),
+    "child-writes": lambda name: forked(lambda: os.write(os.open(at(name), os.O_CREAT | os.O_WRONLY), b"x")),
+    "send": lambda _: here.send(b"x"),
+    "beside": lambda _: os.write(beside, b"x"),
+    "few": lambda limit: resource.setrlimit(resource.RLIMIT_NOFILE, (int(limit), int(limit))),
+    "take": lambda name: keep(name, take()),
+    "storm": lambda count: storm(int(count)),
+}
+def storm(count):
+    wrong = []
+    def work(number):
+        for turn in range(count):
+            pair = socket.socketpair()
+            fd = os.open(at(f"s{number}"), os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+            if fd < 512 or any(each.fileno() >= 512 for each in pair):
+                wrong.append((fd, pair))
+            os.write(fd, b"%d" % turn)
+            os.close(fd)
+            for each in pair:
+                each.close()
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return wrong or "ok"
+for line in sys.stdin:
+    name, _, argument = line.strip().partition(" ")
+    if name == "channel":
+        here = socket.socket(fileno=int(argument))
+        print("ok", flush=True)
+    else:
+        print(attempt(lambda: DO[name](argument)), flush=True)
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Program]:
+    argv = [sys.executable, "-I", "-S", "-c", CHILD, str(tmp_path / "data"), str(tmp_path / "beside")]
+    made = Program(tmp_path, argv, attaches=True)
+    assert made.do("write old") == "1"
+    yield made
+    made.close()
+    wait_until(lambda: made.helpers() == {})
+
+
+EIO = "Input/output error"
+
+
+@needs_attachment
+def test_files_are_reported_under_every_number_that_they_get(program: Program) -> None:
+    program.impair("error-write")
+    assert program.do("write old") == EIO, "it was open when the fault began"
+    program.mend()
+    assert int(program.do("open new")) >= FIRST_PLACED and program.do("write new") == "1"
+    assert int(program.do("open-append new")) >= FIRST_PLACED and int(program.do("open-below under")) >= FIRST_PLACED
+    assert int(program.do("open-unnamed unnamed")) >= FIRST_PLACED
+    assert int(program.do("read-only new")) >= FIRST_PLACED, "reads are reported as well"
+    assert program.do("directory") == "Is a directory"
+    assert program.do("open-again new") == "File exists"
+    assert int(program.do("dup new")) >= FIRST_PLACED and program.do("flags copy") == "1"
+    assert int(program.do("dup-socket")) < FIRST_PLACED and program.do("beside") == "1"
+    program.impair("error-write")
+    assert {program.do(f"write {name}") for name in ("old", "new", "append", "under", "unnamed", "copy")} == {EIO}
+    assert program.do("child-writes old") == EIO and program.count().failed == 8 and program.count().passed == 0
+    program.mend()
+    assert {program.do(f"write {name}") for name in ("old", "new", "append", "under", "copy")} == {"1"}
+
+
+@needs_attachment
+def test_files_are_opened_as_the_program_would_have_opened_them(program: Program, tmp_path: Path) -> None:
+    program.impair("slow", delay_ms=1)
+    assert int(program.do("open-mode made")) >= FIRST_PLACED and program.do("flags made") == "1"
+    status = os.stat(tmp_path / "data/made")
+    assert status.st_mode & 0o777 == 0o640 and (status.st_uid, status.st_gid) == (os.geteuid(), os.getegid())
+    assert int(program.do("open-inherited inherited")) >= FIRST_PLACED and program.do("flags inherited") == "0"
+    assert int(program.do("dup-inherited made")) >= FIRST_PLACED and program.do("flags copy") == "0"
+    assert program.do("open missing/file") == "No such file or directory"
+    assert program.do("storm 30") == "ok"
+    assert {path.read_text() for path in (tmp_path / "data").glob("s?")} == {"29"}
+    assert program.count().passed == 0
+
+
+@needs_attachment
+def test_a_file_with_a_number_that_is_not_reported_is_known_to_have_it(program: Program, tmp_path: Path) -> None:
+    """By dup2, by another program, and where the program may not have as many descriptors."""
+    program.impair("error-write")
+    program.mend()
+    assert int(program.do("open new")) >= FIRST_PLACED
+    assert program.do("replace 100") == "100"
+    program.impair("error-write")
+    wait_until(lambda: program.count().passed == 1)
+    assert program.do("close replaced") == "None"
+    wait_until(lambda: program.count().passed == 0)
+    program.mend()
+    assert program.do("few 200") == "None"
+    assert int(program.do("open low")) < 200 and program.do("write low") == "1"
+    program.impair("error-write")
+    assert program.count().passed == 1
+    assert program.do("close low") == "None"
+    wait_until(lambda: program.count().passed == 0)
+
+
+@needs_attachment
+def test_a_socket_goes_past_the_supervisor_and_a_file_that_comes_by_it_is_found(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    argv = [sys.executable, "-I", "-S", "-c", CHILD, str(tmp_path / "data"), str(tmp_path / "beside")]
+    with ours, theirs:
+        program = Program(tmp_path, argv, attaches=True, inherited=[theirs.fileno()])
+        try:
+            assert program.do(f"channel {theirs.fileno()}") == "ok"
+            program.impair("error-write")
+            supervisor = program.helpers()["fault-calls"]
+            os.kill(supervisor, signal.SIGSTOP)
+            try:
+                program.ask("send")
+                assert ours.recv(1) == b"x"
+            finally:
+                os.kill(supervisor, signal.SIGCONT)
+            assert program.answer() == "1"
+            with open(tmp_path / "data/given", "wb") as file:
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file.fileno()]))]
+                ours.sendmsg([b"!"], rights)
+                assert int(program.do("take given")) < FIRST_PLACED
+            wait_until(lambda: program.count().passed == 1)
+        finally:
+            program.close()
+    wait_until(lambda: program.helpers() == {})
+
+
+@needs_attachment
+def test_a_supervisor_that_is_killed_leaves_a_program_that_opens_files_running(program: Program) -> None:
+    program.impair("error-write")
+    program.mend()
+    program.ask("storm 200")
+    os.kill(program.helpers()["fault-calls"], signal.SIGKILL)
+    said = program.answer()
+    assert "Input/output" not in said and "Bad file" not in said
+    assert program.do("open later").isdigit() and program.do("write later") == "1"
+    wait_until(lambda: program.count().lost == 1)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_files_are_opened_in_the_place_of_who_has_the_same_rights_only() -> None:
+    assert may_open_for(os.getpid())
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setresuid(65534, 65534, 65534)
+        os.write(theirs, b"!")
+        signal.pause()
+    try:
+        os.read(ours, 1)
+        assert not may_open_for(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(ours)
+        os.close(theirs)
+    assert not may_open_for(child), "it has ended"
