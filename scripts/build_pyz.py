@@ -2,7 +2,7 @@
 
     python scripts/build_pyz.py OUTPUT
 
-The same source gives the same bytes (see harness.node_archive, which brings the file to hosts by itself).
+The same source and Python give the same bytes (see harness.node_archive, which brings the file to hosts by itself).
 """
 
 from __future__ import annotations

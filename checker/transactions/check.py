@@ -125,6 +125,7 @@ class _Findings:
         self.cycles: dict[str, Cycle] = {}
         self.order: str | None = None
         self.snapshots: str | None = None
+        self._few_before: list[int] = []
         self.open: str | None = None
         self.proven: str | None = None
         self.transactions, graph, self.anomalies, steps = _built(history, question)
@@ -170,8 +171,7 @@ class _Findings:
                 self.order = f"found for {level}"
                 return
             limits = partial(_first_limit, budget, Budget(timeout_s=CUT_TIMEOUT_S))
-            few = smallest(rows, partial(_has_no_order, transactions, extra, limits), limits)
-            self._add_no_order(name, few)
+            self._add_no_order(name, self._few_of(rows, partial(_has_no_order, transactions, extra, limits), limits))
         self.order = "excluded"
 
     def _search_snapshots(self, graph: DependencyGraph, budget: Budget) -> None:
@@ -200,8 +200,15 @@ class _Findings:
                 self.snapshots = f"found for {level}"
                 return
             limits = partial(_first_limit, budget, Budget(timeout_s=CUT_TIMEOUT_S))
-            few = smallest(rows, partial(self._has_no_snapshots, extra, limits), limits)
-            self._add_no_order(name, few)
+            self._add_no_order(name, self._few_of(rows, partial(self._has_no_snapshots, extra, limits), limits))
+
+    def _few_of(
+        self, rows: list[int], is_enough: Callable[[list[int]], bool], is_over: Callable[[], Any]
+    ) -> list[int]:
+        """Few of the transactions that show it, sought first among those that showed it of the level before."""
+        before = self._few_before
+        self._few_before = smallest(before if before and is_enough(before) else rows, is_enough, is_over)
+        return self._few_before
 
     def _has_no_snapshots(self, extra: int, is_over: Callable[[], Any], rows: Sequence[int]) -> bool:
         part = History.from_operations(self.transactions.history.operations(rows))

@@ -17,6 +17,7 @@ from typing import Any
 
 from harness.clusters.agent_access import put_file
 from harness.clusters.agent_link import AgentGone, AgentLink
+from nemesis.mechanisms.archives import add_module
 from nemesis.mechanisms.shell import ShellError
 
 __all__ = ["START_TIMEOUT_S", "AgentHelper", "HelperRefused", "helper_archive"]
@@ -37,8 +38,6 @@ _REQUEST_TIMEOUT_S = 20.0
 _GRACE_S = 5.0
 """Beyond the helper's own time: for the way there and back, and one new connection."""
 
-_FIXED_TIME = (1980, 1, 1, 0, 0, 0)
-"""The earliest time that a zip file can say: the same source gives the same bytes."""
 
 def helper_archive() -> bytes:
     """The modules that run on hosts, as an archive that a Python can import from."""
@@ -46,13 +45,13 @@ def helper_archive() -> bytes:
     for module in MODULES:
         names |= {module.rsplit(".", depth)[0] for depth in range(1, module.count(".") + 1)}
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+    with zipfile.ZipFile(buffer, "w") as archive:
         for name in sorted(names):
             found = importlib.util.find_spec(name)
             if found is None or found.origin is None:
                 raise ImportError(f"the harness lacks its own module {name}")
             path = name.replace(".", "/") + ("/__init__.py" if found.submodule_search_locations else ".py")
-            archive.writestr(zipfile.ZipInfo(path, _FIXED_TIME), Path(found.origin).read_bytes())
+            add_module(archive, path, Path(found.origin).read_bytes())
     return buffer.getvalue()
 
 

@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+from nemesis.mechanisms.archives import FIXED_TIME, add_module
 from nemesis.mechanisms.launcher.control import CONTROL_BYTES, ProgramCounts, parse_programs
 from nemesis.mechanisms.launcher.vdso import ClockError, read_offset_ns
 from nemesis.mechanisms.shim import HostFaults
@@ -36,20 +37,19 @@ _TRIAL_NUMBER = 1
 
 _PACKAGE = "splitbrain_launcher"
 _START = f"import sys\nfrom {_PACKAGE}.__main__ import main\nmain(sys.argv[1:])\n"
-_EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 @functools.cache
 def launcher_archive() -> bytes:
-    """A zip file that Python runs. The same sources give the same bytes."""
+    """A zip file that Python runs. The same sources and Python give the same bytes."""
     directory = os.path.join(os.path.dirname(os.path.abspath(__file__)), "launcher")
     content = io.BytesIO()
-    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(content, "w") as archive:
         for name in sorted(os.listdir(directory)):
             if name.endswith(".py"):
                 with open(os.path.join(directory, name), "rb") as file:
-                    archive.writestr(zipfile.ZipInfo(f"{_PACKAGE}/{name}", _EPOCH), file.read())
-        archive.writestr(zipfile.ZipInfo("__main__.py", _EPOCH), _START)
+                    add_module(archive, f"{_PACKAGE}/{name}", file.read())
+        archive.writestr(zipfile.ZipInfo("__main__.py", FIXED_TIME), _START)
     return content.getvalue()
 
 

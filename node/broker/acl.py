@@ -23,8 +23,8 @@ __all__ = ["AccessControl", "needs_of", "own_signature"]
 
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
-INTERNAL_PREFIXES: Final = ("RMQ_SYS_", "SCHEDULE_TOPIC_XXXX")
-"""Topics that hold other topics' messages: half messages and delayed ones."""
+INTERNAL_PREFIXES: Final = ("RMQ_SYS_", "rmq_sys_", "SCHEDULE_TOPIC_XXXX")
+"""Topics that hold other topics' messages, half messages and delayed ones, or what consumers were given."""
 UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
 """A field that clients up to 4.9.3 add to a query after they have signed it (R)."""
 MAX_CHECKED_RESOURCES: Final = 10_000
@@ -44,6 +44,9 @@ _SUB_CODES: Final = frozenset(
         RequestCode.GET_MIN_OFFSET,
         RequestCode.GET_TOPIC_STATS_INFO,
     }
+)
+_POP_CODES: Final = frozenset(
+    {RequestCode.POP_MESSAGE, RequestCode.ACK_MESSAGE, RequestCode.CHANGE_MESSAGE_INVISIBLETIME}
 )
 _GROUP_CODES: Final = frozenset(
     {
@@ -144,6 +147,18 @@ def needs_of(command: Command) -> Iterable[Need] | None:
         if group or code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE):
             needs.append(Need(group, PERM_SUB, True))
         return needs
+    if code in _POP_CODES:
+        group, topic = command.get_str("consumerGroup"), command.get_str("topic")
+        own = topic.startswith(f"{RETRY_PREFIX}{group}_")
+        return [Need(group, PERM_SUB, True), *(() if own else _topic_needs(topic, PERM_SUB))]
+    if code == RequestCode.BATCH_ACK_MESSAGE:
+        return _ack_needs(_body_of(command))
+    if code == RequestCode.QUERY_ASSIGNMENT:
+        body = _body_of(command)
+        return [
+            Need(str(body.get("consumerGroup", "")), PERM_SUB, True),
+            *_topic_needs(str(body.get("topic", "")), PERM_SUB),
+        ]
     if code in _GROUP_CODES:
         group = command.get_str("group", "") or command.get_str("consumerGroup", "")
         return [Need(group, PERM_SUB, True)] if group else []
@@ -177,6 +192,18 @@ def _body_of(command: Command) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise _refused(f"the body of request {command.code} is no JSON object")
     return body
+
+
+def _ack_needs(body: dict[str, Any]) -> list[Need]:
+    acks = body.get("acks")
+    if not isinstance(acks, list) or len(acks) > MAX_CHECKED_RESOURCES:
+        raise _refused("the acknowledgements cannot be read")
+    needs: list[Need] = []
+    for each in acks:
+        if not isinstance(each, dict):
+            raise _refused("the acknowledgements cannot be read")
+        needs += (Need(str(each.get("c", "")), PERM_SUB, True), *_topic_needs(str(each.get("t", "")), PERM_SUB))
+    return needs
 
 
 def _heartbeat_needs(body: dict[str, Any]) -> list[Need]:

@@ -7,7 +7,8 @@ whose queues have to be derived anew, because it was left behind, is new, or has
 that reaches the log's beginning. It holds, as of the entry that it ends with:
 
     queues                 the next number of every queue
-    derived                delayed messages delivered, open transactions
+    derived                delayed messages delivered, timer messages that wait, what POP consumers have in hand, open
+                           transactions
     position               where that entry ends in the log
     topics, offsets, groups  the tables of topics, consumers' offsets and subscription groups
 
@@ -43,6 +44,9 @@ logger = logging.getLogger("node.broker")
 BASIS = "basis"
 """What the dispatch checkpoint calls it."""
 
+IN_SNAPSHOTS = ("delay", "pop", "timers", "transactions")
+"""The derivations that snapshots hold."""
+
 _UNREADABLE = (KeyError, TypeError, AttributeError, ValueError, RecursionError)
 
 
@@ -65,7 +69,7 @@ class BrokerSnapshots:
         """The derivations of a dispatcher, so that they go on from a snapshot where they have to."""
         if self.ledger is None:
             return derivations
-        self._derivations = {name: each for name, each in derivations.items() if name in ("delay", "transactions")}
+        self._derivations = {name: each for name, each in derivations.items() if name in IN_SNAPSHOTS}
         others = {name: each for name, each in derivations.items() if name not in self._derivations}
         based = {name: _Based(name, each, self) for name, each in self._derivations.items()}
         return {BASIS: self, **based, **others}

@@ -65,6 +65,7 @@ class ClientProcessor:
             code.GET_ALL_CONSUMER_OFFSET: self.all_offsets,
             code.GET_ALL_DELAY_OFFSET: self.all_delay_offsets,
             code.GET_ALL_SUBSCRIPTION_GROUP_CONFIG: self.all_groups,
+            code.GET_SUBSCRIPTION_GROUP_CONFIG: self.group,
         }
 
     async def heartbeat(self, command: Command, connection: Connection) -> Command:
@@ -214,6 +215,14 @@ class ClientProcessor:
     def all_groups(self, command: Command, connection: Connection) -> Command:
         """Code 201: every subscription group."""
         return command.reply(ResponseCode.SUCCESS, body=_json(self._groups.document()))
+
+    def group(self, command: Command, connection: Connection) -> Command:
+        """Code 352: one subscription group."""
+        name = command.get_str("group")
+        group = self._groups.get(name)
+        if group is None:
+            raise RequestError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"group {name!r} does not exist")
+        return command.reply(ResponseCode.SUCCESS, body=_json(group.document()))
 
 
 def _json(content: Mapping[str, Any]) -> bytes:

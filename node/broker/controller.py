@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 import node
 from node.broker.acl import AccessControl, own_signature
 from node.broker.admin import AdminProcessor
+from node.broker.assignments import Assignments
 from node.broker.broker_snapshots import BrokerSnapshots
 from node.broker.classic import ClassicLedger
 from node.broker.client_manager import ClientManager
@@ -30,7 +31,7 @@ from node.broker.delay import DelayProgress, DelayService
 from node.broker.disk_watch import DiskWatch
 from node.broker.dispatcher import Dispatcher, Queue
 from node.broker.group_tools import GroupTools
-from node.broker.internal_topics import SCHEDULE_TOPIC, named_topics
+from node.broker.internal_topics import REVIVE_PREFIX, SCHEDULE_TOPIC, named_topics
 from node.broker.ledger import Ledger
 from node.broker.live_settings import LiveSettings
 from node.broker.log_expiry import new_log_expiry
@@ -38,6 +39,10 @@ from node.broker.memory_window import MemoryWindow
 from node.broker.message_store import MessageStore
 from node.broker.metrics import MetricsServer, render
 from node.broker.new_ledger import new_ledger
+from node.broker.pop import PopProcessor
+from node.broker.pop_acks import PopAckProcessor
+from node.broker.pop_checkpoints import OpenCheckpoints, ReviveLog
+from node.broker.pop_revive import PopRevival
 from node.broker.ports import PULL_CODES, Ports
 from node.broker.pull import PullHolds, PullProcessor
 from node.broker.query import QueryProcessor
@@ -52,6 +57,7 @@ from node.broker.send_back import RetryTopics, SendBackProcessor
 from node.broker.send_hooks import SendHooks
 from node.broker.slave import SlaveSide, read_mode_of
 from node.broker.subscription_groups import SubscriptionGroups
+from node.broker.timers import OpenTimers, TimerService
 from node.broker.tool_status import settings_of, tool_status
 from node.broker.topics import TopicTable
 from node.broker.transactions import EndTransactionProcessor, OpenTransactions, TransactionChecks
@@ -120,6 +126,8 @@ class BrokerController:
         )
         self._holds = PullHolds(max_held=config.limits.max_held_pulls)
         self.delay_progress = DelayProgress()
+        self.open_timers = OpenTimers()
+        self.checkpoints = OpenCheckpoints()
         self.transactions = OpenTransactions(timeout_ms=config.transactions.timeout_s * 1000)
         self.index = MessageIndex(
             runtime.disk,
@@ -133,7 +141,11 @@ class BrokerController:
             self.queues,
             on_arrival=self._messages_arrived,
             derivations=self.snapshots.derivations(
-                delay=self.delay_progress, transactions=self.transactions, index=self.index
+                delay=self.delay_progress,
+                timers=self.open_timers,
+                pop=self.checkpoints,
+                transactions=self.transactions,
+                index=self.index,
             ),
             index_timestamp_ms=lambda: self.index.last_update[0],
             read_batches=self.snapshots.ledger.store.read_committed if self.snapshots.ledger is not None else None,
@@ -193,6 +205,13 @@ class BrokerController:
             clock=runtime.clock,
             store_host=lambda: self.address,
         )
+        self.timers = TimerService(
+            store=self.store,
+            log=self.ledger.store,
+            timers=self.open_timers,
+            clock=runtime.clock,
+            store_host=lambda: self.address,
+        )
         self._gate = ReadGate(
             ledger=self.ledger,
             dispatcher=self.dispatcher,
@@ -223,6 +242,60 @@ class BrokerController:
             slave_read_enable=config.slave_read_enable,
         )
         self._pulls.configure(config)
+        self._assemble_pop()
+        self._masters_services = (self.delays, self.timers, self.revival, self._checks, self._pops)
+
+    def _assemble_pop(self) -> None:
+        """What serves consumers of RocketMQ 5."""
+        config, runtime = self.config, self._runtime
+        self._retries = RetryTopics(
+            topics=self.topics,
+            groups=self.groups,
+            auto_create_groups=config.auto_create_groups,
+            on_topics_changed=self._registrar.announce,
+        )
+        revive_log = ReviveLog(REVIVE_PREFIX + config.cluster_name, config.broker_name, lambda: self.address)
+        self.revival = PopRevival(
+            store=self.store,
+            log=self.ledger.store,
+            checkpoints=self.checkpoints,
+            revive_log=revive_log,
+            retries=self._retries,
+            store_host=lambda: self.address,
+        )
+        self._pops = PopProcessor(
+            store=self.store,
+            pulls=self._pulls,
+            gate=self._gate,
+            topics=self.topics,
+            holds=self._holds,
+            offsets=self.offsets,
+            memory=self._memory,
+            checkpoints=self.checkpoints,
+            revive_log=revive_log,
+            runtime=runtime,
+        )
+        self._pop_acks = PopAckProcessor(
+            store=self.store,
+            log=self.ledger.store,
+            dispatcher=self.dispatcher,
+            topics=self.topics,
+            holds=self._holds,
+            checkpoints=self.checkpoints,
+            revive_log=revive_log,
+            revival=self.revival,
+            pops=self._pops,
+            not_leader_remark=self.not_leader_remark,
+        )
+        self._assignments = Assignments(
+            disk=runtime.disk,
+            path=f"{config.data_dir}/messageRequestMode.json",
+            broker_name=config.broker_name,
+            name_servers=config.name_servers,
+            client=self._client,
+            topics=self.topics,
+            clients=self.clients,
+        )
 
     @property
     def port(self) -> int:
@@ -265,6 +338,7 @@ class BrokerController:
         self.topics.load()
         self.groups.load()
         self.offsets.load()
+        self._assignments.load()
         self.ledger.add_commit_listener(self.dispatcher.notify)
         if isinstance(self.ledger, ClassicLedger):
             self.ledger.on_removed = self._log_removed
@@ -293,16 +367,10 @@ class BrokerController:
             self._registrar.announce()
 
     def _register_processors(self) -> None:
-        retries = RetryTopics(
-            topics=self.topics,
-            groups=self.groups,
-            auto_create_groups=self.config.auto_create_groups,
-            on_topics_changed=self._registrar.announce,
-        )
         send_back = SendBackProcessor(
             store=self.store,
             log=self.ledger.store,
-            retries=retries,
+            retries=self._retries,
             runtime=self._runtime,
             store_host=self.address,
             not_leader_remark=self.not_leader_remark,
@@ -315,7 +383,7 @@ class BrokerController:
             store_host=lambda: self.address,
             not_leader_remark=self.not_leader_remark,
         )
-        self._sends = self._send_processor(retries)
+        self._sends = self._send_processor(self._retries)
         self._sends.configure(self.config, self.transactions)
         context = QueryContext(
             gate=self._gate,
@@ -354,10 +422,12 @@ class BrokerController:
             on_topics_changed=self._registrar.announce,
             auto_create_groups=self.config.auto_create_groups,
         )
-        self._group_makers = (retries, client_processor)
+        self._group_makers = (self._retries, client_processor)
         groups = GroupTools(context, rates=self._pulls.rates, clock=self._runtime.clock, address=lambda: self.address)
         replies = ReplyMessageProcessor(self._sends, self.clients, self._runtime.clock, address=lambda: self.address)
-        for part in (client_processor, admin, groups, ClientTools(context), replies):
+        server.register(RequestCode.POP_MESSAGE, self._pops.process)
+        parts = (client_processor, admin, groups, ClientTools(context), replies, self._pop_acks, self._assignments)
+        for part in parts:
             for tool_code, processor in part.processors().items():
                 server.register(tool_code, processor)
         server.register_default(self._not_supported)
@@ -371,6 +441,7 @@ class BrokerController:
             max_message_size_bytes=self.config.limits.max_message_size_bytes,
             not_leader_remark=self.not_leader_remark,
             retries=retries,
+            timers=self.open_timers,
             hooks=self.send_hooks,
             honours_wait=isinstance(self.ledger, ClassicLedger),
             transactions=None if self.config.transactions.reject else self.transactions,
@@ -394,8 +465,8 @@ class BrokerController:
         """Shut down in order, losing nothing that was acknowledged. Idempotent."""
         self._holds.close()
         self._disk_watch.stop()
-        self.delays.stop()
-        self._checks.stop()
+        for service in self._masters_services:
+            service.stop()
         self.slave.stop()
         await self._roles.stop()
         await self._registrar.stop()
@@ -409,6 +480,7 @@ class BrokerController:
         await self._client.close()
         await self.offsets.stop()
         await self.groups.stop()
+        await self._assignments.stop()
         if self.expiry is not None:
             await self.expiry.stop()
         await asyncio.gather(*self._removals, return_exceptions=True)
@@ -436,11 +508,11 @@ class BrokerController:
     def _role_changed(self) -> None:
         self.slave.role_changed(self.store.is_master)
         if self.store.is_master:
-            self.delays.start()
-            self._checks.start()
+            for service in self._masters_services:
+                service.start()
         else:
-            self.delays.stop()
-            self._checks.stop()
+            for service in self._masters_services:
+                service.stop()
             self._holds.wake_all()
         self._registrar.announce()
 
@@ -523,6 +595,10 @@ class BrokerController:
             "openTransactions": len(self.transactions.halves),
             "transactionChecks": self._checks.checks_total,
             "delayedDelivered": self.delays.delivered_total,
+            "openTimers": len(self.open_timers.due_ms),
+            "timersDelivered": self.timers.delivered_total,
+            "openPopMessages": self.checkpoints.open_messages,
+            "popRevived": self.revival.revived_total,
             "heldPulls": self._holds.count,
             "connections": self._server.connection_count,
             "topics": len(self.topics),

@@ -21,11 +21,11 @@ from node.broker.dispatch_batch import DispatchBatch
 from node.broker.internal_topics import DELAY_LEVELS_MS, SCHEDULE_TOPIC
 from node.broker.ledger import DLedgerError, LedgerStore
 from node.broker.message_store import MessageStore, NotWritable
-from node.broker.requeue import copy_of, delay_source, delayed_source_of
+from node.broker.requeue import copy_of, delay_source, delayed_source_of, real_place
 from node.logs import LogLimiter
 from node.runtime import Clock
 from node.store.consume_queue import Unit
-from node.store.properties import DELAY_LEVEL, REAL_QUEUE_ID, REAL_TOPIC
+from node.store.properties import DELAY_LEVEL
 from node.store.queue_store import QueueStore
 from node.store.record import RecordError, RecordSummary
 
@@ -192,15 +192,16 @@ class DelayService:
             raise RecordError(f"is number {message.queue_offset} of {message.topic}, not of this level")
         properties = dict(message.properties)
         properties.pop(DELAY_LEVEL, None)
-        topic, queue_id = properties.get(REAL_TOPIC), properties.get(REAL_QUEUE_ID, "")
-        if not topic or not queue_id.isdecimal():
-            logger.error("delay level %d, message %d names no place to go to; skipping it", level, offset)
+        try:
+            topic, queue_id = real_place(message)
+        except RecordError as error:
+            logger.error("delay level %d, message %d: %s; skipping it", level, offset, error)
             return
         put = self._store.put_one(
             copy_of(
                 message,
                 topic=topic,
-                queue_id=int(queue_id),
+                queue_id=queue_id,
                 properties=properties,
                 store_host=self._store_host(),
                 prepared_transaction_offset=delay_source(level, offset),

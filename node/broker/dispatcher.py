@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from node.broker.dispatch_batch import DispatchBatch, Queue, append_parts
-from node.broker.internal_topics import DELAY_LEVELS_MS, SCHEDULE_TOPIC
+from node.broker.internal_topics import DELAY_LEVELS_MS, REVIVE_PREFIX, SCHEDULE_TOPIC
 from node.broker.ledger import EntryBatch, LedgerStore
 from node.broker.log_batches import read_batch
 from node.broker.pending_dispatch import PendingBatch, PendingDispatch
@@ -33,6 +33,7 @@ from node.store.record import (
     SYS_FLAG_TRANSACTION_MASK,
     RecordError,
     RecordSummary,
+    decode_record,
     summarize_record,
     tag_hash,
 )
@@ -70,7 +71,7 @@ MAX_WAITERS = 20_000
 """Reads that may wait for dispatch to catch up; each costs a few hundred bytes."""
 
 
-LATER_DERIVATIONS = frozenset(("basis",))
+LATER_DERIVATIONS = frozenset(("basis", "pop", "timers"))
 """What checkpoints of earlier versions say nothing of, and are good without."""
 
 
@@ -402,6 +403,8 @@ class Dispatcher:
         )
         if added:
             arrived[queue] = None
+            if fields.topic.startswith(REVIVE_PREFIX):
+                fields = fields._replace(body=decode_record(body)[0].body)
             for derive in self._derive:
                 derive(fields)
         else:

@@ -17,7 +17,9 @@ __all__ = [
     "PERM_INHERIT",
     "REPLY_SUFFIX",
     "RETRY_PREFIX",
+    "REVIVE_PREFIX",
     "SCHEDULE_TOPIC",
+    "TIMER_TOPIC",
     "UNRESOLVED_TOPIC",
     "dlq_topic",
     "is_internal",
@@ -30,12 +32,16 @@ AUTO_CREATE_TOPIC = "TBW102"
 """Its permission 7 says that a topic may be made after its example by sending to it (R)."""
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 """Where delayed messages wait; queue n holds level n + 1."""
+TIMER_TOPIC = "rmq_sys_wheel_timer"
+"""Where timer messages wait."""
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 """Where messages of open transactions wait."""
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 """One message for each transaction that ended without a message of its own."""
 UNRESOLVED_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 """Half messages whose producers never said how their transaction ended."""
+REVIVE_PREFIX = "rmq_sys_REVIVE_LOG_"
+"""Before the name of a cluster: the topic of what POP consumers were given and have acknowledged."""
 REPLY_SUFFIX = "_REPLY_TOPIC"
 """Behind the name of a cluster: the topic of the replies to requests."""
 CLUSTER_TOPIC_QUEUES = 16
@@ -55,7 +61,7 @@ DELAY_LEVELS_MS = (
 )  # fmt: skip
 """The delay of level 1, 2, ... in milliseconds (R: messageDelayLevel)."""
 
-_INTERNAL = frozenset((SCHEDULE_TOPIC, HALF_TOPIC, OP_TOPIC))
+_INTERNAL = frozenset((SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_TOPIC))
 
 
 def retry_topic(group: str) -> str:
@@ -70,18 +76,20 @@ def dlq_topic(group: str) -> str:
 
 def is_internal(topic: str) -> bool:
     """Whether clients may not send to `topic`, because the broker gives its messages a meaning."""
-    return topic in _INTERNAL
+    return topic in _INTERNAL or topic.startswith(REVIVE_PREFIX)
 
 
 def named_topics(cluster_name: str, broker_name: str) -> tuple[TopicConfig, ...]:
     """The topics of every broker that are called after its cluster and itself (R: TopicConfigManager): tools and
-    proxies ask for their routes to find all brokers of a cluster, or this one. A name that no topic can have has none.
+    proxies ask for their routes to find all brokers of a cluster, or this one; and the broker's own log of what POP
+    consumers were given. A name that no topic can have has none.
     """
     perm = PERM_READ | PERM_WRITE | PERM_INHERIT
     wanted = {
         cluster_name + REPLY_SUFFIX: (1, PERM_READ | PERM_WRITE),
         broker_name: (1, perm),
         cluster_name: (CLUSTER_TOPIC_QUEUES, perm),
+        REVIVE_PREFIX + cluster_name: (1, PERM_READ),
     }
     return tuple(
         TopicConfig(name=name, queues=queues, perm=perm) for name, (queues, perm) in wanted.items() if _can_be(name)
@@ -101,6 +109,7 @@ def system_topics() -> tuple[TopicConfig, ...]:
     return (
         TopicConfig(name=AUTO_CREATE_TOPIC, queues=AUTO_CREATE_QUEUES, perm=PERM_READ | PERM_WRITE | PERM_INHERIT),
         TopicConfig(name=SCHEDULE_TOPIC, queues=len(DELAY_LEVELS_MS), perm=PERM_READ),
+        TopicConfig(name=TIMER_TOPIC, queues=1, perm=PERM_READ),
         TopicConfig(name=HALF_TOPIC, queues=1, perm=0),
         TopicConfig(name=OP_TOPIC, queues=1, perm=0),
         TopicConfig(name=UNRESOLVED_TOPIC, queues=1),

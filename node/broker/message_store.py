@@ -99,6 +99,10 @@ class MessageStore:
         """The consume queues of what is put here."""
         return self._queues
 
+    def wall_ms(self) -> int:
+        """What this node's clock says."""
+        return self._clock.wall_ms()
+
     @property
     def is_master(self) -> bool:
         """Whether puts are taken now."""

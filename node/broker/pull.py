@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -38,7 +38,15 @@ from node.store.properties import decode_properties
 from node.store.queue_store import QueueStore
 from node.store.record import RecordError, RecordSummary, java_string_hash, summarize_record
 
-__all__ = ["PropertyFilter", "PullHolds", "PullProcessor", "TagFilter"]
+__all__ = [
+    "ConsumingGroups",
+    "PropertyFilter",
+    "PullHolds",
+    "PullProcessor",
+    "PullRequest",
+    "TagFilter",
+    "message_filter",
+]
 
 logger = logging.getLogger("node.broker")
 
@@ -129,21 +137,32 @@ class PropertyFilter:
         return self._sql.matches(decode_properties(record.properties_text))
 
 
+def message_filter(expression: str, expression_type: str) -> TagFilter | PropertyFilter:
+    """What a subscription lets pass. Raises RequestError (SUBSCRIPTION_PARSE_FAILED)."""
+    if expression_type not in ("TAG", "SQL92"):
+        raise RequestError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"{expression_type[:40]!r} is neither TAG nor SQL92")
+    if len(expression) > MAX_SUBSCRIPTION_CHARACTERS:
+        raise RequestError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "the tag expression is too long")
+    return TagFilter(expression) if expression_type == "TAG" else PropertyFilter(expression)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _PullRequest:
+class PullRequest:
+    """Which messages of a queue are wanted, by whom."""
+
     topic: str
     queue_id: int
     offset: int
     max_messages: int
-    suspend_ms: int
     tag_filter: TagFilter | PropertyFilter
     group: str
-    commit_offset: int
-    is_known: bool
+    suspend_ms: int = 0
+    commit_offset: int = -1
+    is_known: bool = False
     """The client knows from an answer that there is a message at the offset, and wants no more than what is there."""
 
     @classmethod
-    def of(cls, command: Command, groups: _Groups) -> _PullRequest:
+    def of(cls, command: Command, groups: ConsumingGroups) -> PullRequest:
         flags = command.get_int("sysFlag", 0)
         group, topic = command.get_str("consumerGroup", ""), command.get_str("topic")
         groups.check(group)
@@ -153,12 +172,6 @@ class _PullRequest:
             expression_type = command.get_str("expressionType", "") or "TAG"
         elif group:
             expression, expression_type = groups.subscription(group, topic, command.get_int("subVersion", 0))
-        if expression_type not in ("TAG", "SQL92"):
-            raise RequestError(
-                ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"{expression_type[:40]!r} is neither TAG nor SQL92"
-            )
-        if len(expression) > MAX_SUBSCRIPTION_CHARACTERS:
-            raise RequestError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "the tag expression is too long")
         suspend_ms = command.get_int("suspendTimeoutMillis", 0) if flags & SYS_FLAG_SUSPEND else 0
         return cls(
             topic=topic,
@@ -166,14 +179,14 @@ class _PullRequest:
             offset=command.get_int("queueOffset"),
             max_messages=min(max(command.get_int("maxMsgNums", MAX_BATCH_MESSAGES), 1), MAX_BATCH_MESSAGES),
             suspend_ms=min(max(suspend_ms, 0), MAX_SUSPEND_MS),
-            tag_filter=TagFilter(expression) if expression_type == "TAG" else PropertyFilter(expression),
+            tag_filter=message_filter(expression, expression_type),
             group=group,
             commit_offset=command.get_int("commitOffset", -1) if flags & SYS_FLAG_COMMIT_OFFSET else -1,
             is_known=command.get_bool("knownOffset"),
         )
 
 
-class _Groups:
+class ConsumingGroups:
     """What pulls need to know of consumer groups."""
 
     def __init__(self, groups: SubscriptionGroups, clients: ClientManager, auto_create: bool) -> None:
@@ -239,11 +252,11 @@ class PullHolds:
     def is_full(self) -> bool:
         return self.count >= self._max_held
 
-    async def wait(self, queue: Queue, connection: Connection, timeout_s: float) -> None:
-        """Return when something has arrived in `queue`, the connection is gone or the time is over."""
+    async def wait(self, queues: Sequence[Queue], connection: Connection, timeout_s: float) -> None:
+        """Return when something has arrived in `queues`, the connection is gone or the time is over."""
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting = self._held.setdefault(queue, {})
-        waiting[woken] = None
+        for queue in queues:
+            self._held.setdefault(queue, {})[woken] = None
         of_connection = connection.state.get(_STATE_KEY)
         if of_connection is None:
             of_connection = connection.state[_STATE_KEY] = {}
@@ -255,9 +268,12 @@ class PullHolds:
         finally:
             self.count -= 1
             of_connection.pop(woken, None)
-            waiting.pop(woken, None)
-            if not waiting and self._held.get(queue) is waiting:
-                del self._held[queue]
+            for queue in queues:
+                waiting = self._held.get(queue)
+                if waiting is not None:
+                    waiting.pop(woken, None)
+                    if not waiting:
+                        del self._held[queue]
 
     def wake(self, queues: Iterable[Queue]) -> None:
         """Messages have arrived in `queues`."""
@@ -308,10 +324,10 @@ class PullProcessor:
         self._cold_puts = 0
         self._cold_at_s = 0.0
         self._cold_cost_s = 0.0
-        self._groups = _Groups(groups, clients, auto_create_groups)
+        self.groups = ConsumingGroups(groups, clients, auto_create_groups)
         self._memory = memory
         self._slave_read_enable = slave_read_enable
-        self._may_read = True
+        self.may_read = True
         self._offsets = offsets
         self._gate = gate
         self._log = log
@@ -325,15 +341,15 @@ class PullProcessor:
 
     def configure(self, config: BrokerConfig) -> None:
         """Answer as `config` says from now on."""
-        self._groups.auto_create = config.auto_create_groups
+        self.groups.auto_create = config.auto_create_groups
         self._slave_read_enable = config.slave_read_enable
-        self._may_read = bool(config.broker_permission & PERM_READ)
+        self.may_read = bool(config.broker_permission & PERM_READ)
 
     def process(self, command: Command, connection: Connection) -> Command | Awaitable[Command | None]:
         """Answer now, or later where the pull may be held; None when its connection is gone by then."""
-        if not self._may_read:
+        if not self.may_read:
             raise RequestError(ResponseCode.NO_PERMISSION, "this broker may not be read (brokerPermission)")
-        request = _PullRequest.of(command, self._groups)
+        request = PullRequest.of(command, self.groups)
         topic = self._topics.get(request.topic)
         if topic is None:
             raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic {request.topic!r} does not exist")
@@ -354,7 +370,7 @@ class PullProcessor:
         return self._answer_later(command, connection, request, may_read=True)
 
     async def _answer_later(
-        self, command: Command, connection: Connection, request: _PullRequest, *, may_read: bool
+        self, command: Command, connection: Connection, request: PullRequest, *, may_read: bool
     ) -> Command | None:
         if not may_read:
             await self._gate.enter()
@@ -382,13 +398,13 @@ class PullProcessor:
             left_s = deadline_s - loop.time()
             if reply.code != ResponseCode.PULL_NOT_FOUND or left_s <= 0 or self._holds.is_full:
                 return reply
-            await self._holds.wait((request.topic, request.queue_id), connection, min(left_s, HOLD_RECHECK_S))
+            await self._holds.wait(((request.topic, request.queue_id),), connection, min(left_s, HOLD_RECHECK_S))
             if connection.is_closing:
                 return None
             if self._gate.needs_leader and not self._gate.leads:
                 raise self._gate.not_leader()
 
-    def _has(self, request: _PullRequest) -> bool:
+    def _has(self, request: PullRequest) -> bool:
         """Whether what the client knows to be there is here, on a node that takes itself for the leader.
 
         Then it is answered without asking a quorum. The queues hold only what is committed, and a committed message
@@ -398,7 +414,7 @@ class PullProcessor:
         queue = self._queues.find(request.topic, request.queue_id)
         return queue is not None and queue.min_offset <= request.offset < queue.max_offset and self._gate.leads
 
-    def _is_cold(self, request: _PullRequest) -> bool:
+    def _is_cold(self, request: PullRequest) -> bool:
         """Whether what is wanted has to be read from the disk."""
         queue = self._queues.find(request.topic, request.queue_id)
         try:
@@ -418,7 +434,7 @@ class PullProcessor:
             if turn_s > now_s:
                 await asyncio.sleep(turn_s - now_s)
 
-    def _answer(self, command: Command, request: _PullRequest) -> Command:
+    def _answer(self, command: Command, request: PullRequest) -> Command:
         """The reply from this moment's state. Raises _Unreadable when its messages cannot be read."""
         queue = self._queues.find(request.topic, request.queue_id)
         low, high = (queue.min_offset, queue.max_offset) if queue is not None else (0, 0)
@@ -433,7 +449,7 @@ class PullProcessor:
             code, following = ResponseCode.PULL_NOT_FOUND, offset
         else:
             try:
-                records, following, last = self._collect(queue, request)
+                records, following, last = self.collect(queue, request)
             except (RecordError, OSError) as error:
                 raise _Unreadable(f"queue {request.topic}/{request.queue_id} at {offset}", error) from error
             self.get_total += len(records)
@@ -441,7 +457,7 @@ class PullProcessor:
             body = b"".join(records)
             code = ResponseCode.SUCCESS if records else ResponseCode.PULL_RETRY_IMMEDIATELY
             if self._slave_read_enable and self._memory.is_behind(last):
-                suggested_id = self._groups.slow_broker_id(request.group)
+                suggested_id = self.groups.slow_broker_id(request.group)
         return command.reply(
             code,
             fields={
@@ -453,7 +469,7 @@ class PullProcessor:
             body=body,
         )
 
-    def _collect(self, queue: ConsumeQueue, request: _PullRequest) -> tuple[list[bytes], int, int]:
+    def collect(self, queue: ConsumeQueue, request: PullRequest) -> tuple[list[bytes], int, int]:
         """Records that pass the filter from the offset on, within the caps; the offset to go on from; and where in the
         log the last message lies that was looked at.
 
@@ -494,7 +510,7 @@ class PullProcessor:
         return records, offset + 1, last
 
     def _read_record(
-        self, unit: Unit, crc: int | None, request: _PullRequest, offset: int
+        self, unit: Unit, crc: int | None, request: PullRequest, offset: int
     ) -> tuple[bytes, RecordSummary | None]:
         """The record behind `unit`, checked to be the one that the queue means, bit for bit; with its summary unless
         the filter does not need it. Raises RecordError."""

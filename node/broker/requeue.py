@@ -10,36 +10,94 @@ delivered, and neither a crash nor a change of masters delivers twice.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
-from node.broker.internal_topics import DELAY_LEVELS_MS, SCHEDULE_TOPIC
+from node.broker.internal_topics import DELAY_LEVELS_MS, SCHEDULE_TOPIC, TIMER_TOPIC
 from node.store.properties import (
     DELAY_LEVEL,
     REAL_QUEUE_ID,
     REAL_TOPIC,
+    TIMER_DELAY_MS,
+    TIMER_DELAY_S,
+    TIMER_DELIVER_MS,
+    TIMER_DELIVERED,
     TIMER_PROPERTIES,
+    TIMER_TAKE_BACK,
     decode_properties,
     join_properties,
 )
-from node.store.record import Message
+from node.store.record import Message, RecordError
 from node.store.record_batch import RecordBatch, batch_of_one
 
-__all__ = ["copy_of", "delay_level", "delay_source", "delay_text", "delayed_source_of"]
+__all__ = [
+    "MAX_TIMER_DELAY_MS",
+    "POP_SOURCE",
+    "TIMER_SOURCE",
+    "IllegalTimer",
+    "copy_of",
+    "delay_level",
+    "delay_source",
+    "delay_text",
+    "delayed_source_of",
+    "real_place",
+    "source_number",
+    "source_of",
+    "timer_due_ms",
+    "timer_place",
+]
 
-_LEVELS = 32
-"""Levels that the source number has room for."""
+MAX_TIMER_DELAY_MS = 3 * 24 * 3_600_000
+"""R: timerMaxDelaySec."""
+_KINDS = 32
+"""Kinds that the source number has room for."""
+POP_SOURCE = 30
+"""The kind of a message that a POP consumer did not acknowledge in time."""
+TIMER_SOURCE = 31
+"""The kind of a timer message; a delay level is its own kind."""
+_LONG_DIGITS = 19
+"""Digits of a time that a client may give: beyond them it is no long of Java's."""
+
+
+class IllegalTimer(ValueError):
+    """A timer message that cannot be taken."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "timer message illegal, the delay time should not be bigger than the max delay"
+            f" {MAX_TIMER_DELAY_MS}ms; or if set del msg, the delay time should be bigger than the current time"
+        )
+
+
+def source_number(kind: int, number: int) -> int:
+    """The number that says what a message was made from: the message with this number, among those of a kind."""
+    return -(number * _KINDS + kind)
+
+
+def source_of(number: int) -> tuple[int, int]:
+    """Kind and number in such a number, which is negative."""
+    source, kind = divmod(-number, _KINDS)
+    return kind, source
 
 
 def delay_source(level: int, queue_offset: int) -> int:
     """The number that says which delayed message a delivered one was."""
-    return -(queue_offset * _LEVELS + level)
+    return source_number(level, queue_offset)
 
 
 def delayed_source_of(number: int) -> tuple[int, int] | None:
     """Level and queue offset in such a number; None when it is none."""
     if number >= 0:
         return None
-    offset, level = divmod(-number, _LEVELS)
+    level, offset = source_of(number)
     return (level, offset) if 1 <= level <= len(DELAY_LEVELS_MS) else None
+
+
+def real_place(message: Message) -> tuple[str, int]:
+    """Topic and queue that a message is meant for which waits elsewhere. Raises RecordError when it does not say."""
+    topic, queue_id = message.properties.get(REAL_TOPIC), message.properties.get(REAL_QUEUE_ID, "")
+    if not topic or not queue_id.isdecimal():
+        raise RecordError("the message names no place to go to")
+    return topic, int(queue_id)
 
 
 def delay_level(text: str) -> int:
@@ -60,6 +118,34 @@ def _delayed_place(
     return SCHEDULE_TOPIC, level - 1, waiting
 
 
+def timer_due_ms(properties: Mapping[str, str], now_ms: int) -> int | None:
+    """When a message asks to be delivered, in ms of the epoch; None: at once, also where that is over (R: HookUtils).
+
+    Raises IllegalTimer where that is no number or too far away, and for one that is to take another back."""
+    if TIMER_DELIVERED in properties:
+        return None
+    for name, begin_ms, unit_ms in (
+        (TIMER_DELAY_S, now_ms, 1000), (TIMER_DELAY_MS, now_ms, 1), (TIMER_DELIVER_MS, 0, 1)
+    ):  # fmt: skip
+        text = properties.get(name)
+        if text is not None:
+            if not text.removeprefix("-").isdecimal() or len(text) > _LONG_DIGITS or TIMER_TAKE_BACK in properties:
+                raise IllegalTimer
+            due_ms = begin_ms + int(text) * unit_ms
+            if due_ms - now_ms > MAX_TIMER_DELAY_MS:
+                raise IllegalTimer
+            return due_ms if due_ms > now_ms else None
+    return None
+
+
+def timer_place(
+    properties: Mapping[str, str], topic: str, queue_id: int, due_ms: int
+) -> tuple[str, int, dict[str, str]]:
+    """Where a timer message waits, and its properties there, given where it is to go."""
+    waiting = {**properties, TIMER_DELIVERED: str(due_ms), REAL_TOPIC: topic, REAL_QUEUE_ID: str(queue_id)}
+    return TIMER_TOPIC, 0, waiting
+
+
 def copy_of(
     message: Message,
     *,
@@ -70,11 +156,12 @@ def copy_of(
     sys_flag: int | None = None,
     reconsume_times: int | None = None,
     prepared_transaction_offset: int = 0,
+    now_ms: int | None = None,
 ) -> RecordBatch:
     """A copy of `message` for this place, ready to be put.
 
-    When `properties` ask for a delay the copy goes to that level's queue first. Raises RecordError when the
-    properties have grown too long.
+    When `properties` ask for a delay the copy goes to that level's queue first; given the time, also to those that
+    wait for a time where they ask for that. Raises RecordError when the properties have grown too long.
     """
     try:
         level = delay_level(properties.get(DELAY_LEVEL, ""))
@@ -82,6 +169,11 @@ def copy_of(
         level = 0
     if level > 0:
         topic, queue_id, properties = _delayed_place(topic, queue_id, properties, level)
+    elif now_ms is not None:
+        with suppress(IllegalTimer):  # which is refused when it is sent
+            due_ms = timer_due_ms(properties, now_ms)
+            if due_ms is not None:
+                topic, queue_id, properties = timer_place(properties, topic, queue_id, due_ms)
     return batch_of_one(
         topic=topic,
         queue_id=queue_id,

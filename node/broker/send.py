@@ -21,11 +21,12 @@ from typing import NamedTuple
 from node.broker.internal_topics import AUTO_CREATE_TOPIC, HALF_TOPIC, RETRY_PREFIX, is_internal
 from node.broker.ledger import DLedgerCode, DLedgerError
 from node.broker.message_store import MessageStore, NotTogether, NotWritable, PendingPut
-from node.broker.requeue import delay_level, delay_text
+from node.broker.requeue import IllegalTimer, delay_level, delay_text, timer_due_ms, timer_place
 from node.broker.send_back import RetryTopics
 from node.broker.send_hooks import Answer, SendHooks, SendRefused
 from node.broker.send_replies import RefusalTemplates, SendReplies, SendReplyWriter
 from node.broker.send_request import SendHeader, names_of, split_batch
+from node.broker.timers import MAX_OPEN_TIMERS, OpenTimers
 from node.broker.topics import TopicTable, TopicTableFull
 from node.broker.transactions import OpenTransactions
 from node.config import PERM_WRITE, BrokerConfig, TopicConfig
@@ -49,8 +50,6 @@ from node.store.properties import (
     REAL_QUEUE_ID,
     REAL_TOPIC,
     REPLY_TO_CLIENT,
-    TIMER_DELIVERED,
-    TIMER_PROPERTIES,
     TRANSACTION_PREPARED,
     UNIQUE_KEY,
     WAIT_STORE,
@@ -82,7 +81,8 @@ are more."""
 
 _STATE_KEY = "send_routes"
 _KEYS = f"{KEYS}\x01".encode()
-_NAMES_THAT_NEED_CHECKS = f"{TRANSACTION_PREPARED}|{DELAY_LEVEL}|TIMER_"
+_TIMER = "TIMER_"
+_NAMES_THAT_NEED_CHECKS = f"{TRANSACTION_PREPARED}|{DELAY_LEVEL}|{_TIMER}"
 _needs_checks = re.compile(_NAMES_THAT_NEED_CHECKS.encode()).search
 """Whether a property text may hold one of these names, or a value that looks like it."""
 _request_needs_checks = re.compile(
@@ -130,6 +130,7 @@ class SendProcessor:
         max_message_size_bytes: int,
         not_leader_remark: Callable[[], str],
         retries: RetryTopics,
+        timers: OpenTimers | None = None,
         transactions: OpenTransactions | None = None,
         hooks: SendHooks | None = None,
         honours_wait: bool = False,
@@ -151,6 +152,7 @@ class SendProcessor:
         self._auto_create_topics = auto_create_topics
         self._on_topics_changed = on_topics_changed
         self._retries = retries
+        self._timers = timers if timers is not None else OpenTimers()
         self._transactions = transactions
         self._hooks = hooks if hooks is not None else SendHooks()
         self._honours_wait = honours_wait
@@ -432,7 +434,7 @@ class SendProcessor:
             if _asks_for_transaction(header, text.decode()):
                 self._check_half(header)
                 raise RequestError(ResponseCode.MESSAGE_ILLEGAL, "messages of a batch cannot be transactional")
-            if _delay_level(text.decode()) > 0:
+            if _delay_level(text.decode()) > 0 or (_TIMER in text.decode() and self._due_ms(text.decode()) is not None):
                 raise RequestError(ResponseCode.MESSAGE_ILLEGAL, "messages of a batch cannot be delayed")
         maker = record_maker(header.topic, queue_id, header.sys_flag, born_host, self._store_host)
         return RecordBatch(maker, flags, bodies, texts, header.born_timestamp_ms, header.reconsume_times)
@@ -441,6 +443,7 @@ class SendProcessor:
         text, topic, sys_flag = header.properties_text, header.topic, header.sys_flag
         _check_size(text)
         level = _delay_level(text)
+        due_ms = self._due_ms(text) if not level and _TIMER in text else None
         if property_value(text, REPLY_TO_CLIENT) is not None:
             # whoever handles it makes the reply's topic of this (R: MessageUtil; there every message has it)
             text = join_properties(decode_properties(text) | {CLUSTER: self._cluster_name})
@@ -452,6 +455,9 @@ class SendProcessor:
             sys_flag &= ~SYS_FLAG_TRANSACTION_MASK
         elif level > 0:
             topic, queue_id, text = delay_text(text, topic, queue_id, level)
+        elif due_ms is not None:
+            topic, queue_id, properties = timer_place(decode_properties(text), topic, queue_id, due_ms)
+            text = join_properties(properties)
         return batch_of_one(
             topic=topic,
             queue_id=queue_id,
@@ -464,6 +470,18 @@ class SendProcessor:
             store_host=self._store_host,
             reconsume_times=header.reconsume_times,
         )
+
+    def _due_ms(self, text: str) -> int | None:
+        """When a message is to be delivered, None: at once. Raises RequestError where it cannot be taken."""
+        try:
+            due_ms = timer_due_ms(decode_properties(text), self._clock.wall_ms())
+        except IllegalTimer as error:
+            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
+        if due_ms is not None and self._timers.is_full:  # R: SYSTEM_ERROR, which here means that nobody knows
+            raise RequestError(
+                ResponseCode.SYSTEM_BUSY, f"timer message is under flow control, max num limit is {MAX_OPEN_TIMERS}"
+            )
+        return due_ms
 
     def _check_half(self, header: SendHeader) -> None:
         if header.sys_flag & SYS_FLAG_TRANSACTION_MASK not in (0, SYS_FLAG_TRANSACTION_PREPARED):
@@ -505,19 +523,9 @@ def _asks_for_transaction(header: SendHeader, text: str) -> bool:
 
 
 def _delay_level(text: str) -> int:
-    """The delay level that a message asks for, 0 for none. Raises RequestError where it is no number, and where the
-    message asks for a time of delivery instead: here are levels only, and it would come at once. RocketMQ 5 without its
-    timer wheel answers SYSTEM_ERROR to that, which here means that nobody knows the outcome."""
+    """The delay level that a message asks for, 0 for none. Raises RequestError where it is no number."""
     delay = property_value(text, DELAY_LEVEL) or ""
     try:
-        level = delay_level(delay)
+        return delay_level(delay)
     except ValueError as error:
         raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"delay level {delay[:40]!r} is no number") from error
-    timers = [name for name in TIMER_PROPERTIES if property_value(text, name) is not None]
-    if timers and not level and property_value(text, TIMER_DELIVERED) is None:
-        raise RequestError(
-            ResponseCode.MESSAGE_ILLEGAL,
-            f"accurate timer message is not enabled, timerWheelEnable is false: send it without {timers[0]}, or with a"
-            " delay level",
-        )
-    return level

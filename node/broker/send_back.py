@@ -7,6 +7,8 @@ consumerSendMsgBack). The same limit holds for clients that send to the retry to
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable
 
 from node.broker.append_errors import PUT_REFUSALS, read_message, refusal, stored
@@ -14,7 +16,12 @@ from node.broker.internal_topics import dlq_topic, retry_topic
 from node.broker.ledger import LedgerStore
 from node.broker.message_store import MessageStore
 from node.broker.requeue import copy_of
-from node.broker.subscription_groups import SubscriptionGroup, SubscriptionGroups, TooManyGroups
+from node.broker.subscription_groups import (
+    DEFAULT_RETRY_MAX_TIMES,
+    SubscriptionGroup,
+    SubscriptionGroups,
+    TooManyGroups,
+)
 from node.broker.topics import TopicTable, TopicTableFull
 from node.config import TopicConfig, check_topic_name
 from node.remoting import Command, Connection, RequestError, ResponseCode
@@ -23,6 +30,8 @@ from node.store.properties import DELAY_LEVEL, ORIGIN_MESSAGE_ID, RETRY_TOPIC
 from node.store.record import RecordError
 
 __all__ = ["FIRST_RETRY_LEVEL", "RetryTopics", "SendBackProcessor"]
+
+logger = logging.getLogger("node.broker")
 
 FIRST_RETRY_LEVEL = 3
 """Delay level of the first retry; each further one waits a level longer (R)."""
@@ -44,6 +53,7 @@ class RetryTopics:
         self.auto_create_groups = auto_create_groups
         """Whether a message that goes back makes its group."""
         self._on_topics_changed = on_topics_changed
+        self._making: dict[str, asyncio.Task[TopicConfig]] = {}
 
     def group(self, name: str) -> SubscriptionGroup:
         """The group's settings. Raises RequestError (SUBSCRIPTION_GROUP_NOT_EXIST)."""
@@ -60,14 +70,34 @@ class RetryTopics:
         name = dlq_topic(group.name) if is_dead else retry_topic(group.name)
         topic = self._topics.get(name)
         if topic is None:
-            topic = TopicConfig(name=name, queues=1 if is_dead else max(1, group.retry_queues))
-            try:
-                check_topic_name(name)
-                await self._topics.put(topic)
-            except (OSError, TopicTableFull, ValueError) as error:
-                raise RequestError(ResponseCode.SYSTEM_ERROR, f"topic {name!r} was not made: {error}") from error
-            self._on_topics_changed()
+            queues = 1 if is_dead else max(1, group.retry_queues)
+            topic = await self._make(TopicConfig(name=name, queues=queues))
         return topic
+
+    async def _make(self, topic: TopicConfig) -> TopicConfig:
+        try:
+            check_topic_name(topic.name)
+            await self._topics.put(topic)
+        except (OSError, TopicTableFull, ValueError) as error:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"topic {topic.name!r} was not made: {error}") from error
+        self._on_topics_changed()
+        return topic
+
+    def max_times(self, name: str) -> int:
+        """How often a message comes again for a group before it is a dead letter."""
+        group = self._groups.get(name)
+        return group.retry_max_times if group is not None else DEFAULT_RETRY_MAX_TIMES
+
+    def make_soon(self, name: str) -> None:
+        """Have a topic of one queue, for clients and tools: what is put into it may be there before."""
+        if self._topics.get(name) is None and name not in self._making:
+            self._making[name] = asyncio.get_running_loop().create_task(self._make(TopicConfig(name=name, queues=1)))
+            self._making[name].add_done_callback(lambda task: self._made(name, task))
+
+    def _made(self, name: str, task: asyncio.Task[TopicConfig]) -> None:
+        del self._making[name]
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("%s", task.exception())
 
 
 class SendBackProcessor:

@@ -14,6 +14,7 @@ from node.broker.lazy_file import LazyFile
 from node.runtime import Disk
 
 __all__ = [
+    "DEFAULT_RETRY_MAX_TIMES",
     "DEFAULT_SLOW_BROKER_ID",
     "MASTER_ID",
     "MAX_GROUPS",
@@ -46,6 +47,8 @@ class SubscriptionGroup:
     consume_enable: bool = True
     consume_from_min_enable: bool = True
     consume_broadcast_enable: bool = True
+    consume_orderly: bool = False
+    """Whether its consumers of RocketMQ 5 want the messages of a queue in order (R: consumeMessageOrderly)."""
     retry_queues: int = 1
     retry_max_times: int = DEFAULT_RETRY_MAX_TIMES
     notify_changes: bool = True
@@ -72,6 +75,7 @@ class SubscriptionGroup:
             consume_enable=bool(content.get("consumeEnable", True)),
             consume_from_min_enable=bool(content.get("consumeFromMinEnable", True)),
             consume_broadcast_enable=bool(content.get("consumeBroadcastEnable", True)),
+            consume_orderly=bool(content.get("consumeMessageOrderly", False)),
             retry_queues=retry_queues,
             retry_max_times=retry_max_times,
             notify_changes=bool(content.get("notifyConsumerIdsChangedEnable", True)),
@@ -86,6 +90,7 @@ class SubscriptionGroup:
             "consumeEnable": self.consume_enable,
             "consumeFromMinEnable": self.consume_from_min_enable,
             "consumeBroadcastEnable": self.consume_broadcast_enable,
+            "consumeMessageOrderly": self.consume_orderly,
             "retryQueueNums": self.retry_queues,
             "retryMaxTimes": self.retry_max_times,
             "brokerId": self.broker_id,

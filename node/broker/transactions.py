@@ -26,7 +26,7 @@ from node.broker.dispatcher import Dispatcher, DispatchFailed
 from node.broker.internal_topics import HALF_TOPIC, OP_TOPIC, UNRESOLVED_TOPIC
 from node.broker.ledger import DLedgerError, Ledger, ReadMode
 from node.broker.message_store import MessageStore, NotWritable
-from node.broker.requeue import copy_of
+from node.broker.requeue import copy_of, real_place
 from node.config import TransactionsConfig
 from node.logs import LogLimiter
 from node.remoting import Command, Connection, RequestCode, RequestError, ResponseCode
@@ -162,6 +162,7 @@ class _Endings:
             store_host=self._store_host(),
             sys_flag=half.sys_flag & ~SYS_FLAG_TRANSACTION_MASK | SYS_FLAG_TRANSACTION_COMMIT,
             prepared_transaction_offset=half.physical_offset,
+            now_ms=self._store.wall_ms(),
         )
         committed = self._store.put_one(copy).committed
         try:
@@ -182,14 +183,6 @@ class _Endings:
             prepared_transaction_offset=half.physical_offset,
         )
         return self._store.put_one(batch).committed
-
-
-def _real_place(half: Message) -> tuple[str, int]:
-    """Topic and queue that a half message is meant for. Raises RecordError when it does not say."""
-    topic, queue_id = half.properties.get(REAL_TOPIC), half.properties.get(REAL_QUEUE_ID, "")
-    if not topic or not queue_id.isdecimal():
-        raise RecordError("the half message names no place to go to")
-    return topic, int(queue_id)
 
 
 class EndTransactionProcessor:
@@ -255,7 +248,7 @@ class EndTransactionProcessor:
     async def _end(self, half: Message, verdict: int) -> None:
         try:
             if verdict == SYS_FLAG_TRANSACTION_COMMIT:
-                topic, queue_id = _real_place(half)
+                topic, queue_id = real_place(half)
                 committed = self._endings.commit(half, topic=topic, queue_id=queue_id)
             else:
                 committed = self._endings.close(half)
@@ -428,7 +421,7 @@ class TransactionChecks:
 
 def _question(half: Message) -> Command:
     """Code 39: the half message as its producer sent it (R: AbstractTransactionalMessageCheckListener)."""
-    topic, queue_id = _real_place(half)
+    topic, queue_id = real_place(half)
     key = half.properties.get(UNIQUE_KEY, "")
     fields: dict[str, str | int | bool] = {
         "tranStateTableOffset": half.queue_offset,

@@ -27,6 +27,7 @@ from node.exchange.inventory import Inventory, Queue
 from node.exchange.log_files import LogFiles, LogWriter
 from node.exchange.staging import ExchangeError, locked_own_store, staged
 from node.exchange.tables import write_apache_table
+from node.exchange.waiting import Waiting
 from node.real_runtime import RealDisk
 from node.store.properties import join_properties
 from node.store.queue_store import CHECKPOINT_VERSION
@@ -76,12 +77,14 @@ class _Export:
         self._inventory = Inventory(begins_later=self._log.begin > 0)
         self._delays = DelayProgress()
         self._transactions = OpenTransactions(timeout_ms=0)
+        self._waiting = Waiting()
 
     def run(self) -> list[str]:
         """Write everything."""
         log, config_directory = self._log, self._directory / "config"
         try:
             cut_bytes = self._copy_log()
+            self._waiting.check()
             end = self._writer.position
             derived = self._read_derived(end)
             halves = self._inventory.next_number((HALF_TOPIC, 0)) or derived.ends.get((HALF_TOPIC, 0), 0)
@@ -127,6 +130,7 @@ class _Export:
                 self._inventory.take(record.summary)
                 self._delays.dispatch(record.summary)
                 self._transactions.dispatch(record.summary)
+                self._waiting.take(record.summary, record.data)
             self._writer.write(record.data)
         position, reason = log.stop
         if position < durable.position:

@@ -30,6 +30,7 @@ from node.exchange.inventory import Inventory, Queue
 from node.exchange.log_files import LogFiles, LogWriter, ReadRecord
 from node.exchange.staging import ExchangeError, locked_apache_store, staged, sync_file
 from node.exchange.tables import read_apache_table
+from node.exchange.waiting import Waiting
 from node.real_runtime import RealDisk
 from node.store.properties import join_properties
 from node.store.queue_store import CHECKPOINT_VERSION, StoreTimestamps
@@ -117,6 +118,7 @@ class _Import:
         self._writer = LogWriter(directory / "commitlog", wanted, self._log.begin)
         self._inventory = Inventory(begins_later=self._log.begin > 0)
         self._delays = DelayProgress()
+        self._waiting = Waiting()
         own = self._tables["consumerOffset.json"]["offsetTable"]
         try:
             self._halves = _ApacheTransactions(int(own.get(f"{HALF_TOPIC}@{TRANSACTION_GROUP}", {}).get("0", 0)))
@@ -140,6 +142,7 @@ class _Import:
         log = self._log
         try:
             cut_bytes = self._copy_log()
+            self._waiting.check()
             end = self._writer.position
             opened, ended = self._halves.settle()
             waiting, levels = self._delivered()
@@ -176,6 +179,7 @@ class _Import:
                 self._inventory.take(record.summary)
                 self._delays.dispatch(record.summary)
                 self._halves.take(record, record.summary)
+                self._waiting.take(record.summary, record.data)
             self._writer.write(record.data)
         position, reason = log.stop
         durable_ms, newest_ms = self._durable_ms(), self._inventory.newest_ms

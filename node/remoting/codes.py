@@ -106,8 +106,15 @@ class RequestCode(IntEnum):
     GET_ALL_PRODUCER_INFO = 328
     GET_TOPIC_CONFIG = 351
     """RocketMQ 5: its proxy asks which messages a topic is for."""
+    GET_SUBSCRIPTION_GROUP_CONFIG = 352
     LITE_PULL_MESSAGE = 361
     """A pull by one of the pull consumers of RocketMQ 5, which is answered like any other."""
+    QUERY_ASSIGNMENT = 400
+    SET_MESSAGE_REQUEST_MODE = 401
+    POP_MESSAGE = 200050
+    ACK_MESSAGE = 200051
+    CHANGE_MESSAGE_INVISIBLETIME = 200053
+    BATCH_ACK_MESSAGE = 200151
 
 
 class ResponseCode(IntEnum):
@@ -133,5 +140,9 @@ class ResponseCode(IntEnum):
     SUBSCRIPTION_NOT_EXIST = 24
     SUBSCRIPTION_NOT_LATEST = 25
     SUBSCRIPTION_GROUP_NOT_EXIST = 26
+    INVALID_PARAMETER = 29
     CONSUMER_NOT_ONLINE = 206
     CONSUME_MSG_TIMEOUT = 207
+    NO_MESSAGE = 208
+    POLLING_FULL = 209
+    POLLING_TIMEOUT = 210

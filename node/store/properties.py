@@ -12,6 +12,7 @@ __all__ = [
     "CHECK_IMMUNITY_S",
     "CLUSTER",
     "DELAY_LEVEL",
+    "FIRST_POP_TIME",
     "KEYS",
     "NAME_VALUE_SEPARATOR",
     "ORIGIN_MESSAGE_ID",
@@ -23,8 +24,12 @@ __all__ = [
     "REPLY_TO_CLIENT",
     "RETRY_TOPIC",
     "TAGS",
+    "TIMER_DELAY_MS",
+    "TIMER_DELAY_S",
     "TIMER_DELIVERED",
+    "TIMER_DELIVER_MS",
     "TIMER_PROPERTIES",
+    "TIMER_TAKE_BACK",
     "TRANSACTION_PREPARED",
     "UNIQUE_KEY",
     "WAIT_STORE",
@@ -43,13 +48,20 @@ KEYS = "KEYS"
 UNIQUE_KEY = "UNIQ_KEY"
 WAIT_STORE = "WAIT"
 DELAY_LEVEL = "DELAY"
-TIMER_PROPERTIES = ("TIMER_DELAY_MS", "TIMER_DELAY_SEC", "TIMER_DELIVER_MS")
+TIMER_DELAY_MS = "TIMER_DELAY_MS"
+TIMER_DELAY_S = "TIMER_DELAY_SEC"
+TIMER_DELIVER_MS = "TIMER_DELIVER_MS"
+TIMER_PROPERTIES = (TIMER_DELAY_MS, TIMER_DELAY_S, TIMER_DELIVER_MS)
 """Any of these makes a timer message of RocketMQ 5: deliver after so many ms or s, or at this ms of the epoch."""
+TIMER_TAKE_BACK = "TIMER_DEL_UNIQKEY"
+"""Makes it one that takes another timer message back."""
 TIMER_DELIVERED = "TIMER_OUT_MS"
-"""What a timer message has that was delivered: it is not to wait again."""
+"""When a timer message was to be delivered, in ms of the epoch: one that has it is not to wait again."""
 REAL_TOPIC = "REAL_TOPIC"
 REAL_QUEUE_ID = "REAL_QID"
 RETRY_TOPIC = "RETRY_TOPIC"
+FIRST_POP_TIME = "1ST_POP_TIME"
+"""When a POP consumer first got a message that came again, in ms of the epoch."""
 ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
 TRANSACTION_PREPARED = "TRAN_MSG"
 PRODUCER_GROUP = "PGROUP"

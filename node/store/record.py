@@ -149,6 +149,8 @@ class RecordSummary(NamedTuple):
     tags: str | None
     properties_text: str
     prepared_transaction_offset: int
+    body: bytes = b""
+    """Given for topics whose messages tell the broker something, empty for all others."""
 
 
 def body_crc(body: bytes) -> int:

@@ -139,7 +139,7 @@ def test_a_witness_alone_is_still_invalid(workload: str) -> None:
 def test_hundreds_of_transactions_have_an_order_and_few_of_them_show_where_there_is_none() -> None:
     rng = random.Random(4)
     for _ in range(2):
-        events = serial_transactions(rng, 200)
+        events = serial_transactions(rng, 220)
         assert check_transactions(events, "rw-register").stats["order"] == "found for strict-serializable"
         reads = [step for event in events if event["type"] == "ok" for step in event["value"] if step[0] == "r"]
         late = rng.choice([step for step in reads if step[2] is not None and step[2] > 100])

@@ -30,6 +30,12 @@ HEARTBEAT = {
 QUEUE = {"topic": "t", "brokerName": "broker-a", "queueId": 1}
 LOCKS = {"consumerGroup": "g", "clientId": "c@1", "mqSet": [QUEUE]}
 GROUP = {"groupName": "g", "retryQueueNums": 1, "retryMaxTimes": 3, "consumeEnable": True}
+ASSIGNMENT = {
+    "topic": "t", "consumerGroup": "g", "clientId": "c@1", "strategyName": "AVG", "messageModel": "CLUSTERING",
+}  # fmt: skip
+POP_MODE = {"topic": "t", "consumerGroup": "g", "mode": "POP", "popShareQueueNum": 0}
+ACK = {"c": "g", "t": "t", "r": "0", "so": 0, "q": 1, "rq": 0, "pt": 1_700_000_000_000, "it": 60_000, "b": "AQ=="}
+ACKS = {"brokerName": "broker-a", "acks": [ACK]}
 CHECKED = {"clientId": "c@1", "group": "g", "subscriptionData": SUBSCRIPTION}
 
 
@@ -58,7 +64,7 @@ class World:
             return command.reply(0, body=b'{"said":"by the consumer"}')
         return None
 
-    async def prepare(self, *, transactional: bool = False, online: bool = False) -> None:
+    async def prepare(self, *, transactional: bool = False, online: bool = False, popped: bool = False) -> None:
         for code in (39, 40, 220, 221, 307, 309, 326):
             self.case.client.register(code, self._hear)
         properties = PROPERTIES + ("TRAN_MSG\x01true\x02" if transactional else "")
@@ -67,6 +73,9 @@ class World:
         self.known["offset"] = self.known["commitLogOffset"] = int(sent.ext_fields["msgId"][16:], 16)
         self.known["tranStateTableOffset"] = int(sent.ext_fields["queueOffset"])
         self.known["msgId"] = sent.ext_fields["msgId"]
+        if popped:
+            fields = {"consumerGroup": "g", "topic": "t", "maxMsgNums": 1, "invisibleTime": 60_000}
+            assert (await self.ask(200050, fields)).body
         if online:
             assert (await self.ask(34, {}, json.dumps(HEARTBEAT).encode())).code == 0
             assert (await self.ask(15, {"consumerGroup": "g", **QUEUE, "commitOffset": 1})).code == 0
@@ -360,3 +369,28 @@ async def units_told(world: World, reply: Command) -> None:
     assert (body["minQueueIndex"], body["maxQueueIndex"], body["subscriptionData"]) == (0, 1, SUBSCRIPTION)
     (unit,) = body["queueData"]
     assert (unit["physicOffset"], unit["tagsCode"], unit["eval"]) == (world.known["offset"], 97, True)
+
+
+async def group_told(world: World, reply: Command) -> None:
+    group = json.loads(reply.body)
+    assert (group["groupName"], group["retryMaxTimes"], group["consumeMessageOrderly"]) == ("g", 16, False)
+
+
+async def queues_assigned(world: World, reply: Command) -> None:
+    assigned = json.loads(reply.body)["messageQueueAssignments"]
+    assert assigned == [{"messageQueue": {**QUEUE, "queueId": number}, "mode": "PULL"} for number in (0, 1)]
+
+
+async def popped(world: World, reply: Command) -> None:
+    (message,) = decode_records(reply.body)
+    assert (message.body, reply.ext_fields["popTime"]) == (b"body", "1700000000000")
+    assert (reply.ext_fields["startOffsetInfo"], reply.ext_fields["msgOffsetInfo"]) == ("0 1 0", "0 1 0")
+    await still_in_hand(world, reply)
+
+
+async def still_in_hand(world: World, reply: Command) -> None:
+    assert (await world.case.table())["openPopMessages"] == "1"
+
+
+async def nothing_in_hand(world: World, reply: Command) -> None:
+    assert (await world.case.table())["openPopMessages"] == "0"

@@ -137,7 +137,7 @@ def test_runtime_information(run: Any) -> None:
             "flushMode": "sync",
             "dispatchFailure": "",
             "dispatchRepeated": "0",
-            "topics": "9",
+            "topics": "11",
         }
         assert expected.items() <= table.items()
         case.ledger.become(Role.FOLLOWER, 2, leader_id="n2")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import struct
 from typing import Any
 
 import pytest
@@ -82,24 +81,6 @@ def test_every_level_is_delivered_when_due_and_not_before(run_case: Any) -> None
 
 
 TIMERS = ["TIMER_DELAY_MS\x014000\x02", "TIMER_DELAY_SEC\x014\x02", "TIMER_DELIVER_MS\x019999999999999\x02"]
-
-
-@pytest.mark.parametrize("timer", TIMERS)
-@pytest.mark.parametrize("is_batch", [False, True])
-def test_a_timer_message_is_refused_and_not_delivered_at_once(run_case: Any, timer: str, is_batch: bool) -> None:
-    async def scenario(case: Any) -> None:
-        text = "UNIQ_KEY\x01AC10\x02" + timer
-        if is_batch:
-            own = text.encode()
-            body = struct.pack(">5i", 23 + len(own), 0, 0, 0, 1) + b"x" + struct.pack(">h", len(own)) + own
-            reply = await case.ask(320, {"b": "t", "e": 1, "i": "", "m": True}, body)
-        else:
-            reply = await case.ask(310, {"b": "t", "e": 1, "i": text}, b"x")
-        assert (reply.code, "accurate timer message is not enabled" in reply.remark) == (13, True)
-        assert (await case.ask(310, {"b": "t", "e": 1, "i": ""}, b"after")).code == 0
-        assert [message.body for message in await arrived(case, 1)] == [b"after"]
-
-    run_case(scenario)
 
 
 @pytest.mark.parametrize("timer", TIMERS)

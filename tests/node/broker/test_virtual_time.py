@@ -193,6 +193,37 @@ def test_a_thousand_messages_of_every_level_come_once_in_order_and_in_time(ledge
     on_stage(ledger, scenario)
 
 
+@pytest.mark.parametrize("ledger", LEDGERS)
+@pytest.mark.parametrize("how", ["stop", "kill", "power"])
+def test_timer_messages_of_three_days_come_once_and_in_time_across_restarts(ledger: str, how: str) -> None:
+    async def scenario(stage: Stage) -> None:
+        rng = random.Random(5)
+        wanted = [round(10 ** rng.uniform(0, 8.41)) for _ in range(150)]  # ms, up to almost three days
+
+        async def send(client: RemotingClient) -> None:
+            for number, delay_ms in enumerate(wanted):
+                properties = f"TIMER_DELIVER_MS\x01{stage.host.clock.wall_ms() + delay_ms}\x02"
+                assert (await stage.ask(client, 310, {"b": "t", "e": 0, "i": properties}, b"%d" % number)).code == 0
+
+        await stage.run(send)
+        for pause_s in (0, 5, 300, 40_000):
+            await asyncio.sleep(pause_s)
+            await stage.restart(how)
+        await asyncio.sleep(3 * 24 * 3600)
+
+        async def look(client: RemotingClient) -> None:
+            came = await stage.read(client, "t", 0)
+            assert sorted(int(message.body) for message in came) == list(range(len(wanted))), "each once"
+            for message in came:
+                due_ms = int(message.properties.get("TIMER_OUT_MS", message.store_timestamp_ms))
+                up_ms = max([end for begin, end in stage.down if begin - 1000 <= due_ms <= end], default=due_ms)
+                assert due_ms <= message.store_timestamp_ms <= up_ms + 1000
+
+        await stage.run(look)
+
+    on_stage(ledger, scenario)
+
+
 FATES = ("commit", "rollback", "late commit", "late rollback", "asked", "asked no", "unknown")
 TRANSACTION_ROW = (
     "Transactions: prepared/rollback never queued; END checks group, tranStateTableOffset, commitLogOffset;"
@@ -339,3 +370,53 @@ def test_a_client_that_is_silent_for_two_minutes_is_gone(how: str) -> None:
         await stage.run(look)
 
     on_stage("classic", scenario)
+
+
+POP = {"consumerGroup": "g", "topic": "t", "queueId": -1, "maxMsgNums": 8, "invisibleTime": 30_000, "pollTime": 0}
+
+
+@pytest.mark.parametrize("ledger", LEDGERS)
+@pytest.mark.parametrize("how", ["stop", "kill", "power"])
+def test_a_pop_consumer_gets_everything_across_restarts_and_nothing_that_it_acknowledged(ledger: str, how: str) -> None:
+    """Of what it is given it acknowledges a part and forgets the rest, which comes again in time; after an
+    acknowledgement a message never comes again."""
+    acknowledged: set[bytes] = set()
+
+    async def scenario(stage: Stage) -> None:
+        rng = random.Random(6)
+
+        async def send(client: RemotingClient) -> None:
+            for number in range(200):
+                fields = {"b": "t", "e": number % 18, "i": ""}
+                assert (await stage.ask(client, 310, fields, b"%d" % number)).code == 0
+
+        def consume(share: float) -> Callable[[RemotingClient], Awaitable[None]]:
+            async def work(client: RemotingClient) -> None:
+                while (reply := await stage.ask(client, 200050, POP)).code == 0:
+                    starts = {part.rpartition(" ")[0]: part for part in reply.get_str("startOffsetInfo").split(";")}
+                    for message in decode_records(reply.body):
+                        assert message.body not in acknowledged
+                        mark = f"{int(message.topic != 't')} {message.queue_id}"
+                        extra = (starts[mark].rpartition(" ")[2], reply.get_str("popTime"), "30000", "0")
+                        fields = {"consumerGroup": "g", "topic": message.topic, "queueId": message.queue_id}
+                        fields |= {"offset": message.queue_offset, "extraInfo": " ".join(extra)}
+                        if rng.random() < share:
+                            assert (await stage.ask(client, 200051, fields)).code == 0
+                            acknowledged.add(message.body)
+
+            return work
+
+        await stage.run(send)
+        for share in (0.2, 0.5, 0.5):
+            await stage.run(consume(share))
+            await stage.restart(how)
+            await asyncio.sleep(29)
+        await stage.run(consume(0.5))
+        await asyncio.sleep(31)
+        await stage.run(consume(1))
+        assert acknowledged == {b"%d" % number for number in range(200)}
+        await asyncio.sleep(31)
+        reply = await stage.run(lambda client: stage.ask(client, 200050, POP))
+        assert reply.code == 210 and not reply.body
+
+    on_stage(ledger, scenario)

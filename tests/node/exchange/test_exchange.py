@@ -418,3 +418,24 @@ def test_a_message_that_skips_a_number_is_named(tmp_path: Path) -> None:
     store.write(tmp_path / "apache")
     with pytest.raises(ExchangeError, match="is number 0 of queue t/0, where 1 is next"):
         import_store(configured(tmp_path / "ours"), tmp_path / "apache")
+
+
+TIMED = "TIMER_OUT_MS\x019\x02REAL_TOPIC\x01t\x02REAL_QID\x010\x02"
+IN_HAND = b'{"so":0,"pt":5,"it":9,"bm":0,"n":2,"q":0,"t":"t","c":"g","d":[0,1]}'
+
+
+@pytest.mark.parametrize(
+    ("topic", "body", "properties", "reason"),
+    [
+        ("rmq_sys_wheel_timer", b"later", TIMED, "1 timer messages wait"),
+        ("rmq_sys_REVIVE_LOG_c", IN_HAND, "TAGS\x01ck\x02", "have 2 messages in hand"),
+    ],
+)
+def test_what_rocketmq_4_would_never_deliver_is_refused(
+    tmp_path: Path, topic: str, body: bytes, properties: str, reason: str
+) -> None:
+    store = ApacheStore()
+    store.put(topic, 0, body, properties)
+    store.write(tmp_path / "apache")
+    with pytest.raises(ExchangeError, match=reason):
+        import_store(configured(tmp_path / "ours"), tmp_path / "apache")

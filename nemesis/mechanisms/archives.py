@@ -1,0 +1,35 @@
+"""Modules in archives that a Python on another host imports from or runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import marshal
+import zipfile
+
+__all__ = ["FIXED_TIME", "add_module"]
+
+FIXED_TIME = (1980, 1, 1, 0, 0, 0)
+"""The earliest time that a zip file can say: the same sources, added by the same Python, give the same bytes."""
+
+_FILE_MODE = 0o644
+_UNCHECKED_HASH = 0b01
+"""PEP 552: the compiled module is of the source beside it, whatever the time of either."""
+_MARSHAL_VERSION = 2
+"""The last without references between objects, which depend on what else this process holds."""
+
+
+def add_module(archive: zipfile.ZipFile, path: str, source: bytes) -> None:
+    """Add a module's source and, beside it, what this Python compiles it to.
+
+    Nothing that is imported from an archive is kept compiled, so every start of the node there would compile for half
+    a second. Another version of Python does not know the magic number, and takes the source (`zipimport`). Raises
+    SyntaxError.
+    """
+    code = compile(source, path, "exec", dont_inherit=True, optimize=0)
+    head = importlib.util.MAGIC_NUMBER + _UNCHECKED_HASH.to_bytes(4, "little") + importlib.util.source_hash(source)
+    for name, content in ((path, source), (f"{path}c", head + marshal.dumps(code, _MARSHAL_VERSION))):
+        info = zipfile.ZipInfo(name, FIXED_TIME)
+        info.external_attr = _FILE_MODE << 16
+        info.create_system = 3  # Unix, also when made elsewhere
+        info.compress_type = zipfile.ZIP_DEFLATED
+        archive.writestr(info, content)

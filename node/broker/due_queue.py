@@ -1,0 +1,102 @@
+"""Things to do at a time: whatever is due is done in portions, and tried again where the log or the disk refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections.abc import Callable, Iterable
+
+from node.broker.ledger import DLedgerError
+from node.broker.message_store import NotWritable
+from node.logs import LogLimiter
+from node.store.record import RecordError
+
+__all__ = ["DueQueue", "loop_ms"]
+
+logger = logging.getLogger("node.broker")
+
+RECHECK_MS = 1000
+"""Longest sleep while anything waits: a wall clock that was set forward is noticed within this time."""
+RETRY_MS = 10_000
+"""After a message could not be read or put (R: 10 s)."""
+BUSY_RETRY_MS = 500
+"""After the log took no more for the moment."""
+PORTION = 64
+"""Done in one turn of the loop."""
+
+
+def loop_ms() -> int:
+    """The loop's time, which only goes forward."""
+    return round(asyncio.get_running_loop().time() * 1000)
+
+
+class DueQueue:
+    """Calls `act(number)` for each number that was added, once `now_ms` has reached its time.
+
+    What `act` raises decides: OSError and RecordError are tried again in ten seconds, DLedgerError soon, and after
+    NotWritable nothing is done until the next `start`."""
+
+    def __init__(self, name: str, *, now_ms: Callable[[], int], act: Callable[[int], None]) -> None:
+        self._name = name
+        self._now_ms = now_ms
+        self._act = act
+        self._running = False
+        self._due: list[tuple[int, int]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
+
+    def start(self, waiting: Iterable[tuple[int, int]]) -> None:
+        """Begin with these: when each is due, and its number."""
+        self.stop()
+        self._running = True
+        self._due = list(waiting)
+        heapq.heapify(self._due)
+        self._arm()
+
+    def stop(self) -> None:
+        """Do nothing any more."""
+        self._running = False
+        self._due = []
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def add(self, due_ms: int, number: int) -> None:
+        """One more."""
+        if self._running:
+            heapq.heappush(self._due, (due_ms, number))
+            if self._due[0] == (due_ms, number):
+                self._arm()
+
+    def _arm(self, least_ms: int = 0) -> None:
+        """Sleep until the first is due; not at all when there is none."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._due:
+            wait_ms = max(least_ms, min(self._due[0][0] - self._now_ms(), RECHECK_MS))
+            self._timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._run)
+
+    def _run(self) -> None:
+        self._timer = None
+        for _ in range(PORTION):
+            if not self._running or not self._due or self._due[0][0] > self._now_ms():
+                break
+            number = self._due[0][1]
+            try:
+                self._act(number)
+            except NotWritable:
+                return  # whoever makes this node master again starts anew
+            except DLedgerError as error:
+                self._complaints.warning(logger, "put", "%s wait: %s", self._name, error)
+                return self._arm(BUSY_RETRY_MS)
+            except Exception as error:
+                if not isinstance(error, (OSError, RecordError)):
+                    logger.exception("%s, number %d met an error of its own", self._name, number)
+                self._complaints.warning(logger, "read", "%s, number %d: %s", self._name, number, error)
+                heapq.heapreplace(self._due, (self._now_ms() + RETRY_MS, number))
+                continue
+            if self._due and self._due[0][1] == number:
+                heapq.heappop(self._due)
+        self._arm()

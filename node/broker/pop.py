@@ -1,0 +1,345 @@
+"""POP: consumers of RocketMQ 5 ask for messages of a topic, of any queue, and get each for a time (code 200050).
+
+Until that time is over nobody else of the group gets the message; then it comes again, unless it was acknowledged
+(`pop_acks.py`, `pop_revive.py`). What is given out is in the log before the answer leaves (`pop_checkpoints.py`).
+A request that finds nothing is held until something arrives, at most `pollTime` (R: PopMessageProcessor).
+
+Messages that come again are looked for first by one request of five, by the others when there is room (R:
+popFromRetryProbability). With `order` a queue's messages are given one lot after the other (`pop_order.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from node.broker.append_errors import PUT_REFUSALS, refusal, stored
+from node.broker.consumer_offsets import ConsumerOffsets, TooManyOffsets
+from node.broker.dispatch_batch import Queue
+from node.broker.due_queue import loop_ms
+from node.broker.internal_topics import RETRY_PREFIX
+from node.broker.memory_window import MemoryWindow
+from node.broker.message_store import MessageStore
+from node.broker.pop_checkpoints import (
+    ORDERED_REVIVE_QUEUE,
+    PLACES,
+    CheckpointKey,
+    OpenCheckpoints,
+    QueueOfGroup,
+    ReviveLog,
+    pop_retry_topic,
+)
+from node.broker.pop_order import OrderedQueues
+from node.broker.pull import (
+    HOLD_RECHECK_S,
+    MAX_SUSPEND_MS,
+    ConsumingGroups,
+    PropertyFilter,
+    PullHolds,
+    PullProcessor,
+    PullRequest,
+    TagFilter,
+    message_filter,
+)
+from node.broker.reads import ReadGate
+from node.broker.topics import TopicTable
+from node.config import TopicConfig, check_topic_name
+from node.logs import LogLimiter
+from node.remoting import Command, Connection, FieldValue, RequestError, ResponseCode
+from node.runtime import Runtime
+from node.store.consume_queue import ConsumeQueue
+from node.store.record import RecordError
+
+__all__ = ["PopProcessor"]
+
+logger = logging.getLogger("node.broker")
+
+RETRY_FIRST_PERCENT = 20
+"""R: popFromRetryProbability."""
+MAX_INVISIBLE_MS = 24 * 3_600_000
+"""Longest time for which a message is given out: a day, twice the most that clients of RocketMQ 5 ask for."""
+MAX_AHEAD = 100_000
+"""Queues of groups of which it is noted what was given out; at so many, those are forgotten that are dispatched."""
+_INIT_FROM_MIN = 0
+_QUEUE_OFFSET = slice(20, 28)
+"""Where a record has its number in its queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PopRequest:
+    topic: TopicConfig
+    group: str
+    queue_id: int
+    max_messages: int
+    invisible_ms: int
+    poll_ms: int
+    init_mode: int
+    wanted: TagFilter | PropertyFilter
+    in_order: bool
+    attempt: str
+
+    @classmethod
+    def of(cls, command: Command, groups: ConsumingGroups, topics: TopicTable) -> _PopRequest:
+        """Raises RequestError."""
+        group, name = command.get_str("consumerGroup"), command.get_str("topic")
+        queue_id, messages = command.get_int("queueId", -1), command.get_int("maxMsgNums")
+        invisible_ms = command.get_int("invisibleTime")
+        groups.check(group)
+        topic = topics.get(name)
+        if topic is None:
+            raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic {name!r} does not exist")
+        if not topic.readable:
+            raise RequestError(ResponseCode.NO_PERMISSION, f"topic {name!r} is not readable")
+        if queue_id >= topic.read_queues:
+            remark = f"queue {queue_id} of topic {name!r}, which has {topic.read_queues}"
+            raise RequestError(ResponseCode.INVALID_PARAMETER, remark)
+        if not 0 < messages <= PLACES:
+            raise RequestError(ResponseCode.INVALID_PARAMETER, f"{messages} messages, at most {PLACES} can be had")
+        if not 0 <= invisible_ms <= MAX_INVISIBLE_MS:
+            raise RequestError(ResponseCode.INVALID_PARAMETER, f"invisibleTime {invisible_ms} ms, at most a day")
+        try:
+            check_topic_name(pop_retry_topic(group, name))
+        except ValueError as error:  # nothing that is not acknowledged could come again
+            raise RequestError(ResponseCode.INVALID_PARAMETER, str(error)) from error
+        expression = command.get_str("exp", "") or "*"
+        return cls(
+            topic=topic,
+            group=group,
+            queue_id=queue_id,
+            max_messages=messages,
+            invisible_ms=invisible_ms,
+            poll_ms=min(max(command.get_int("pollTime", 0), 0), MAX_SUSPEND_MS),
+            init_mode=command.get_int("initMode", 0),
+            wanted=message_filter(expression, command.get_str("expType", "") or "TAG"),
+            in_order=command.get_bool("order"),
+            attempt=command.get_str("attemptId", ""),
+        )
+
+    def queues(self) -> list[Queue]:
+        """Every queue that may have something for it."""
+        own = range(self.topic.read_queues) if self.queue_id < 0 else (self.queue_id,)
+        again = [] if self.in_order else [(pop_retry_topic(self.group, self.topic.name), 0)]
+        return [*((self.topic.name, queue_id) for queue_id in own), *again]
+
+
+class _Lot(NamedTuple):
+    """Messages of one queue that are given out together."""
+
+    queue: Queue
+    offset: int
+    records: Sequence[bytes]
+    offsets: Sequence[int]
+    tries: dict[int, int]
+
+
+class PopProcessor:
+    """Answers POP requests while this node is master."""
+
+    def __init__(
+        self,
+        *,
+        store: MessageStore,
+        pulls: PullProcessor,
+        gate: ReadGate,
+        topics: TopicTable,
+        holds: PullHolds,
+        offsets: ConsumerOffsets,
+        memory: MemoryWindow,
+        checkpoints: OpenCheckpoints,
+        revive_log: ReviveLog,
+        runtime: Runtime,
+    ) -> None:
+        self._store = store
+        self._pulls = pulls
+        self._gate = gate
+        self._topics = topics
+        self._holds = holds
+        self._offsets = offsets
+        self._memory = memory
+        self._checkpoints = checkpoints
+        self._revive_log = revive_log
+        self._random = runtime.random
+        self.in_order = OrderedQueues()
+        self._ahead: dict[QueueOfGroup, int] = {}
+        self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
+        checkpoints.on_consumed = self.commit
+
+    def start(self) -> None:
+        """This node is master now: everything of the log is dispatched, so what was given out is exact."""
+        self._ahead.clear()
+        self.in_order.clear()
+
+    def stop(self) -> None:
+        """Requests that are held hear it from the gate."""
+
+    def commit(self, queue: QueueOfGroup, offset: int) -> None:
+        """A group has dealt with everything of a queue below the offset."""
+        try:
+            self._offsets.commit(*queue, offset)
+        except TooManyOffsets as error:
+            self._complaints.warning(logger, "offsets", "%s", error)
+
+    async def process(self, command: Command, connection: Connection) -> Command | None:
+        """Answer when there is something, or the time is over; None when the connection is gone by then."""
+        if not self._pulls.may_read:
+            raise RequestError(ResponseCode.NO_PERMISSION, "this broker may not be read (brokerPermission)")
+        request = _PopRequest.of(command, self._pulls.groups, self._topics)
+        if not self._gate.is_open:
+            await self._gate.enter()
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + request.poll_ms / 1000
+        while True:
+            if not self._store.is_master:
+                raise self._gate.not_leader()
+            pop_time_ms = self._store.wall_ms()
+            lots, rest, look_again_ms = await self._give(request, pop_time_ms)
+            left_s = deadline_s - loop.time()
+            if lots or left_s <= 0 or self._holds.is_full:
+                return self._reply(command, request, lots, rest, pop_time_ms)
+            wait_s = min(left_s, HOLD_RECHECK_S, max((look_again_ms - loop_ms()) / 1000, 0.001))
+            await self._holds.wait(request.queues(), connection, wait_s)
+            if connection.is_closing:
+                return None
+
+    def _reply(
+        self, command: Command, request: _PopRequest, lots: Sequence[_Lot], rest: int, pop_time_ms: int
+    ) -> Command:
+        code = ResponseCode.SUCCESS if lots else ResponseCode.POLLING_TIMEOUT
+        if not lots and request.poll_ms and self._holds.is_full:
+            code = ResponseCode.POLLING_FULL
+        places = [(f"{int(lot.queue[0].startswith(RETRY_PREFIX))}", lot) for lot in lots]
+        fields: dict[str, FieldValue] = {
+            "popTime": pop_time_ms,
+            "invisibleTime": request.invisible_ms,
+            "reviveQid": ORDERED_REVIVE_QUEUE if request.in_order else 0,
+            "restNum": rest,
+            "startOffsetInfo": ";".join(f"{mark} {lot.queue[1]} {lot.offset}" for mark, lot in places),
+            "msgOffsetInfo": ";".join(
+                f"{mark} {lot.queue[1]} {','.join(map(str, lot.offsets))}" for mark, lot in places
+            ),
+        }
+        if request.in_order:
+            fields["orderCountInfo"] = ";".join(
+                f"{mark} qo{lot.queue[1]}%{offset} {count}"
+                for mark, lot in places
+                for offset, count in lot.tries.items()
+            )
+        self._pulls.get_total += sum(len(lot.records) for lot in lots)
+        self._pulls.rates.given(request.group, sum(len(lot.records) for lot in lots))
+        return command.reply(code, fields=fields, body=b"".join(record for lot in lots for record in lot.records))
+
+    async def _give(self, request: _PopRequest, pop_time_ms: int) -> tuple[list[_Lot], int, float]:
+        """What is there for a request, given out; how many messages are left; and when it may look again, by the loop's
+        clock in ms. Raises RequestError where the log takes no checkpoint and nothing is given."""
+        lots: list[_Lot] = []
+        written: list[asyncio.Future[None]] = []
+        rest, look_again_ms, left = 0, float("inf"), request.max_messages
+        for queue in self._in_turn(request):
+            key = (request.group, *queue)
+            stored_queue = self._store.queues.find(*queue)
+            if stored_queue is None:
+                continue
+            offset = self._position(request, key, stored_queue)
+            if left and request.in_order:
+                blocked_ms = self.in_order.blocked_until_ms(key, request.attempt, loop_ms())
+                if blocked_ms:
+                    look_again_ms = min(look_again_ms, blocked_ms)
+                    continue
+            if left and offset < stored_queue.max_offset and not self._checkpoints.is_full:
+                lot, following = self._read(request, queue, stored_queue, offset, left)
+                try:
+                    if lot.records:
+                        lot = self._write(request, key, lot, pop_time_ms, written)
+                except PUT_REFUSALS as error:
+                    if lots:
+                        break
+                    raise refusal(error, self._gate.not_leader().remark) from error
+                if not request.in_order:
+                    self._note_ahead(key, following)
+                elif not lot.records:
+                    self.commit(key, following)
+                if lot.records:
+                    lots.append(lot)
+                    left -= len(lot.records)
+                offset = following
+            rest += max(stored_queue.max_offset - offset, 0)
+        for each in written:
+            await stored(each)
+        return lots, rest, look_again_ms
+
+    def _in_turn(self, request: _PopRequest) -> Iterable[Queue]:
+        """Its queues, beginning with another one each time."""
+        queues = request.queues()
+        again = [] if request.in_order else [queues.pop()]
+        first = self._random.randrange(len(queues))
+        queues = queues[first:] + queues[:first]
+        return again + queues if self._random.randrange(100) < RETRY_FIRST_PERCENT else queues + again
+
+    def _position(self, request: _PopRequest, key: QueueOfGroup, queue: ConsumeQueue) -> int:
+        """The offset of the next message for the group."""
+        committed = self._offsets.find(*key)
+        following = None if request.in_order else self._checkpoints.next_offsets.get(key)
+        if following is None:
+            following = committed
+        if following is None:
+            following = self._first(request, key[1], queue)
+            self.commit(key, following)
+        following = max(following, 0 if request.in_order else self._ahead.get(key, 0))
+        if following > queue.max_offset:  # the topic was deleted and made again
+            following = queue.min_offset
+        return max(following, queue.min_offset)
+
+    def _first(self, request: _PopRequest, topic: str, queue: ConsumeQueue) -> int:
+        """Where a group begins (R: getInitOffset): at the first message; at the last, where that is asked for and the
+        first is not in memory any more."""
+        if request.init_mode == _INIT_FROM_MIN or topic.startswith(RETRY_PREFIX) or queue.max_offset == 0:
+            return queue.min_offset
+        units = queue.read(0, 1) if queue.min_offset <= 0 else []
+        if units and not self._memory.is_behind(units[0].physical_offset):
+            return 0
+        return queue.max_offset - 1
+
+    def _read(
+        self, request: _PopRequest, queue: Queue, stored_queue: ConsumeQueue, offset: int, most: int
+    ) -> tuple[_Lot, int]:
+        """Messages from an offset on, and the offset to go on from."""
+        passes_all = queue[0] != request.topic.name
+        wanted = PullRequest(
+            topic=queue[0],
+            queue_id=queue[1],
+            offset=offset,
+            max_messages=most,
+            tag_filter=TagFilter("*") if passes_all else request.wanted,
+            group=request.group,
+        )
+        try:
+            records, following, _ = self._pulls.collect(stored_queue, wanted)
+        except (RecordError, OSError) as error:
+            self._complaints.warning(logger, "pop", "queue %s/%d at %d cannot be read: %s", *queue, offset, error)
+            records, following = [], offset
+        offsets = [int.from_bytes(record[_QUEUE_OFFSET], "big") for record in records]
+        return _Lot(queue, offset, records, offsets, {}), following
+
+    def _write(
+        self, request: _PopRequest, key: QueueOfGroup, lot: _Lot, pop_time_ms: int, written: list[asyncio.Future[None]]
+    ) -> _Lot:
+        """Note that these messages are given out; nobody may be told before `written` is done. Raises PUT_REFUSALS."""
+        if request.in_order:
+            until_ms = loop_ms() + request.invisible_ms
+            return lot._replace(tries=self.in_order.give(key, request.attempt, lot.offsets, pop_time_ms, until_ms))
+        group, topic, queue_id = key
+        checkpoint = self._revive_log.checkpoint(
+            CheckpointKey(topic, queue_id, lot.offset, group, pop_time_ms), request.invisible_ms, lot.offsets
+        )
+        written.append(self._store.put_one(checkpoint).committed)
+        return lot
+
+    def _note_ahead(self, key: QueueOfGroup, following: int) -> None:
+        """What was given out counts at once, before it is dispatched."""
+        if len(self._ahead) >= MAX_AHEAD:
+            known = self._checkpoints.next_offsets
+            self._ahead = {each: offset for each, offset in self._ahead.items() if offset > known.get(each, 0)}
+        self._ahead[key] = max(following, self._ahead.get(key, 0))

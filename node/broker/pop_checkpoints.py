@@ -1,0 +1,260 @@
+"""What POP consumers have been given and not acknowledged, as the log tells it.
+
+Whatever a POP request gives out is written into the log first, as a checkpoint: a message in the topic
+rmq_sys_REVIVE_LOG_CLUSTER with tag `ck` whose body says which messages of which queue, for whom, until when (R:
+PopCheckPoint). An acknowledgement is one with tag `ack` (R: AckMsg), or `bAck` for several. A message that comes again
+because nobody acknowledged it in time is a copy that names checkpoint and place in it, where clients cannot write
+(`requeue.py`), and so closes it. Therefore every member of a group, and a restart, derive the same: what is under way,
+and from where on each queue has not been given to a group. Nothing is lost by a crash or a change of masters.
+
+A client keeps a handle of each message (R: ExtraInfoUtil): start and time of its checkpoint and its own place, as text.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from node.broker.dispatch_batch import DispatchBatch
+from node.broker.internal_topics import RETRY_PREFIX, REVIVE_PREFIX
+from node.broker.requeue import POP_SOURCE, source_of
+from node.remoting import RequestError, ResponseCode
+from node.store.properties import TAGS, UNIQUE_KEY, join_properties
+from node.store.record import RecordSummary
+from node.store.record_batch import RecordBatch, batch_of_one
+
+__all__ = [
+    "MAX_OPEN_MESSAGES",
+    "ORDERED_REVIVE_QUEUE",
+    "PLACES",
+    "Checkpoint",
+    "CheckpointKey",
+    "Handle",
+    "OpenCheckpoints",
+    "QueueOfGroup",
+    "ReviveLog",
+    "pop_retry_topic",
+]
+
+logger = logging.getLogger("node.broker")
+
+MAX_OPEN_MESSAGES = 100_000
+"""Messages that are given out and not acknowledged; beyond it nothing more is given out. Each costs up to 400 bytes of
+memory and 100 in every checkpoint of the queues."""
+PLACES = 32
+"""Messages of one checkpoint (R: the most that a POP request may ask for)."""
+ORDERED_REVIVE_QUEUE = 999
+"""In a handle: given in order, which needs no checkpoint (R: POP_ORDER_REVIVE_QUEUE)."""
+
+_CHECKPOINT, _ACK, _BATCH_ACK = "ck", "ack", "bAck"
+
+QueueOfGroup = tuple[str, str, int]
+"""Group, topic and queue id."""
+
+
+class CheckpointKey(NamedTuple):
+    """What tells one checkpoint from all others; a handle has it."""
+
+    topic: str
+    queue_id: int
+    start_offset: int
+    group: str
+    pop_time_ms: int
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """Messages that were given out together. `open` has a bit for each that is not acknowledged."""
+
+    number: int
+    key: CheckpointKey
+    invisible_ms: int
+    offsets: Sequence[int]
+    open: int
+
+    @property
+    def queue(self) -> QueueOfGroup:
+        return self.key.group, self.key.topic, self.key.queue_id
+
+    def is_open(self, place: int) -> bool:
+        return bool(self.open >> place & 1)
+
+    def place_of(self, offset: int) -> int | None:
+        """The place of a message that is not acknowledged; None where it is no such one."""
+        try:
+            place = self.offsets.index(offset)
+        except ValueError:
+            return None
+        return place if self.is_open(place) else None
+
+    def first_open_offset(self) -> int:
+        """The oldest message that is not acknowledged; there is one."""
+        return self.offsets[(self.open & -self.open).bit_length() - 1]
+
+
+class Handle(NamedTuple):
+    """What a client gives back with an acknowledgement (R: ExtraInfoUtil)."""
+
+    start_offset: int
+    pop_time_ms: int
+    invisible_ms: int
+    revive_queue: int
+
+    @classmethod
+    def of(cls, text: str) -> Handle:
+        """Raises RequestError."""
+        try:
+            start, popped, invisible, revive = map(int, text.split(" ")[:4])
+        except ValueError as error:
+            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"extraInfo {text[:80]!r} is no handle") from error
+        return cls(start, popped, invisible, revive)
+
+
+class OpenCheckpoints:
+    """Derived from the log, message by message."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[CheckpointKey, Checkpoint] = {}
+        self.by_number: dict[int, Checkpoint] = {}
+        self.next_offsets: dict[QueueOfGroup, int] = {}
+        """From where on a queue has not been given to a group."""
+        self.open_messages = 0
+        self._of_queue: dict[QueueOfGroup, dict[int, Checkpoint]] = {}
+        self.on_opened: Callable[[Checkpoint], None] = lambda checkpoint: None
+        self.on_consumed: Callable[[QueueOfGroup, int], None] = lambda queue, offset: None
+        """Called with the offset below which a group has dealt with everything of a queue."""
+
+    @property
+    def is_full(self) -> bool:
+        return self.open_messages >= MAX_OPEN_MESSAGES
+
+    def dispatch(self, record: RecordSummary) -> None:
+        """Note a checkpoint, an acknowledgement, or that a message was put again."""
+        if record.topic.startswith(REVIVE_PREFIX):
+            try:
+                body = json.loads(record.body)
+                if record.tags == _CHECKPOINT:
+                    self._open(record.queue_offset, body)
+                elif record.tags in (_ACK, _BATCH_ACK):
+                    key = CheckpointKey(body["t"], int(body["q"]), int(body["so"]), body["c"], int(body["pt"]))
+                    self._acknowledged(key, body["aol"] if record.tags == _BATCH_ACK else (body["ao"],))
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                logger.error("a message in %s that is no checkpoint: %r", record.topic, error)
+        elif record.prepared_transaction_offset < 0:
+            kind, number = source_of(record.prepared_transaction_offset)
+            checkpoint = self.by_number.get(number // PLACES) if kind == POP_SOURCE else None
+            if checkpoint is not None:
+                self._close(checkpoint, (number % PLACES,))
+
+    def _open(self, number: int, body: dict[str, Any]) -> None:
+        start = int(body["so"])
+        key = CheckpointKey(body["t"], int(body["q"]), start, body["c"], int(body["pt"]))
+        offsets = tuple(start + int(each) for each in body["d"])[:PLACES]
+        self._add(Checkpoint(number, key, int(body["it"]), offsets, (1 << len(offsets)) - 1))
+
+    def _add(self, checkpoint: Checkpoint) -> None:
+        self.by_number[checkpoint.number] = self.by_key[checkpoint.key] = checkpoint
+        self._of_queue.setdefault(checkpoint.queue, {})[checkpoint.number] = checkpoint
+        self.open_messages += checkpoint.open.bit_count()
+        end = max(checkpoint.offsets, default=-1) + 1
+        self.next_offsets[checkpoint.queue] = max(self.next_offsets.get(checkpoint.queue, 0), end)
+        self.on_opened(checkpoint)
+
+    def _acknowledged(self, key: CheckpointKey, offsets: Iterable[int]) -> None:
+        checkpoint = self.by_key.get(key)
+        if checkpoint is not None:
+            places = (checkpoint.place_of(offset) for offset in offsets)
+            self._close(checkpoint, (place for place in places if place is not None))
+
+    def _close(self, checkpoint: Checkpoint, places: Iterable[int]) -> None:
+        for place in places:
+            if checkpoint.is_open(place):
+                checkpoint.open &= ~(1 << place)
+                self.open_messages -= 1
+        if checkpoint.open:
+            return
+        queue = checkpoint.queue
+        of_queue = self._of_queue[queue]
+        was_first = next(iter(of_queue)) == checkpoint.number
+        del of_queue[checkpoint.number]
+        self.by_number.pop(checkpoint.number, None)
+        if self.by_key.get(checkpoint.key) is checkpoint:
+            del self.by_key[checkpoint.key]
+        if not of_queue:
+            del self._of_queue[queue]
+        if was_first:
+            following = (each.first_open_offset() for each in of_queue.values())
+            self.on_consumed(queue, min(following, default=self.next_offsets[queue]))
+
+    def dispatch_batch(self, batch: DispatchBatch) -> None:
+        """Nothing is made of messages that are not special."""
+
+    def snapshot(self) -> Any:
+        """Everything."""
+        return {
+            "open": [
+                [each.number, list(each.key), each.invisible_ms, list(each.offsets), each.open]
+                for each in self.by_number.values()
+            ],
+            "next": [[*queue, offset] for queue, offset in self.next_offsets.items()],
+        }
+
+    def restore(self, state: Any) -> None:
+        """Go on from a snapshot, None: from nothing."""
+        self.by_key, self.by_number, self.next_offsets, self._of_queue = {}, {}, {}, {}
+        self.open_messages = 0
+        for number, key, invisible_ms, offsets, opened in (state or {}).get("open", ()):
+            self._add(Checkpoint(number, CheckpointKey(*key), invisible_ms, tuple(offsets), opened))
+        for group, topic, queue_id, offset in (state or {}).get("next", ()):
+            self.next_offsets[group, topic, queue_id] = offset
+
+    async def flush(self) -> None:
+        """The snapshot is all there is."""
+
+
+class ReviveLog:
+    """Makes the messages that the log gets of checkpoints and acknowledgements."""
+
+    def __init__(self, topic: str, broker_name: str, store_host: Callable[[], str]) -> None:
+        self.topic = topic
+        self._broker_name = broker_name
+        self._store_host = store_host
+
+    def checkpoint(self, key: CheckpointKey, invisible_ms: int, offsets: Sequence[int]) -> RecordBatch:
+        """That these messages were given out."""
+        content = {
+            **{"so": key.start_offset, "pt": key.pop_time_ms, "it": invisible_ms, "bm": 0, "n": len(offsets)},
+            **{"q": key.queue_id, "t": key.topic, "c": key.group, "ro": 0, "bn": self._broker_name},
+            "d": [offset - key.start_offset for offset in offsets],
+        }
+        return self._message(_CHECKPOINT, key, content, key.start_offset)
+
+    def acknowledgement(self, key: CheckpointKey, offsets: Sequence[int]) -> RecordBatch:
+        """That these of them have been dealt with."""
+        content: dict[str, Any] = {
+            **{"so": key.start_offset, "c": key.group, "t": key.topic, "q": key.queue_id, "pt": key.pop_time_ms},
+            **{"bn": self._broker_name, "ao": offsets[0]},
+        }
+        if len(offsets) == 1:
+            return self._message(_ACK, key, content, offsets[0])
+        return self._message(_BATCH_ACK, key, {**content, "ao": -1, "aol": list(offsets)}, offsets[0])
+
+    def _message(self, tag: str, key: CheckpointKey, content: dict[str, Any], offset: int) -> RecordBatch:
+        parts = (key.topic, key.queue_id, offset, key.group, key.pop_time_ms, self._broker_name, tag)
+        return batch_of_one(
+            topic=self.topic,
+            queue_id=0,
+            body=json.dumps(content, separators=(",", ":")).encode(),
+            properties_text=join_properties({TAGS: tag, UNIQUE_KEY: "@".join(map(str, parts))}),
+            born_timestamp_ms=key.pop_time_ms,
+            store_host=self._store_host(),
+        )
+
+
+def pop_retry_topic(group: str, topic: str) -> str:
+    """Where messages of `topic` come again that `group` did not acknowledge in time; one that came again stays there
+    (R: KeyBuilder.buildPopRetryTopic, the first form)."""
+    return topic if topic.startswith(RETRY_PREFIX) else f"{RETRY_PREFIX}{group}_{topic}"

@@ -1,0 +1,79 @@
+"""What POP consumers that want a queue's messages in order have in hand (R: ConsumerOrderInfoManager).
+
+The next messages of a queue are given out when all that were given before are acknowledged, or their time is over: then
+those that are not come again. How far a group is, is its consumer offset, which acknowledgements move; nothing is put
+into the log. What is in hand is known to the master alone: another one gives it out again, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from node.broker.pop_checkpoints import QueueOfGroup
+
+__all__ = ["MAX_QUEUES_IN_ORDER", "OrderedQueues"]
+
+MAX_QUEUES_IN_ORDER = 100_000
+"""Queues of which a group has messages in hand; of further ones it gets none. A few hundred bytes each."""
+
+
+@dataclass(slots=True)
+class _InHand:
+    attempt: str
+    pop_time_ms: int
+    until_ms: int
+    open: list[int]
+    tries: dict[int, int] = field(default_factory=dict)
+
+
+class OrderedQueues:
+    """By group and queue. Times are the loop's, in milliseconds, but for `pop_time_ms`."""
+
+    def __init__(self) -> None:
+        self._in_hand: dict[QueueOfGroup, _InHand] = {}
+
+    def clear(self) -> None:
+        """This node is master anew: what was in hand is given out again."""
+        self._in_hand.clear()
+
+    def blocked_until_ms(self, queue: QueueOfGroup, attempt: str, now_ms: int) -> int:
+        """From when on the queue's next messages may be given out; 0: now. Who asks again for the same attempt, because
+        no answer came, gets the same."""
+        held = self._in_hand.get(queue)
+        if held is None:
+            return 0 if len(self._in_hand) < MAX_QUEUES_IN_ORDER else now_ms + 1000
+        return 0 if held.until_ms <= now_ms or (attempt and attempt == held.attempt) else held.until_ms
+
+    def give(
+        self, queue: QueueOfGroup, attempt: str, offsets: Iterable[int], pop_time_ms: int, until_ms: int
+    ) -> dict[int, int]:
+        """These messages are given out; how often each of them was before, where it was."""
+        before = self._in_hand.get(queue)
+        given = list(offsets)
+        tries = {}
+        if before is not None:
+            again = 0 if attempt and attempt == before.attempt else 1
+            tries = {each: before.tries.get(each, 0) + again for each in given if each in before.open}
+        self._in_hand[queue] = _InHand(attempt, pop_time_ms, until_ms, given, tries)
+        return {offset: count for offset, count in tries.items() if count}
+
+    def acknowledged(self, queue: QueueOfGroup, offset: int, pop_time_ms: int) -> int | None:
+        """A message is dealt with: the offset that the group goes on from, None where it was not in hand."""
+        held = self._in_hand.get(queue)
+        if held is None or held.pop_time_ms != pop_time_ms or offset not in held.open:
+            return None
+        last = held.open[-1]
+        held.open.remove(offset)
+        if held.open:
+            return held.open[0]
+        del self._in_hand[queue]
+        return last + 1
+
+    def postpone(self, queue: QueueOfGroup, offset: int, pop_time_ms: int, until_ms: int) -> bool:
+        """What is in hand stays so until then; False where the message is not in hand."""
+        held = self._in_hand.get(queue)
+        if held is None or held.pop_time_ms != pop_time_ms or offset not in held.open:
+            return False
+        held.until_ms = until_ms
+        return True

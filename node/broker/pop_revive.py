@@ -1,0 +1,129 @@
+"""Messages that a POP consumer did not acknowledge in time come again (R: PopReviveService).
+
+Each is copied into the group's retry topic for its topic, as its next try; after the last try that the group allows, to
+the group's dead letters. Only the master does it, by a clock that only goes forward: a wall clock that is set makes
+nothing come early or late, except that a new master has no other for what its predecessor gave out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from node.broker.append_errors import forget, read_message
+from node.broker.due_queue import DueQueue, loop_ms
+from node.broker.internal_topics import dlq_topic
+from node.broker.ledger import LedgerStore
+from node.broker.message_store import MessageStore
+from node.broker.pop_checkpoints import (
+    MAX_OPEN_MESSAGES,
+    PLACES,
+    Checkpoint,
+    OpenCheckpoints,
+    ReviveLog,
+    pop_retry_topic,
+)
+from node.broker.requeue import POP_SOURCE, copy_of, source_number
+from node.broker.send_back import RetryTopics
+from node.store.properties import DELAY_LEVEL, FIRST_POP_TIME, RETRY_TOPIC
+from node.store.record import RecordError
+
+__all__ = ["PopRevival"]
+
+
+FORGET_AT = 2 * MAX_OPEN_MESSAGES
+"""Messages that are noted as put again; at so many, those whose checkpoint is closed are forgotten."""
+
+
+class PopRevival:
+    """Puts messages again while this node is master. `store_host` gives the address that records carry."""
+
+    def __init__(
+        self,
+        *,
+        store: MessageStore,
+        log: LedgerStore,
+        checkpoints: OpenCheckpoints,
+        revive_log: ReviveLog,
+        retries: RetryTopics,
+        store_host: Callable[[], str],
+    ) -> None:
+        self._store = store
+        self._log = log
+        self._checkpoints = checkpoints
+        self._revive_log = revive_log
+        self._retries = retries
+        self._store_host = store_host
+        self._closing: set[tuple[int, int]] = set()
+        self._queue = DueQueue("messages of POP consumers", now_ms=lambda: loop_ms(), act=self._revive)
+        self.revived_total = 0
+        """Messages put again since the start."""
+
+    def start(self) -> None:
+        """This node is master now: everything of the log is dispatched, so what is open is exact."""
+        self._closing.clear()
+        self._checkpoints.on_opened = self._opened
+        wall_ms, now_ms = self._store.wall_ms(), loop_ms()
+        self._queue.start(
+            (now_ms + min(max(each.key.pop_time_ms + each.invisible_ms - wall_ms, 0), each.invisible_ms), each.number)
+            for each in self._checkpoints.by_number.values()
+        )
+
+    def stop(self) -> None:
+        """Put nothing again any more."""
+        self._queue.stop()
+
+    def claim(self, checkpoint: Checkpoint, place: int) -> bool:
+        """Whether whoever wants to put a message instead of this one, with another time, may do so; nobody else puts it
+        again then."""
+        if (checkpoint.number, place) in self._closing:
+            return False
+        if len(self._closing) >= FORGET_AT:
+            self._closing = {each for each in self._closing if each[0] in self._checkpoints.by_number}
+        self._closing.add((checkpoint.number, place))
+        return True
+
+    def give_up_claim(self, checkpoint: Checkpoint, place: int) -> None:
+        """Nothing was put after all."""
+        self._closing.discard((checkpoint.number, place))
+
+    def _opened(self, checkpoint: Checkpoint) -> None:
+        self._queue.add(loop_ms() + checkpoint.invisible_ms, checkpoint.number)
+
+    def _revive(self, number: int) -> None:
+        checkpoint = self._checkpoints.by_number.get(number)
+        for place in range(len(checkpoint.offsets) if checkpoint is not None else 0):
+            if checkpoint is not None and checkpoint.is_open(place) and self.claim(checkpoint, place):
+                try:
+                    self._put_again(checkpoint, place)
+                except BaseException:
+                    self.give_up_claim(checkpoint, place)
+                    raise
+
+    def _put_again(self, checkpoint: Checkpoint, place: int) -> None:
+        key, offset = checkpoint.key, checkpoint.offsets[place]
+        queue = self._store.queues.find(key.topic, key.queue_id)
+        if queue is None or offset < queue.min_offset:  # it went with the oldest files of the log
+            forget(self._store.put_one(self._revive_log.acknowledgement(key, (offset,))).committed)
+            return
+        units = queue.read(offset, 1)
+        if not units:
+            raise RecordError(f"number {offset} of {key.topic}/{key.queue_id} is not in its queue")
+        message = read_message(self._log, self._store.queues, units[0].physical_offset)
+        is_dead = message.reconsume_times >= self._retries.max_times(key.group)
+        topic = dlq_topic(key.group) if is_dead else pop_retry_topic(key.group, key.topic)
+        self._retries.make_soon(topic)
+        properties = dict(message.properties)
+        properties.pop(DELAY_LEVEL, None)
+        properties.setdefault(RETRY_TOPIC, message.topic)
+        properties.setdefault(FIRST_POP_TIME, str(key.pop_time_ms))
+        copy = copy_of(
+            message,
+            topic=topic,
+            queue_id=0,
+            properties=properties,
+            store_host=self._store_host(),
+            reconsume_times=message.reconsume_times + 1,
+            prepared_transaction_offset=source_number(POP_SOURCE, checkpoint.number * PLACES + place),
+        )
+        forget(self._store.put_one(copy).committed)
+        self.revived_total += 1

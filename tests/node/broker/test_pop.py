@@ -1,0 +1,421 @@
+"""POP consumption, on a whole broker around a log that the test plays; in a group with real faults in
+`test_pop_virtual_time.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from typing import Any, NamedTuple
+
+import pytest
+
+from node.broker import due_queue, pop, pop_acks, pop_checkpoints, pop_revive
+from node.broker.ledger import DLedgerCode, Role
+from node.broker.pop_checkpoints import Handle
+from node.remoting import Command
+from node.store.record import Message, decode_records
+
+POP, ACK, BATCH_ACK, CHANGE = 200050, 200051, 200151, 200053
+REVIVE_TOPIC = "rmq_sys_REVIVE_LOG_splitbrain"
+
+
+class Hands:
+    """The loop's time as the broker sees it; it moves by hand."""
+
+    now_ms = 0
+
+
+@pytest.fixture
+def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
+    """Whoever waits looks again every few milliseconds."""
+    time = Hands()
+    for module in (pop, pop_acks, pop_revive):
+        monkeypatch.setattr(module, "loop_ms", lambda: time.now_ms)
+    monkeypatch.setattr(due_queue, "RECHECK_MS", 5)
+    monkeypatch.setattr(pop, "HOLD_RECHECK_S", 0.005)
+    return time
+
+
+class Got(NamedTuple):
+    """A popped message, and the handle that a client makes of the answer (R: MQClientAPIImpl.processPopResponse)."""
+
+    body: bytes
+    message: Message
+    extra: str
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return {
+            "topic": self.message.topic, "queueId": self.message.queue_id, "offset": self.message.queue_offset,
+            "extraInfo": self.extra, "consumerGroup": "g",
+        }  # fmt: skip
+
+
+def handles(reply: Command) -> list[Got]:
+    starts = {}
+    for part in filter(None, reply.get_str("startOffsetInfo").split(";")):
+        mark, queue_id, offset = part.split(" ")
+        starts[mark, int(queue_id)] = offset
+    told = {}
+    for part in filter(None, reply.get_str("msgOffsetInfo").split(";")):
+        mark, queue_id, offsets = part.split(" ")
+        told[mark, int(queue_id)] = [int(offset) for offset in offsets.split(",")]
+    got = []
+    for message in decode_records(reply.body):
+        place = ("1" if message.topic.startswith("%RETRY%") else "0", message.queue_id)
+        assert message.queue_offset in told[place]
+        parts = (starts[place], reply.get_str("popTime"), reply.get_str("invisibleTime"), reply.get_str("reviveQid"))
+        got.append(Got(message.body, message, " ".join((*parts, place[0], "b", str(place[1]), "0"))))
+    return got
+
+
+async def popped(
+    case: Any, count: int = 32, *, invisible_ms: int = 60_000, poll_ms: int = 0, **fields: Any
+) -> list[Got]:
+    given = {
+        "consumerGroup": "g", "topic": "t", "queueId": -1, "maxMsgNums": count, "invisibleTime": invisible_ms,
+        "pollTime": poll_ms, "bornTime": 0, "initMode": 1, **fields,
+    }  # fmt: skip
+    reply = await case.ask(POP, given)
+    assert reply.code in (0, 210), reply
+    assert bool(reply.body) is (reply.code == 0)
+    return handles(reply)
+
+
+def bodies(got: list[Got]) -> list[bytes]:
+    return sorted(each.body for each in got)
+
+
+async def ack(case: Any, got: Got) -> None:
+    assert (await case.ask(ACK, got.fields)).code == 0
+
+
+async def fill(case: Any, *sent: bytes) -> None:
+    for number, body in enumerate(sent):
+        assert (await case.send(body, queue_id=number % 2)).code == 0
+
+
+async def again(case: Any, count: int, **options: Any) -> list[Got]:
+    """What comes again, so many."""
+    got: list[Got] = []
+    deadline = asyncio.get_running_loop().time() + 5
+    while len(got) < count:
+        assert asyncio.get_running_loop().time() < deadline, got
+        got += await popped(case, poll_ms=200, **options)
+    return got
+
+
+def test_each_message_is_given_once_and_acknowledged(run_case: Any) -> None:
+    async def scenario(case: Any) -> None:
+        await fill(case, *(b"%d" % number for number in range(10)))
+        first = await popped(case, 4)
+        rest = await popped(case)
+        assert len(first) == 4 and bodies(first + rest) == sorted(b"%d" % number for number in range(10))
+        assert await popped(case) == [] and len(await popped(case, consumerGroup="other")) == 10
+        assert (await case.table())["openPopMessages"] == "20"
+        for each in first + rest:
+            await ack(case, each)
+            await ack(case, each)  # twice is no error
+        assert (await case.table())["openPopMessages"] == "10"
+        offsets = [await case.ask(14, {"consumerGroup": "g", "topic": "t", "queueId": queue}) for queue in (0, 1)]
+        assert [reply.get_int("offset") for reply in offsets] == [5, 5]
+
+    run_case(scenario)
+
+
+def test_what_is_not_acknowledged_comes_again_and_at_last_is_dead(run_case: Any, hands: Hands) -> None:
+    async def scenario(case: Any) -> None:
+        group = {"groupName": "g", "retryQueueNums": 1, "retryMaxTimes": 2, "consumeEnable": True}
+        assert (await case.ask(200, body=json.dumps(group).encode())).code == 0
+        await case.ask(310, {"b": "t", "e": 1, "i": "TAGS\x01a\x02KEYS\x01k\x02"}, b"poison")
+        (got,) = await popped(case, invisible_ms=1000)
+        for tries in (1, 2):
+            hands.now_ms += 999
+            assert await popped(case, poll_ms=20) == [], "early"
+            hands.now_ms += 1
+            (got,) = await again(case, 1, invisible_ms=1000)
+            assert (got.message.topic, got.message.reconsume_times) == ("%RETRY%g_t", tries)
+            assert (got.message.tags, got.message.properties["RETRY_TOPIC"]) == ("a", "t")
+        hands.now_ms += 1000
+        deadline = asyncio.get_running_loop().time() + 5
+        while not (dead := await case.pull(0, topic="%DLQ%g", queue_id=0)).body:
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.01)
+        (message,) = decode_records(dead.body)
+        assert (message.body, message.reconsume_times, message.properties["KEYS"]) == (b"poison", 3, "k")
+        assert await popped(case) == [] and (await case.table())["openPopMessages"] == "0"
+        await ack(case, got)  # too late
+
+    run_case(scenario)
+
+
+def test_only_what_is_open_of_a_checkpoint_comes_again(run_case: Any, hands: Hands) -> None:
+    async def scenario(case: Any) -> None:
+        await fill(case, *(b"%d" % number for number in range(6)))
+        for each in await popped(case, invisible_ms=100):
+            if each.body in b"024":
+                await ack(case, each)
+        hands.now_ms += 100
+        assert bodies(await again(case, 3)) == [b"1", b"3", b"5"]
+        assert await popped(case, poll_ms=20) == []
+
+    run_case(scenario)
+
+
+def test_several_are_acknowledged_at_once(run_case: Any, hands: Hands) -> None:
+    async def scenario(case: Any) -> None:
+        for number in range(12):
+            await case.send(b"%d" % number)
+        got = await popped(case, queueId=0, invisible_ms=150)
+        handle = Handle.of(got[0].extra)
+        content = {"c": "g", "t": "t", "r": "0", "so": handle.start_offset, "q": 0, "rq": 0, "pt": handle.pop_time_ms}
+        content |= {"it": 150, "b": base64.b64encode(bytes([0b00001001, 0b10])).decode()}  # 0, 3 and 9
+        body = json.dumps({"brokerName": "b", "acks": [content]}).encode()
+        assert (await case.ask(BATCH_ACK, body=body)).code == 0
+        assert (await case.table())["openPopMessages"] == "9"
+        hands.now_ms += 150
+        assert bodies(await again(case, 9)) == sorted(b"%d" % number for number in (1, 2, 4, 5, 6, 7, 8, 10, 11))
+        for damaged in (b"", b"{}", b'{"acks":[{}]}', b'{"acks":3}', body.replace(b'"CQI="', b'"!"')):
+            assert (await case.ask(BATCH_ACK, body=damaged)).code == 13
+        assert (await case.ask(BATCH_ACK, body=b'{"acks":[]}')).code == 208
+
+    run_case(scenario)
+
+
+def test_another_time_makes_a_new_handle(run_case: Any, hands: Hands) -> None:
+    async def scenario(case: Any) -> None:
+        await fill(case, b"sooner", b"later")
+        by_body = {each.body: each for each in await popped(case, invisible_ms=400)}
+        for body, invisible_ms in ((b"sooner", 0), (b"later", 60_000)):
+            reply = await case.ask(CHANGE, {**by_body[body].fields, "invisibleTime": invisible_ms})
+            assert (reply.code, reply.get_int("invisibleTime"), reply.get_int("reviveQid")) == (0, invisible_ms, 0)
+            old = by_body[body]
+            parts = (str(old.message.queue_offset), reply.get_str("popTime"), str(invisible_ms))
+            by_body[body] = old._replace(extra=" ".join((*parts, *old.extra.split(" ")[3:])))
+            assert (await case.ask(CHANGE, {**old.fields, "invisibleTime": 5})).code == 208, "the old handle is spent"
+        assert bodies(await again(case, 1)) == [b"sooner"]
+        hands.now_ms += 59_999
+        assert await popped(case, poll_ms=20) == [], "later is longer in hand than it was at first"
+        await ack(case, by_body[b"later"])
+        assert (await case.table())["openPopMessages"] == "1", "what came again, under its own handle"
+
+    run_case(scenario)
+
+
+def test_a_request_waits_for_a_message_of_any_queue_or_one_that_comes_again(run_case: Any, helpers: Any) -> None:
+    async def scenario(case: Any) -> None:
+        waiting = asyncio.create_task(popped(case, poll_ms=10_000))
+        await helpers.until(lambda: case.broker._holds.count == 1)
+        await case.send(b"x", queue_id=1)
+        (got,) = await waiting
+        assert (got.body, (await case.table())["heldPulls"]) == (b"x", "0")
+        reply = await case.ask(CHANGE, {**got.fields, "invisibleTime": 50})
+        assert reply.code == 0
+        assert bodies(await popped(case, poll_ms=10_000)) == [b"x"]
+
+    run_case(scenario)
+
+
+def test_tags_are_looked_at_once(run_case: Any, hands: Hands) -> None:
+    async def scenario(case: Any) -> None:
+        for tag in "abab":
+            await case.ask(310, {"b": "t", "e": 0, "i": f"TAGS\x01{tag}\x02"}, tag.encode())
+        got = await popped(case, exp="b", expType="TAG", invisible_ms=20)
+        assert bodies(got) == [b"b", b"b"] and [each.message.queue_offset for each in got] == [1, 3]
+        hands.now_ms += 20
+        assert bodies(await again(case, 2, exp="b", expType="TAG")) == [b"b", b"b"]
+        assert (await case.ask(POP, {"consumerGroup": "g", "topic": "t", "maxMsgNums": 1, "invisibleTime": 1,
+                                     "exp": "a =", "expType": "SQL92"})).code == 23  # fmt: skip
+
+    run_case(scenario)
+
+
+def test_in_order_the_next_ones_wait_for_the_acknowledgement_of_those_before(run_case: Any, hands: Hands) -> None:
+    async def scenario(case: Any) -> None:
+        for number in range(4):
+            await case.send(b"%d" % number)
+        ordered = {"order": True, "attemptId": "first"}
+        got = await popped(case, 2, **ordered)
+        assert [each.body for each in got] == [b"0", b"1"] and got[0].extra.split(" ")[3] == "999"
+        assert await popped(case, 2, order=True, attemptId="second") == []
+        assert [each.body for each in await popped(case, 2, **ordered)] == [b"0", b"1"], "no answer came, it asks again"
+        got = await popped(case, 2, **ordered)
+        await ack(case, got[0])
+        assert await popped(case, 2, order=True, attemptId="second") == []
+        waiting = asyncio.create_task(popped(case, 2, poll_ms=10_000, order=True, attemptId="second", invisible_ms=100))
+        await ack(case, got[1])
+        assert [each.body for each in await waiting] == [b"2", b"3"]
+        assert await popped(case, 1, order=True, attemptId="third") == []
+        hands.now_ms += 100
+        reply = await case.ask(POP, {"consumerGroup": "g", "topic": "t", "queueId": -1, "maxMsgNums": 1, "order": True,
+                                     "invisibleTime": 1000, "pollTime": 5000, "attemptId": "third"})  # fmt: skip
+        assert [each.body for each in handles(reply)] == [b"2"], "its time was over"
+        assert reply.get_str("orderCountInfo") == "0 qo0%2 1"
+        assert (await case.table())["openPopMessages"] == "0", "nothing of it is in the log"
+
+    run_case(scenario)
+
+
+@pytest.mark.parametrize("checkpoint", ["stays", "lost"])
+def test_restarts_and_changes_of_master_forget_nothing(
+    run_case: Any, helpers: Any, tmp_path: Any, checkpoint: str
+) -> None:
+    ledger = helpers.FakeLedger()
+    kept: list[Got] = []
+
+    async def first(case: Any) -> None:
+        await fill(case, *(b"%d" % number for number in range(8)))
+        got = await popped(case, 5, invisible_ms=60_000)
+        for each in got[:2]:
+            await ack(case, each)
+        kept.extend(got[2:])
+        case.ledger.become(Role.FOLLOWER, 2, leader_id="n2")
+        reply = await case.ask(ACK, kept[0].fields)
+        assert (reply.code, "NOT_LEADER" in reply.remark) == (14, True)
+        fields = {"consumerGroup": "g", "topic": "t", "maxMsgNums": 1, "invisibleTime": 1}
+        assert (await case.ask(POP, fields)).code == 14
+        case.ledger.become(Role.LEADER, 3)
+        await helpers.until(lambda: case.broker.store.is_master)
+
+    async def second(case: Any) -> None:
+        await ack(case, kept[0])
+        rest = await popped(case, invisible_ms=60_000)
+        assert len(rest) == 3 and not {each.body for each in rest} & {each.body for each in kept}
+        assert (await case.table())["openPopMessages"] == "5"
+
+    async def third(case: Any) -> None:
+        case.clock.now_ms += 60_000
+        case.ledger.become(Role.LEADER, case.ledger.member_state.term + 1)
+        await helpers.until(lambda: case.broker.store.is_master)
+        assert bodies(await again(case, 5)) != [] and (await case.table())["popRevived"] == "5"
+
+    run_case(first, ledger=ledger)
+    if checkpoint == "lost":
+        (tmp_path / "data" / "consumequeue.checkpoint").unlink()
+        (tmp_path / "data" / "consumerOffset.json").unlink(missing_ok=True)
+    run_case(second, ledger=ledger)
+    run_case(third, ledger=ledger)
+
+
+def test_nothing_is_given_out_that_the_log_does_not_have(run_case: Any) -> None:
+    async def scenario(case: Any) -> None:
+        await fill(case, b"x")
+        fields = {"consumerGroup": "g", "topic": "t", "queueId": -1, "maxMsgNums": 1, "invisibleTime": 60_000}
+        case.ledger.refuse_with = DLedgerCode.LEADER_PENDING_FULL
+        assert (await case.ask(POP, fields)).code == 2
+        case.ledger.refuse_with = None
+        case.ledger.commit_by_hand = True
+        waiting = asyncio.create_task(case.ask(POP, fields))
+        await asyncio.sleep(0.05)
+        assert not waiting.done(), "its checkpoint is not committed"
+        case.ledger.fail_pending(DLedgerCode.WAIT_QUORUM_ACK_TIMEOUT)
+        assert (await waiting).code == 1
+        case.ledger.commit_by_hand = False
+        case.ledger.commit()
+        assert await popped(case) == [], "it may have been given out"
+
+    run_case(scenario)
+
+
+def test_an_acknowledgement_is_answered_when_the_log_has_it(run_case: Any) -> None:
+    async def scenario(case: Any) -> None:
+        await fill(case, b"x")
+        (got,) = await popped(case)
+        case.ledger.commit_by_hand = True
+        waiting = asyncio.create_task(case.ask(ACK, got.fields))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        case.ledger.commit()
+        assert (await waiting).code == 0
+
+    run_case(scenario)
+
+
+def test_too_many_in_hand_and_no_more_are_given(run_case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pop_checkpoints, "MAX_OPEN_MESSAGES", 3)
+
+    async def scenario(case: Any) -> None:
+        for number in range(5):
+            await case.send(b"%d" % number)
+        got = await popped(case, 3)
+        assert len(got) == 3 and await popped(case) == []
+        await ack(case, got[0])
+        assert len(await popped(case)) == 2
+
+    run_case(scenario)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"topic": "nowhere"}, 17), ({"queueId": 2}, 29), ({"maxMsgNums": 33}, 29), ({"maxMsgNums": 0}, 29),
+        ({"invisibleTime": -1}, 29), ({"invisibleTime": 86_400_001}, 29), ({"consumerGroup": "g" * 120}, 29),
+        ({"consumerGroup": "idle"}, 16), ({"exp": "x", "expType": "XPATH"}, 23),
+    ],
+)  # fmt: skip
+def test_refusals_of_requests_for_messages(run_case: Any, changes: dict[str, Any], code: int) -> None:
+    async def scenario(case: Any) -> None:
+        await case.ask(200, body=json.dumps({"groupName": "idle", "consumeEnable": False}).encode())
+        fields = {"consumerGroup": "g", "topic": "t", "queueId": -1, "maxMsgNums": 1, "invisibleTime": 1000}
+        assert (await case.ask(POP, fields | changes)).code == code
+
+    run_case(scenario)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"topic": "nowhere"}, 17), ({"queueId": 2}, 13), ({"queueId": -1}, 13), ({"offset": 1}, 208),
+        ({"offset": -1}, 208), ({"extraInfo": "0 0"}, 13), ({"extraInfo": "a b c d"}, 13),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("asked", [ACK, CHANGE])
+def test_refusals_of_handles(run_case: Any, asked: int, changes: dict[str, Any], code: int) -> None:
+    async def scenario(case: Any) -> None:
+        await case.send(b"x")
+        (got,) = await popped(case)
+        assert (await case.ask(asked, {**got.fields, "invisibleTime": 5, **changes})).code == code
+        assert (await case.table())["openPopMessages"] == "1"
+
+    run_case(scenario)
+
+
+def test_clients_cannot_write_checkpoints(run_case: Any) -> None:
+    async def scenario(case: Any) -> None:
+        assert (await case.send(b"{}", topic=REVIVE_TOPIC)).code == 16
+        await fill(case, b"x")
+        await popped(case)
+        (message,) = decode_records((await case.pull(0, topic=REVIVE_TOPIC)).body)
+        assert message.tags == "ck" and json.loads(message.body)["d"] == [0]
+
+    run_case(scenario)
+
+
+def test_a_group_that_pulled_goes_on_where_it_was(run_case: Any) -> None:
+    async def scenario(case: Any) -> None:
+        for number in range(3):
+            await case.send(b"%d" % number)
+        await case.ask(15, {"consumerGroup": "g", "topic": "t", "queueId": 0, "commitOffset": 2})
+        assert bodies(await popped(case)) == [b"2"]
+
+    run_case(scenario)
+
+
+def test_revival_waits_while_the_log_takes_nothing(
+    run_case: Any, hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(due_queue, "BUSY_RETRY_MS", 5)
+
+    async def scenario(case: Any) -> None:
+        await fill(case, b"x", b"y")
+        await popped(case, invisible_ms=10)
+        case.ledger.refuse_with = DLedgerCode.LEADER_PENDING_FULL
+        hands.now_ms += 10
+        await asyncio.sleep(0.03)
+        assert case.broker.revival.revived_total == 0
+        case.ledger.refuse_with = None
+        assert bodies(await again(case, 2)) == [b"x", b"y"]
+        assert (await case.table())["popRevived"] == "2"
+
+    run_case(scenario)
