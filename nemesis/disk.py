@@ -24,9 +24,10 @@ from nemesis.target import DiskFault, DiskProbe, Disks, DiskStep, Target
 
 __all__ = ["DISK_ERROR", "DISK_FULL", "DISK_SLOW", "DISK_STALL", "DiskNemesis"]
 
-STALL_WATCH_S = 1.5
-"""How long an operation that should not return is waited for, the probe's own start included. It is a hundred times
-what one takes on a disk that works."""
+STALL_WATCHES_S = (1.5, 6.0)
+"""How long an operation that should not return is waited for, the probe's own start included. The first is a hundred
+times what one takes on a disk that works; where the probe has not come to the operation by then, because the machine is
+too busy to start it, it is watched once more for longer."""
 
 PROBE_TIMEOUT_S = 12.0
 """How long a probe that should end may take, on a slow disk of a busy machine."""
@@ -79,7 +80,7 @@ class DiskNemesis(FormNemesis):
             if unreached is not None:
                 return unreached
             is_stall = fault.kind in STALLS or host in also_impaired
-            probe = await disks_of(target).probe(host, timeout_s=STALL_WATCH_S if is_stall else PROBE_TIMEOUT_S)
+            probe = await _probe(target, host, fault.kind if is_stall else None)
             if host in also_impaired:  # which of the two faults a step met cannot be known
                 return f"the disk of {host} works" if _trouble(probe) is None else None
             return _not_met(fault, probe)
@@ -183,6 +184,17 @@ async def _met(
 
 def _times(count: int | None) -> str:
     return "1 call" if count == 1 else f"{count} calls"
+
+
+async def _probe(target: Target, host: str, stall: str | None) -> DiskProbe:
+    """What a probe meets, under a stall of some kind one that has come to what should not return."""
+    if stall is None:
+        return await disks_of(target).probe(host, timeout_s=PROBE_TIMEOUT_S)
+    for timeout_s in STALL_WATCHES_S:
+        probe = await disks_of(target).probe(host, timeout_s=timeout_s)
+        if (probe.sync if stall == "stall-fsync" else probe.write).outcome != "not tried":
+            break
+    return probe
 
 
 async def _works(target: Target, host: str, *, timeout_s: float = 0.0, slow_ms: int = 0) -> str | None:

@@ -175,6 +175,7 @@ class FakeDisks:
         self.recorded: int | None = 7
         self.flipped_reads: int | None = None
         self.account_s = 0.0
+        self.probes_start_s = 0.0
         self.expected: dict[str, list[str]] = {}
         self.cuts: dict[str, dict[str, PowerCut]] = {}
         self.flips: dict[str, dict[str, BitFlipped]] = {}
@@ -232,6 +233,8 @@ class FakeDisks:
             sync, read = DiskStep("no answer", timeout_s), DiskStep("not tried")
         if kinds & {"stall", "freeze"}:
             write, sync, read = DiskStep("no answer", timeout_s), DiskStep("not tried"), DiskStep("not tried")
+        if timeout_s < self.probes_start_s:
+            write = sync = read = DiskStep("not tried")
         return DiskProbe(host, write, sync, read)
 
     async def reaches(self, host: str, pid: int | None) -> str | None:

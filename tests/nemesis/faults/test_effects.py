@@ -498,6 +498,27 @@ def test_a_replica_that_says_another_time_than_is_read_in_its_place_fails_the_pr
     run_virtual(main())
 
 
+@pytest.mark.parametrize("form", ["fsync", "all", "freeze"])
+@pytest.mark.parametrize(("starts_s", "proven"), [(2.0, True), (60.0, False)])
+def test_a_stall_is_proven_by_a_probe_that_came_to_it_however_busy_the_machine_is(
+    form: str, starts_s: float, proven: bool, make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def main() -> None:
+        target = make_fault_target(3)
+        injection = await plan_fault(DISK_STALL, target, f"{form}@n1")
+        await DISK_STALL.inject(target, injection)
+        target.disks.probes_start_s = starts_s
+
+        async def works(host: str, *, timeout_s: float, probe: Any = target.disks.probe) -> Any:
+            return await probe(host, timeout_s=timeout_s if host == "n1" else 100.0)
+
+        target.disks.probe = works
+        proof = await DISK_STALL.prove(target, injection)
+        assert proof.proven is proven, proof
+
+    run_virtual(main())
+
+
 @pytest.mark.parametrize("variant", ["cut@all", "cut-torn@n1", "crash@n1"])
 def test_a_power_cut_is_announced_to_who_keeps_no_account_before_it(
     variant: str, make_fault_target: Any, plan_fault: Any, run_virtual: Run
