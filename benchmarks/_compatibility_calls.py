@@ -248,10 +248,4 @@ EXPLANATIONS: Sequence[Explanation] = [
         "",
         "this client's pull consumers ask by code 361, which is answered here as a pull; Apache's 4.9 does not know it",
     ),
-    Explanation(
-        "gRPC.*: send for a time", "", "messages for a time of RocketMQ 5 are refused: here are levels of delay only"
-    ),
-    Explanation(
-        "gRPC.*: receive", "", "POP (code 200050) is not served: the proxy's consumers need it, and producers do not"
-    ),
 ]

@@ -104,9 +104,11 @@ def _our_name_server(directory: Path) -> Iterator[str]:
             process.terminate()
 
 
-async def create_topics(side: Side, topics: Mapping[str, int], *, types: Mapping[str, str] | None = None) -> None:
-    """Topics with so many queues, and of the message type that `types` has for some. Raises AssertionError where the
-    broker refuses."""
+async def create_topics(
+    side: Side, topics: Mapping[str, int], *, types: Mapping[str, str] | None = None, ordered_group: str = ""
+) -> None:
+    """Topics with so many queues, and of the message type that `types` has for some; and a group that wants messages in
+    order. Raises AssertionError where the broker refuses."""
     client = RemotingClient()
     try:
         for topic, queues in topics.items():
@@ -116,6 +118,10 @@ async def create_topics(side: Side, topics: Mapping[str, int], *, types: Mapping
             command = Command.request(RequestCode.UPDATE_AND_CREATE_TOPIC, fields)
             reply = await client.invoke(side.broker, command, timeout_ms=20_000)
             assert reply.code == 0, (side.name, topic, reply.remark)
+        if ordered_group:
+            body = json.dumps({"groupName": ordered_group, "consumeMessageOrderly": True}).encode()
+            command = Command.request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTION_GROUP, {}, body)
+            assert (await client.invoke(side.broker, command, timeout_ms=20_000)).code == 0
     finally:
         await client.close()
 

@@ -164,8 +164,14 @@ def _ali_ons(side: Side) -> Answers:
 def _grpc_client(side: Side) -> Answers:
     topics = {"normal": 2, "fifo": 2, "later": 2, "transactional": 2}
     types = {"fifo": "FIFO", "later": "DELAY", "transactional": "TRANSACTION"}
-    asyncio.run(create_topics(side, topics, types=types))
+    asyncio.run(create_topics(side, topics, types=types, ordered_group="ordered"))
     return _peer(run_grpc(side))
+
+
+def _popping_client(side: Side) -> Answers:
+    """Java's push consumer in POP mode, and timer messages."""
+    asyncio.run(create_topics(side, {"popped": 4, "timed": 2}))
+    return _peer(run_java(side, "PopPeer", "5.3.1", side.name_server, side.broker))
 
 
 GUESTS: Mapping[str, Guest] = {
@@ -173,6 +179,7 @@ GUESTS: Mapping[str, Guest] = {
     "DefaultMQAdminExt 4.9.8": lambda work: _admin_calls,
     "Java client 4.9.8": _java_client("4.9.8"),
     "Java client 5.3.1": _java_client("5.3.1"),
+    f"Java client 5.3.1 in POP mode, broker {PROXY_VERSION}": lambda work: _popping_client,
     "Go client 2.1.2": _go_client,
     "ali-ons 3.12.0": lambda work: _ali_ons,
     f"gRPC client 5.0.7, proxy {PROXY_VERSION}": lambda work: _grpc_client,

@@ -206,6 +206,15 @@ SCENARIOS: Mapping[str, Scenario] = {
     "queue-offset-reuse": Scenario(steps=(_step("partition=leader", (0, 0.2), (1.3, 1.5)),), rounds=4, round_s=2.2),
     # An orderly end leaves queues and mark as they should be; what is dispatched again is there twice.
     "duplicate-apply": Scenario(steps=(_step("kill=terminate@all", (0, 0.5), (0.1, 0.4)),)),
+    # A consumer forgets what it was given, and nobody else hears of it.
+    "pop-without-checkpoint": Scenario(
+        steps=(_step("kill=sigkill@one", (0, 0.5), (0.5, 1.0)),), workload="queue", settings={"consume": "pop"}
+    ),
+    # An orderly end leaves a checkpoint, which the next start goes on from.
+    "in-hand-forgotten": Scenario(
+        steps=(_step("kill=terminate@all", (0, 0.5), (0.1, 0.4)),), workload="queue", settings={"consume": "pop"}
+    ),
+    "timers-forgotten": Scenario(steps=(_step("kill=terminate@all", (0, 0.5), (0.1, 0.4)),), workload="delay"),
     "checksum-ignored": Scenario(steps=(_step("bit-flip=log@one", (0, 0.5), (1, 1.5)),)),
     # Two of five are removed, and one of the three that are left is cut off, together with those two. All restart, and
     # whoever goes by the configuration again makes a majority of five of them.

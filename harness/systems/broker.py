@@ -408,6 +408,7 @@ class BrokerSystem:
             decisions=self._decisions,
             timeout_s=self._operation_timeout_s,
             success_only=self._settings["acknowledged"] == "success",
+            pops=self._settings["consume"] == "pop",
         )
 
     def _new_client(self, client_id: str) -> BrokerClient:

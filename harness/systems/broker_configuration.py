@@ -80,6 +80,12 @@ SETTINGS = (
         "what counts as acknowledged: whatever a broker has stored, or SUCCESS alone (classic HA: also on a slave)",
         ("stored", "success"),
     ),
+    Setting(
+        "consume",
+        "pull",
+        "how groups consume: each member its share of the queues, or by POP, where some forget what they were given",
+        ("pull", "pop"),
+    ),
     Setting("timing", "fast", "election timings: fast (100 ms heartbeats) or RocketMQ's own", ("fast", "default")),
     Setting("mutant", NO_MUTANT, "a known bug put into the nodes or clients", (NO_MUTANT, *MUTANTS)),
 )
@@ -135,7 +141,7 @@ def broker_configuration(cluster: Cluster, host: str, settings: Mapping[str, str
 
 def _node_settings(settings: Mapping[str, str]) -> list[str]:
     """The settings of every node, as lines of TOML; a mutant only where there is one for nodes."""
-    elsewhere = ("replication", "members_may_change", "acknowledged", *_CLASSIC_ONLY)
+    elsewhere = ("replication", "members_may_change", "acknowledged", "consume", *_CLASSIC_ONLY)
     common = {name: value for name, value in settings.items() if name not in elsewhere}
     if common["mutant"] == NO_MUTANT or common["mutant"] in CLIENT_MUTANTS:
         del common["mutant"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Final
 
+from harness.systems.broker_configuration import TOPIC
 from harness.systems.broker_connection import StoredInPart, decode_body, encode_body
 from node.client import (
     BrokerOffsets,
@@ -19,6 +20,7 @@ from node.client import (
     ClientTimings,
     MessageQueue,
     NewMessage,
+    PoppedMessage,
     Receipt,
     ReceivedMessage,
     SendFailed,
@@ -31,8 +33,11 @@ __all__ = ["CONSUMER_GROUP", "DELAY_LEVELS", "TIMINGS", "BrokerMessaging", "LagU
 CONSUMER_GROUP: Final = "splitbrain-consumers"
 PRODUCER_GROUP: Final = "splitbrain-producers"
 
-DELAY_LEVELS: Final[Mapping[int, int]] = {0: 0, 1_000: 1, 5_000: 2}
-"""Milliseconds -> delay level (R: messageDelayLevel), the short ones."""
+POP_RETRY_TOPIC: Final = f"%RETRY%{CONSUMER_GROUP}_{TOPIC}"
+"""Where messages come again that nobody acknowledged (R: KeyBuilder.buildPopRetryTopic)."""
+
+DELAY_LEVELS: Final[Mapping[int, int]] = {0: 0, 1_000: 1}
+"""Milliseconds -> delay level (R: messageDelayLevel), the shortest one; other delays are timer messages."""
 
 TIMINGS: Final = ClientTimings(
     route_interval_s=1.0,
@@ -46,6 +51,10 @@ TIMINGS: Final = ClientTimings(
 """A minute of faults must hold many rebalances; RocketMQ's intervals of 20 and 30 s would show one or two."""
 
 RECEIVE_TIMEOUT_MS: Final = 200
+INVISIBLE_MS: Final = 2_000
+"""How long a popped message is its consumer's: long enough for an acknowledgement, over within a round of faults."""
+FORGETS_EVERY: Final = 4
+"""Every so many receives of one message a consumer that pops forgets what it was given, as one that dies does."""
 SEND_RETRIES: Final = 20
 """Attempts that certainly left nothing behind may be repeated for as long as the operation has time."""
 
@@ -74,6 +83,7 @@ class BrokerMessaging:
         decisions: MutableMapping[bytes, TransactionState],
         timeout_s: float,
         success_only: bool = False,
+        pops: bool = False,
     ) -> None:
         self.node: str | None = None
         self._success_only = success_only
@@ -84,19 +94,28 @@ class BrokerMessaging:
         self._decisions = decisions
         self._send_timeout_ms = int(timeout_s * 950)
         self._offsets = BrokerOffsets(client, CONSUMER_GROUP)
-        self._consumer = client.pull_consumer(CONSUMER_GROUP, {topic: "*"}, start_from=StartFrom.FIRST)
+        self._consumer = (
+            None if pops else client.pull_consumer(CONSUMER_GROUP, {topic: "*"}, start_from=StartFrom.FIRST)
+        )
+        if pops:
+            self._queues.append(MessageQueue(POP_RETRY_TOPIC, broker_name, 0))
+        self._received = 0
         self._producer = client.transaction_producer(
             PRODUCER_GROUP, self._decided, retries=SEND_RETRIES, timeout_ms=self._send_timeout_ms
         )
 
     async def open(self) -> None:
-        await self._consumer.start()
+        if self._consumer is not None:
+            await self._consumer.start()
 
     async def close(self) -> None:
         await self._client.close()
 
     async def send(self, value: Any, *, delay_ms: int = 0) -> None:
-        message = NewMessage(self._topic, encode_body(value), delay_level=DELAY_LEVELS[delay_ms])
+        timer = {} if delay_ms in DELAY_LEVELS else {"TIMER_DELAY_MS": str(delay_ms)}
+        message = NewMessage(
+            self._topic, encode_body(value), delay_level=DELAY_LEVELS.get(delay_ms, 0), properties=timer
+        )
         try:
             receipt = await self._producer.send(message)
         except SendFailed as error:
@@ -130,8 +149,34 @@ class BrokerMessaging:
 
     async def receive(self, max_messages: int) -> list[Any]:
         self.node = None
+        if self._consumer is None:
+            return await self._pop(max_messages)
         messages = await self._consumer.poll(timeout_ms=RECEIVE_TIMEOUT_MS, max_messages=max_messages)
         return [decode_body(message.body) for message in messages]
+
+    async def _pop(self, max_messages: int) -> list[Any]:
+        """Messages that this client was given, and has acknowledged; where nobody knows whether that worked they may
+        come again. Of those that it forgets nobody hears until they do."""
+        routes, name = self._client.routes, self._queues[0].broker_name
+        popped: list[PoppedMessage] = []
+        try:
+            await routes.get(self._topic)
+            address = routes.require_master(name)
+            self.node = self._host_of(address)
+            popped = await self._client.requests.pop(
+                self._topic, group=CONSUMER_GROUP, broker_name=name, max_messages=max_messages,
+                invisible_ms=INVISIBLE_MS, poll_ms=RECEIVE_TIMEOUT_MS, address=address,
+            )  # fmt: skip
+            self._received += max_messages == 1
+            if max_messages == 1 and self._received % FORGETS_EVERY == 0:
+                return []
+            for each in popped:
+                await self._client.requests.acknowledge(each, group=CONSUMER_GROUP, address=address)
+        except ClientError as error:
+            routes.failed(name, self._topic, error)
+            if not popped:
+                raise
+        return [decode_body(each.message.body) for each in popped]
 
     async def lag(self) -> int:
         try:

@@ -163,8 +163,10 @@ class _Based:
         self._name = name
         self._derivation = derivation
         self._basis = basis
-        self.snapshot = derivation.snapshot
         self.flush = derivation.flush
+
+    def snapshot(self) -> Any:
+        return self._derivation.snapshot()
 
     def dispatch(self, record: RecordSummary) -> None:
         if record.physical_offset >= self._basis.end_pos:

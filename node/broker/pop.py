@@ -171,6 +171,8 @@ class PopProcessor:
         """This node is master now: everything of the log is dispatched, so what was given out is exact."""
         self._ahead.clear()
         self.in_order.clear()
+        for queue, offset in self._checkpoints.consumed():  # the table may be older, after a crash
+            self.commit(queue, offset)
 
     def stop(self) -> None:
         """Requests that are held hear it from the gate."""

@@ -186,8 +186,15 @@ class OpenCheckpoints:
         if not of_queue:
             del self._of_queue[queue]
         if was_first:
-            following = (each.first_open_offset() for each in of_queue.values())
-            self.on_consumed(queue, min(following, default=self.next_offsets[queue]))
+            self.on_consumed(queue, self._consumed(queue))
+
+    def _consumed(self, queue: QueueOfGroup) -> int:
+        in_hand = self._of_queue.get(queue, {}).values()
+        return min((each.first_open_offset() for each in in_hand), default=self.next_offsets[queue])
+
+    def consumed(self) -> Iterable[tuple[QueueOfGroup, int]]:
+        """Below which offset each group has dealt with everything of a queue."""
+        return [(queue, self._consumed(queue)) for queue in self.next_offsets]
 
     def dispatch_batch(self, batch: DispatchBatch) -> None:
         """Nothing is made of messages that are not special."""

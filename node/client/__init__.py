@@ -24,7 +24,7 @@ from node.client.offsets import BrokerOffsets, LocalOffsets, OffsetStore
 from node.client.producer import Producer, Receipt
 from node.client.pull_consumer import PullConsumer
 from node.client.push_consumer import ConsumeResult, PushConsumer
-from node.client.results import BrokerGroup, PullResult, PullStatus, Route, SendResult, SendStatus
+from node.client.results import BrokerGroup, PoppedMessage, PullResult, PullStatus, Route, SendResult, SendStatus
 from node.client.session import ClientTimings
 from node.client.subscriptions import MessageModel, SqlFilter, StartFrom
 from node.client.transactions import TransactionProducer, TransactionState
@@ -54,6 +54,7 @@ __all__ = [
     "NotSent",
     "OffsetStore",
     "OutcomeUnknown",
+    "PoppedMessage",
     "Producer",
     "PullConsumer",
     "PullResult",

@@ -16,7 +16,7 @@ from typing import Final, NoReturn
 from node.client.bodies import read_body
 from node.client.errors import BadReply, ClientError, NoRoute, NotLeader, NotSent, OutcomeUnknown, error_from_reply
 from node.client.requests import DEFAULT_TOPIC, send_request
-from node.client.results import BrokerGroup, PullResult, PullStatus, Route, SendResult, SendStatus
+from node.client.results import BrokerGroup, PoppedMessage, PullResult, PullStatus, Route, SendResult, SendStatus
 from node.remoting import (
     ClientLimits,
     Command,
@@ -242,6 +242,52 @@ class BrokerClient:
             )
         except (RequestError, RecordError) as error:
             raise BadReply(str(error), address=address, code=reply.code) from None
+
+    async def pop(
+        self,
+        topic: str,
+        *,
+        group: str,
+        broker_name: str,
+        max_messages: int = 32,
+        invisible_ms: int = 30_000,
+        poll_ms: int = 0,
+        expression: str = "*",
+        address: str | None = None,
+        timeout_ms: int | None = None,
+    ) -> list[PoppedMessage]:
+        """Messages of whatever queue, as RocketMQ 5 has it; none when none comes within `poll_ms`. They are this
+        consumer's for `invisible_ms`, and come again to the group unless they are acknowledged by then. Raises
+        ClientError: messages may have been given out all the same, and come again."""
+        fields: dict[str, FieldValue] = {
+            "consumerGroup": group, "topic": topic, "queueId": -1, "maxMsgNums": max_messages,
+            "invisibleTime": invisible_ms, "pollTime": poll_ms, "bornTime": self._clock.wall_ms(), "initMode": 0,
+            "exp": expression, "expType": "TAG",
+        }  # fmt: skip
+        if timeout_ms is None:
+            timeout_ms = self._request_timeout_ms + poll_ms
+        request = Command.request(RequestCode.POP_MESSAGE, fields)
+        reply, address = await self._ask_broker(request, topic, address, timeout_ms)
+        if reply.code in (ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL):
+            return []
+        self._expect_success(reply, topic, address)
+        try:
+            return PoppedMessage.of_reply(reply, broker_name)
+        except (RequestError, RecordError, KeyError, ValueError) as error:
+            raise BadReply(str(error), address=address, code=reply.code) from None
+
+    async def acknowledge(
+        self, popped: PoppedMessage, *, group: str, address: str | None = None, timeout_ms: int | None = None
+    ) -> None:
+        """A popped message is dealt with; returns when the broker has that in its log. Raises ClientError."""
+        stored = popped.message
+        fields: dict[str, FieldValue] = {
+            "consumerGroup": group, "topic": stored.topic, "queueId": stored.queue_id,
+            "offset": stored.queue_offset, "extraInfo": popped.handle,
+        }  # fmt: skip
+        request = Command.request(RequestCode.ACK_MESSAGE, fields)
+        reply, address = await self._ask_broker(request, stored.topic, address, timeout_ms)
+        self._expect_success(reply, stored.topic, address)
 
     async def max_offset(
         self, topic: str, queue_id: int, *, address: str | None = None, timeout_ms: int | None = None

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from node.remoting import ResponseCode
-from node.store.record import Message
+from node.remoting import Command, ResponseCode
+from node.store.record import Message, decode_records
 
-__all__ = ["MASTER_ID", "BrokerGroup", "PullResult", "PullStatus", "Route", "SendResult", "SendStatus"]
+__all__ = ["MASTER_ID", "BrokerGroup", "PoppedMessage", "PullResult", "PullStatus", "Route", "SendResult", "SendStatus"]
 
 MASTER_ID: Final = 0
 
@@ -66,6 +66,30 @@ class PullResult:
     max_offset: int
     suggested_broker_id: int
     address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoppedMessage:
+    """A message that this consumer has in hand for a time, and what its acknowledgement has to say of it."""
+
+    message: Message
+    handle: str
+
+    @classmethod
+    def of_reply(cls, reply: Command, broker_name: str) -> list[PoppedMessage]:
+        """The messages of an answer (R: MQClientAPIImpl.processPopResponse). Raises RequestError, RecordError,
+        KeyError, ValueError where it is none."""
+        starts: dict[tuple[str, str], str] = {}
+        for part in filter(None, reply.get_str("startOffsetInfo").split(";")):
+            mark, queue_id, start = part.split(" ")
+            starts[mark, queue_id] = start
+        times = [reply.get_str(name) for name in ("popTime", "invisibleTime", "reviveQid")]
+        popped = []
+        for message in decode_records(reply.body):
+            mark, queue_id = str(int(message.topic.startswith("%RETRY%"))), str(message.queue_id)
+            parts = (starts[mark, queue_id], *times, mark, broker_name, queue_id, str(message.queue_offset))
+            popped.append(cls(message=message, handle=" ".join(parts)))
+        return popped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,6 +63,11 @@ MUTANTS: Mapping[str, Mutant] = {
     "duplicate-apply": Mutant(
         does="a restart dispatches entries again, and queues take them again", origin="rocketmq#3210"
     ),
+    "pop-without-checkpoint": Mutant(
+        does="what POP consumers are given counts as dealt with, and no checkpoint is written", origin="R"
+    ),
+    "in-hand-forgotten": Mutant(does="a restart forgets which messages POP consumers have in hand", origin="R"),
+    "timers-forgotten": Mutant(does="a restart forgets which timer messages wait", origin="R"),
     "checksum-ignored": Mutant(does="recovery and reads take any bytes for an entry", origin="S1"),
     "members-forgotten": Mutant(
         does="a restart forgets who belongs to the group and takes the configuration's word", origin="Raft 6"

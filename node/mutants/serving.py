@@ -7,11 +7,21 @@ from typing import Any
 from node.broker.controller import BrokerController
 from node.broker.dispatcher import Dispatcher
 from node.broker.message_store import MessageStore
+from node.broker.pop import PopProcessor
+from node.broker.pop_checkpoints import OpenCheckpoints
 from node.broker.role import RoleChangeHandler
+from node.broker.timers import OpenTimers
 from node.mutants.parts import replace
 from node.store.queue_store import DispatchMark, QueueStore
 
-__all__ = ["duplicate_apply", "early_promotion", "queue_offset_reuse"]
+__all__ = [
+    "duplicate_apply",
+    "early_promotion",
+    "in_hand_forgotten",
+    "pop_without_checkpoint",
+    "queue_offset_reuse",
+    "timers_forgotten",
+]
 
 REPEATED_ENTRIES = 20
 """Entries that a restart dispatches once more."""
@@ -46,3 +56,25 @@ def duplicate_apply(broker: BrokerController) -> None:
 
     replace(broker.queues, append=append)
     replace(broker.dispatcher, start=start)
+
+
+def pop_without_checkpoint(broker: BrokerController) -> None:
+    def _write(self: PopProcessor, request: Any, key: Any, lot: Any, *rest: Any) -> Any:
+        self.commit(key, lot.offsets[-1] + 1)
+        return lot
+
+    replace(broker._pops, _write=_write)
+
+
+def in_hand_forgotten(broker: BrokerController) -> None:
+    def snapshot(self: OpenCheckpoints) -> Any:
+        return OpenCheckpoints.snapshot(self) | {"open": []}
+
+    replace(broker.checkpoints, snapshot=snapshot)
+
+
+def timers_forgotten(broker: BrokerController) -> None:
+    def snapshot(self: OpenTimers) -> Any:
+        return []
+
+    replace(broker.open_timers, snapshot=snapshot)

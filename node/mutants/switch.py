@@ -62,6 +62,9 @@ _IN_BROKER: Mapping[str, Callable[[BrokerController], None]] = {
     "early-promotion": serving.early_promotion,
     "queue-offset-reuse": serving.queue_offset_reuse,
     "duplicate-apply": serving.duplicate_apply,
+    "pop-without-checkpoint": serving.pop_without_checkpoint,
+    "in-hand-forgotten": serving.in_hand_forgotten,
+    "timers-forgotten": serving.timers_forgotten,
 }
 
 

@@ -30,7 +30,10 @@ ROUNDS = {"accept-gap": 3, "queue-offset-reuse": 4}
 FIRST_SEED = {"vote-without-fsync": 1}
 """With seed 0 a majority of replicas ends, and a minute of virtual time is spent on waiting for them."""
 
-CONTROLS = ("checksum-ignored", "lease-on-wall-clock", "vote-not-persisted", "vote-without-fsync")
+CONTROLS = (
+    "checksum-ignored", "in-hand-forgotten", "lease-on-wall-clock", "timers-forgotten", "vote-not-persisted",
+    "vote-without-fsync",
+)  # fmt: skip
 """Scenarios whose control is run here too; those of the scripts are run there."""
 
 

@@ -13,6 +13,7 @@ import pytest
 from node.broker import due_queue, pop, pop_acks, pop_checkpoints, pop_revive
 from node.broker.ledger import DLedgerCode, Role
 from node.broker.pop_checkpoints import Handle
+from node.client import BrokerClient, NotLeader
 from node.remoting import Command
 from node.store.record import Message, decode_records
 
@@ -417,5 +418,24 @@ def test_revival_waits_while_the_log_takes_nothing(
         case.ledger.refuse_with = None
         assert bodies(await again(case, 2)) == [b"x", b"y"]
         assert (await case.table())["popRevived"] == "2"
+
+    run_case(scenario)
+
+
+def test_the_low_level_client_pops_and_acknowledges(run_case: Any, helpers: Any, hands: Hands) -> None:
+    async def scenario(case: Any) -> None:
+        await fill(case, b"x", b"y")
+        place = {"group": "g", "address": f"127.0.0.1:{case.broker.port}"}
+        async with BrokerClient(name_servers=[], runtime=helpers.new_runtime()) as client:
+            first, second = await client.pop("t", broker_name="b", invisible_ms=1000, **place)
+            await client.acknowledge(first, **place)
+            hands.now_ms += 1000
+            (again,) = await client.pop("t", broker_name="b", poll_ms=4000, **place)
+            assert (again.message.body, again.message.topic) == (second.message.body, "%RETRY%g_t")
+            await client.acknowledge(again, **place)
+            assert await client.pop("t", broker_name="b", **place) == []
+            case.ledger.become(Role.FOLLOWER, 2, leader_id="n2")
+            with pytest.raises(NotLeader):
+                await client.pop("t", broker_name="b", **place)
 
     run_case(scenario)

@@ -50,6 +50,7 @@ def parts_of(broker: BrokerController) -> Iterator[Any]:
     yield ledger.store.writer
     yield from (ledger.pusher.checker, ledger.pusher.handler, ledger.reads, *ledger.pusher.dispatchers.values())
     yield from (broker._roles, broker.store, broker.queues, broker.dispatcher)
+    yield from (broker._pops, broker.checkpoints, broker.open_timers)
 
 
 def make_broker(directory: Path, role: str | None = None) -> BrokerController:

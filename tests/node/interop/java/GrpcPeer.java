@@ -70,6 +70,53 @@ public class GrpcPeer {
         return bodies;
     }
 
+    static SimpleConsumer simple(ClientConfiguration configuration, String group, String topic) throws Exception {
+        return provider.newSimpleConsumerBuilder().setClientConfiguration(configuration).setConsumerGroup(group)
+            .setAwaitDuration(Duration.ofSeconds(3))
+            .setSubscriptionExpressions(Collections.singletonMap(topic, new FilterExpression("*"))).build();
+    }
+
+    static MessageView next(SimpleConsumer consumer, String topic) throws Exception {
+        long end = System.currentTimeMillis() + DEADLINE_MS;
+        while (System.currentTimeMillis() < end) {
+            for (MessageView each : consumer.receive(1, Duration.ofSeconds(10))) {
+                return each;
+            }
+        }
+        throw new IllegalStateException("nothing came");
+    }
+
+    static String told(MessageView message) {
+        return StandardCharsets.UTF_8.decode(message.getBody()) + " attempt " + message.getDeliveryAttempt();
+    }
+
+    static Object againAndAgain(ClientConfiguration configuration) throws Exception {
+        SimpleConsumer consumer = simple(configuration, "forgetful", "normal");
+        StringBuilder text = new StringBuilder(told(next(consumer, "normal")));
+        MessageView second = next(consumer, "normal");  // the first one was not acknowledged
+        text.append(", ").append(told(second));
+        consumer.changeInvisibleDuration(second, Duration.ofSeconds(12));
+        MessageView third = next(consumer, "normal");
+        text.append(", ").append(told(third));
+        consumer.ack(third);
+        text.append(", then ").append(consumer.receive(1, Duration.ofSeconds(10)).size());
+        consumer.close();
+        return text;
+    }
+
+    static Object inOrder(ClientConfiguration configuration) throws Exception {
+        SimpleConsumer consumer = simple(configuration, "ordered", "fifo");
+        StringBuilder text = new StringBuilder();
+        for (int number = 0; number < 2; number++) {
+            MessageView each = next(consumer, "fifo");
+            text.append(told(each)).append(", before it is acknowledged ");
+            text.append(consumer.receive(1, Duration.ofSeconds(10)).size()).append("; ");
+            consumer.ack(each);
+        }
+        consumer.close();
+        return text;
+    }
+
     public static void main(String[] arguments) throws Exception {
         provider = ClientServiceProvider.loadService();
         ClientConfiguration configuration = ClientConfiguration.newBuilder().setEndpoints(arguments[0]).enableSsl(false)
@@ -85,8 +132,12 @@ public class GrpcPeer {
         step("send for a time", () -> sent(producer, message("later", "six")
             .setDeliveryTimestamp(System.currentTimeMillis() + 1000)));
         step("send to an unknown topic", () -> sent(producer, message("nowhere", "seven")));
+        step("send another in the message group", () -> sent(producer, message("fifo", "eight").setMessageGroup("g")));
         step("receive and acknowledge", () -> received(configuration, "normal", 1));
         step("receive and acknowledge what was committed", () -> received(configuration, "transactional", 1));
+        step("receive what was sent for a time", () -> received(configuration, "later", 1));
+        step("receive, forget, ask for another time, acknowledge", () -> againAndAgain(configuration));
+        step("receive in order", () -> inOrder(configuration));
         System.exit(0);
     }
 }
