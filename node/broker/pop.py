@@ -250,7 +250,8 @@ class PopProcessor:
                 if blocked_ms:
                     look_again_ms = min(look_again_ms, blocked_ms)
                     continue
-            if left and offset < stored_queue.max_offset and not self._checkpoints.is_full:
+            may_give = request.in_order or self._checkpoints.may_give(key)
+            if left and offset < stored_queue.max_offset and may_give:
                 lot, following = self._read(request, queue, stored_queue, offset, left)
                 try:
                     if lot.records:

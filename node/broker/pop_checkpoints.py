@@ -28,6 +28,7 @@ from node.store.record_batch import RecordBatch, batch_of_one
 
 __all__ = [
     "MAX_OPEN_MESSAGES",
+    "MAX_QUEUES_OF_GROUPS",
     "ORDERED_REVIVE_QUEUE",
     "PLACES",
     "Checkpoint",
@@ -44,6 +45,9 @@ logger = logging.getLogger("node.broker")
 MAX_OPEN_MESSAGES = 100_000
 """Messages that are given out and not acknowledged; beyond it nothing more is given out. Each costs up to 400 bytes of
 memory and 100 in every checkpoint of the queues."""
+MAX_QUEUES_OF_GROUPS = 100_000
+"""Queues of groups of which it is known how far they were given out, about 200 bytes each; no group gets anything of
+further ones."""
 PLACES = 32
 """Messages of one checkpoint (R: the most that a POP request may ask for)."""
 ORDERED_REVIVE_QUEUE = 999
@@ -127,9 +131,10 @@ class OpenCheckpoints:
         self.on_consumed: Callable[[QueueOfGroup, int], None] = lambda queue, offset: None
         """Called with the offset below which a group has dealt with everything of a queue."""
 
-    @property
-    def is_full(self) -> bool:
-        return self.open_messages >= MAX_OPEN_MESSAGES
+    def may_give(self, queue: QueueOfGroup) -> bool:
+        """Whether there is room to note that more of a queue is given out."""
+        known = queue in self.next_offsets or len(self.next_offsets) < MAX_QUEUES_OF_GROUPS
+        return known and self.open_messages < MAX_OPEN_MESSAGES
 
     def dispatch(self, record: RecordSummary) -> None:
         """Note a checkpoint, an acknowledgement, or that a message was put again."""

@@ -347,6 +347,18 @@ def test_too_many_in_hand_and_no_more_are_given(run_case: Any, monkeypatch: pyte
     run_case(scenario)
 
 
+def test_too_many_groups_and_further_ones_get_nothing(run_case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pop_checkpoints, "MAX_QUEUES_OF_GROUPS", 1)
+
+    async def scenario(case: Any) -> None:
+        await case.send(b"x")
+        assert len(await popped(case)) == 1 and await popped(case, consumerGroup="other") == []
+        await case.send(b"y")
+        assert len(await popped(case)) == 1
+
+    run_case(scenario)
+
+
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
