@@ -52,6 +52,8 @@ _ENTRY = struct.Struct(">iqii")
 _PAGE_SLOTS = 1024
 _CHUNK_BYTES = 1 << 22
 """Read at once when checksums are compared."""
+_UNWRITTEN, _UNSUMMED = 1, 2
+_CHANGED = _UNWRITTEN | _UNSUMMED
 _MAX_INT = 0x7FFFFFFF
 _NAME = re.compile(r"\d{20}")
 LEAST_TOGETHER = 4
@@ -121,18 +123,19 @@ class _IndexFile:
         self.flushed = header.count
         self.tail = bytearray()
         self.slots: array[int] | None = None
-        self.dirty_pages: dict[int, None] = {}
+        self.marks = bytearray(-(-slots // _PAGE_SLOTS))
+        """Of each page of slots: whether it has changed since it was written, and since its checksum was taken."""
         self.file: File | None = None
         self.summed = header.count
         """Entries before this one are in `entries_crc`."""
         self.entries_crc = 0
-        self._unsummed_pages: dict[int, None] = {}
         self._page_crcs = array("I", bytes(4 * -(-slots // _PAGE_SLOTS)))
         self.slots_crc = 0
 
     @property
     def is_dirty(self) -> bool:
-        return bool(self.tail)
+        """Whether there is anything that the file has not."""
+        return bool(self.tail) or any(marks & _UNWRITTEN for marks in self.marks)
 
     def entry_at(self, number: int) -> int:
         return _HEADER.size + 4 * self.slot_count + _ENTRY.size * number
@@ -146,7 +149,7 @@ class _IndexFile:
         before = self.slots[slot]
         self.tail += _ENTRY.pack(hashed, physical_offset, seconds, before)
         self.slots[slot] = header.count
-        self.dirty_pages[slot // _PAGE_SLOTS] = self._unsummed_pages[slot // _PAGE_SLOTS] = None
+        self.marks[slot // _PAGE_SLOTS] = _CHANGED
         header.used_slots += before == 0
         header.count += 1
         header.end_ms, header.end_offset = stored_ms, physical_offset
@@ -164,15 +167,13 @@ class _IndexFile:
         if count == 1:
             header.begin_ms, header.begin_offset = stored_ms, physical_offsets[0]
         seconds = min(max((stored_ms - header.begin_ms) // 1000, 0), _MAX_INT)
-        befores = array("I", [slots[slot] for slot in own])
+        befores, marks = array("I", map(slots.__getitem__, own)), self.marks
         for number, slot in enumerate(own, count):
             slots[slot] = number
+            marks[slot // _PAGE_SLOTS] = _CHANGED
         upper, lower = split_longs(physical_offsets)
         columns = [(0, array("I", hashes)), (1, upper), (2, lower), (4, befores)]
         self.tail += pack_table([0, 0, 0, seconds, 0], len(own), columns)
-        pages = dict.fromkeys([slot // _PAGE_SLOTS for slot in own])
-        self.dirty_pages.update(pages)
-        self._unsummed_pages.update(pages)
         header.used_slots += befores.count(0)
         header.count += len(own)
         header.end_ms, header.end_offset = stored_ms, physical_offsets[-1]
@@ -181,11 +182,17 @@ class _IndexFile:
         """CRC-32 of the entries and of the slots as they are now, both as the file has them once it is flushed."""
         self.sum_entries()
         if self.slots is not None:
-            for page in self._unsummed_pages:
+            for page in self.pages_marked(_UNSUMMED):
                 self._page_crcs[page] = zlib.crc32(_pages(self.slots, page))
-            self._unsummed_pages.clear()
             self.slots_crc = zlib.crc32(self._page_crcs.tobytes())
         return self.entries_crc, self.slots_crc
+
+    def pages_marked(self, mark: int) -> list[int]:
+        """The pages with this mark, which they lose."""
+        pages = [page for page, marks in enumerate(self.marks) if marks & mark]
+        for page in pages:
+            self.marks[page] &= ~mark
+        return pages
 
     def sum_entries(self) -> None:
         """Take every entry that was added into their checksum."""
@@ -396,7 +403,7 @@ class MessageIndex:
                     number = before
                 if number != slots[slot]:
                     slots[slot] = number
-                    index_file.dirty_pages[slot // _PAGE_SLOTS] = None
+                    index_file.marks[slot // _PAGE_SLOTS] |= _UNWRITTEN
         return slots
 
     async def flush(self) -> None:
@@ -405,9 +412,10 @@ class MessageIndex:
             await self._disk.remove(self._stale[-1])
             self._stale.pop()
         for index_file in list(self._files):
-            if index_file.is_dirty or index_file.dirty_pages:
+            if index_file.is_dirty:
                 await self._flush_file(index_file)
             if index_file is not self._files[-1] and not index_file.is_dirty and index_file.slots is not None:
+                index_file.sum()  # entries may have come since the snapshot
                 index_file.slots = None
                 if index_file.file is not None:
                     index_file.file.close()
@@ -418,7 +426,7 @@ class MessageIndex:
             index_file.file = await self._disk.create(index_file.path)
         index_file.sum_entries()
         file, tail, header = index_file.file, bytes(index_file.tail), index_file.header.pack()
-        pages, index_file.dirty_pages = index_file.dirty_pages, {}
+        pages = index_file.pages_marked(_UNWRITTEN)
         try:
             slots = self._page_bytes(index_file, pages)
             await file.write(index_file.entry_at(index_file.flushed), tail, sync=True)
@@ -426,22 +434,22 @@ class MessageIndex:
                 await file.write(position, data)
             await file.write(0, header, sync=True)
         except BaseException:
-            index_file.dirty_pages |= pages
+            for page in pages:
+                index_file.marks[page] |= _UNWRITTEN
             raise
         index_file.flushed += len(tail) // _ENTRY.size
         del index_file.tail[: len(tail)]
 
     @staticmethod
-    def _page_bytes(index_file: _IndexFile, pages: dict[int, None]) -> list[tuple[int, bytes]]:
-        """The changed slots as runs of bytes to write, as they are at this moment."""
+    def _page_bytes(index_file: _IndexFile, pages: Sequence[int]) -> list[tuple[int, bytes]]:
+        """The changed slots as runs of bytes to write, as they are at this moment; `pages` ascend."""
         assert index_file.slots is not None
         runs: list[tuple[int, bytes]] = []
-        ordered = sorted(pages)
         start = 0
-        for at, page in enumerate(ordered):
-            if at + 1 < len(ordered) and ordered[at + 1] == page + 1:
+        for at, page in enumerate(pages):
+            if at + 1 < len(pages) and pages[at + 1] == page + 1:
                 continue
-            first = ordered[start]
+            first = pages[start]
             runs.append((_HEADER.size + 4 * first * _PAGE_SLOTS, _pages(index_file.slots, first, page)))
             start = at + 1
         return runs

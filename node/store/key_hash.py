@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from operator import add
 from struct import Struct
 
 from node.store.record import java_string_hash
@@ -19,8 +20,12 @@ GROUP_CHARS = 4
 TAIL_CHARS = 3 * GROUP_CHARS
 MAX_GROUPS = 1 << 17
 """Groups of characters remembered: all of four hexadecimal digits, and as many again. Some 100 bytes each."""
-MAX_BEGINNINGS = 4096
-"""Beginnings of keys remembered: one for each topic and client."""
+MAX_CLIENTS = 4096
+"""First groups of keys remembered: one for each topic and client."""
+MAX_TOPICS = 64
+"""Topics of which the beginnings of keys are remembered."""
+MAX_BEGINNINGS = 1024
+"""Of one topic: a client has a new one each millisecond. Some 100 bytes each."""
 
 _MASK = 0xFFFFFFFF
 _HALF = 1 << 31
@@ -38,23 +43,11 @@ def key_hashes(topic: str, keys: Sequence[bytes]) -> list[int]:
     """The same for keys in UTF-8."""
     size = len(keys[0]) if keys else 0
     together = b"".join(keys)
-    if size < TAIL_CHARS or list(map(len, keys)).count(size) != len(keys) or not together.isascii():
+    if size < TAIL_CHARS or set(map(len, keys)) != {size} or not together.isascii():
         return [key_hash(topic, key.decode()) for key in keys]
-    groups = _groups.__getitem__
     beginnings, lowers = zip(*_layout(size - GROUP_CHARS).iter_unpack(together), strict=True)
-    sums: list[int] = []
-    last = last_upper = b""
-    of_upper = same = 0
-    for beginning, lower in zip(beginnings, map(groups, lowers), strict=True):
-        if beginning != last:  # keys of one millisecond differ in their last group only
-            last, upper = beginning, beginning[:-GROUP_CHARS]
-            if upper != last_upper:
-                last_upper = upper
-                of_upper = _client(topic, upper[:-GROUP_CHARS]) * _CLIENT_POWER
-                of_upper += groups(upper[-GROUP_CHARS:]) * _UPPER_POWER
-            same = of_upper + groups(beginning[-GROUP_CHARS:]) * _MIDDLE_POWER
-        sums.append(same + lower & _MASK)
-    return [number if number < _HALF else (_MASK + 1 - number) & (_HALF - 1) for number in sums]
+    sums = map(add, map(_beginnings(topic).__getitem__, beginnings), map(_groups.__getitem__, lowers))
+    return [number if (number := each & _MASK) < _HALF else (_MASK + 1 - number) & (_HALF - 1) for each in sums]
 
 
 def _positive(unsigned: int) -> int:
@@ -76,7 +69,26 @@ class _Groups(dict[bytes, int]):
 _groups = _Groups()
 
 
-@lru_cache(maxsize=MAX_BEGINNINGS)
+class _Beginnings(dict[bytes, int]):
+    """What all but the last group of a key adds to its hash; keys of one millisecond differ in their last group only."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__()
+        self._topic = topic
+
+    def __missing__(self, text: bytes) -> int:
+        if len(self) >= MAX_BEGINNINGS:
+            self.clear()
+        client, upper, middle = text[: -2 * GROUP_CHARS], text[-2 * GROUP_CHARS : -GROUP_CHARS], text[-GROUP_CHARS:]
+        value = _client(self._topic, client) * _CLIENT_POWER + _groups[upper] * _UPPER_POWER
+        value = self[text] = (value + _groups[middle] * _MIDDLE_POWER) & _MASK
+        return value
+
+
+_beginnings = lru_cache(maxsize=MAX_TOPICS)(_Beginnings)
+
+
+@lru_cache(maxsize=MAX_CLIENTS)
 def _client(topic: str, text: bytes) -> int:
     return java_string_hash(f"{topic}#{text.decode()}") & _MASK
 
