@@ -99,7 +99,7 @@ class ClassicStore:
         following = index + 1
         if term != TERM or not self._log.begin_position <= following <= self._log.end_position:
             return False
-        if following == self._log.end_position or following in self._log.recent:
+        if following == self._log.end_position or self._log.recent.get(following) is not None:
             return True
         try:
             return self.get(following) is not None

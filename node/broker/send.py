@@ -289,7 +289,8 @@ class SendProcessor:
             keys = None if common is None or request.key is None else (request.key,)
             return RecordBatch(maker, flags, (body,), (text,), born_ms, reconsume_times, 0, common, keys)
         try:
-            batch = RecordBatch(maker, *split_batch(body), born_ms, reconsume_times)
+            flags, bodies, texts, is_uniform = split_batch(body)
+            batch = RecordBatch(maker, flags, bodies, texts, born_ms, reconsume_times, is_uniform=is_uniform)
         except RequestError:
             return None
         common = batch.common
@@ -428,7 +429,7 @@ class SendProcessor:
         """The records of a request. Raises RequestError, RecordError."""
         if not header.batch:
             return self._checked_message(header, queue_id, body, born_host)
-        flags, bodies, texts = split_batch(body)
+        flags, bodies, texts, is_uniform = split_batch(body)
         for text in texts:
             _check_size(text)
             if _asks_for_transaction(header, text.decode()):
@@ -437,7 +438,8 @@ class SendProcessor:
             if _delay_level(text.decode()) > 0 or (_TIMER in text.decode() and self._due_ms(text.decode()) is not None):
                 raise RequestError(ResponseCode.MESSAGE_ILLEGAL, "messages of a batch cannot be delayed")
         maker = record_maker(header.topic, queue_id, header.sys_flag, born_host, self._store_host)
-        return RecordBatch(maker, flags, bodies, texts, header.born_timestamp_ms, header.reconsume_times)
+        born_ms, times = header.born_timestamp_ms, header.reconsume_times
+        return RecordBatch(maker, flags, bodies, texts, born_ms, times, is_uniform=is_uniform)
 
     def _checked_message(self, header: SendHeader, queue_id: int, body: bytes, born_host: str) -> RecordBatch:
         text, topic, sys_flag = header.properties_text, header.topic, header.sys_flag

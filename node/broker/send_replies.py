@@ -55,24 +55,21 @@ class SendReplyWriter:
         """The frame of the reply to a request whose messages are stored."""
         queue_offset, positions = placed
         if isinstance(request, TemplateRequest) and request.key is not None and request.serializer == "json":
-            if len(positions) == 1:
-                return framed(self._format(queue_id) % (request.opaque, positions[0], queue_offset, request.key))
-            key = request.key.decode()
-        else:
-            key = _unique_key(request)
-        return self.template.frame(request, self.values(queue_id, placed, key))
+            ids = _ids(self.host_text, positions).encode()
+            return framed(self._format(queue_id) % (request.opaque, ids, queue_offset, request.key))
+        return self.template.frame(request, self.values(queue_id, placed, _unique_key(request)))
 
     def values(self, queue_id: int, placed: Placed, key: str) -> tuple[str, ...]:
         """What a reply says of the messages of a request."""
         return _ids(self.host_text, placed[1]), str(queue_id), str(placed[0]), key
 
     def _format(self, queue_id: int) -> bytes:
-        """The header of a reply of this queue: a format of opaque, position, queue offset and key."""
+        """The header of a reply of this queue: a format of opaque, ids, queue offset and key."""
         known = self._formats.get(queue_id)
         if known is None:
             if len(self._formats) >= MAX_FORMATS:
                 self._formats.clear()
-            known = self.template.json_format((f"{self.host_text}%016X", str(queue_id), "%d", "%b"))
+            known = self.template.json_format(("%b", str(queue_id), "%d", "%b"))
             self._formats[queue_id] = known
         return known
 

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from node.remoting import Command, RequestCode, RequestError, ResponseCode
 
@@ -80,21 +81,27 @@ class SendHeader:
         )
 
 
-Columns = tuple[Sequence[int], Sequence[bytes], Sequence[bytes]]
-"""Flag, body and property text (UTF-8) of each message."""
+class Columns(NamedTuple):
+    """Flag, body and property text (UTF-8) of each message."""
+
+    flags: Sequence[int]
+    bodies: Sequence[bytes]
+    texts: Sequence[bytes]
+    is_uniform: bool
+    """Whether it is known that all bodies are of one size, and all texts."""
 
 
 @lru_cache(maxsize=UNIFORM_STRUCTS)
 def _uniform_layout(size: int, properties_size: int) -> struct.Struct:
-    return struct.Struct(f">i8xii{size}sh{properties_size}s")
+    return struct.Struct(f"{_BATCH_HEAD.size}s{size}s{_INT16.size}s{properties_size}s")
 
 
 def _split_uniform(body: bytes) -> Columns | None:
-    """The messages of a batch that are all of the same sizes, as they often are; None where they are not, and where
-    anything is wrong."""
+    """The messages of a batch that are all of the same sizes and flag, as they often are; None where they are not, and
+    where anything is wrong."""
     if len(body) < _BATCH_HEAD.size:
         return None
-    total, _, _, _, size = _BATCH_HEAD.unpack_from(body)
+    total, _, _, flag, size = _BATCH_HEAD.unpack_from(body)
     properties_size = total - _BATCH_HEAD.size - _INT16.size - size
     if (
         not 0 <= size <= total
@@ -104,12 +111,10 @@ def _split_uniform(body: bytes) -> Columns | None:
     ):
         return None
     count = len(body) // total
-    totals, flags, sizes, bodies, text_sizes, texts = zip(
-        *_uniform_layout(size, properties_size).iter_unpack(body), strict=True
-    )
-    if totals.count(total) != count or sizes.count(size) != count or text_sizes.count(properties_size) != count:
+    heads, bodies, sizes, texts = zip(*_uniform_layout(size, properties_size).iter_unpack(body), strict=True)
+    if heads.count(heads[0]) != count or sizes.count(_INT16.pack(properties_size)) != count:
         return None
-    return flags, bodies, texts
+    return Columns((flag,) * count, bodies, texts, True)
 
 
 def split_batch(body: bytes) -> Columns:
@@ -118,14 +123,14 @@ def split_batch(body: bytes) -> Columns:
     A message is total size, magic and CRC (both ignored), flag, body length (int32 each), the body, the
     property length (int16) and the properties. Raises RequestError (MESSAGE_ILLEGAL) for anything else.
     """
-    uniform = _split_uniform(body)
-    flags, bodies, texts = _split_each(body) if uniform is None else uniform
+    columns = _split_uniform(body) or _split_each(body)
+    texts = columns.texts
     for number, text in enumerate(texts if not b"".join(texts).isascii() else ()):
         try:
             text.decode()
         except UnicodeDecodeError as error:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"message {number} of the batch: {error}") from error
-    return flags, bodies, texts
+    return columns
 
 
 def _split_each(body: bytes) -> Columns:
@@ -154,4 +159,4 @@ def _split_each(body: bytes) -> Columns:
         position = end
     if not bodies:
         raise RequestError(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
-    return flags, bodies, texts
+    return Columns(flags, bodies, texts, False)

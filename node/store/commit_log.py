@@ -26,6 +26,7 @@ from itertools import accumulate
 
 from node.runtime import Disk
 from node.store.flushing import DEFAULT_FLUSH, FlushPolicy, LogDamaged, LogRefuses, NotYetDurable, OnDone
+from node.store.recent_records import RecentRecords
 from node.store.record import BLANK_MAGIC, RECORD_MAGIC, RecordError, decode_record, summarize_record
 from node.store.segments import SegmentedFile, segment_name
 
@@ -85,10 +86,8 @@ class CommitLog:
         self._writing: list[bytes] = []
         self._pending: list[bytes] = []
         self._pending_bytes = 0
-        self.recent: dict[int, bytes] = {}
-        """The newest records by position; for looking at only."""
-        self._recent_batches: deque[tuple[Sequence[int], int]] = deque()
-        self._recent_bytes = 0
+        self.recent = RecentRecords(RECENT_BYTES)
+        """The newest records; for looking at only."""
         self._waiters: deque[tuple[int, float, OnDone]] = deque()
         self._late_timer: asyncio.TimerHandle | None = None
         self._work = asyncio.Event()
@@ -278,15 +277,7 @@ class CommitLog:
         self._pending += records
         self._pending_bytes += size_bytes
         self.end_position += size_bytes
-        recent, segments = self.recent, self._recent_batches
-        recent.update(zip(positions, records, strict=True))
-        segments.append((positions, size_bytes))
-        self._recent_bytes += size_bytes
-        while self._recent_bytes > RECENT_BYTES and len(segments) > 1:
-            oldest, oldest_bytes = segments.popleft()
-            for position in oldest:
-                del recent[position]
-            self._recent_bytes -= oldest_bytes
+        self.recent.add(positions, records, size_bytes)
 
     async def _write_forever(self) -> None:
         while True:
@@ -461,8 +452,6 @@ class CommitLog:
                 await segments.reset(position)
             self.end_position = self.committed_position = position
             self.recent.clear()
-            self._recent_batches.clear()
-            self._recent_bytes = 0
 
     async def remove_before(self, position: int) -> None:
         """Remove the files that hold nothing at or behind `position`. Raises OSError."""

@@ -70,7 +70,7 @@ _groups = _Groups()
 
 
 class _Beginnings(dict[bytes, int]):
-    """What all but the last group of a key adds to its hash; keys of one millisecond differ in their last group only."""
+    """What all but the last group of a key adds to its hash: keys of one millisecond differ in the last one only."""
 
     def __init__(self, topic: str) -> None:
         super().__init__()

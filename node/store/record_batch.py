@@ -55,7 +55,7 @@ LEAST_UNIFORM = 6
 
 class RecordBatch:
     """Messages for one queue, in columns: flag, body and property text (UTF-8) of each. `common` and `keys` are given
-    of a message whose properties are known to have one key."""
+    of a message whose properties are known to have one key; `is_uniform` where it is known."""
 
     __slots__ = (
         "bodies", "born_timestamp_ms", "common", "count", "flags", "is_uniform", "keys", "maker",
@@ -73,6 +73,8 @@ class RecordBatch:
         prepared_transaction_offset: int = 0,
         common: bytes | None = None,
         keys: Sequence[bytes] | None = None,
+        *,
+        is_uniform: bool = False,
     ) -> None:
         self.maker = maker
         self.flags = flags
@@ -84,7 +86,7 @@ class RecordBatch:
         self.count = count = len(bodies)
         self.record_bytes = maker.fixed_bytes + len(bodies[0]) + len(texts[0])
         """Size of the first record, and of all where they are uniform."""
-        self.is_uniform = count == 1 or (_are_of_one_size(texts) and _are_of_one_size(bodies))
+        self.is_uniform = is_uniform or count == 1 or (_are_of_one_size(texts) and _are_of_one_size(bodies))
         """Whether all bodies are of one size, and all property texts."""
         self.common = common
         """What the properties of the messages have in common, without their keys; None where that is not known."""

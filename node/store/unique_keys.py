@@ -7,8 +7,6 @@ they have in common is then looked at once, and the keys are a column.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
-from struct import Struct
 from typing import NamedTuple
 
 from node.store.properties import KEYS, UNIQUE_KEY
@@ -18,7 +16,6 @@ __all__ = ["CommonText", "common_text", "unique_key", "unique_key_span"]
 _KEYS = f"{KEYS}\x01".encode()
 _UNIQUE = f"{UNIQUE_KEY}\x01".encode()
 _END = b"\x02"
-LAYOUTS_REMEMBERED = 64
 
 
 class CommonText(NamedTuple):
@@ -50,11 +47,6 @@ def unique_key(text: bytes) -> bytes | None:
     return None if span is None else text[span[0] : span[1]]
 
 
-@lru_cache(maxsize=LAYOUTS_REMEMBERED)
-def _layout(before: int, key: int, after: int) -> Struct:
-    return Struct(f"{before}s{key}s{after}s")
-
-
 def common_text(texts: Sequence[bytes]) -> CommonText | None:
     """What the texts, which are of one size, have in common, if they are the same but for the value of UNIQ_KEY, which
     is ASCII, and hold no KEYS; None where that is not so."""
@@ -64,12 +56,8 @@ def common_text(texts: Sequence[bytes]) -> CommonText | None:
         is_same = texts.count(first) == count and _UNIQUE not in first and _KEYS not in first
         return CommonText(first, None) if is_same else None
     start, end = span
-    columns = _layout(start, end - start, len(first) - end).iter_unpack(b"".join(texts))
-    befores, keys, afters = zip(*columns, strict=True)
-    together = b"".join(keys)
-    if (
-        befores.count(befores[0]) != count or afters.count(afters[0]) != count
-        or _END in together or not together.isascii()
-    ):  # fmt: skip
+    keys = tuple([text[start:end] for text in texts])
+    before, after, together = first[:start], first[end:], b"".join(keys)
+    if before + (after + before).join(keys) + after != b"".join(texts):
         return None
-    return CommonText(befores[0] + afters[0], keys)
+    return None if _END in together or not together.isascii() else CommonText(before + after, keys)

@@ -59,7 +59,7 @@ def test_every_message_has_a_unique_key_of_its_own(server: _Server, words: list[
         header = SendHeader.of(request)
         texts.append(header.properties_text)
         if header.batch:
-            _, bodies, own_texts = split_batch(request.body)
+            _, bodies, own_texts, _ = split_batch(request.body)
             assert [len(body) for body in bodies] == [128] * 4
             texts += [text.decode() for text in own_texts]
     keys = [property_value(text, "UNIQ_KEY") or "" for text in texts]

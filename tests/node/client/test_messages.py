@@ -93,7 +93,7 @@ def test_bombs_and_damage_are_refused() -> None:
 
 @given(st.lists(st.tuples(st.binary(max_size=50), st.dictionaries(st.sampled_from("abc"), st.just("v"))), min_size=1))
 def test_batches_are_what_the_broker_splits(messages: list[tuple[bytes, dict[str, str]]]) -> None:
-    _, bodies, texts = split_batch(encode_batch(messages))
+    _, bodies, texts, _ = split_batch(encode_batch(messages))
     split = zip(bodies, [decode_properties(text.decode()) for text in texts], strict=True)
     assert list(split) == messages
 
