@@ -15,6 +15,7 @@ from functools import partial
 from typing import cast
 
 from node.broker.ledger import DLedgerCode, DLedgerError, ReadMode, Role, StoredInPart
+from node.broker.log_batches import RecordRun
 from node.config import ClassicConfig
 from node.remoting import ResponseCode
 from node.retention import EXPIRY_CHECK_S
@@ -28,6 +29,8 @@ logger = logging.getLogger("node.broker")
 
 TERM = 1
 """There is one master for good, so there is one term."""
+MAX_COMMITTED_BYTES = 256 * 1024
+"""Of records that are taken out of the log at once for whoever makes something of them."""
 CHECKPOINT_INTERVAL_S = 10.0
 """From progress to the checkpoint that notes it: what recovery has to read again after a crash."""
 
@@ -105,6 +108,14 @@ class ClassicStore:
             return self.get(following) is not None
         except OSError:
             return False
+
+    def read_committed(self, first_index: int, last_index: int) -> list[RecordRun]:
+        """The records from position `first_index` on that end at `last_index` at most, as many as make a few
+        milliseconds of work; none where the first is too large for that. Raises OSError."""
+        size_bytes = min(last_index, self.committed_index) + 1 - first_index
+        data = self._log.read_range(first_index, min(size_bytes, MAX_COMMITTED_BYTES)) if size_bytes > 0 else b""
+        run = RecordRun(first_index, data, TERM)
+        return [run] if run.ends else []
 
     def read_bytes(self, pos: int, size_bytes: int) -> bytes:
         return self._log.read(pos, size_bytes)

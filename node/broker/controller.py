@@ -148,7 +148,7 @@ class BrokerController:
                 index=self.index,
             ),
             index_timestamp_ms=lambda: self.index.last_update[0],
-            read_batches=self.snapshots.ledger.store.read_committed if self.snapshots.ledger is not None else None,
+            read_batches=self.ledger.store.read_committed,
         )
         self._disk_watch = DiskWatch(
             runtime.disk,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from node.broker.dispatch_batch import DispatchBatch, Queue, append_parts
 from node.broker.internal_topics import DELAY_LEVELS_MS, REVIVE_PREFIX, SCHEDULE_TOPIC
 from node.broker.ledger import EntryBatch, LedgerStore
-from node.broker.log_batches import read_batch
+from node.broker.log_batches import RecordRun, read_batch
 from node.broker.pending_dispatch import PendingBatch, PendingDispatch
 from node.config import check_topic_name
 from node.logs import LogLimiter
@@ -47,8 +47,6 @@ logger = logging.getLogger("node.broker")
 
 PORTION_ENTRIES = 256
 """Entries dispatched in one turn of the loop: a few milliseconds of work."""
-PORTION_MESSAGES = 1024
-"""The same of those that are taken together."""
 LEAST_TOGETHER = 3
 """Entries from which on taking them together costs less."""
 CHECKPOINT_INTERVAL_S = 10.0
@@ -120,7 +118,7 @@ class Dispatcher:
         on_arrival: Callable[[Iterable[Queue]], None],
         derivations: Mapping[str, Derivation] | None = None,
         index_timestamp_ms: Callable[[], int] = lambda: 0,
-        read_batches: Callable[[int, int], Sequence[EntryBatch]] | None = None,
+        read_batches: Callable[[int, int], Sequence[EntryBatch | RecordRun]] | None = None,
     ) -> None:
         self._index_timestamp_ms = index_timestamp_ms
         self._read_batches = read_batches
@@ -241,7 +239,8 @@ class Dispatcher:
         restored the queues it does nothing: the log tells of its progress while it recovers, before that."""
         if self._restored and not self._scheduled and not self._stopped:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._run)
+            loop = asyncio.get_running_loop()
+            loop.call_soon(loop.call_soon, self._run)  # acknowledgements that are due leave before
 
     def wait_for(self, index: int) -> asyncio.Future[None] | None:
         """A future that is done when `index` is dispatched; None when it is already.
@@ -340,19 +339,20 @@ class Dispatcher:
         first = self._mark.index + 1
         if self._read_batches is None or last - first + 1 < LEAST_TOGETHER:
             return self._dispatch(arrived)
-        index = first
-        last = self.pending.ends_before(first, min(last, first + PORTION_MESSAGES - 1))
-        for entries in self._read_batches(first, last):
+        index, total = first, 0
+        for entries in self._read_batches(first, self.pending.ends_before(first, last)):
             while index <= entries.last_index:
                 count, batch = read_batch(entries, index, self._queues)
                 if count:
-                    index += count
+                    index = entries.index_behind(entries.number_of(index) + count)
+                    total += count
                     end = _End(index - 1, entries.term_of(index - 1))
                     if not self._add((batch,), end, arrived):
                         raise ValueError("is the next of its queue, and is not")
                 if index <= entries.last_index:
-                    index += self._dispatch(arrived)
-        return index - first or self._dispatch(arrived)
+                    total += self._dispatch(arrived)
+                    index = self._mark.index + 1
+        return total or self._dispatch(arrived)
 
     def _add(self, batches: Sequence[DispatchBatch], end: _End | PendingBatch, arrived: dict[Queue, None]) -> bool:
         """Take batches into the queues and what is derived, up to the entry that they end with; False, and nothing is

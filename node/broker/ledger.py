@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from node.broker.log_batches import RecordRun
 from node.dledger.entry_batch import EntryBatch
 from node.dledger.rpc import DLedgerCode, DLedgerError, ReadMode, Role
 
@@ -66,6 +67,11 @@ class LedgerStore(Protocol):
     def get(self, index: int) -> LedgerEntry | None: ...
     def holds(self, index: int, term: int) -> bool:
         """Whether the log has this very entry."""
+        ...
+
+    def read_committed(self, first_index: int, last_index: int) -> Sequence[EntryBatch | RecordRun]:
+        """Committed entries from `first_index` on and to `last_index` at most, as many as make a few milliseconds of
+        work; none where the first cannot be had so. Raises OSError."""
         ...
 
     def read_bytes(self, pos: int, size_bytes: int) -> bytes: ...

@@ -9,6 +9,7 @@ it alone: so nothing is decided here that it would decide otherwise, which the t
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import groupby
@@ -17,9 +18,8 @@ from struct import Struct
 
 from node.broker.dispatch_batch import DispatchBatch, KeyRuns, QueueColumns, text_tag_hash
 from node.broker.internal_topics import is_internal
-from node.broker.ledger import EntryBatch
 from node.dledger.entry import HEADER, HEADER_SIZE_BYTES, NORMAL_MAGIC
-from node.dledger.entry_batch import BODY_PREFIX
+from node.dledger.entry_batch import BODY_PREFIX, EntryBatch
 from node.store.properties import KEYS, UNIQUE_KEY
 from node.store.queue_store import QueueStore
 from node.store.record import (
@@ -32,11 +32,12 @@ from node.store.record import (
 )
 from node.store.unique_keys import common_text
 
-__all__ = ["read_batch"]
+__all__ = ["RecordRun", "read_batch"]
 
-_HEAD = Struct(f">{BODY_PREFIX}IIIi4xqqi16xq8x4xqi")
-"""An entry's header, and what is wanted of everything before the body of a record with IPv4 hosts; see
-`node.store.record`."""
+_RECORD_HEAD = Struct(">IIIi4xqqi16xq8x4xqi")
+"""What is wanted of everything before the body of a record with IPv4 hosts; see `node.store.record`."""
+_HEAD = Struct(f">{BODY_PREFIX}{_RECORD_HEAD.format[1:]}")
+"""The same behind an entry's header."""
 _SIZE_AND_MAGIC = Struct(">II")
 _PREPARED_AND_SIZE = Struct(">qi")
 LEAST_UNIFORM = 6
@@ -54,41 +55,82 @@ MAX_TOPICS = 4096
 _topics: dict[bytes, str] = {}
 
 
-def read_batch(entries: EntryBatch, first_index: int, queues: QueueStore) -> tuple[int, DispatchBatch]:
+class RecordRun:
+    """Records that follow each other in a log without entries, as an `EntryBatch` that has nothing before each: the
+    index of a record is the position of its last byte, and the one behind it is where the next begins."""
+
+    __slots__ = ("ends", "first_index", "last_index", "pos", "raw", "term")
+
+    is_uniform = False
+    prefix_bytes = 0
+
+    def __init__(self, pos: int, data: bytes, term: int) -> None:
+        """The records that are whole in `data`, which begins at position `pos` of the log; there may be none."""
+        self.pos = self.first_index = pos
+        self.term = term
+        self.ends: list[int] = []
+        at, size_bytes = 0, len(data)
+        while at + _SIZE_AND_MAGIC.size <= size_bytes:
+            end = at + int.from_bytes(data[at : at + 4], "big")
+            if end < at + _SIZE_AND_MAGIC.size or end > size_bytes:
+                break
+            self.ends.append(end)
+            at = end
+        self.raw = data[:at]
+        self.last_index = pos + at - 1
+
+    def number_of(self, index: int) -> int:
+        """The place of the record that begins at position `index`, 0 for the first."""
+        return bisect_right(self.ends, index - self.pos)
+
+    def index_behind(self, count: int) -> int:
+        """Where the record begins that follows on the first `count`."""
+        return self.pos + (self.ends[count - 1] if count else 0)
+
+    def term_of(self, index: int) -> int:
+        """Term of a record."""
+        return self.term
+
+
+def read_batch(entries: EntryBatch | RecordRun, first_index: int, queues: QueueStore) -> tuple[int, DispatchBatch]:
     """The messages from entry `first_index` on, up to the first one that is special, and how many entries these are
     (those without a message count too). Changes nothing."""
-    if entries.is_uniform and entries.last_index - first_index >= LEAST_UNIFORM - 1:
+    if isinstance(entries, EntryBatch) and entries.is_uniform and entries.last_index - first_index >= LEAST_UNIFORM - 1:
         uniform = _read_uniform(entries, first_index, queues)
         if uniform is not None:
             return uniform
     return _read_each(entries, first_index, queues)
 
 
-def _read_each(entries: EntryBatch, first_index: int, queues: QueueStore) -> tuple[int, DispatchBatch]:
+def _read_each(
+    entries: EntryBatch | RecordRun, first_index: int, queues: QueueStore
+) -> tuple[int, DispatchBatch]:
     of_queues: dict[tuple[bytes, int], QueueColumns] = {}
     keys = KeyRuns()
-    unpack, crc32, head_size = _HEAD.unpack_from, zlib.crc32, _HEAD.size
-    raw, shift, newest_ms = entries.raw, entries.pos + HEADER_SIZE_BYTES, 0
-    number = first_index - entries.first_index
+    prefix, crc32 = entries.prefix_bytes, zlib.crc32
+    unpack, head_size = (_HEAD if prefix else _RECORD_HEAD).unpack_from, prefix + _RECORD_HEAD.size
+    raw, shift, newest_ms = entries.raw, entries.pos + prefix, 0
+    entry_magic, crc = NORMAL_MAGIC, 0
+    number = entries.number_of(first_index)
     start = entries.ends[number - 1] if number else 0
     of_queue, known_topic, known_id, count = None, b"", -1, 0
     for end in entries.ends[number:] if number else entries.ends:
-        if end - start < _LEAST_BYTES:
-            if HEADER.unpack_from(raw, start)[0] == NORMAL_MAGIC:
+        if end - start < prefix + FIXED_SIZE_BYTES:
+            if not prefix or HEADER.unpack_from(raw, start)[0] == NORMAL_MAGIC:
                 break
             start, count = end, count + 1
             continue
-        (
-            entry_magic, crc, size, magic, body_crc, queue_id, offset, position, sys_flag, stored_ms, prepared,
-            body_size,
-        ) = unpack(raw, start)  # fmt: skip
+        values: Sequence[int] = unpack(raw, start)
+        if prefix:
+            entry_magic, crc, *values = values
+        size, magic, body_crc, queue_id, offset, position, sys_flag, stored_ms, prepared, body_size = values
         if entry_magic != NORMAL_MAGIC:
             start, count = end, count + 1
             continue
         body_at = start + head_size
         size_at = body_at + body_size
         if (
-            position != start + shift or size != end - start - HEADER_SIZE_BYTES or magic != RECORD_MAGIC
+            position != start + shift or size != end - start - prefix or magic != RECORD_MAGIC
             or sys_flag & _SPECIAL or prepared or body_size < 0 or size_at + 3 > end
         ):  # fmt: skip
             break
@@ -113,7 +155,7 @@ def _read_each(entries: EntryBatch, first_index: int, queues: QueueStore) -> tup
         of_queue.positions.append(position)
         of_queue.sizes.append(size)
         of_queue.tags.append(text_tag_hash(text))
-        of_queue.crcs.append(crc)
+        of_queue.crcs.append(crc if prefix else crc32(raw[start:end]))
         if _KEYS in text or _UNIQUE_KEY in text:
             keys.add(of_queue.queue[0], text, position, stored_ms)
         if stored_ms > newest_ms:

@@ -74,6 +74,17 @@ class EntryBatch:
         self.end_pos = pos + len(raw)
         """Position behind the last byte."""
 
+    prefix_bytes = HEADER_SIZE_BYTES
+    """Of each entry, before its body."""
+
+    def number_of(self, index: int) -> int:
+        """The place of an entry in the batch, 0 for the first."""
+        return index - self.first_index
+
+    def index_behind(self, count: int) -> int:
+        """Index of the entry that follows on the first `count`."""
+        return self.first_index + count
+
     @property
     def is_uniform(self) -> bool:
         """Whether it is known that all its entries are of one size."""

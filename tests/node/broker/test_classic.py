@@ -14,7 +14,9 @@ import pytest
 from node.broker import classic as classic_module
 from node.broker import delay as delay_module
 from node.broker import log_expiry as log_expiry_module
+from node.broker.classic import ClassicStore
 from node.broker.controller import BrokerController
+from node.broker.dispatcher import Dispatcher
 from node.config import parse_broker_config
 from node.remoting import Command, RemotingClient
 from node.store import commit_log as log_module
@@ -105,6 +107,43 @@ def test_everything_is_there_after_an_orderly_restart(run: Any, tmp_path: Path, 
     run(fill, f"flush_mode={mode}")
     assert len(list((tmp_path / "data" / "commitlog").iterdir())) > 2
     run(look, f"flush_mode={mode}")
+
+
+async def fill_with_every_kind(case: Case) -> None:
+    await fill(case)
+    for number in range(60):
+        fields = ({}, {"i": "DELAY\x0118\x02"}, {"f": 4, "i": "TRAN_MSG\x01true\x02PGROUP\x01g\x02"})[number % 3]
+        assert (await case.send(b"m%d" % number, e=number % 2, **fields)).code == 0
+
+
+def test_a_log_without_queues_is_read_in_batches_and_one_by_one_alike(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    run(fill_with_every_kind)
+    alone: list[int] = []
+    dispatch = Dispatcher._dispatch
+    monkeypatch.setattr(
+        Dispatcher, "_dispatch", lambda self, arrived: alone.append(self._mark.index) or dispatch(self, arrived)
+    )
+
+    def derived() -> dict[str, bytes]:
+        for name in ("consumequeue", "consumequeue.crc", "index"):
+            shutil.rmtree(data / name)
+        (data / "consumequeue.checkpoint").unlink()
+        alone.clear()
+        run(look_at_the_beginning)
+        files = [path for name in ("consumequeue", "consumequeue.crc", "index") for path in (data / name).rglob("*")]
+        return {str(path.relative_to(data)): path.read_bytes() for path in files if path.is_file()}
+
+    async def look_at_the_beginning(case: Case) -> None:
+        assert (await case.bodies())[: len(SENT)] == SENT
+
+    together = derived()
+    count = len(alone)
+    monkeypatch.setattr(ClassicStore, "read_committed", lambda self, first, last: [])
+    assert derived() == together and len(alone) > len(SENT) + 60
+    assert count < len(alone) / 2  # what is special is still looked at alone
 
 
 @pytest.mark.mechanism("CommitLog record (17 fields, §3)")
