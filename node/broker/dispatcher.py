@@ -239,8 +239,7 @@ class Dispatcher:
         restored the queues it does nothing: the log tells of its progress while it recovers, before that."""
         if self._restored and not self._scheduled and not self._stopped:
             self._scheduled = True
-            loop = asyncio.get_running_loop()
-            loop.call_soon(loop.call_soon, self._run)  # acknowledgements that are due leave before
+            asyncio.get_running_loop().call_soon(self._run)
 
     def wait_for(self, index: int) -> asyncio.Future[None] | None:
         """A future that is done when `index` is dispatched; None when it is already.
