@@ -17,7 +17,7 @@ from node.broker.client_manager import ClientManager
 from node.broker.consumer_offsets import ConsumerOffsets
 from node.broker.controller import BrokerController
 from node.broker.dispatcher import Dispatcher
-from node.broker.ledger import DLedgerCode, DLedgerError, ReadMode, Role
+from node.broker.ledger import DLedgerCode, DLedgerError, EntryBatch, ReadMode, Role
 from node.broker.memory_window import MemoryWindow
 from node.broker.message_store import MessageStore
 from node.broker.pull import PullHolds
@@ -87,6 +87,10 @@ class FakeStore:
     def holds(self, index: int, term: int) -> bool:
         entry = self.get(index)
         return entry is not None and entry.term == term
+
+    def read_committed(self, first_index: int, last_index: int) -> Sequence[EntryBatch]:
+        """Nothing: the dispatcher asks for each entry by itself."""
+        return ()
 
     def read_records(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
         return [self.read_bytes(position, size_bytes) for position, size_bytes in places]
