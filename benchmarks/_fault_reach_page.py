@@ -101,7 +101,7 @@ _FORMS = {
     "healed-write": "after one of syncs and writes was healed",
     "sync": "syncs reported from the start",
     "account": "while an account is kept of what is not synced (2 s before each `power=cut`)",
-    "all": "the same from the start (where no filter can be installed in a running program)",
+    "all": "syncs and writes reported, and the account kept, from the start (where a running one can have no filter)",
     "clock": "clock moved, and healed again",
 }
 

@@ -233,6 +233,14 @@ while True:
 """
 
 
+GROWN = """
+import os, sys, time
+begin = os.path.getsize(sys.argv[1])
+while os.path.getsize(sys.argv[1]) <= begin + len("line"):
+    time.sleep(0.01)
+"""
+
+
 async def launched(cluster: Any) -> None:
     """A program behind a shell, which might execute anything, meets the same by the launcher."""
     python, data = cluster.python("n1"), cluster.data_dir("n1")
@@ -257,8 +265,7 @@ async def launched(cluster: Any) -> None:
         [reading] = await cluster.clocks.read("n1", timeout_s=30.0)
         assert abs(reading.offset_ms) < 60_000
     assert await cluster.disks.expect_cut("l4", ["n1"]) > 0
-    grown = f"was=$(wc -c < {data}/loop); until [ $(wc -c < {data}/loop) -gt $((was + 4)) ]; do :; done"
-    assert (await cluster.run("n1", ["sh", "-c", grown], timeout_s=60))[0] == 0
+    assert (await cluster.run("n1", [python, "-c", GROWN, f"{data}/loop"], timeout_s=60))[0] == 0
     await process.kill()
     cut = await cluster.disks.cut_power("l4", "n1")
     assert cut.recorded and "in the last 2 s" in cut.detail
