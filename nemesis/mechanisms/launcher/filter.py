@@ -127,26 +127,28 @@ class Listener:
         with contextlib.suppress(OSError):
             fcntl.ioctl(descriptor, _SET_FLAGS, _SYNC_WAKE_UP)
 
-    def receive(self) -> bytes | None:
+    def receive(self) -> bytearray | None:
         """The report of the next call; None when it has been given up meanwhile."""
+        report = bytearray(_NOTHING)  # for bytes, ioctl first raises an error of its own and forgets it
         try:
-            return fcntl.ioctl(self.descriptor, _RECV, _NOTHING)
+            fcntl.ioctl(self.descriptor, _RECV, report)
+            return report
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.EINTR):
                 return None
             raise
 
-    def identity(self, report: bytes) -> int:
+    def identity(self, report: bytearray) -> int:
         """By which the call of a report is answered."""
         identity: int = _ID.unpack_from(report)[0]
         return identity
 
-    def number(self, report: bytes) -> int:
+    def number(self, report: bytearray) -> int:
         """The kernel's number of the call that a report is of."""
         number: int = _CALL_NUMBER.unpack_from(report, _CALL_NUMBER_AT)[0]
         return number
 
-    def call(self, report: bytes) -> Call:
+    def call(self, report: bytearray) -> Call:
         """What a report says."""
         identity, thread, _, number, _, _, *arguments = _NOTIF.unpack(report)
         return Call(identity, thread, self._names.get(number, ""), tuple(arguments))
@@ -172,7 +174,7 @@ class Listener:
 
     def _send(self, response: bytes) -> None:
         try:
-            fcntl.ioctl(self.descriptor, _SEND, response)
+            fcntl.ioctl(self.descriptor, _SEND, bytearray(response))
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.EINPROGRESS):
                 raise

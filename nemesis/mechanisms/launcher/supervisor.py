@@ -205,7 +205,7 @@ class Supervisor:
             or self.control.settings().has_disk
         )
 
-    def _receive(self, listener: Listener, report: bytes) -> None:
+    def _receive(self, listener: Listener, report: bytearray) -> None:
         if self._concerns_nobody():
             if self.descriptors is not None and listener.number(report) in self.descriptors.numbers:
                 self._let_go_on(listener, listener.call(report))
