@@ -114,7 +114,7 @@ class BrokerController:
         self._assemble_services()
         self.metrics = MetricsServer(config.metrics_listen, self._metrics) if config.metrics_listen else None
         self.expiry = new_log_expiry(self.ledger, self.dispatcher, config, runtime.clock, self._log_removed)
-        self._group_makers: tuple[RetryTopics | ClientProcessor, ...] = ()
+        self._group_makers: tuple[RetryTopics | ClientProcessor, ...] = (self._retries,)
         self._removals: list[asyncio.Task[None]] = []
         self._started = False
 
