@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
+import subprocess
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from harness import cli
 from harness.clusters.agent_link import AgentLink
 from harness.clusters.agent_processes import AgentProcess, AgentProcesses
 from harness.clusters.base import Program
@@ -251,3 +254,27 @@ async def _own_host(run: RunState, directory: Path) -> AsyncIterator[OwnHost]:
 def own_host() -> Callable[[RunState, Path], AbstractAsyncContextManager[OwnHost]]:
     """An agent on this machine for a while; its programs, in `directory`, end with it."""
     return _own_host
+
+
+@pytest.fixture(scope="session")
+def harness_here() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """A function that carries out `harness WORDS` from a directory `cwd` and returns what it printed and its status.
+
+    In this process: another takes half a second to begin with.
+    """
+
+    def perform(
+        *words: str, cwd: Path, environment: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        out, err = io.StringIO(), io.StringIO()
+        with pytest.MonkeyPatch.context() as patched, contextlib.chdir(cwd):
+            for name, value in (environment or {}).items():
+                patched.setenv(name, value)
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                try:
+                    status = cli.main(words)
+                except SystemExit as ended:
+                    status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        return subprocess.CompletedProcess(words, status, out.getvalue(), err.getvalue())
+
+    return perform

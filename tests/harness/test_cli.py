@@ -6,6 +6,7 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from harness.store import RunStatus, Store
 from harness.test import Test
 
 ROOT = Path(__file__).resolve().parents[2]
+Here = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def harness(*words: str, cwd: Path, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
@@ -70,8 +72,8 @@ def harness(*words: str, cwd: Path, timeout_s: float = 60) -> subprocess.Complet
         (["clean", "--run", "../../etc"], "run id"),
     ],
 )
-def test_bad_arguments(words: list[str], expected: str, tmp_path: Path) -> None:
-    done = harness(*words, cwd=tmp_path)
+def test_bad_arguments(words: list[str], expected: str, tmp_path: Path, harness_here: Here) -> None:
+    done = harness_here(*words, cwd=tmp_path)
     assert done.returncode == 254, done.stderr
     assert expected in done.stderr
     assert "Traceback" not in done.stderr
@@ -87,9 +89,15 @@ def test_a_store_that_cannot_be_written(tmp_path: Path) -> None:
     assert "store" in done.stderr and "Traceback" not in done.stderr
 
 
+def test_a_process_refuses_as_well(tmp_path: Path) -> None:
+    done = harness("run", "--nodes", "0", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (254, "")
+    assert "--nodes must be 1 to" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
 @pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["--version"]])
-def test_help_goes_to_standard_output(words: list[str], tmp_path: Path) -> None:
-    done = harness(*words, cwd=tmp_path)
+def test_help_goes_to_standard_output(words: list[str], tmp_path: Path, harness_here: Here) -> None:
+    done = harness_here(*words, cwd=tmp_path)
     assert done.returncode == 0
     assert done.stdout and not done.stderr
 
@@ -100,8 +108,8 @@ def test_a_bare_harness_says_what_there_is(tmp_path: Path) -> None:
     assert "usage: harness" in done.stdout and "doctor" in done.stdout
 
 
-def test_the_options_of_a_run_are_in_groups_and_name_what_the_registry_has(tmp_path: Path) -> None:
-    said = harness("run", "--help", cwd=tmp_path).stdout
+def test_the_options_of_a_run_are_in_groups_and_name_what_the_registry_has(tmp_path: Path, harness_here: Here) -> None:
+    said = harness_here("run", "--help", cwd=tmp_path).stdout
     groups = ("what is tested, and where", "faults", "load", "judging and keeping", "more than one run, and output")
     places = [said.index(f"\n{group}:\n") for group in groups]
     assert places == sorted(places)
@@ -187,15 +195,15 @@ def test_output_that_nobody_reads_is_no_verdict_of_other_commands_either(tmp_pat
     assert (done.returncode, done.stderr) == (255, "")
 
 
-def test_list_names_what_can_be_chosen(tmp_path: Path) -> None:
-    done = harness("list", cwd=tmp_path)
+def test_list_names_what_can_be_chosen(tmp_path: Path, harness_here: Here) -> None:
+    done = harness_here("list", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for name in ("register", "log", "partition", "broker", "local", "netns"):
         assert name in done.stdout
 
 
-def test_cleaning_a_run_that_left_nothing_says_so(tmp_path: Path) -> None:
-    result = harness("clean", "--run", "20200101T000000-nobody", cwd=tmp_path)
+def test_cleaning_a_run_that_left_nothing_says_so(tmp_path: Path, harness_here: Here) -> None:
+    result = harness_here("clean", "--run", "20200101T000000-nobody", cwd=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
     assert "nothing of run 20200101T000000-nobody is on this machine" in result.stdout
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,20 @@ import pytest
 
 from harness.store import Store
 
-ROOT = Path(__file__).resolve().parents[2]
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
-def harness(*words: str, cwd: Path, columns: int = 80) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": str(columns)}
-    return subprocess.run(
-        [sys.executable, "-m", "harness", "runs", *words],
-        cwd=cwd, env=environment, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+Runs = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def runs(harness_here: Callable[..., subprocess.CompletedProcess[str]]) -> Runs:
+    """A function that carries out `harness runs WORDS` from a directory, on a terminal of some columns."""
+
+    def perform(*words: str, cwd: Path, columns: int = 80) -> subprocess.CompletedProcess[str]:
+        return harness_here("runs", *words, cwd=cwd, environment={"COLUMNS": str(columns)})
+
+    return perform
 
 
 @pytest.fixture
@@ -52,8 +55,8 @@ RUNNING: list[Any] = []
 """Runs whose lock is to be held as long as this process lives."""
 
 
-def test_the_table_says_what_was_run_and_what_came_of_it(place: Path) -> None:
-    done = harness(cwd=place, columns=170)
+def test_the_table_says_what_was_run_and_what_came_of_it(place: Path, runs: Runs) -> None:
+    done = runs(cwd=place, columns=170)
     assert (done.returncode, done.stderr) == (0, "")
     head, *lines = done.stdout.splitlines()
     assert head.split() == ["verdict", "age", "run", "what", "operations", "faults", "took", "seed"]
@@ -66,8 +69,8 @@ def test_the_table_says_what_was_run_and_what_came_of_it(place: Path) -> None:
     assert "0 of 1 proven" in unknown
 
 
-def test_at_80_characters_nothing_is_cut(place: Path) -> None:
-    done = harness(cwd=place)
+def test_at_80_characters_nothing_is_cut(place: Path, runs: Runs) -> None:
+    done = runs(cwd=place)
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80
     assert "VALID       broker-register-partition/20260131T120000Z" in [line.rstrip() for line in lines]
@@ -85,32 +88,32 @@ def test_at_80_characters_nothing_is_cut(place: Path) -> None:
         (["--cluster", "netns"], []),
     ],
 )
-def test_filters(place: Path, words: list[str], expected: list[str]) -> None:
-    done = harness(*words, cwd=place, columns=170)
+def test_filters(place: Path, runs: Runs, words: list[str], expected: list[str]) -> None:
+    done = runs(*words, cwd=place, columns=170)
     assert done.returncode == 0, done.stderr
     rows = [line.split()[0] for line in done.stdout.splitlines() if "/2026" in line]
     assert rows == expected
 
 
-def test_what_is_not_shown_is_counted(place: Path) -> None:
-    said = harness("--limit", "2", "--nemesis", "partition", cwd=place).stdout
+def test_what_is_not_shown_is_counted(place: Path, runs: Runs) -> None:
+    said = runs("--limit", "2", "--nemesis", "partition", cwd=place).stdout
     assert "1 older run not shown: --limit 3 shows all" in said
     assert "2 runs of other kinds not shown" in said
-    nothing = harness("--workload", "log", cwd=place).stdout
+    nothing = runs("--workload", "log", cwd=place).stdout
     assert nothing.splitlines() == ["no such run", "5 runs of other kinds"]
 
 
-def test_as_json(place: Path) -> None:
-    data = json.loads(harness("--json", "--limit", "2", cwd=place).stdout)
+def test_as_json(place: Path, runs: Runs) -> None:
+    data = json.loads(runs("--json", "--limit", "2", cwd=place).stdout)
     assert [run["verdict"] for run in data["runs"]] == ["unfinished", "running"]
     assert (data["older_not_shown"], data["other_runs"], data["not_read"]) == (3, 0, 0)
 
 
-def test_markup_in_a_run_is_text(tmp_path: Path) -> None:
+def test_markup_in_a_run_is_text(tmp_path: Path, runs: Runs) -> None:
     run = Store(tmp_path / "store").create("t")
     run.write_test({"system": "[red]x[/red]", "workload": "\x1b[31mred"})
     run.release()
-    said = harness(cwd=tmp_path, columns=200).stdout
+    said = runs(cwd=tmp_path, columns=200).stdout
     assert "[red]x[/red]" in said and "\x1b" not in said
 
 
@@ -122,7 +125,7 @@ def test_markup_in_a_run_is_text(tmp_path: Path) -> None:
         (["--limit", "0"], "must be at least 1"),
     ],
 )
-def test_what_an_operator_can_mend_is_one_line(place: Path, words: list[str], expected: str) -> None:
-    done = harness(*words, cwd=place)
+def test_what_an_operator_can_mend_is_one_line(place: Path, runs: Runs, words: list[str], expected: str) -> None:
+    done = runs(*words, cwd=place)
     assert done.returncode == 254
     assert expected in done.stderr and len(done.stderr.splitlines()) == 1

@@ -44,12 +44,14 @@ MIXED = LinkShape(delay_ms=30, reorder_percent=40)
 Scenario = Callable[[Any], Awaitable[None]]
 
 
-def with_cluster(tmp_path: Path, place: Any, cluster_class: Any, scenario: Scenario, **options: Any) -> None:
-    """Run `scenario` on three started hosts that are equipped for everything."""
+def with_cluster(
+    tmp_path: Path, place: Any, cluster_class: Any, scenario: Scenario, hosts: int = 3, **options: Any
+) -> None:
+    """Run `scenario` on started hosts that are equipped for everything."""
 
     async def body() -> None:
         run = RunState.create(f"tf{os.getpid()}-{tmp_path.name[-12:]}", state_root=str(tmp_path / "state"))
-        cluster = cluster_class(node_count=3, run=run, work_dir=str(tmp_path / "work"), ports=[7000], **options)
+        cluster = cluster_class(node_count=hosts, run=run, work_dir=str(tmp_path / "work"), ports=[7000], **options)
         every = [(interface, ability) for interface in ("clocks", "disks", "links") for ability in ABILITIES[interface]]
         cluster.prepare([need for need in every if cluster.missing(*need) is None])
         await cluster.start()
@@ -311,14 +313,15 @@ def test_a_build_that_does_not_load_is_built_there(
     library = build_shim()
     monkeypatch.setattr(agent_shim, "build_shim", lambda: b"\x7fELF of another kind")
     monkeypatch.setattr(agent_shim, "prebuilt_shim", {}.get)
-    with_cluster(tmp_path, ssh_machines, SshCluster, clocks, inventory=str(ssh_machines.inventory))
+    with_cluster(tmp_path, ssh_machines, SshCluster, clocks, hosts=2, inventory=str(ssh_machines.inventory))
     monkeypatch.setattr(agent_shim, "COMPILERS", ("no-such-compiler",))
     with pytest.raises(ClusterUnavailable, match=r"^n\d: the clock and disk shim .*gcc libc6-dev on n\d$") as caught:
-        with_cluster(tmp_path, ssh_machines, SshCluster, clocks, inventory=str(ssh_machines.inventory))
+        with_cluster(tmp_path, ssh_machines, SshCluster, clocks, hosts=2, inventory=str(ssh_machines.inventory))
     assert "\n" not in str(caught.value)
     assert ssh_machines.files("n1") == []
     monkeypatch.setattr(agent_shim, "prebuilt_shim", {os.uname().machine: library}.get)
-    with_cluster(tmp_path / "prebuilt", ssh_machines, SshCluster, clocks, inventory=str(ssh_machines.inventory))
+    options = {"hosts": 2, "inventory": str(ssh_machines.inventory)}
+    with_cluster(tmp_path / "prebuilt", ssh_machines, SshCluster, clocks, **options)
 
 
 @pytest.mark.ssh
