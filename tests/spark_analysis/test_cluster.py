@@ -97,6 +97,7 @@ def comparable(tables: dict[str, Any]) -> dict[str, Any]:
     return {name: tables[name] for name in TABLES}
 
 
+@pytest.mark.long
 def test_spark_submit_gives_the_same_tables(
     cluster: StandaloneCluster, small_store: Path, embedded: dict[str, Any]
 ) -> None:

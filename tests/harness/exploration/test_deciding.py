@@ -194,6 +194,7 @@ def performed(name: str, directory: Path, **changes: object) -> tuple[Parts, Run
     return parts, run_dir, results
 
 
+@pytest.mark.long
 def test_the_step_that_a_mutant_breaks_is_found(tmp_path: Path) -> None:
     """The leader is removed at 1 to 1.3 s, which it takes no notice of: that it was removed decides that it goes on."""
     parts, run_dir, results = performed("removed-leader-stays", tmp_path)
