@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import shutil
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -48,6 +51,11 @@ def asked(directory: Path) -> list[str]:
     return (directory / "asked").read_text().splitlines()
 
 
+def stages(directory: Path) -> list[str]:
+    """What pytest was asked to run, by mark: one runs beside another."""
+    return sorted(line for line in asked(directory) if "pytest" in line and "--collect-only" not in line)
+
+
 @pytest.mark.parametrize(
     ("words", "failed"),
     [("-m not serial", "many-at-a-time"), ("loadfile", "spark"), ("loadgroup", "whole-runs"), ("-q", "*")],
@@ -55,17 +63,41 @@ def asked(directory: Path) -> list[str]:
 def test_every_stage_runs_and_the_command_fails_at_the_end(checkout: Path, words: str, failed: str) -> None:
     done = run(checkout, "make", "test", FAIL=words)
     assert done.returncode != 0
-    assert sum("pytest" in line for line in asked(checkout)) == len(STAGES)
+    assert len(stages(checkout)) == len(STAGES)
     assert f"make test: failed stages: {' '.join(STAGES) if failed == '*' else failed}" in done.stderr
 
 
 def test_what_passes_ends_with_status_0(checkout: Path) -> None:
     done = run(checkout, "make", "test")
     assert done.returncode == 0 and "failed" not in done.stdout + done.stderr
-    markers = [line.partition("-m ")[2].partition(" -m ")[2].partition(" -")[0] for line in asked(checkout)[1:]]
-    assert markers == [
+    markers = {line.partition("-m ")[2].partition(" -m ")[2].partition(" -")[0] for line in stages(checkout)}
+    assert markers == {
         "not serial and not spark and not long", "spark and not long", "serial and not systems and not long",
-    ], "every test is in one stage, or in make test-long or make test-systems"  # fmt: skip
+    }, "every test is in one stage, or in make test-long or make test-systems"  # fmt: skip
+
+
+def heed_interrupts() -> None:
+    """As a command that a terminal started; whoever was started in the background ignores them."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def test_an_interrupt_ends_the_stage_that_runs_beside_another(checkout: Path) -> None:
+    stage = "echo $$ >beside.new; mv beside.new beside; exec sleep 600"
+    script(
+        checkout / ".venv" / "bin" / "python", f'case "$*" in *loadfile*) {stage};; *serial*) exec sleep 600;; esac'
+    )  # fmt: skip
+    with subprocess.Popen(
+        ["make", "test"], cwd=checkout, stderr=subprocess.DEVNULL, start_new_session=True, preexec_fn=heed_interrupts
+    ) as make:
+        while not (checkout / "beside").exists():
+            time.sleep(0.01)
+        beside = os.pidfd_open(int((checkout / "beside").read_text()))
+        os.killpg(make.pid, signal.SIGINT)
+        assert make.wait(timeout=60) != 0
+    try:
+        assert select.select([beside], [], [], 60)[0], "it runs on"
+    finally:
+        os.close(beside)
 
 
 @pytest.mark.parametrize("mark", ["spark", "serial", "long"])
@@ -93,7 +125,7 @@ def test_a_shim_that_cannot_be_built_is_said_and_the_tests_run(checkout: Path) -
     done = run(checkout, "make", "test", SHIM="1")
     assert done.returncode == 0
     assert "tests of clock and disk faults will be skipped" in done.stderr
-    assert sum("pytest" in line for line in asked(checkout)) == len(STAGES)
+    assert len(stages(checkout)) == len(STAGES)
 
 
 def test_the_demo_needs_no_tools_of_development(checkout: Path) -> None:
@@ -104,7 +136,7 @@ def test_the_demo_needs_no_tools_of_development(checkout: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("make demo ") and "minute" in done.stdout.splitlines()[0]
     assert [line for line in asked(checkout) if "install" in line] == [
-        "-m pip install --quiet --disable-pip-version-check -e ."
+        "-m pip install --quiet --disable-pip-version-check --config-settings editable_mode=compat --editable ."
     ]
     assert asked(checkout)[-1] == "scripts/demo.py"
 
@@ -116,4 +148,4 @@ def test_the_ci_runs_lint_docs_and_tests_whatever_becomes_of_the_first(checkout:
     done = run(checkout, str(checkout / ".ci" / "run"), FAIL=fail)
     assert done.returncode == status, done.stderr
     assert {"ruff", "mkdocs"} <= set(asked(checkout))
-    assert sum("pytest" in line for line in asked(checkout)) == len(STAGES)
+    assert len(stages(checkout)) == len(STAGES)

@@ -47,7 +47,8 @@ SYSCALLS = {
         "copy_file_range": 326, "pwritev2": 328, "openat2": 437, "dup": 32, "dup2": 33, "fcntl": 72, "dup3": 292,
     },
     "aarch64": {
-        "mkdirat": 34, "unlinkat": 35, "symlinkat": 36, "linkat": 37, "renameat": 38, "truncate": 45, "ftruncate": 46,
+        "dup": 23, "dup3": 24, "fcntl": 25, "mkdirat": 34, "unlinkat": 35, "symlinkat": 36, "linkat": 37,
+        "renameat": 38, "truncate": 45, "ftruncate": 46,
         "fallocate": 47, "openat": 56, "read": 63, "write": 64, "readv": 65, "writev": 66, "pread64": 67,
         "pwrite64": 68, "preadv": 69, "pwritev": 70, "fsync": 82, "fdatasync": 83, "sync_file_range": 84, "msync": 227,
         "syncfs": 267, "renameat2": 276, "copy_file_range": 285, "preadv2": 286, "pwritev2": 287, "openat2": 437,

@@ -125,7 +125,7 @@ def test_body_crc_clears_the_sign_bit() -> None:
 
 def test_summary() -> None:
     fields = summarize_record(GOLDEN)
-    assert fields == ("T", 3, 7, 0x1000, 0, 1_700_000_000_001, "tagA", "TAGS\x01tagA\x02", 0)
+    assert fields == ("T", 3, 7, 0x1000, 0, 1_700_000_000_001, "tagA", "TAGS\x01tagA\x02", 0, b"")
     with pytest.raises(RecordError, match="behind the record"):
         summarize_record(GOLDEN + b"\0")
 
