@@ -8,6 +8,7 @@ them, are part of the test.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Final
 
@@ -100,6 +101,7 @@ class BrokerMessaging:
         if pops:
             self._queues.append(MessageQueue(POP_RETRY_TOPIC, broker_name, 0))
         self._received = 0
+        self._popped: list[tuple[PoppedMessage, str]] = []
         self._producer = client.transaction_producer(
             PRODUCER_GROUP, self._decided, retries=SEND_RETRIES, timeout_ms=self._send_timeout_ms
         )
@@ -155,11 +157,12 @@ class BrokerMessaging:
         return [decode_body(message.body) for message in messages]
 
     async def _pop(self, max_messages: int) -> list[Any]:
-        """Messages that this client was given, and has acknowledged; where nobody knows whether that worked they may
-        come again. Of those that it forgets nobody hears until they do."""
+        """Messages that this client was given. They are acknowledged by its next receive: an acknowledgement within
+        this one would take them from everybody where the operation ends without an answer. Of those that it forgets
+        nobody hears until they come again."""
         routes, name = self._client.routes, self._queues[0].broker_name
-        popped: list[PoppedMessage] = []
         try:
+            await self._acknowledge()
             await routes.get(self._topic)
             address = routes.require_master(name)
             self.node = self._host_of(address)
@@ -167,16 +170,21 @@ class BrokerMessaging:
                 self._topic, group=CONSUMER_GROUP, broker_name=name, max_messages=max_messages,
                 invisible_ms=INVISIBLE_MS, poll_ms=RECEIVE_TIMEOUT_MS, address=address,
             )  # fmt: skip
-            self._received += max_messages == 1
-            if max_messages == 1 and self._received % FORGETS_EVERY == 0:
-                return []
-            for each in popped:
-                await self._client.requests.acknowledge(each, group=CONSUMER_GROUP, address=address)
         except ClientError as error:
             routes.failed(name, self._topic, error)
-            if not popped:
-                raise
+            raise
+        self._received += max_messages == 1
+        if max_messages == 1 and self._received % FORGETS_EVERY == 0:
+            return []
+        self._popped = [(each, address) for each in popped]
         return [decode_body(each.message.body) for each in popped]
+
+    async def _acknowledge(self) -> None:
+        """What the receive before gave; where nobody knows whether that worked it may come again."""
+        popped, self._popped = self._popped, []
+        for each, address in popped:
+            with contextlib.suppress(ClientError):
+                await self._client.requests.acknowledge(each, group=CONSUMER_GROUP, address=address)
 
     async def lag(self) -> int:
         try:
