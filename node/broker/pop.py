@@ -329,7 +329,7 @@ class PopProcessor:
     def _write(
         self, request: _PopRequest, key: QueueOfGroup, lot: _Lot, pop_time_ms: int, written: list[asyncio.Future[None]]
     ) -> _Lot:
-        """Note that these messages are given out; nobody may be told before `written` is done. Raises PUT_REFUSALS."""
+        """Note that these messages are given out; no answer may leave before `written` is done. Raises PUT_REFUSALS."""
         if request.in_order:
             until_ms = loop_ms() + request.invisible_ms
             return lot._replace(tries=self.in_order.give(key, request.attempt, lot.offsets, pop_time_ms, until_ms))
