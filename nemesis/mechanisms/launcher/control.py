@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import mmap
 import os
 import struct
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -156,6 +158,16 @@ class Control:
     def generation(self) -> int:
         """The number of the settings that are in force now."""
         return int(struct.unpack_from("=Q", self._map, 8)[0])
+
+    @property
+    def read_generation(self) -> int:
+        """The number of the settings that `settings` has told last."""
+        return int.from_bytes(self._generation, sys.byteorder)
+
+    @property
+    def generation_address(self) -> int:
+        """Where that number is in our memory."""
+        return ctypes.addressof(ctypes.c_char.from_buffer(self._map, 8))
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:

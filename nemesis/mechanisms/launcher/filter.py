@@ -99,7 +99,9 @@ _CONTINUE = 1
 
 _PR_SET_NO_NEW_PRIVS = 38
 _SECCOMP_SET_MODE_FILTER = 1
-_NEW_LISTENER, _WAIT_KILLABLE = 1 << 3, 1 << 5
+_NEW_LISTENER, _WAIT_KILLABLE = 1 << 3 | 1 << 2, 1 << 5
+"""The first with SPEC_ALLOW: kernels before 5.16 take a filter for a sandbox and have its processes run without some of
+the processor's speculation, which would cost a program far more than its reported calls do."""
 ALL_THREADS = 1 << 0 | 1 << 4
 """More flags for `install`: for all threads of the process, or for none (TSYNC and TSYNC_ESRCH, Linux 5.7)."""
 _SECCOMP_NR = {"x86_64": 317, "aarch64": 277}
@@ -189,6 +191,8 @@ class Listeners:
         self._poll = select.poll()
         self._all: dict[int, Listener] = {}
         self._woken = self._wake = -1
+        self.changes = 0
+        """How often what is waited for has changed."""
 
     def __iter__(self) -> Iterator[Listener]:
         return iter([*self._all.values()])
@@ -197,6 +201,7 @@ class Listeners:
         """One more."""
         self._all[descriptor] = Listener(descriptor, platform.machine())
         self._poll.register(descriptor, select.POLLIN)
+        self.changes += 1
 
     def wait(self, timeout_s: float | None) -> list[Listener] | None:
         """Wait for calls: the listeners that have one, none of them when time is up, None when nobody can make a call
@@ -213,13 +218,20 @@ class Listeners:
                 self._poll.unregister(descriptor)
                 del self._all[descriptor]
                 os.close(descriptor)
+                self.changes += 1
         return found if self._all else None
+
+    @property
+    def woken(self) -> Sequence[int]:
+        """What else is waited for: the descriptor that `add_wake` writes to, where it was called."""
+        return [self._woken] if self._woken >= 0 else []
 
     def add_wake(self) -> Callable[[], None]:
         """A function that ends `wait` from another thread."""
         if self._woken < 0:
             self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
             self._poll.register(self._woken, select.POLLIN)
+            self.changes += 1
 
         def wake_up() -> None:
             # A full pipe has woken it already.

@@ -8,6 +8,8 @@ go on, so that no call hangs and none fails. Both end with the last process that
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import mmap
 import os
@@ -25,6 +27,7 @@ from .control import DELAYED, FAILED, HELD, REFUSED, UNDO_OVERFLOW, Control, Set
 from .descriptors import Descriptors
 from .files import CHANGE, CREATE, CUT, GROW, READ, RENAME, SYNC, UNLINK, WRITE, Effect, Files
 from .filter import Call, Listener, Listeners
+from .passing import Passing
 from .tracing import ProcessTree
 
 __all__ = ["Ledger", "Supervisor", "guard"]
@@ -57,10 +60,17 @@ class Ledger:
 
     def received(self, listener: Listener, identity: int) -> None:
         """Note the newest call of a listener."""
+        struct.pack_into("=Q", self._map, self._newest_at(listener), identity)
+
+    def newest_address(self, listener: Listener) -> int:
+        """Where in memory that is noted."""
+        return ctypes.addressof(ctypes.c_char.from_buffer(self._map, self._newest_at(listener)))
+
+    def _newest_at(self, listener: Listener) -> int:
         at = self._newest.get(listener.descriptor)
         if at is None:
             at = self._newest[listener.descriptor] = 8 * (_HELD_SLOTS + len(self._newest) % MAX_PROCESSES)
-        struct.pack_into("=Q", self._map, at, identity)
+        return at
 
     def hold(self, identity: int) -> bool:
         """Note a call that will be answered later; False when no more can be."""
@@ -125,15 +135,23 @@ class Supervisor:
     """A call about a file under the root, or about one that may not be looked at, has been counted."""
     _syncs: Syncs | None = None
     _openings: Openings = field(init=False)
+    _passing: Passing | None = None
+    """None where it cannot be had."""
+    _watched: list[Listener] = field(default_factory=list)
+    """The listeners that `_passing` waits for, as of `_changes`."""
+    _changes: int = -1
 
     def serve(self) -> None:
         """Until nobody can make a reported call any more."""
         self._openings = Openings(self.listeners)
+        with contextlib.suppress(OSError):
+            self._passing = Passing(() if self.descriptors is None else self.descriptors.numbers)
         if self.account is not None:
             self._syncs = Syncs(self.listeners)
         self._follow()
         while True:
-            ready = self.listeners.wait(self._timeout_s())
+            has_passed = self._pass()
+            ready = self.listeners.wait(0 if has_passed else self._timeout_s())
             if ready is None:
                 return
             self._follow()
@@ -150,6 +168,23 @@ class Supervisor:
             if self._syncs is not None:
                 for pending, begun, status, error_number in self._syncs.finished():
                     self._synced(pending, begun, status, error_number)
+
+    def _pass(self) -> bool:
+        """Wait while calls concern nobody, and let them go on. False where that is not so now."""
+        if self._passing is None or not self._concerns_nobody():
+            return False
+        if self.attachment is not None and self.attachment.is_in_force:
+            return False
+        if self._changes != self.listeners.changes:
+            self._changes, self._watched = self.listeners.changes, [*self.listeners]
+            notes = [self.ledger.newest_address(each) for each in self._watched]
+            self._passing.watch(self._watched, notes, self.listeners.woken, self._timeout_s())
+        followed = self.control.read_generation if self.attachment is None else self.attachment.generation
+        found = self._passing.serve(self.control.generation_address, followed)
+        if found is not None:
+            self._follow()
+            self._receive(self._watched[found[0]], found[1])
+        return True
 
     def _follow(self) -> None:
         """Do what new settings ask for, before a call is answered by them, and say that it is done."""
