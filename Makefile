@@ -78,11 +78,12 @@ demo: demo-plan $(RUNTIME) host
 demo-plan:
 	@echo "make demo sets the harness up in $(VENV) (once), then breaks a cluster twice: two minutes in all, one from then on."
 
-# Four at a time where safe (many wait most of the time) and beside them, for what these leave of the cores, the files of
-# Spark's tests, two at a time; then whole runs of real clusters, three at a time, but for those that try `harness clean`,
-# which takes whatever is dead: one after the other. Every stage runs, whatever became of those before it. All tests are
-# collected once before: this compiles them, which the workers would all do at once, each for itself. The later stages
-# are given the files that have their tests: to collect all others costs each of their workers some seconds.
+# Four at a time where safe (many wait most of the time) and beside them, for what these leave of the cores, Spark's
+# tests, those of the embedded Spark in one process and the others in another; then whole runs of real clusters, three
+# at a time, but for those that try `harness clean`, which takes whatever is dead: one after the other. Every stage runs,
+# whatever became of those before it. All tests are collected once before: this compiles them, which the workers would
+# all do at once, each for itself. The later stages are given the files that have their tests: to collect all others
+# costs each of their workers some seconds.
 # Python keeps what it has compiled, also where the environment says not to: the tests start hundreds of processes.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(SETUP) $(SPARK) host
@@ -90,7 +91,7 @@ test: $(SETUP) $(SPARK) host
 	@$(COLLECT) tests/harness & $(COLLECT) tests --ignore=tests/harness; wait
 	@failed=; spark_output=$$(mktemp); \
 	stage() { name=$$1; shift; echo "== $$name"; $(BIN)/python -m pytest -q "$$@" || failed="$$failed $$name"; }; \
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "spark and not long" $(call FILES_WITH,spark) \
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "spark and not long" $(call FILES_WITH,spark) \
 	  >"$$spark_output" 2>&1 & spark=$$!; \
 	trap 'kill $$spark 2>/dev/null; rm -f "$$spark_output"' EXIT; trap 'exit 130' INT TERM; \
 	stage many-at-a-time -n 4 -m "not serial and not spark and not long"; \

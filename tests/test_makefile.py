@@ -58,7 +58,7 @@ def stages(directory: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     ("words", "failed"),
-    [("-m not serial", "many-at-a-time"), ("loadfile", "spark"), ("loadgroup", "whole-runs"), ("-q", "*")],
+    [("-m not serial", "many-at-a-time"), ("-m spark", "spark"), ("-m serial", "whole-runs"), ("-q", "*")],
 )
 def test_every_stage_runs_and_the_command_fails_at_the_end(checkout: Path, words: str, failed: str) -> None:
     done = run(checkout, "make", "test", FAIL=words)
@@ -84,7 +84,7 @@ def heed_interrupts() -> None:
 def test_an_interrupt_ends_the_stage_that_runs_beside_another(checkout: Path) -> None:
     stage = "echo $$ >beside.new; mv beside.new beside; exec sleep 600"
     script(
-        checkout / ".venv" / "bin" / "python", f'case "$*" in *loadfile*) {stage};; *serial*) exec sleep 600;; esac'
+        checkout / ".venv" / "bin" / "python", f'case "$*" in *"-m spark"*) {stage};; *serial*) exec sleep 600;; esac'
     )  # fmt: skip
     with subprocess.Popen(
         ["make", "test"], cwd=checkout, stderr=subprocess.DEVNULL, start_new_session=True, preexec_fn=heed_interrupts
@@ -141,7 +141,7 @@ def test_the_demo_needs_no_tools_of_development(checkout: Path) -> None:
     assert asked(checkout)[-1] == "scripts/demo.py"
 
 
-@pytest.mark.parametrize(("fail", "status"), [("ruff", 1), ("mkdocs", 1), ("loadfile", 1), ("nothing", 0)])
+@pytest.mark.parametrize(("fail", "status"), [("ruff", 1), ("mkdocs", 1), ("-m spark", 1), ("nothing", 0)])
 def test_the_ci_runs_lint_docs_and_tests_whatever_becomes_of_the_first(checkout: Path, fail: str, status: int) -> None:
     (checkout / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", checkout / ".ci" / "run")

@@ -14,6 +14,15 @@ import pytest
 HERE = Path(__file__).parent
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What asks for the embedded Spark runs in one process: the first analysis of a Java process costs some 25 s of
+    processor time, the next ones a third of it. A test that is of another group stays there."""
+    for item in items:
+        is_ours = HERE in item.path.parents and "spark" in getattr(item, "fixturenames", ())
+        if is_ours and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group("embedded spark"))
+
+
 def _beside(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"spark_tests_{name}", HERE / f"{name}.py")
     assert spec is not None and spec.loader is not None

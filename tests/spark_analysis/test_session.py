@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -31,46 +32,72 @@ ROOT = Path(__file__).resolve().parents[2]
 OUT_OF_MEMORY = """
 import sys
 from spark_analysis import analysis
-from spark_analysis.latency import latency_quantiles
 
 def hungry(runs, *, exact_operations):
-    if sys.argv.pop() == "java":
-        runs.sparkSession.sql("select sequence(1, 400000000)").collect()
-    def die(batches):
-        import os, signal
-        os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does to the largest process
-    runs.select("run_id").mapInArrow(die, "run_id string").collect()
+    runs.sparkSession.sql("select sequence(1, 400000000)").collect()
 
 analysis.latency_quantiles = hungry
 from harness.cli import main
-sys.exit(main(sys.argv[1:-1]))
+sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize(
-    ("who", "words"),
-    [
-        pytest.param("java", "ran out of memory; give it more with --memory", marks=pytest.mark.long),
-        ("python", "this machine ran out of memory"),
-    ],
-)
-def test_memory_that_ends_costs_what_is_left_to_do(
-    synthetic: ModuleType, tmp_path: Path, who: str, words: str
-) -> None:
+def is_not_complete(out: Path, said: str) -> None:
+    """The report in `out` has what was computed before memory ended, and says that it lacks the rest."""
+    assert "Traceback" not in said and "Exception" not in said
+    assert "1 decided run" in said
+    assert (out / "rates.parquet").is_dir()
+    assert not (out / "latency.parquet").exists()
+    assert "This report is not complete." in (out / "report.html").read_text()
+
+
+@pytest.mark.long
+def test_memory_of_java_that_ends_costs_what_is_left_to_do(synthetic: ModuleType, tmp_path: Path) -> None:
     synthetic.make_run(tmp_path / "store", 1, operations=60)
     done = subprocess.run(
         [sys.executable, "-c", OUT_OF_MEMORY, "report", str(tmp_path / "store"), "--out", str(tmp_path / "out"),
-         "--memory", "512m", who],
+         "--memory", "512m"],
         cwd=ROOT, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     last = done.stderr.strip().splitlines()[-1]
-    assert words in last and last.startswith("not done, nor what comes after it: latency: "), done.stderr
-    assert "Traceback" not in done.stderr and "Exception" not in done.stderr
+    assert last.startswith("not done, nor what comes after it: latency: "), done.stderr
+    assert "ran out of memory; give it more with --memory" in last
     assert done.returncode == 255
-    assert "1 decided run" in done.stderr
-    assert (tmp_path / "out" / "rates.parquet").is_dir()
-    assert not (tmp_path / "out" / "latency.parquet").exists()
-    assert "This report is not complete." in (tmp_path / "out" / "report.html").read_text()
+    is_not_complete(tmp_path / "out", done.stderr)
+
+
+def test_memory_of_a_python_worker_that_ends_costs_what_is_left_to_do(
+    spark: Any, synthetic: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    from harness.cli import main
+    from harness.commands import report
+    from spark_analysis import analysis
+    from spark_analysis.session import Session
+
+    def hungry(runs: Any, *, exact_operations: int) -> Any:
+        def die(batches: Any) -> Any:
+            os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does to the largest process
+            yield from batches
+
+        runs.select("run_id").mapInArrow(die, "run_id string").collect()
+
+    sessions: list[Session] = []
+
+    def session(arguments: object) -> Any:
+        sessions.append(Session(spark, "the one of these tests"))
+        return contextlib.nullcontext(sessions[-1])
+
+    monkeypatch.setattr(analysis, "latency_quantiles", hungry)
+    monkeypatch.setattr(report, "spark_session", session)
+    synthetic.make_run(tmp_path / "store", 1, operations=60)
+    assert main(["report", str(tmp_path / "store"), "--out", str(tmp_path / "out")]) == 255
+    said = capsys.readouterr().err
+    last = said.strip().splitlines()[-1]
+    assert last.startswith("not done, nor what comes after it: latency: "), said
+    assert "this machine ran out of memory" in last
+    is_not_complete(tmp_path / "out", said)
+    assert len(sessions) == 2, "what there is was written by a new session"
 
 
 def test_a_connection_that_java_resets_is_not_logged_with_a_traceback(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("pyspark", reason="the spark extra is not installed")
-pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.xdist_group("tables")]
+pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.timeout(900)]
 
 GROUP = ("system", "configuration", "workload", "nemesis", "cluster")
 
