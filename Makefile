@@ -79,7 +79,7 @@ demo-plan:
 	@echo "make demo sets the harness up in $(VENV) (once), then breaks a cluster twice: two minutes in all, one from then on."
 
 # Four at a time where safe (many wait most of the time) and beside them, for what these leave of the cores, Spark's
-# tests, those of the embedded Spark in one process and the others in another; then whole runs of real clusters, three
+# tests, those of the embedded Spark in one process and the others in another; then whole runs of real clusters, four
 # at a time, but for those that try `harness clean`, which takes whatever is dead: one after the other. Every stage runs,
 # whatever became of those before it. All tests are collected once before: this compiles them, which the workers would
 # all do at once, each for itself. The later stages are given the files that have their tests: to collect all others
@@ -96,7 +96,7 @@ test: $(SETUP) $(SPARK) host
 	trap 'kill $$spark 2>/dev/null; rm -f "$$spark_output"' EXIT; trap 'exit 130' INT TERM; \
 	stage many-at-a-time -n 4 -m "not serial and not spark and not long"; \
 	wait $$spark || failed="$$failed spark"; echo "== spark"; cat "$$spark_output"; \
-	stage whole-runs -n 3 --dist loadgroup -m "serial and not systems and not long" $(call FILES_WITH,serial); \
+	stage whole-runs -n 4 --dist loadgroup -m "serial and not systems and not long" $(call FILES_WITH,serial); \
 	if [ -n "$$failed" ]; then echo "make test: failed stages:$$failed" >&2; exit 1; fi; \
 	echo "make test: every stage passed"
 
