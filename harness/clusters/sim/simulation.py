@@ -66,6 +66,7 @@ def _rare_collections() -> Iterator[None]:
         return
     before = gc.get_threshold()
     gc.set_threshold(*GC_THRESHOLDS)
+    gc.collect()  # of an earlier run, whose cycles would be kept with the modules: 7 MB a run, run by run
     gc.freeze()
     try:
         yield
