@@ -18,7 +18,8 @@ from typing import Any, Final
 
 from node.remoting.codes import PROTOCOL_VERSION, LanguageCode
 from node.remoting.command import Command, FrameError
-from node.remoting.header_template import HeaderTemplate, VariableFields, make_template
+from node.remoting.header_layout import LayoutTable
+from node.remoting.header_template import HeaderTemplate, TemplateRequest, VariableFields, make_template
 
 __all__ = ["MAX_FRAME_BYTES", "MAX_HEADER_BYTES", "FrameParser", "decode", "encode"]
 
@@ -48,6 +49,8 @@ _BARE_BODY_BYTES: Final = MAX_FRAME_BYTES - _BARE_REST_BYTES
 
 MAX_TEMPLATES: Final = 8
 """Templates of headers that one parser knows: a client uses one or two. The oldest goes when there are more."""
+MAX_TOGETHER: Final = 64
+"""Requests that are taken apart at once."""
 LEARN_AT: Final = frozenset(2**power for power in range(1, 20))
 """A template is made of the header that is the second, fourth, eighth ... to be decoded: making one costs as much as
 decoding hundreds, and must not cost much with a client whose headers have no template."""
@@ -264,10 +267,12 @@ class FrameParser:
     It holds at most one unfinished frame, and of that only the bytes that really arrived: a length word
     reserves nothing. Lengths are judged as soon as they are there, before the frame is complete.
 
-    Of requests whose codes are among `variable` it learns `header_template`s: these come as TemplateRequests.
+    Of requests whose codes are among `variable` it learns `header_template`s, and their layouts: these come as
+    TemplateRequests.
     """
 
     __slots__ = (
+        "_layouts",
         "_max_bare_bytes",
         "_max_frame_bytes",
         "_max_header_bytes",
@@ -289,6 +294,7 @@ class FrameParser:
         self._max_bare_bytes = max_frame_bytes if max_header_bytes >= _BARE_HEADER.size else 0
         self._variable: Mapping[int, VariableFields] = {} if variable is None else variable
         self._templates: list[HeaderTemplate] = []
+        self._layouts = LayoutTable()
         self._without_template = 0
         self.pending = bytearray()
         """What there is of a frame that is not complete yet; for looking at only."""
@@ -322,7 +328,7 @@ class FrameParser:
                 body = data[_BARE_BYTES:]  # nearly all that members of a group hear from each other is one such frame
                 return [Command(code, {}, body, opaque, flag, None, language, version, "binary")]
         commands: list[Command] = []
-        at = 0
+        at, most = 0, MAX_TOGETHER
         try:
             while size - at >= 8:
                 length, word = _PREFIX.unpack_from(data, at)
@@ -341,12 +347,15 @@ class FrameParser:
                     break
                 body_at = at + 8 + header_size
                 if self._templates:
-                    for template in self._templates:
-                        request = template.request(data, at + 8, body_at, end)
-                        if request is not None:
-                            commands.append(request)
-                            break
+                    requests = self._layouts.requests(data, at, end, most)
+                    if requests:
+                        commands += requests
+                        at += (end - at) * len(requests)
+                        continue
+                    most = max(most // 2, 1)  # not to look at many in vain for each
+                    request = self._by_template(data, at + 8, body_at, end)
                     if request is not None:
+                        commands.append(request)
                         at = end
                         continue
                 if word == _BARE_WORD:
@@ -369,6 +378,14 @@ class FrameParser:
             error.commands = commands
             raise
         return commands
+
+    def _by_template(self, data: bytes, start: int, body_at: int, end: int) -> TemplateRequest | None:
+        for template in self._templates:
+            request = template.request(data, start, body_at, end)
+            if request is not None:
+                self._layouts.learn(data[start - 4 : start], template, data[start:body_at])
+                return request
+        return None
 
     def _learn(self, serializer: int, header: bytes, command: Command) -> None:
         self._without_template += 1

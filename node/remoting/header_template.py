@@ -22,6 +22,11 @@ MAX_TEMPLATE_HEADER_BYTES: Final = 4096
 """Longer headers are decoded: a template is for the many small ones, and the interpreter holds on to the last 512
 patterns that it has compiled, some 20 kB each of the longest."""
 
+MAX_TEXTS: Final = 256
+"""Values of texts, topics in sends, that are remembered for layouts; all are forgotten when there are more."""
+MAX_TEXT_BYTES: Final = 255
+"""Longer ones are not remembered."""
+
 REQUEST_BYTES: Final = 512
 """What a request costs beside its text and body: the objects that hold it."""
 
@@ -51,28 +56,12 @@ class VariableFields(NamedTuple):
     """What stands before a key in the last of the texts, which is otherwise often the same; a key ends with \\x02."""
 
 
-class _KeyedText(NamedTuple):
-    """A text with a key: what stands before and behind the key in a header and in the text itself."""
-
-    size: int
-    """Of the text, as the header has it."""
-    start: int
-    end: int
-    """Of the key in it."""
-    head: bytes
-    tail: bytes
-    before: bytes
-    after: bytes
-    common: bytes
-    """The text without the key."""
-
-
 class HeaderTemplate:
     """Headers of one request code that differ in opaque and in the values of `variable` only."""
 
     __slots__ = (
-        "_fields", "_is_json", "_key_name", "_keyed", "_match", "_misses", "_names", "_numbers", "_order", "code",
-        "language", "serializer", "version",
+        "_escapes", "_fields", "_is_json", "_key_end", "_key_name", "_match", "_names", "_order", "code", "language",
+        "number_count", "serializer", "texts", "version",
     )  # fmt: skip
 
     def __init__(self, sample: Command, variable: VariableFields, pattern: bytes, order: Sequence[int]) -> None:
@@ -82,14 +71,17 @@ class HeaderTemplate:
         self.serializer = sample.serializer
         self._fields: Mapping[str, str] = dict(sample.ext_fields)
         self._names = variable.numbers + variable.texts
-        self._numbers = len(variable.numbers)
+        self.number_count = len(variable.numbers)
         self._order = tuple(order)
         self._is_json = sample.serializer == "json"
         self._match = re.compile(pattern, re.DOTALL).fullmatch
-        self._key_name = variable.key_name
-        self._keyed: _KeyedText | None = None
-        """The last text with a key that was read on the slow path."""
-        self._misses = 0
+        self._escapes = _SEPARATORS if self._is_json else ()
+        self._key_name, self._key_end = variable.key_name, _VALUE_END
+        for escape, character in self._escapes:
+            self._key_name = self._key_name.replace(character, escape)
+            self._key_end = self._key_end.replace(character, escape)
+        self.texts: dict[bytes, bytes] = {}
+        """Texts before the last one that were read and mean what they are in the header: a layout takes them so."""
 
     def request(self, data: bytes, start: int, body_at: int, end: int) -> TemplateRequest | None:
         """The request whose header is `data[start:body_at]` and whose body ends at `end`; None where it takes the slow
@@ -105,56 +97,43 @@ class HeaderTemplate:
             if not _sizes_agree(fields_bytes, pairs, body_at - start):
                 return None
             (opaque,), values = _INT.unpack(opaque_bytes), pairs[1::2]
-        text, keyed = values[-1], self._keyed
-        if (
-            keyed is not None and text is not None and len(text) == keyed.size and text.startswith(keyed.head)
-            and text.endswith(keyed.tail) and (key := text[keyed.start : keyed.end]).isalnum()
-        ):  # fmt: skip
-            if not self._unescape(values, len(values) - 1):
+        for at in range(self.number_count, len(values)):
+            raw = values[at]
+            if raw is None:
+                continue
+            text = values[at] = self.plain(raw)
+            if self._is_json and b"\\" in text:
                 return None
-            values[-1], common = keyed.before + key + keyed.after, keyed.common
-            self._misses = 0
-        else:
-            if not self._unescape(values, len(values)):
-                return None
-            key = common = None
-            if text and self._key_name:
-                self._learn_key(text, values[-1])
-        return TemplateRequest(self, opaque, values, common, key, data[body_at:end], end - start + REQUEST_BYTES)
+            if text == raw and len(raw) <= MAX_TEXT_BYTES and at < len(values) - 1:
+                if len(self.texts) >= MAX_TEXTS:
+                    self.texts.clear()
+                self.texts[raw] = text
+        return TemplateRequest(self, opaque, values, None, None, data[body_at:end], end - start + REQUEST_BYTES)
 
-    def _unescape(self, values: list[bytes | None], end: int) -> bool:
-        """Make the first `end` values what they mean; False where the decoder is to read them."""
-        if not self._is_json:
-            return True
-        for at in range(self._numbers, end):
-            text = values[at]
-            if text and b"\\" in text:
-                for escape, character in _SEPARATORS:
-                    text = text.replace(escape, character)
-                if b"\\" in text:
-                    return False
-                values[at] = text
-        return True
+    def plain(self, raw: bytes) -> bytes:
+        """What a text of a header means, where it holds no other escapes than clients write."""
+        for escape, character in self._escapes:
+            raw = raw.replace(escape, character)
+        return raw
 
-    def _learn_key(self, raw: bytes, text: bytes) -> None:
-        """Remember what stands around the key of a text, if it stands there as clients write it. Not each time: where
-        texts differ in more than their keys, it would be in vain."""
-        at = text.find(self._key_name)
-        if at < 0 or (at and text[at - 1 : at] != _VALUE_END):
-            return
-        self._misses += 1
-        if self._misses & (self._misses - 1):
-            return
-        name, end_mark = self._key_name, _VALUE_END
-        for escape, character in _SEPARATORS if self._is_json else ():
-            name, end_mark = name.replace(character, escape), end_mark.replace(character, escape)
-        start = raw.find(name) + len(name)
-        end = raw.find(end_mark, start)
-        end = len(raw) if end < 0 else end
-        key, before = raw[start:end], text[: at + len(self._key_name)]
-        after = text[len(before) + len(key) :]
-        if key.isalnum() and before + key + after == text and text.count(self._key_name) == 1:
-            self._keyed = _KeyedText(len(raw), start, end, raw[:start], raw[end:], before, after, before + after)
+    def spans(self, header: bytes) -> list[tuple[int, int]] | None:
+        """Where opaque, numbers and texts stand in a header that was read; None where not all do, or a number could
+        not begin with a zero."""
+        found = self._match(header)
+        places = self._order if self._is_json else (self._order[0], *self._order[3::2])
+        spans = [found.span(place) for place in places] if found is not None else []
+        numbers = spans[1 : self.number_count + 1]
+        is_quoted = not self._is_json or all(header[start - 1 : start] == b'"' for start, _ in numbers)
+        return spans if is_quoted and spans and (-1, -1) not in spans else None
+
+    def key_span(self, raw: bytes) -> tuple[int, int] | None:
+        """Where the only key in a last text stands, if it stands there as clients write it."""
+        at = raw.find(self._key_name) if self._key_name else -1
+        if at < 0 or not (at == 0 or raw[:at].endswith(self._key_end)) or raw.count(self._key_name) != 1:
+            return None
+        start = at + len(self._key_name)
+        key = raw[start:].partition(self._key_end)[0]
+        return (start, start + len(key)) if key.isalnum() else None
 
     def fields(self, values: Sequence[bytes | None]) -> dict[str, str]:
         """All fields of a header with these values in its variable fields."""
@@ -180,6 +159,9 @@ class TemplateRequest(Command):
 
     __slots__ = ("_made", "common", "key", "size_bytes", "template", "values")
 
+    flag = 0
+    remark = None
+
     def __init__(
         self,
         template: HeaderTemplate,
@@ -193,8 +175,6 @@ class TemplateRequest(Command):
         self.code = template.code
         self.body = body
         self.opaque = opaque
-        self.flag = 0
-        self.remark = None
         self.language = template.language
         self.version = template.version
         self.serializer = template.serializer
