@@ -51,26 +51,31 @@ class SendReplyWriter:
             self._all_sent = asyncio.get_running_loop().create_future()
             await asyncio.wait((self._all_sent,), timeout=timeout_s)
 
-    def stored(self, request: Command, queue_id: int, placed: Placed) -> bytes:
-        """The frame of the reply to a request whose messages are stored."""
-        queue_offset, positions = placed
-        if isinstance(request, TemplateRequest) and request.key is not None and request.serializer == "json":
-            ids = _ids(self.host_text, positions).encode()
-            return framed(self._format(queue_id) % (request.opaque, ids, queue_offset, request.key))
-        return self.template.frame(request, self.values(queue_id, placed, _unique_key(request)))
+    def stored(self, requests: Sequence[Command], queue_ids: Sequence[int], placed: Sequence[Placed]) -> bytes:
+        """The frames of the replies to requests whose messages are stored."""
+        frames: list[bytes] = []
+        formats, host = self._formats, self.host_text
+        for request, queue_id, each in zip(requests, queue_ids, placed, strict=True):
+            if isinstance(request, TemplateRequest) and request.key is not None and request.serializer == "json":
+                queue_offset, positions = each
+                ids = b"%016X" % positions[0] if len(positions) == 1 else _ids(host, positions)[len(host) :].encode()
+                known = formats.get(queue_id) or self._format(queue_id)
+                frames += framed(known % (request.opaque, ids, queue_offset, request.key))
+            else:
+                frames.append(self.template.frame(request, self.values(queue_id, each, _unique_key(request))))
+        return b"".join(frames)
 
     def values(self, queue_id: int, placed: Placed, key: str) -> tuple[str, ...]:
         """What a reply says of the messages of a request."""
         return _ids(self.host_text, placed[1]), str(queue_id), str(placed[0]), key
 
     def _format(self, queue_id: int) -> bytes:
-        """The header of a reply of this queue: a format of opaque, ids, queue offset and key."""
-        known = self._formats.get(queue_id)
-        if known is None:
-            if len(self._formats) >= MAX_FORMATS:
-                self._formats.clear()
-            known = self.template.json_format(("%b", str(queue_id), "%d", "%b"))
-            self._formats[queue_id] = known
+        """The header of a reply of this queue: a format of opaque, ids but for what all begin with, queue offset and
+        key."""
+        if len(self._formats) >= MAX_FORMATS:
+            self._formats.clear()
+        known = self.template.json_format((f"{self.host_text}%b", str(queue_id), "%d", "%b"))
+        self._formats[queue_id] = known
         return known
 
     def begun(self) -> None:
@@ -118,12 +123,11 @@ class SendReplies(DeferredReply):
         if error is None or isinstance(error, StoredInPart):
             writer.store.committed_total += sum([len(positions) for _, positions in self._placed])
             writer.store.note_put(writer.now_s() - self._began_s, len(self.requests))
-        answers = zip(self.requests, self._queue_ids, self._placed, strict=True)
         if error is None:
-            self.send(b"".join([writer.stored(*each) for each in answers]))
+            self.send(writer.stored(self.requests, self._queue_ids, self._placed))
             return
         frames = []
-        for request, queue_id, placed in answers:
+        for request, queue_id, placed in zip(self.requests, self._queue_ids, self._placed, strict=True):
             if isinstance(error, StoredInPart):
                 values = writer.values(queue_id, placed, _unique_key(request))
                 fields = {**dict(zip(REPLY_NAMES, values, strict=True)), **writer.common_fields}

@@ -26,9 +26,9 @@ _BINARY_FIXED = Struct(">hbhii")
 _BINARY_WORD = 1 << 24
 
 
-def framed(header: bytes) -> bytes:
-    """The frame of a JSON header without a body."""
-    return _PREFIX.pack(4 + len(header), len(header)) + header
+def framed(header: bytes) -> tuple[bytes, bytes]:
+    """The frame of a JSON header without a body, in two pieces."""
+    return _PREFIX.pack(4 + len(header), len(header)), header
 
 
 class ReplyTemplate:
@@ -66,7 +66,7 @@ class ReplyTemplate:
 
     def json_frame(self, opaque: int, values: Sequence[str]) -> bytes:
         """The frame with a JSON header."""
-        return framed((self._json % (opaque, *map(_quote, values))).encode("ascii"))
+        return b"".join(framed((self._json % (opaque, *map(_quote, values))).encode("ascii")))
 
     def json_format(self, patterns: Sequence[str]) -> bytes:
         """A JSON header as a format: of the opaque, a number, and of what `patterns` want, formats for the values, none
