@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from node.broker.dispatch_batch import Queue
 from node.broker.internal_topics import AUTO_CREATE_TOPIC, HALF_TOPIC, RETRY_PREFIX, is_internal
 from node.broker.ledger import DLedgerCode, DLedgerError
 from node.broker.message_store import MessageStore, NotTogether, NotWritable, PendingPut
@@ -95,7 +96,7 @@ class _Route(NamedTuple):
     """Where requests of one kind go, or why they go nowhere."""
 
     maker: RecordMaker | None
-    flags: Sequence[int] = ()
+    flags: tuple[int, ...] = ()
     """Of a message that comes alone: one."""
     reconsume_times: int = 0
     is_batch: bool = False
@@ -107,6 +108,15 @@ class _Route(NamedTuple):
 
 
 _Kind = tuple[HeaderTemplate, bytes | None, bytes | None, bytes | None]
+
+
+class _Alike(NamedTuple):
+    """Requests of one kind, for one queue and born at the same time, without another of that queue between them."""
+
+    kind: _Kind
+    born: bytes | None
+    route: _Route
+    requests: list[TemplateRequest]
 
 
 class _Routes(dict[_Kind, _Route]):
@@ -208,7 +218,9 @@ class SendProcessor:
         self, requests: Sequence[TemplateRequest], connection: Connection
     ) -> DeferredReply | None:
         """Store the first ones of `requests` that need no more checks, all single messages or all batches; or refuse
-        the first ones, whose kinds are refused. None, and nothing is changed, where the first is neither."""
+        the first ones, whose kinds are refused. None, and nothing is changed, where the first is neither.
+
+        Messages of one queue stay in their order; those of several queues come into the log queue by queue."""
         if self._hooks or not self._takes_now or not self._may_write:
             return None
         if not self._store.is_master:
@@ -216,11 +228,12 @@ class SendProcessor:
         routes: _Routes | None = connection.state.get(_STATE_KEY)
         if routes is None or routes.topics is not self._topics.table:
             routes = connection.state[_STATE_KEY] = _Routes(self._topics.table)
+        together: list[_Alike] = []
+        latest: dict[Queue, _Alike] = {}
         batches: list[RecordBatch] = []
         refusals: list[RequestError] = []
-        are_batches = False
         for request in requests:
-            queue, _, topic, _ = request.values
+            queue, born, topic, text = request.values
             kind = request.template, topic, queue, request.common
             route = routes.get(kind)
             if route is None:
@@ -230,25 +243,49 @@ class SendProcessor:
                 if len(routes) >= MAX_ROUTES:
                     routes.clear()
                 routes[kind] = route
-            if route.refusal is not None and not batches:
+            if route.refusal is not None and not together and not batches:
                 refusals.append(route.refusal)
                 continue
-            if refusals or route.refusal is not None or (batches and route.is_batch is not are_batches):
+            if refusals or route.refusal is not None or (together if route.is_batch else batches):
                 break
-            batch = self._batch(route, request)
-            if batch is None:
+            if not self._needs_no_checks(route, request, text):
                 break
-            batches.append(batch)
-            are_batches = route.is_batch
+            if route.is_batch:
+                batch = self._batch(route, request)
+                if batch is None:
+                    break
+                batches.append(batch)
+            else:
+                assert route.maker is not None
+                alike = latest.get(route.maker.queue)
+                if alike is None or alike.kind != kind or alike.born != born:
+                    alike = latest[route.maker.queue] = _Alike(kind, born, route, [])
+                    together.append(alike)
+                alike.requests.append(request)
         if refusals:
             return self._refuse_together(requests[: len(refusals)], refusals)
+        own, queue_ids = list(requests[: len(batches)]), [batch.maker.queue_id for batch in batches]
+        for alike in together:
+            batch = _messages(alike)
+            batches.append(batch)
+            own += alike.requests
+            queue_ids += [batch.maker.queue_id] * batch.count
         if not batches:
             return None
-        own = requests[: len(batches)]
         try:
-            return self._put(own, batches, [batch.maker.queue_id for batch in batches])
+            return self._put(own, batches, queue_ids)
         except (NotTogether, RecordError, NotWritable, DLedgerError):
             return None  # nothing was stored; one by one it shows why
+
+    def _needs_no_checks(self, route: _Route, request: TemplateRequest, text: bytes | None) -> bool:
+        """Whether a request may be stored as its kind says."""
+        if route.needs_checks or len(request.body) > self._max_message_size_bytes:
+            return False
+        if text is None:
+            return True
+        if len(text) > MAX_PROPERTIES_SIZE_BYTES:
+            return False
+        return request.common is not None or _request_needs_checks(text) is None
 
     def _route(self, request: TemplateRequest, born_host: str) -> _Route | None:
         """What becomes of requests of this kind; None where each is to be judged by itself."""
@@ -274,23 +311,15 @@ class SendProcessor:
         return _Route(maker, (header.flag,), header.reconsume_times, header.batch, needs_checks, common)
 
     def _batch(self, route: _Route, request: TemplateRequest) -> RecordBatch | None:
-        """The records of a request; None where it needs more checks."""
-        maker, flags, reconsume_times, is_batch, needs_checks, common, _ = route
-        body, (_, born, _, text) = request.body, request.values
-        if text is None:
-            text = b""
-        if needs_checks or len(body) > self._max_message_size_bytes or len(text) > MAX_PROPERTIES_SIZE_BYTES:
-            return None
-        if request.common is None and _request_needs_checks(text) is not None:
-            return None
-        assert maker is not None
-        born_ms = int(born) if born else 0
-        if not is_batch:
-            keys = None if common is None or request.key is None else (request.key,)
-            return RecordBatch(maker, flags, (body,), (text,), born_ms, reconsume_times, 0, common, keys)
+        """The records of a request that is a batch; None where it needs more checks."""
+        assert route.maker is not None
+        born = request.values[1]
         try:
-            flags, bodies, texts, is_uniform = split_batch(body)
-            batch = RecordBatch(maker, flags, bodies, texts, born_ms, reconsume_times, is_uniform=is_uniform)
+            flags, bodies, texts, is_uniform = split_batch(request.body)
+            batch = RecordBatch(
+                route.maker, flags, bodies, texts, int(born) if born else 0, route.reconsume_times,
+                is_uniform=is_uniform,
+            )  # fmt: skip
         except RequestError:
             return None
         common = batch.common
@@ -498,9 +527,13 @@ class SendProcessor:
     def _put(
         self, requests: Sequence[Command], batches: Sequence[RecordBatch], queue_ids: Sequence[int]
     ) -> SendReplies:
-        """Append the records of requests; `queue_ids` are those that the replies name. Raises what the store raises."""
+        """Append the records of requests, each of which is a batch, or one message of the batches in their order;
+        `queue_ids` are those that the replies name. Raises what the store raises."""
         replies = SendReplies(self._replies, requests, queue_ids)
-        replies.placed(self._store.put(batches, replies.stored))
+        placed = self._store.put(batches, replies.stored)
+        if len(requests) > len(batches):
+            placed = [(first + at, (position,)) for first, own in placed for at, position in enumerate(own)]
+        replies.placed(placed)
         return replies
 
     def _not_stored(self, error: NotWritable | DLedgerError) -> RequestError:
@@ -510,6 +543,22 @@ class SendProcessor:
         if error.code == DLedgerCode.LEADER_PENDING_FULL:
             return RequestError(ResponseCode.SYSTEM_BUSY, f"too many unacknowledged messages: {error}")
         return RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, f"nothing was stored: {error}")
+
+
+def _messages(alike: _Alike) -> RecordBatch:
+    """The records of messages that came alone."""
+    route, requests = alike.route, alike.requests
+    assert route.maker is not None
+    return RecordBatch(
+        route.maker,
+        route.flags * len(requests),
+        [request.body for request in requests],
+        [request.values[3] or b"" for request in requests],
+        int(alike.born) if alike.born else 0,
+        route.reconsume_times,
+        common=route.common,
+        keys=None if route.common is None else [request.key or b"" for request in requests],
+    )
 
 
 def _check_size(text: str | bytes) -> None:

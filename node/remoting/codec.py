@@ -272,7 +272,6 @@ class FrameParser:
     """
 
     __slots__ = (
-        "_layouts",
         "_max_bare_bytes",
         "_max_frame_bytes",
         "_max_header_bytes",
@@ -280,6 +279,7 @@ class FrameParser:
         "_templates",
         "_variable",
         "_without_template",
+        "layouts",
         "pending",
     )  # fmt: skip
 
@@ -294,7 +294,8 @@ class FrameParser:
         self._max_bare_bytes = max_frame_bytes if max_header_bytes >= _BARE_HEADER.size else 0
         self._variable: Mapping[int, VariableFields] = {} if variable is None else variable
         self._templates: list[HeaderTemplate] = []
-        self._layouts = LayoutTable()
+        self.layouts = LayoutTable()
+        """What is known of headers that are much alike; for looking at only."""
         self._without_template = 0
         self.pending = bytearray()
         """What there is of a frame that is not complete yet; for looking at only."""
@@ -347,7 +348,7 @@ class FrameParser:
                     break
                 body_at = at + 8 + header_size
                 if self._templates:
-                    requests = self._layouts.requests(data, at, end, most)
+                    requests = self.layouts.requests(data, at, end, most)
                     if requests:
                         commands += requests
                         at += (end - at) * len(requests)
@@ -383,7 +384,7 @@ class FrameParser:
         for template in self._templates:
             request = template.request(data, start, body_at, end)
             if request is not None:
-                self._layouts.learn(data[start - 4 : start], template, data[start:body_at])
+                self.layouts.learn(data[start - 4 : start], template, data[start:body_at])
                 return request
         return None
 

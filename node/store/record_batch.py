@@ -92,7 +92,7 @@ class RecordBatch:
         """What the properties of the messages have in common, without their keys; None where that is not known."""
         self.keys = keys
         """The only key of each message, where `common` is known; None where none has one."""
-        if self.is_uniform and count > 1:
+        if common is None and self.is_uniform and count > 1:
             known = common_text(texts)
             if known is not None:
                 self.common, self.keys = known

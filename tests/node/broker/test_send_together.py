@@ -41,13 +41,16 @@ def by_template(requests: list[Command]) -> list[Command]:
     for _ in range(66):
         for frame in frames:
             parser.feed(frame)
-    return [command for frame in frames for command in parser.feed(frame)]
+    return parser.feed(b"".join(frames))
 
 
-async def turn(sends: SendProcessor, requests: list[Command], connection: Any) -> tuple[list[Command], int]:
-    """What a connection does with requests that came in one turn: their replies, in order, and how many were processed
-    together."""
+async def turn(
+    sends: SendProcessor, requests: list[Command], connection: Any
+) -> tuple[list[Command], list[int], int]:
+    """What a connection does with requests that came in one turn: their replies, and the number of the request that
+    each answers, in the order of the log; and how many were processed together."""
     answers: list[Any] = []
+    numbers: list[int] = []
     at = together = 0
     while at < len(requests):
         _, run = next(groupby(requests[at:], lambda each: (each.code, type(each))))
@@ -55,12 +58,16 @@ async def turn(sends: SendProcessor, requests: list[Command], connection: Any) -
         reply = sends.process_together(of_one_kind, connection) if of_one_kind else None
         if reply is None:
             answers.append(sends.process(requests[at], connection))
+            numbers.append(at)
             at += 1
         else:
             answers.append(reply)
+            places = {id(request): number for number, request in enumerate(requests)}
+            numbers += [places[id(request)] for request in reply.requests]
+            assert sorted(numbers[at:]) == list(range(at, at + len(reply.requests)))
             at += len(reply.requests)
             together += len(reply.requests)
-    return [reply for answer in answers for reply in await replies_of(answer)], together
+    return [reply for answer in answers for reply in await replies_of(answer)], numbers, together
 
 
 def in_queues(parts: Any) -> dict[Any, Any]:
@@ -70,17 +77,23 @@ def in_queues(parts: Any) -> dict[Any, Any]:
 
 
 async def both_ways(make_parts: Any, requests: list[Command]) -> int:
-    """Send everything together, and one by one; returns how many were processed together."""
-    seen, together = [], 0
-    for is_together in (False, True):
+    """Send everything together, and then one by one in the order that the log got, which is that of the requests for
+    each queue; returns how many were processed together."""
+    seen, together, numbers = [], 0, [-1]
+    for is_together in (True, False):
         parts = make_parts()
         await parts.start(master=True)
         try:
             sends = processor_of(parts)
             if is_together:
-                replies, together = await turn(sends, by_template(requests), parts.connection)
+                replies, numbers, together = await turn(sends, by_template(requests), parts.connection)
+                of_queues: dict[Any, list[int]] = {}
+                for number in numbers:
+                    fields = requests[number].ext_fields
+                    of_queues.setdefault(fields.get("e", fields.get("queueId")), []).append(number)
+                assert all(of_queue == sorted(of_queue) for of_queue in of_queues.values())
             else:
-                decoded = [decode(encode(request)[4:]) for request in requests]
+                decoded = [decode(encode(requests[number])[4:]) for number in numbers]
                 replies = [await reply_of(sends, request, parts.connection) for request in decoded]
             await asyncio.sleep(0.01)
             entries = [(entry.index, entry.body) for entry in parts.ledger.store.entries]
@@ -188,6 +201,19 @@ def test_what_clients_send_all_day_is_processed_together(make_parts: Any, code: 
 
 
 @pytest.mark.parametrize("serializer", ["json", "binary"])
+def test_messages_of_a_queue_keep_their_order_whatever_they_differ_in(make_parts: Any, serializer: str) -> None:
+    """Many at once are one batch, and others of the same queue stand between them."""
+    texts = ["UNIQ_KEY\x01AC1%03d\x02WAIT\x01true\x02"] * 9
+    texts += ["TAGS\x01a\x02UNIQ_KEY\x01%03d\x02", "", "KEYS\x01b%03d\x02"]
+    sent = [
+        request(serializer, body=b"%02d" % (number % 20), opaque=100 + number, e=number % 2, g=17 + number // 25,
+            i=texts[number * 7 // 10 % len(texts)].replace("%03d", f"{number:03}"))
+        for number in range(50)
+    ]  # fmt: skip
+    assert asyncio.run(both_ways(make_parts, sent)) == len(sent)
+
+
+@pytest.mark.parametrize("serializer", ["json", "binary"])
 def test_batches_are_processed_together_as_well(make_parts: Any, serializer: str) -> None:
     bodies = [batch(KEYED), batch([(1, b"x", b"TAGS\x01a\x02"), (0, b"y", b"UNIQ_KEY\x01B7\x02")])]
     texts = ["", "WAIT\x01true\x02", "UNIQ_KEY\x01AC10\x02WAIT\x01true\x02"]
@@ -223,9 +249,9 @@ def test_a_slave_refuses_all_at_once_and_says_who_leads_now(make_parts: Any) -> 
         await parts.start(master=True)
         sends = processor_of(parts)
         sent = by_template([request(opaque=number) for number in range(3)])
-        assert (await turn(sends, sent, parts.connection))[1] == 3
+        assert (await turn(sends, sent, parts.connection))[2] == 3
         parts.ledger.become(Role.FOLLOWER, 9, leader_id="n2")
-        replies, together = await turn(sends, sent, parts.connection)
+        replies, _, together = await turn(sends, sent, parts.connection)
         assert together == 3 and [reply.opaque for reply in replies] == [0, 1, 2]
         assert replies == [await reply_of(sends, each, parts.connection) for each in sent]
         await parts.stop()
@@ -260,7 +286,7 @@ def test_refusals_lost_outcomes_and_halves_are_answered_as_alone(make_parts: Any
                     parts.ledger.tell_pending(failure)
                 else:
                     parts.ledger.fail_pending(failure)
-                replies, together = await waiting
+                replies, _, together = await waiting
                 assert together == (len(sent) if is_together else 0)
                 seen.append(replies)
             await parts.stop()

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.remoting import Command, FrameError, FrameParser, decode, encode
-from node.remoting.header_template import TemplateRequest, VariableFields
+from node.remoting.header_layout import LAYOUTS_OF_SIZE, MAX_SIZES
+from node.remoting.header_template import MAX_TEXTS, TemplateRequest, VariableFields
 from node.remoting.processing import size_of
 
 VARIABLE = {
@@ -97,6 +98,78 @@ KNOWN = taught([sample(code, serializer) for code in (310, 10) for serializer in
 def test_forms_read_what_the_long_way_reads(sent: list[Command]) -> None:
     stream = b"".join(map(encode, sent))
     assert outcome(stream, KNOWN) == outcome(stream, FrameParser())
+
+
+@st.composite
+def alike(draw: Any) -> list[Command]:
+    """What a client sends one behind the other, and now and then one of the same size that is something else."""
+    code, serializer = draw(st.sampled_from([310, 10])), draw(st.sampled_from(["json", "binary"]))
+    (queue, born), (topic, text), name = VARIABLE[code]
+    before, after = draw(st.sampled_from([("", "\x02WAIT\x01true\x02"), ("A\x01b\x02", ""), ("X", "\x02"), ("", "")]))
+    sent = []
+    for number in range(draw(st.integers(1, 12))):
+        odd = draw(st.integers(0, 9))
+        key = f"{name.decode()}{draw(st.sampled_from(['AB01', '9z9z']))}"
+        fields: dict[str, Any] = {**MADE[code], queue: "3", born: str(17_000 + number), topic: "topic"}
+        if odd == 1:
+            key = draw(st.sampled_from(["NOK\x01AB01", "KEY\x01A\x02B1", "KEY\x01A-B1", "KEY\x01A\\B1", 'KEY\x01A"B1']))
+        if odd == 2:
+            name_of_odd = draw(st.sampled_from([queue, born, topic]))
+            fields[name_of_odd] = draw(st.sampled_from(["0", "7", "x", "other", "00017"]))
+        body = draw(st.sampled_from([b"body", b"four"]))
+        command = Command.request(code, {**fields, text: before + key + after}, body)
+        command.opaque = draw(st.sampled_from([5, 30])) if odd == 3 else 10 + number
+        command.serializer = serializer
+        sent.append(command)
+    return sent
+
+
+@settings(max_examples=300, deadline=None)
+@given(alike(), alike(), st.integers(0, 300))
+def test_what_is_read_at_once_is_what_the_long_way_reads(
+    taught_by: list[Command], sent: list[Command], damaged_at: int
+) -> None:
+    parser = taught([])
+    for command in taught_by[:3]:
+        for _ in range(4):
+            outcome(encode(command), parser)
+    for stream in (b"".join(map(encode, [*taught_by, *sent])), bytearray(b"".join(map(encode, sent)))):
+        if isinstance(stream, bytearray):
+            stream[min(8 + damaged_at, len(stream) - 1)] ^= 1
+        assert outcome(bytes(stream), parser) == outcome(bytes(stream), FrameParser())
+        if isinstance(outcome(bytes(stream), FrameParser()), str):
+            return
+
+
+@pytest.mark.parametrize("serializer", ["json", "binary"])
+def test_requests_of_one_layout_share_what_they_have_in_common(serializer: str) -> None:
+    """Also where one of another kind, and of the same size, is among them."""
+
+    def made(number: int, **changed: Any) -> bytes:
+        fields = {**MADE[310], "i": f"KEY\x01{number:04X}\x02WAIT\x01true\x02", "b": f"topic{number % 3}", **changed}
+        command = Command.request(310, fields, b"%04d" % number)
+        command.opaque, command.serializer = 100 + number, serializer  # type: ignore[assignment]
+        return encode(command)
+
+    parser = taught([sample(310, serializer)])
+    for number in range(3):
+        parser.feed(made(number))
+    read = parser.feed(b"".join([*map(made, range(20)), made(20, k=1.5), *map(made, range(21, 40))]))
+    keyed = [request for request in read if isinstance(request, TemplateRequest)]
+    assert len(read) == 40 and [request.key for request in keyed] == [b"%04X" % at for at in range(40) if at != 20]
+    assert len({id(request.common) for request in keyed}) == 1
+    assert [request.body for request in read] == [b"%04d" % at for at in range(40)]
+
+
+def test_what_a_parser_remembers_of_headers_is_bounded() -> None:
+    parser = taught([sample(310, "json")])
+    for number in range(3 * MAX_TEXTS):
+        command = Command.request(310, {**MADE[310], "b": f"topic{number}", "i": "KEY\x01A\x02" + "x" * (number % 100)})
+        (read,) = parser.feed(encode(command))
+        assert isinstance(read, TemplateRequest) and read.ext_fields == command.ext_fields
+        assert 0 < len(read.template.texts) <= MAX_TEXTS
+        assert 0 < len(parser.layouts) <= MAX_SIZES
+        assert all(len(layouts) <= LAYOUTS_OF_SIZE for layouts in parser.layouts.values())
 
 
 PIECES = [b"", b'"', b"\\", b"\\u0001", b"0", b"-", b",", b"\x00", b"\x80", b" ", b'":"']
