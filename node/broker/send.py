@@ -1,6 +1,6 @@
 """Sending: codes 10, 310 (the same with one-letter fields) and 320 (a batch).
 
-Every request becomes a batch of one or more records, put into the log in one piece. What requests of one connection
+Every request becomes a batch of records, or part of one, put into the log in one piece. What requests of one connection
 have in common (topic, queue, flags) is judged once and remembered, and requests that came together are put together:
 one append, one write of all answers. Requests that need more checks (a delay, a transaction, a retry, a topic to be
 made) are judged one by one, and then go the same way.
