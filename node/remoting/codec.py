@@ -49,8 +49,6 @@ _BARE_BODY_BYTES: Final = MAX_FRAME_BYTES - _BARE_REST_BYTES
 
 MAX_TEMPLATES: Final = 8
 """Templates of headers that one parser knows: a client uses one or two. The oldest goes when there are more."""
-MAX_TOGETHER: Final = 64
-"""Requests that are taken apart at once."""
 LEARN_AT: Final = frozenset(2**power for power in range(1, 20))
 """A template is made of the header that is the second, fourth, eighth ... to be decoded: making one costs as much as
 decoding hundreds, and must not cost much with a client whose headers have no template."""
@@ -329,7 +327,7 @@ class FrameParser:
                 body = data[_BARE_BYTES:]  # nearly all that members of a group hear from each other is one such frame
                 return [Command(code, {}, body, opaque, flag, None, language, version, "binary")]
         commands: list[Command] = []
-        at, most = 0, MAX_TOGETHER
+        at = 0
         try:
             while size - at >= 8:
                 length, word = _PREFIX.unpack_from(data, at)
@@ -348,16 +346,10 @@ class FrameParser:
                     break
                 body_at = at + 8 + header_size
                 if self._templates:
-                    requests = self.layouts.requests(data, at, end, most)
+                    requests = self.layouts.requests(data, at, end) or self._by_template(data, at + 8, body_at, end)
                     if requests:
                         commands += requests
                         at += (end - at) * len(requests)
-                        continue
-                    most = max(most // 2, 1)  # not to look at many in vain for each
-                    request = self._by_template(data, at + 8, body_at, end)
-                    if request is not None:
-                        commands.append(request)
-                        at = end
                         continue
                 if word == _BARE_WORD:
                     code, language, version, opaque, flag, remark_size, fields_size = _BARE_HEADER.unpack_from(
@@ -380,13 +372,13 @@ class FrameParser:
             raise
         return commands
 
-    def _by_template(self, data: bytes, start: int, body_at: int, end: int) -> TemplateRequest | None:
+    def _by_template(self, data: bytes, start: int, body_at: int, end: int) -> list[TemplateRequest]:
         for template in self._templates:
             request = template.request(data, start, body_at, end)
             if request is not None:
                 self.layouts.learn(data[start - 4 : start], template, data[start:body_at])
-                return request
-        return None
+                return [request]
+        return []
 
     def _learn(self, serializer: int, header: bytes, command: Command) -> None:
         self._without_template += 1

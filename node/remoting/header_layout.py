@@ -27,6 +27,8 @@ LAYOUTS_OF_SIZE: Final = 2
 MAX_STRUCTS: Final = 512
 """Layouts with a size of body that are remembered, of all connections together."""
 
+MAX_TOGETHER: Final = 64
+"""Requests that are taken apart at once."""
 LEAST_TOGETHER: Final = 4
 """Requests; below these columns cost more."""
 
@@ -145,21 +147,26 @@ class LayoutTable(dict[bytes, Sequence[HeaderLayout]]):
     def __init__(self) -> None:
         super().__init__()
         self._misses: dict[bytes, int] = {}
+        self._most = MAX_TOGETHER
+        """Requests that are tried at once: fewer after each try in vain, and then more again."""
 
-    def requests(self, data: bytes, at: int, end: int, most: int) -> list[TemplateRequest]:
-        """Those of the frame from `at` to `end` and of frames behind it, at most `most`, whose lengths are the same;
-        none where no layout reads them."""
+    def requests(self, data: bytes, at: int, end: int) -> list[TemplateRequest]:
+        """Those of the frame from `at` to `end` and of frames behind it whose lengths are the same; none where no
+        layout reads them."""
         prefix, frame_bytes, count = data[at : at + _PREFIX_BYTES], end - at, 1
         layouts = self.get(prefix[4:])
         if layouts is None:
             return []
-        most = min(most, (len(data) - at) // frame_bytes)
+        most = min(self._most, (len(data) - at) // frame_bytes)
         while count < most and data.startswith(prefix, at + count * frame_bytes):
             count += 1
         for layout in layouts:
             requests = layout.requests(data, at, frame_bytes, count)
             if requests is not None:
+                if count == self._most:
+                    self._most = min(2 * count, MAX_TOGETHER)
                 return requests
+        self._most = max(count // 2, 1)
         return []
 
     def learn(self, word: bytes, template: HeaderTemplate, header: bytes) -> None:
