@@ -293,11 +293,11 @@ def main(arguments: Sequence[str]) -> int:
                     )
             finally:
                 shutil.rmtree(directory, ignore_errors=True)
+            if options.page is not None:  # now, since the next system may be one that cannot be started here
+                write_page(options.page, [dataclasses.asdict(cell) | {"word": cell.word} for cell in cells])
     wrong = [cell for cell in cells if (cell.sabotaged and cell.is_met) or not cell.healed]
     for cell in wrong:
         print(f"WRONG: {cell}")
-    if options.page is not None:
-        write_page(options.page, [dataclasses.asdict(cell) | {"word": cell.word} for cell in cells])
     return 1 if wrong else 0
 
 

@@ -210,12 +210,16 @@ while True:
 ROOTFS_PROGRAMS = (
     "sh", "bash", "cat", "chmod", "chown", "cp", "echo", "env", "false", "grep", "head", "hostname", "id", "kill", "ln",
     "ls", "mkdir", "mv", "ps", "rm", "sed", "sleep", "tail", "tar", "test", "touch", "tr", "true", "uname", "ip", "tc",
-    "nft", "mount", "umount", "losetup", "mkfs.ext4", "fsfreeze", "setpriv", "unshare", "/usr/bin/python3",
+    "nft", "mount", "umount", "losetup", "mkfs.ext4", "fsfreeze", "setpriv", "unshare", "gzip",
+    "/usr/bin/python3",
 )  # fmt: skip
 """Enough for an agent, a replica and faults; a program that this machine lacks is left out."""
 
 OLDER_LIBRARIES = ("libpthread.so.0", "libdl.so.2", "librt.so.1", "libutil.so.1")
 """Parts of libc until glibc 2.34, by whose names programs that were built elsewhere still ask for them."""
+
+CPP_LIBRARIES = ("libstdc++.so.6", "libgcc_s.so.1", "libm.so.6")
+"""What a C++ compiler links to: PostgreSQL's library of Unicode is in C++."""
 
 
 def machine_rootfs(directory: Path) -> None:
@@ -242,8 +246,8 @@ def machine_rootfs(directory: Path) -> None:
         wanted.update(word for word in printed.split() if word.startswith("/"))
     wanted.update(link for link in ("/etc/ld.so.cache",) if os.path.exists(link))
     beside = {os.path.dirname(os.path.realpath(path)) for path in wanted if os.path.basename(path) == "libc.so.6"}
-    older = [os.path.join(directory, name) for directory in beside for name in OLDER_LIBRARIES]
-    wanted.update(filter(os.path.exists, older))
+    more = [os.path.join(directory, name) for directory in beside for name in (*OLDER_LIBRARIES, *CPP_LIBRARIES)]
+    wanted.update(filter(os.path.exists, more))
     for path in sorted(wanted):
         target = directory / os.path.realpath(os.path.dirname(path)).lstrip("/") / os.path.basename(path)
         target.parent.mkdir(parents=True, exist_ok=True)
