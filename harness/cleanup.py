@@ -30,7 +30,7 @@ from harness.clusters.netns_calls import (
     remove_namespace,
     unmount,
 )
-from harness.clusters.remote_cleanup import REMOTE_REMOVERS, CannotRemove
+from harness.clusters.remote_cleanup import REMOTE_REMOVERS, CannotRemove, Unreachable
 from harness.process_table import (
     ProcessId,
     find_processes,
@@ -78,14 +78,16 @@ def clean(
     state_root: str | None = None,
     run_ids: Collection[str] | None = None,
     include_live: bool = False,
+    forgets_unreachable: bool = False,
     report: Callable[[str], None],
 ) -> CleanReport:
     """Remove what dead runs left: all of them, or those in `run_ids`.
 
     Looks in `state_root`, or else in every place where this user's states may be. `include_live` also ends
-    runs whose harness still runs. `report` is called with a line for each thing removed, left or worth
-    knowing, as it happens. A run that is named and has no state is still looked for by its processes and
-    namespaces. Raises StateError when `state_root` cannot be read.
+    runs whose harness still runs. `forgets_unreachable`: machines and engines that do not answer are gone for good, and
+    what they have of a run is forgotten instead of being kept for the next time; a note says what that is. `report`
+    is called with a line for each thing removed, left or worth knowing, as it happens. A run that is named and has no
+    state is still looked for by its processes and namespaces. Raises StateError when `state_root` cannot be read.
     """
     result = CleanReport()
 
@@ -123,6 +125,7 @@ def clean(
             record,
             removed=lambda line: tell(result.removed, line),
             left=lambda line: tell(result.left, line),
+            forgotten=(lambda line: tell(result.notes, line)) if forgets_unreachable else None,
         ).run()
     if run_ids is None:
         _remove_scratch(lambda line: tell(result.removed, line))
@@ -218,11 +221,20 @@ def _host_of(namespace: str, run_id: str) -> str | None:
 class _RunCleaner:
     """Cleans one run, in the order in which things hold each other: processes, namespaces, mounts, files."""
 
-    def __init__(self, record: RunRecord, *, removed: Callable[[str], None], left: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        record: RunRecord,
+        *,
+        removed: Callable[[str], None],
+        left: Callable[[str], None],
+        forgotten: Callable[[str], None] | None,
+    ) -> None:
         self._record = record
         self._run_id = record.run_id
         self._removed_line = removed
         self._left_line = left
+        self._forgotten_line = forgotten
+        """None where what is on machines that do not answer is kept in the state."""
         self._spared = ancestors()
         self._is_clean = True
 
@@ -279,6 +291,13 @@ class _RunCleaner:
         """Remove one thing, report it if it was there, and report what went wrong."""
         try:
             was_there = remove(ident) if details is None else remove(ident, details)
+        except Unreachable as error:
+            if self._forgotten_line is not None:
+                self._forgotten_line(f"run {self._run_id}: forgotten: {kind} {ident}: {error}; {error.may_be_left}")
+            else:
+                mend = f"gone for good? harness clean --run {self._run_id} --forget-unreachable"
+                self._leave(f"{kind} {ident}: {error} ({mend})")
+            return
         except (OSError, subprocess.SubprocessError, CannotRemove, _NotOurs) as error:
             self._leave(f"{kind} {ident}: {error}")
             return

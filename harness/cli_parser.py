@@ -130,6 +130,11 @@ def build_parser() -> argparse.ArgumentParser:
 
     clean = commands.add_parser("clean", help="remove what killed runs left on this machine")
     clean.add_argument("--run", dest="run_ids", action="append", default=None, metavar="RUN_ID", help="only this run")
+    clean.add_argument(
+        "--forget-unreachable", dest="forgets_unreachable", action="store_true",
+        help="with --run: machines and Docker engines of this run that do not answer are gone for good; what may be "
+        "left on them is named and nobody will remove it",
+    )  # fmt: skip
 
     add_cluster_command(commands)
 

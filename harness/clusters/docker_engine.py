@@ -19,7 +19,7 @@ from harness.errors import OperatorError, how_to_get
 if TYPE_CHECKING:
     import docker
 
-__all__ = ["HOST_IMAGE", "HOST_LABEL", "RUN_LABEL", "DockerEngine", "ExecStream"]
+__all__ = ["HOST_IMAGE", "HOST_LABEL", "RUN_LABEL", "DockerEngine", "EngineUnreachable", "ExecStream"]
 
 HOST_IMAGE = "splitbrain-host:1"
 """The image that the project's Dockerfile describes. A change of what hosts need is a new number."""
@@ -33,6 +33,10 @@ _TIMEOUT_S = 60
 _STDOUT = 1
 _HEADER = struct.Struct(">BxxxL")
 """What the engine puts before each piece of an exec's output: which stream, how many bytes."""
+
+
+class EngineUnreachable(ClusterUnavailable):
+    """No engine answers."""
 
 
 class ExecStream:
@@ -84,7 +88,7 @@ class DockerEngine:
     """
 
     def __init__(self, url: str | None = None) -> None:
-        """Raises ClusterUnavailable when the package is missing or no engine answers."""
+        """Raises ClusterUnavailable when the package is missing, EngineUnreachable when no engine answers."""
         self.url = url or os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
         self._client = self._new_client()
 
@@ -102,7 +106,7 @@ class DockerEngine:
                 mend = "run as root, or add this user to the group docker"
             else:
                 mend = "start it (systemctl start docker), or set DOCKER_HOST"
-            raise ClusterUnavailable(f"docker: no engine answers at {self.url}: {mend}") from None
+            raise EngineUnreachable(f"docker: no engine answers at {self.url}: {mend}") from None
         return client
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
 """What killed runs left in Docker engines and on machines behind SSH, and how it is removed.
 
 Each function takes the run's id, the claim's identity and its details, returns whether something was there, and raises
-CannotRemove, one line, when it could not be removed or cannot be recognised as ours; the claim then stays.
+CannotRemove, one line, when it could not be removed or cannot be recognised as ours; the claim then stays. Unreachable
+is for what nobody could even ask about: the operator may know that it is gone for good, and have it forgotten.
 """
 
 from __future__ import annotations
@@ -12,11 +13,19 @@ from typing import Any
 from harness.errors import OperatorError
 from harness.run_state import KIND_CONTAINER, KIND_NETWORK, KIND_SSH_HOST
 
-__all__ = ["REMOTE_REMOVERS", "CannotRemove"]
+__all__ = ["REMOTE_REMOVERS", "CannotRemove", "Unreachable"]
 
 
 class CannotRemove(Exception):
     """Something of a run is there and was not removed; the message is one line."""
+
+
+class Unreachable(CannotRemove):
+    """The engine or machine that has it does not answer; `may_be_left` says what may be there, in a few words."""
+
+    def __init__(self, message: str, may_be_left: str) -> None:
+        super().__init__(message)
+        self.may_be_left = may_be_left
 
 
 def _remove_container(run_id: str, name: str, details: Mapping[str, Any]) -> bool:
@@ -28,25 +37,36 @@ def _remove_network(run_id: str, name: str, details: Mapping[str, Any]) -> bool:
 
 
 def _at_engine(details: Mapping[str, Any], remove: Callable[[Any], bool]) -> bool:
-    from harness.clusters.docker_engine import DockerEngine
+    from harness.clusters.docker_engine import DockerEngine, EngineUnreachable
 
     try:
         engine = DockerEngine(details.get("engine"))
-        try:
-            return remove(engine)
-        finally:
-            engine.close()
+    except EngineUnreachable as error:
+        raise Unreachable(str(error), "it runs on, with what faults were in force, if that engine still does") from None
     except OperatorError as error:
         raise CannotRemove(str(error)) from None
+    try:
+        return remove(engine)
+    except OperatorError as error:
+        raise CannotRemove(str(error)) from None
+    finally:
+        engine.close()
 
 
 def _release_ssh_host(run_id: str, name: str, details: Mapping[str, Any]) -> bool:
-    from harness.clusters.ssh_connection import clean_host, require_paramiko
+    from harness.clusters.ssh_connection import HostUnreachable, clean_host, require_paramiko
     from harness.clusters.ssh_inventory import SshHost
 
     try:
         require_paramiko()
-        removed, left = clean_host(SshHost(**details["host"]), run_id)
+        host = SshHost(**details["host"])
+        removed, left = clean_host(host, run_id)
+    except HostUnreachable as error:
+        raise Unreachable(
+            str(error),
+            f"{host.user}@{host.hostname}:{host.port} may still have the run's processes, its faults (rules of "
+            f"nftables and tc, a bent clock, mounts) and its files below {host.directory}",
+        ) from None
     except (OperatorError, TypeError, KeyError) as error:
         raise CannotRemove(str(error)) from None
     if left:

@@ -64,6 +64,10 @@ class HostNotTaken(ClusterUnavailable):
     """A host could not be used, and it is certain that nothing was changed on it: there is nothing to clean up."""
 
 
+class HostUnreachable(HostNotTaken):
+    """No connection could be made to a host: it does not answer, or does not let us in."""
+
+
 def require_paramiko() -> None:
     """Raises ClusterUnavailable when paramiko is not installed."""
     try:
@@ -189,7 +193,8 @@ def take_host(host: SshHost, run_id: str) -> None:
 
 
 def clean_host(host: SshHost, run_id: str) -> tuple[list[str], list[str]]:
-    """Remove everything of a run from a host: (what was removed, what is left and why). Raises ClusterUnavailable."""
+    """Remove everything of a run from a host: (what was removed, what is left and why). Raises ClusterUnavailable, of
+    which HostUnreachable is one."""
     answer = _agent_command(host, ["clean", host.directory, run_id])
     return list(answer["removed"]), list(answer["left"])
 
@@ -215,14 +220,14 @@ def _agent_command(host: SshHost, arguments: list[str]) -> dict[str, Any]:
 
 
 def _run_as_root(host: SshHost, argv: list[str], text: str) -> tuple[int, str, str]:
-    """Run a command with `text` as its input; (status, output, errors). Raises HostNotTaken when the host cannot be
-    reached, ClusterUnavailable when the connection breaks."""
+    """Run a command with `text` as its input; (status, output, errors). Raises HostUnreachable, or ClusterUnavailable
+    when the connection breaks."""
     try:
         client = _open(host)
     except ConnectFailure as error:
-        raise HostNotTaken(f"{error}: is it up, and is this the right address and port?") from None
+        raise HostUnreachable(f"{error}: is it up, and is this the right address and port?") from None
     except ClusterUnavailable as error:
-        raise HostNotTaken(str(error)) from None
+        raise HostUnreachable(str(error)) from None
     try:
         stdin, stdout, stderr = client.exec_command(_as_root(host, argv), timeout=_COMMAND_TIMEOUT_S)
         with contextlib.suppress(OSError):  # the command ended without reading; its words say why

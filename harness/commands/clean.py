@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from harness.cleanup import clean
+from harness.errors import OperatorError
 from harness.spark_leftovers import remove_spark_leftovers
 
 __all__ = ["clean_command"]
@@ -13,9 +14,12 @@ __all__ = ["clean_command"]
 def clean_command(arguments: argparse.Namespace) -> int:
     """Clean up after dead runs, and after dead reports unless runs are named.
 
-    Returns 0 when nothing of ours is left, 255 when something resists.
+    Returns 0 when nothing of ours is left, 255 when something resists. Raises OperatorError where hosts are to be
+    forgotten of no run by name.
     """
-    report = clean(run_ids=arguments.run_ids, report=print)
+    if arguments.forgets_unreachable and not arguments.run_ids:
+        raise OperatorError("--forget-unreachable: say of which run, by --run RUN_ID")
+    report = clean(run_ids=arguments.run_ids, forgets_unreachable=arguments.forgets_unreachable, report=print)
     lines: list[str] = []
 
     def tell(line: str) -> None:

@@ -19,11 +19,13 @@ from harness import cleanup, run_state
 from harness.cleanup import CleanReport, clean
 from harness.clusters.host_agent import CONTROL_FILE
 from harness.run_state import (
+    KIND_CONTAINER,
     KIND_DIRECTORY,
     KIND_FILE,
     KIND_MOUNT,
     KIND_NETNS,
     KIND_SOCKET,
+    KIND_SSH_HOST,
     KIND_VETH,
     RUN_VARIABLE,
     RunState,
@@ -81,9 +83,14 @@ def die(run: RunState) -> None:
     Path(run.path).write_text("\n".join([json.dumps(header), *lines[1:]]) + "\n")
 
 
-def cleaned(state_root: str, run_ids: list[str] | None = None, *, include_live: bool = False) -> CleanReport:
+def cleaned(
+    state_root: str, run_ids: list[str] | None = None, *, include_live: bool = False, forgets_unreachable: bool = False
+) -> CleanReport:
     lines: list[str] = []
-    report = clean(state_root=state_root, run_ids=run_ids, include_live=include_live, report=lines.append)
+    report = clean(
+        state_root=state_root, run_ids=run_ids, include_live=include_live, forgets_unreachable=forgets_unreachable,
+        report=lines.append,
+    )  # fmt: skip
     assert all("\n" not in line for line in lines)
     assert len(lines) == len(report.removed) + len(report.left) + len(report.live) + len(report.notes)
     return report
@@ -121,6 +128,41 @@ def test_a_process_that_got_the_pid_of_a_dead_one_is_spared(state: str, children
     die(run)
     assert cleaned(state).exit_status == 0
     assert foreign.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("package", "kind", "said"),
+    [
+        ("paramiko", KIND_SSH_HOST, ["admin@127.0.0.1:1 may still have", "files below /var/lib/splitbrain"]),
+        ("docker", KIND_CONTAINER, ["no engine answers at unix:///nowhere/docker.sock", "it runs on"]),
+    ],
+)
+def test_what_cannot_be_reached_is_kept_until_it_is_said_to_be_gone(
+    state: str, tmp_path: Path, package: str, kind: str, said: list[str]
+) -> None:
+    pytest.importorskip(package)
+    known_hosts = tmp_path / "known_hosts"
+    known_hosts.touch()
+    host = {"name": "n1", "hostname": "127.0.0.1", "port": 1, "user": "admin", "known_hosts": str(known_hosts)}
+    run = RunState.create(R1, state_root=state)
+    run.claim(kind, "n1", **({"host": host} if kind == KIND_SSH_HOST else {"engine": "unix:///nowhere/docker.sock"}))
+    die(run)
+    for _ in range(2):
+        report = cleaned(state)
+        assert report.exit_status == 255 and len(report.left) == 1
+        assert f"--run {R1} --forget-unreachable" in report.left[0] and runs_in(state) == [R1]
+    report = cleaned(state, [R1], forgets_unreachable=True)
+    assert (report.left, report.exit_status, len(report.notes)) == ([], 0, 1)
+    assert f"forgotten: {kind} n1" in report.notes[0] and all(words in report.notes[0] for words in said)
+    assert runs_in(state) == []
+
+
+def test_what_can_be_reached_or_cannot_be_understood_is_not_forgotten(state: str) -> None:
+    run = RunState.create(R1, state_root=state)
+    run.claim(KIND_SSH_HOST, "n1", host={"name": "n1", "moved_to": "elsewhere"})
+    die(run)
+    report = cleaned(state, [R1], forgets_unreachable=True)
+    assert report.exit_status == 255 and report.notes == [] and runs_in(state) == [R1]
 
 
 def test_processes_that_keep_starting_others_are_ended_too(state: str, children: ExitStack) -> None:

@@ -70,6 +70,7 @@ def harness(*words: str, cwd: Path, timeout_s: float = 60) -> subprocess.Complet
         (["analyze", "nowhere/at-all"], "no store"),
         (["analyze", "latest"], "store"),
         (["clean", "--run", "../../etc"], "run id"),
+        (["clean", "--forget-unreachable"], "by --run RUN_ID"),
     ],
 )
 def test_bad_arguments(words: list[str], expected: str, tmp_path: Path, harness_here: Here) -> None:
