@@ -211,7 +211,8 @@ ROOTFS_PROGRAMS = (
     "sh", "bash", "cat", "chmod", "chown", "cp", "echo", "env", "false", "grep", "head", "hostname", "id", "kill", "ln",
     "ls", "mkdir", "mv", "ps", "rm", "sed", "sleep", "tail", "tar", "test", "touch", "tr", "true", "uname", "ip", "tc",
     "nft", "mount", "umount", "losetup", "mkfs.ext4", "fsfreeze", "setpriv", "unshare", "gzip",
-    "/usr/bin/python3",
+    "sync", "find", "awk", "cut", "date", "dd", "df", "du", "expr", "install", "mktemp", "nice", "nohup", "readlink",
+    "realpath", "rmdir", "sort", "stat", "tee", "timeout", "truncate", "wc", "xargs", "/usr/bin/python3",
 )  # fmt: skip
 """Enough for an agent, a replica and faults; a program that this machine lacks is left out."""
 

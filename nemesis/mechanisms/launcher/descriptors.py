@@ -7,11 +7,12 @@ FIRST_PLACED on (SECCOMP_IOCTL_NOTIF_ADDFD). Everything else, sockets above all,
 ever. What gives such a descriptor another number (dup, F_DUPFD) is answered in the same way. Children inherit filter
 and descriptors; O_CLOEXEC is kept.
 
-The supervisor opens as the program would where both are the same user with the same rights and see the same files;
-else the filter of the program is not selective. A file can get past it by `dup2` to a number that the program chose, by
-a socket from another program (SCM_RIGHTS), by `open_by_handle_at`, by a later rename into the root, or where the
-program has changed its user or may have no more descriptors. So it is looked, when a fault begins and while it
-lasts, whether a file under the root has a number that is not reported: it is then known not to be within reach.
+The supervisor opens as the program would: with the program's rights, where they differ from its own and it may take
+them on (rights.py). Where it may not, or sees other files, the filter of the program is not selective. A file can get
+past it by `dup2` to a number that the program chose, by a socket from another program (SCM_RIGHTS), by
+`open_by_handle_at`, by a later rename into the root, where the program may have no more descriptors, and where it is in
+a directory to which it would not find the way with its rights. So it is looked, when a fault begins and while it lasts,
+whether a file under the root has a number that is not reported: it is then known not to be within reach.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
 import os
 import platform
 import queue
@@ -30,6 +32,7 @@ from dataclasses import dataclass, field
 
 from .files import Files, Opening
 from .filter import DUPLICATING, F_DUPFD_CLOEXEC, FIRST_PLACED, OPENING, SYSCALLS, Call, Listener
+from .rights import Rights, assumed, rights_of
 
 __all__ = ["Descriptors", "may_open_for", "take_descriptor", "watched_numbers"]
 
@@ -39,35 +42,24 @@ _SPARE = 64
 """So many lower numbers must be free where a descriptor is placed: the kernel gives away the lowest first, so none of
 another thread's gets that number meanwhile."""
 _PIDFD_GETFD = 438
-_IDENTITY = (b"Uid:", b"Gid:", b"Groups:", b"CapEff:")
 _SEEN_FROM = ("ns/user", "ns/mnt", "root")
 _CLONE_FS = 0x200
 _O_TMPFILE = os.O_TMPFILE & ~os.O_DIRECTORY
 
 
-def may_open_for(process: int) -> bool:
-    """Whether a file that this process opens is what that process, or thread, would have opened."""
+def may_open_for(thread: int, own: Rights) -> Rights | None:
+    """The rights of that process or thread, where who has those of its `own` can open what it would have opened."""
     try:
-        return _rights(process) == _rights("self") and all(
-            os.readlink(f"/proc/{process}/{name}") == os.readlink(f"/proc/self/{name}") for name in _SEEN_FROM
-        )
+        rights = rights_of(thread)
+        sees_the_same = all(os.readlink(f"/proc/{thread}/{name}") == _seen_here(name) for name in _SEEN_FROM)
     except OSError:
-        return False
+        return None
+    return rights if sees_the_same and own.can_assume(rights) else None
 
 
-def _rights(process: int | str) -> list[bytes]:
-    with open(f"/proc/{process}/status", "rb") as file:
-        return [line for line in file if line.startswith(_IDENTITY)]
-
-
-def _umask_of(thread: int) -> int:
-    with open(f"/proc/{thread}/status", "rb") as file:
-        return next(int(line.split()[1], 8) for line in file if line.startswith(b"Umask:"))
-
-
-def _group_of(thread: int) -> int:
-    with open(f"/proc/{thread}/status", "rb") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith(b"Tgid:"))
+@functools.cache
+def _seen_here(name: str) -> str:
+    return os.readlink(f"/proc/self/{name}")
 
 
 def take_descriptor(pid: int, descriptor: int) -> int:
@@ -87,9 +79,9 @@ def take_descriptor(pid: int, descriptor: int) -> int:
 def watched_numbers(processes: Iterable[int]) -> frozenset[int] | None:
     """The numbers below FIRST_PLACED that a selective filter has to report in all of these processes, which stand
     still; None where it must not be selective. A process with a number from there on is fine: those are reported."""
-    found = set(_ALWAYS_WATCHED)
+    found, own = set(_ALWAYS_WATCHED), rights_of("thread-self")
     for pid in processes:
-        if not may_open_for(pid):
+        if may_open_for(pid, own) is None:
             return None
         for number in _numbers(pid):
             if number < FIRST_PLACED and _may_be_a_file(f"/proc/{pid}/fd/{number}"):
@@ -122,8 +114,10 @@ class Descriptors:
     """The kernel's numbers of the calls that concern this."""
     _number_lock: threading.Lock = field(default_factory=threading.Lock)
     _opener: Opener | None = None
+    _own: Rights = field(init=False)
 
     def __post_init__(self) -> None:
+        self._own = rights_of("thread-self")  # before any thread takes on others
         table = SYSCALLS[platform.machine()]
         self.numbers = frozenset(table[name] for name in (*OPENING, *DUPLICATING) if name in table)
 
@@ -140,15 +134,15 @@ class Descriptors:
             wanted = None  # the kernel will say the same of the path
         if call.name in DUPLICATING:
             self._duplicate(listener, call)
-        elif wanted is None or not self._is_ours(call, wanted):
+        elif wanted is None or (rights := self._rights_for(call, wanted)) is None:
             listener.let_go_on(call.id)
         elif done is not None and wanted.flags & (os.O_CREAT | os.O_TRUNC):
             # These wait where a file system is frozen, and the calls of others must not.
             self._opener = self._opener or Opener()
-            self._opener.ask(lambda: self._open(listener, call, wanted), done)
+            self._opener.ask(lambda: self._open(listener, call, wanted, rights), done)
             return False
         else:
-            self._open(listener, call, wanted)
+            self._open(listener, call, wanted, rights)
         return True
 
     def _is_kept(self, call: Call) -> bool:
@@ -156,30 +150,38 @@ class Descriptors:
         flags = self.files.flags(call)
         return not flags & os.O_PATH and bool(self.with_reads or flags & os.O_ACCMODE or flags & _O_TMPFILE)
 
-    def _is_ours(self, call: Call, wanted: Opening) -> bool:
-        """Whether the file is one that the supervisor opens; notes it where one is let pass that it should have."""
+    def _rights_for(self, call: Call, wanted: Opening) -> Rights | None:
+        """With whose rights the supervisor opens the file; None where it does not, which is noted where it should."""
         if not wanted.path:
-            return False
+            return None
         try:
             mode = (os.stat if not wanted.flags & os.O_NOFOLLOW else os.lstat)(wanted.path).st_mode
             if not stat.S_ISREG(mode) and not wanted.flags & _O_TMPFILE:
-                return False  # a directory, or what would have to be waited for
+                return None  # a directory, or what would have to be waited for
         except OSError:
             if not wanted.flags & os.O_CREAT:
-                return False
-        is_ours = wanted.is_plain and may_open_for(call.thread)
-        self.has_let_pass |= not is_ours
-        return is_ours
+                return None
+        rights = may_open_for(call.thread, self._own) if wanted.is_plain else None
+        self.has_let_pass |= rights is None
+        return rights
 
-    def _open(self, listener: Listener, call: Call, wanted: Opening) -> None:
+    def _open(self, listener: Listener, call: Call, wanted: Opening, rights: Rights) -> None:
         try:
-            umask = os.umask(_umask_of(call.thread))
+            umask = os.umask(rights.umask)
             try:
-                descriptor = os.open(wanted.path, wanted.flags, wanted.mode)
+                with assumed(rights, self._own):
+                    # By somebody else's rights the way there matters as well, so none that we have looked up for it.
+                    path = wanted.path if rights == self._own else wanted.asked
+                    descriptor = os.open(path, wanted.flags, wanted.mode)
             finally:
                 os.umask(umask)
         except OSError as error:
-            listener.finish(call.id, error.errno or errno.EIO)
+            if isinstance(error, PermissionError) and rights != self._own:
+                # Perhaps the program may: it can be in a directory to which it would not find the way.
+                self.has_let_pass = True
+                listener.let_go_on(call.id)
+            else:
+                listener.finish(call.id, error.errno or errno.EIO)
             return
         try:
             self._place(listener, call, descriptor, closes_on_exec=bool(wanted.flags & os.O_CLOEXEC))
@@ -213,7 +215,7 @@ class Descriptors:
                 self.has_let_pass |= not self._is_reported(call.arguments[1])
                 listener.let_go_on(call.id)
                 return
-            descriptor = take_descriptor(_group_of(call.thread), call.arguments[0])
+            descriptor = take_descriptor(rights_of(call.thread).process, call.arguments[0])
         except OSError:
             self.has_let_pass = True
             listener.let_go_on(call.id)

@@ -54,10 +54,12 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a call that opens asks for; `path` is empty for a file elsewhere, `is_plain` false where the call restricts
-    how the path may be resolved."""
+    """What a call that opens asks for; `path` is empty for a file elsewhere, `asked` is the path as the program has it,
+    from the root on; `is_plain` is false where the call restricts how the path may be resolved, or where another
+    process would find another file by it."""
 
     path: str
+    asked: str
     flags: int
     mode: int
     is_plain: bool
@@ -152,14 +154,18 @@ class Files:
 
     def _path(self, call: Call, where: tuple[int | None, int]) -> str:
         """The path that a call names, its directory resolved as the thread sees it."""
+        parent, name = os.path.split(self._asked(call, where))
+        return os.path.join(os.path.realpath(parent), name)
+
+    def _asked(self, call: Call, where: tuple[int | None, int]) -> str:
+        """The path that a call names, from the root on."""
         directory, argument = where
         path = self._text(call.thread, call.arguments[argument])
         if not path.startswith("/"):
             descriptor = _AT_FDCWD if directory is None else _signed(call.arguments[directory])
             link = "cwd" if descriptor == _AT_FDCWD else f"fd/{descriptor}"
             path = os.path.join(os.readlink(f"/proc/{call.thread}/{link}"), path)
-        parent, name = os.path.split(path)
-        return os.path.join(os.path.realpath(parent), name)
+        return path
 
     def _by_path(self, call: Call) -> Effect | None:
         name, arguments = call.name, call.arguments
@@ -184,8 +190,11 @@ class Files:
     def opening(self, call: Call) -> Opening:
         """What a call that opens asks for. Raises OSError, struct.error."""
         flags, mode, is_plain = self._how(call)
-        path = self._path(call, _PATHS[call.name])
-        return Opening(path if self._is_under_root(path) else "", flags, mode, is_plain)
+        asked = self._asked(call, _PATHS[call.name])
+        parent, name = os.path.split(asked)
+        path = os.path.join(os.path.realpath(parent), name)
+        is_ours_too = not asked.startswith("/proc/")
+        return Opening(path if self._is_under_root(path) else "", asked, flags, mode, is_plain and is_ours_too)
 
     def flags(self, call: Call) -> int:
         """Those of a call that opens. Raises OSError, struct.error."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import array
+import dataclasses
 import os
 import signal
 import socket
 import struct
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 
 from nemesis.mechanisms.launcher.descriptors import _free_number, may_open_for
 from nemesis.mechanisms.launcher.filter import DUPLICATING, FIRST_PLACED, GROUPS, OPENING, SYSCALLS, filter_code
+from nemesis.mechanisms.launcher.rights import rights_of
 from nemesis.mechanisms.launcher_archive import why_not_attached
 from tests.nemesis.mechanisms.launched import Program, wait_until
 
@@ -136,6 +139,7 @@ DO = {
     "open-inherited": lambda name: keep(name, libc.open(at(name).encode(), os.O_CREAT | os.O_WRONLY, 0o600)),
     "open-append": lambda name: keep("append", os.open(at(name), os.O_WRONLY | os.O_APPEND)),
     "open-below": lambda name: keep(name, open_below()),
+    "open-here": lambda name: keep(name, os.open(name, os.O_CREAT | os.O_WRONLY)),
     "open-unnamed": lambda name: keep(name, os.open(root, os.O_TMPFILE | os.O_RDWR)),
     "read-only": lambda name: os.open(at(name), os.O_RDONLY),
     "directory": lambda _: attempt(lambda: os.open(root, os.O_RDWR)),
@@ -287,9 +291,62 @@ def test_a_supervisor_that_is_killed_leaves_a_program_that_opens_files_running(p
     wait_until(lambda: program.count().lost == 1)
 
 
+SOMEBODY, GROUP, FURTHER = 65534, 65533, 65532
+BECOMES_ANOTHER = f"""
+import array, ctypes, fcntl, os, resource, socket, sys, tempfile, threading  # which that user may not read
+os.chown(sys.argv[1], {SOMEBODY}, {GROUP})
+os.chdir(sys.argv[1])
+os.close(os.open(sys.argv[1] + "/of-a-group", os.O_CREAT, 0o660))
+os.chown(sys.argv[1] + "/of-a-group", 0, {FURTHER})
+os.chmod(sys.argv[1] + "/of-a-group", 0o660)
+os.close(os.open(sys.argv[1] + "/of-root", os.O_CREAT, 0o600))
+os.setgroups([{FURTHER}])
+os.setresgid({GROUP}, {GROUP}, {GROUP})
+os.setresuid({SOMEBODY}, {SOMEBODY}, {SOMEBODY})
+"""
+
+
+@needs_attachment
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
-def test_files_are_opened_in_the_place_of_who_has_the_same_rights_only() -> None:
-    assert may_open_for(os.getpid())
+def test_a_program_of_another_user_has_its_files_opened_with_its_own_rights() -> None:
+    with tempfile.TemporaryDirectory(prefix="rights-") as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        data = directory / "data"
+        argv = [sys.executable, "-I", "-S", "-c", BECOMES_ANOTHER + CHILD, str(data), str(data / "beside")]
+        program = Program(directory, argv, attaches=True)
+        try:
+            assert program.do("write old") == "1"
+            own = rights_of("thread-self")
+            program.impair("error-write")
+            program.mend()
+            assert int(program.do("open-mode made")) >= FIRST_PLACED
+            status = (data / "made").stat()
+            assert (status.st_uid, status.st_gid, status.st_mode & 0o777) == (SOMEBODY, GROUP, 0o640)
+            assert int(program.do("open of-a-group")) >= FIRST_PLACED
+            assert program.do("open of-root") == "Permission denied"
+            assert int(program.do("dup made")) >= FIRST_PLACED and int(program.do("dup-socket")) < FIRST_PLACED
+            assert program.do("storm 20") == "ok"
+            assert rights_of(program.helpers()["fault-calls"]) == own
+            program.impair("error-write")
+            assert {program.do(f"write {each}") for each in ("old", "made", "of-a-group", "copy")} == {EIO}
+            assert program.count().passed == 0
+            program.mend()
+            # It is in the directory and would not find the way there: the kernel opens, and that is seen.
+            os.chmod(directory, 0o700)
+            assert int(program.do("open-here under")) < FIRST_PLACED
+            program.impair("error-write")
+            assert program.count().passed == 1
+        finally:
+            program.close()
+        wait_until(lambda: program.helpers() == {})
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_files_are_opened_in_the_place_of_who_has_no_more_rights_only() -> None:
+    own = rights_of("thread-self")
+    little = dataclasses.replace(own, capabilities=0)
+    assert may_open_for(os.getpid(), own) and not may_open_for(os.getpid(), little)
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:
@@ -298,10 +355,11 @@ def test_files_are_opened_in_the_place_of_who_has_the_same_rights_only() -> None
         signal.pause()
     try:
         os.read(ours, 1)
-        assert not may_open_for(child)
+        assert may_open_for(child, own) and not may_open_for(child, little)
+        assert not may_open_for(child, dataclasses.replace(own, label=b"another"))
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         os.close(ours)
         os.close(theirs)
-    assert not may_open_for(child), "it has ended"
+    assert not may_open_for(child, own), "it has ended"

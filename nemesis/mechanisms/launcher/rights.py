@@ -1,0 +1,116 @@
+"""With whose rights a program opens files, and opening one with those.
+
+What a file may be opened for depends on the thread that opens it: on its user and groups for files, and on its
+capabilities. A supervisor that runs as root gives one of its threads those of a program for the time of one `open`, by
+the raw system calls, since the C library's would change all threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+__all__ = ["Rights", "assumed", "rights_of"]
+
+_SETGROUPS, _SETFSUID, _SETFSGID, _CAPGET, _CAPSET = 116, 122, 123, 125, 126
+"""x86-64: on other processors no running program is given a filter, so nothing is opened in its place."""
+_CAPABILITIES_HEADER = struct.pack("=Ii", 0x20080522, 0)
+"""_LINUX_CAPABILITY_VERSION_3, of this thread."""
+_CAPABILITIES = struct.Struct("=6I")
+"""Twice the effective, permitted and inheritable ones: their low halves, then their high halves."""
+_CAP_SETGID, _CAP_SETUID = 1 << 6, 1 << 7
+_NOBODY = 2**32 - 1
+"""Asks which user or group it is and changes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """Of one thread: user and group for files, further groups, effective capabilities, and the label that a security
+    module of the kernel has given it. Beside them its umask, which is no right, and its process."""
+
+    user: int
+    group: int
+    groups: tuple[int, ...]
+    capabilities: int
+    label: bytes
+    umask: int = field(default=0, compare=False)
+    process: int = field(default=0, compare=False)
+
+    def can_assume(self, other: Rights) -> bool:
+        """Whether who has these rights can take on those for a moment."""
+        if other == self:
+            return True
+        is_able = self.capabilities & _CAP_SETGID and self.capabilities & _CAP_SETUID
+        return bool(is_able) and not other.capabilities & ~self.capabilities and other.label == self.label
+
+
+def rights_of(thread: int | str) -> Rights:
+    """Those of a thread, or "thread-self". Raises OSError."""
+    with open(f"/proc/{thread}/status", "rb") as file:
+        said = {name: words for name, _, words in (line.partition(b":") for line in file)}
+    label = b""
+    with contextlib.suppress(OSError), open(f"/proc/{thread}/attr/current", "rb") as file:
+        label = file.read()
+    return Rights(
+        user=int(said[b"Uid"].split()[3]),
+        group=int(said[b"Gid"].split()[3]),
+        groups=tuple(map(int, said[b"Groups"].split())),
+        capabilities=int(said[b"CapEff"], 16),
+        label=label,
+        umask=int(said[b"Umask"], 8),
+        process=int(said[b"Tgid"]),
+    )
+
+
+@contextlib.contextmanager
+def assumed(rights: Rights, own: Rights) -> Iterator[None]:
+    """This thread, whose rights are `own`, has those while the context lasts. Raises OSError."""
+    if rights == own:
+        yield
+        return
+    try:
+        _take(rights, own)
+        yield
+    finally:
+        try:
+            _take(own, own)
+        except OSError:
+            os._exit(1)  # it could answer no call rightly any more; the guardian lets all of them go on
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _take(rights: Rights, own: Rights) -> None:
+    libc = _libc()
+
+    def call(number: int, *arguments: object) -> int:
+        result = int(libc.syscall(number, *arguments))
+        if result < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        return result
+
+    def set_effective(capabilities: int) -> None:
+        header = ctypes.create_string_buffer(_CAPABILITIES_HEADER)
+        data = ctypes.create_string_buffer(_CAPABILITIES.size)
+        call(_CAPGET, header, data)
+        _, *low, _, permitted_high, inheritable_high = _CAPABILITIES.unpack(data.raw)
+        low_half, high_half = capabilities & 0xFFFFFFFF, capabilities >> 32
+        data.raw = _CAPABILITIES.pack(low_half, *low, high_half, permitted_high, inheritable_high)
+        call(_CAPSET, header, data)
+
+    set_effective(own.capabilities)  # so that the rest may be changed
+    call(_SETGROUPS, len(rights.groups), (ctypes.c_uint32 * len(rights.groups))(*rights.groups))
+    for number, wanted in ((_SETFSGID, rights.group), (_SETFSUID, rights.user)):
+        call(number, wanted)
+        if call(number, ctypes.c_uint32(_NOBODY)) != wanted:
+            raise PermissionError(f"no thread of ours can be user or group {wanted} for files")
+    set_effective(rights.capabilities)
