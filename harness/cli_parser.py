@@ -83,6 +83,16 @@ class _Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(None, f"unknown {what} {value!r}{hint}")
 
 
+def _add_clean_command(commands: Any) -> None:
+    clean = commands.add_parser("clean", help="remove what killed runs left on this machine")
+    clean.add_argument("--run", dest="run_ids", action="append", default=None, metavar="RUN_ID", help="only this run")
+    clean.add_argument(
+        "--forget-unreachable", dest="forgets_unreachable", action="store_true",
+        help="with --run: machines and Docker engines of this run that do not answer are gone for good; what may be "
+        "left on them is named and nobody will remove it",
+    )  # fmt: skip
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     parser = _Parser(
@@ -128,14 +138,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_store_commands(commands)
     add_gallery_command(commands)
 
-    clean = commands.add_parser("clean", help="remove what killed runs left on this machine")
-    clean.add_argument("--run", dest="run_ids", action="append", default=None, metavar="RUN_ID", help="only this run")
-    clean.add_argument(
-        "--forget-unreachable", dest="forgets_unreachable", action="store_true",
-        help="with --run: machines and Docker engines of this run that do not answer are gone for good; what may be "
-        "left on them is named and nobody will remove it",
-    )  # fmt: skip
-
+    _add_clean_command(commands)
     add_cluster_command(commands)
 
     doctor = commands.add_parser("doctor", help="what every nemesis can do on every cluster of this machine")

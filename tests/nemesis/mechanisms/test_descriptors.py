@@ -122,6 +122,10 @@ def forked(work):
 def take():
     _, [(_, _, data)], _, _ = here.recvmsg(1, socket.CMSG_SPACE(4))
     return array.array("i", data)[0]
+def send():
+    os.write(here.fileno(), b"r")
+    here.recv(1)
+    return os.write(here.fileno(), b"x")
 def open_below():
     directory = os.open(root, os.O_RDONLY)
     try:
@@ -151,7 +155,7 @@ DO = {
     "flags": lambda name: fcntl.fcntl(opened[name], fcntl.F_GETFD),
     "write": lambda name: os.write(opened[name], b"x"),
     "child-writes": lambda name: forked(lambda: os.write(os.open(at(name), os.O_CREAT | os.O_WRONLY), b"x")),
-    "send": lambda _: here.send(b"x"),
+    "send": lambda _: send(),
     "beside": lambda _: os.write(beside, b"x"),
     "few": lambda limit: resource.setrlimit(resource.RLIMIT_NOFILE, (int(limit), int(limit))),
     "take": lambda name: keep(name, take()),
@@ -262,9 +266,11 @@ def test_a_socket_goes_past_the_supervisor_and_a_file_that_comes_by_it_is_found(
             assert program.do(f"channel {theirs.fileno()}") == "ok"
             program.impair("error-write")
             supervisor = program.helpers()["fault-calls"]
+            program.ask("send")
+            assert ours.recv(1) == b"r", "what it was asked has been read, which is a reported call"
             os.kill(supervisor, signal.SIGSTOP)
             try:
-                program.ask("send")
+                ours.send(b"!")
                 assert ours.recv(1) == b"x"
             finally:
                 os.kill(supervisor, signal.SIGCONT)
