@@ -13,6 +13,7 @@ Every problem found is reported, not only the first.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -48,8 +49,16 @@ class Broken:
     reason: str
 
 
-def _entry_points(kind: str) -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=f"splitbrain.{kind}")}
+def _entry_points(kind: str) -> Mapping[str, EntryPoint]:
+    return _declared(tuple(sys.path)).get(kind, {})
+
+
+@functools.lru_cache(maxsize=1)
+def _declared(path: tuple[str, ...]) -> Mapping[str, Mapping[str, EntryPoint]]:
+    """Kind -> name -> entry point, for one `sys.path`. Kept: every look reads the metadata of each installed package,
+    and the command line alone asks for names some twenty times before it does anything."""
+    everything = entry_points()
+    return {kind: {point.name: point for point in everything.select(group=f"splitbrain.{kind}")} for kind in KINDS}
 
 
 def names(kind: str) -> list[str]:

@@ -1,15 +1,29 @@
 """What holds for every test.
 
+Cycles of garbage are looked for rarely, and what was there before the first test is not looked through: thousands of
+collected tests and the modules of everything, again and again, were a twentieth of the processor time.
+
 Hypothesis has no deadline: tests assert no times, and a busy machine is no bug. Where `CI` is set the examples are the
 same on every run, so that a change is judged by itself; elsewhere they are new each time, so that the search goes on.
 """
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("search"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "search")
+
+GC_THRESHOLDS = (20_000, 20, 50)
+"""As in a simulated run; Python's own are 700, 10 and 10 (up to 3.13)."""
+
+
+def pytest_collection_finish() -> None:
+    if sys.implementation.name == "cpython":
+        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
