@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -92,8 +93,11 @@ def test_a_killed_daemon_is_noticed_and_cleaned_up_after(tmp_path: Path) -> None
         (["status", "--name", "other"], "cluster other is not up (harness cluster up --name other)"),
     ],
 )
-def test_what_cannot_be_is_one_line(tmp_path: Path, words: list[str], said: str) -> None:
-    refused = cluster(tmp_path, *words)
+def test_what_cannot_be_is_one_line(
+    tmp_path: Path, words: list[str], said: str, harness_here: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    environment = {"SPLITBRAIN_STATE_DIR": str(tmp_path / "state")}
+    refused = harness_here("cluster", *words, cwd=tmp_path, environment=environment)
     assert refused.returncode == 254
     assert said in refused.stderr
     assert refused.stderr.count("\n") == 1

@@ -6,7 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,9 +125,11 @@ def test_the_command_prints_json(tmp_path: Path) -> None:
     assert cells["link", "loss"]["state"] == "-" and "netns" in cells["link", "loss"]["reason"]
 
 
-def test_unknown_names_are_one_line(tmp_path: Path) -> None:
+def test_unknown_names_are_one_line(
+    tmp_path: Path, harness_here: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
     for words in (["--cluster", "locl"], ["--nemesis", "kil"]):
-        done = subprocess.run([sys.executable, "-m", "harness", "doctor", *words], capture_output=True, text=True)
+        done = harness_here("doctor", *words, cwd=tmp_path)
         assert done.returncode == 254 and "did you mean" in done.stderr and len(done.stderr.splitlines()) == 1
 
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,11 @@ SCHEDULE = [
 FEW = ("--points", "24", "--runs", "3", "--jobs", "2")
 
 
+Here = Callable[..., subprocess.CompletedProcess[str]]
+
+
 def harness(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, without any program on its PATH."""
     return subprocess.run(
         [sys.executable, "-m", "harness", *words],
         cwd=cwd, env={"PYTHONPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True, timeout=300,
@@ -76,13 +81,15 @@ def test_the_line_that_it_prints_repeats_it(
     assert (run / "explain.json").read_text() == before
 
 
-def test_report_and_replay_show_it(place: Path, explained: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_report_and_replay_show_it(
+    place: Path, explained: tuple[Path, subprocess.CompletedProcess[str]], harness_here: Here
+) -> None:
     run, _ = explained
     page = (run / "report.html").read_text()
     assert page.index('id="decided"') < page.index('id="faults"')
     assert "no fault from this moment on" in page
     assert page.count('class="share healed"') > 8
-    done = harness("trace", "latest", "--replay", cwd=place)
+    done = harness_here("trace", "latest", "--replay", cwd=place)
     assert done.returncode == 0, done.stderr
     jump = json.loads((run / "explain.json").read_text())["jump"]
     packed = re.search(r'"decided":\[(\d+),(\d+)\]', (run / "replay.html").read_text())
@@ -100,7 +107,7 @@ def changed(place: Path, name: str, **changes: object) -> str:
     return str(copy)
 
 
-def test_what_cannot_be_explained_is_one_line(place: Path) -> None:
+def test_what_cannot_be_explained_is_one_line(place: Path, harness_here: Here) -> None:
     (run,) = place.glob("store/*/2*")
     cases = [
         ((changed(place, "results.json", valid=True),), "the run is not invalid"),
@@ -111,7 +118,7 @@ def test_what_cannot_be_explained_is_one_line(place: Path) -> None:
         (("nowhere",), "no run 'nowhere'"),
     ]
     for words, text in cases:
-        done = harness("explain", *words, cwd=place)
+        done = harness_here("explain", *words, cwd=place)
         assert done.returncode == 254, done.stderr
         line = done.stderr.strip().splitlines()[-1]
         assert line.startswith("harness: "), line

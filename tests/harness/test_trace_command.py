@@ -6,6 +6,7 @@ import itertools
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+Here = Callable[..., subprocess.CompletedProcess[str]]
+
+
 def harness(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, without any program on its PATH."""
     return subprocess.run(
         [sys.executable, "-m", "harness", *words],
         cwd=cwd, env={"PYTHONPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True, timeout=120,
@@ -58,28 +63,30 @@ def test_the_trace_tells_what_the_logs_hold(traced: Path) -> None:
     assert len(last) == 1 and last.pop()[0] > 30, "everybody knows at the end what is committed"
 
 
-def test_the_trace_changes_nothing_of_the_run(traced: Path, tmp_path: Path) -> None:
-    done = harness(*RUN, cwd=tmp_path)
+def test_the_trace_changes_nothing_of_the_run(traced: Path, tmp_path: Path, harness_here: Here) -> None:
+    done = harness_here(*RUN, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (with_trace,) = traced.glob("store/*/2*/history.jsonl")
     (without,) = tmp_path.glob("store/*/2*/history.jsonl")
     assert with_trace.read_bytes() == without.read_bytes()
     assert not (without.parent / "trace.jsonl").exists()
-    refused = harness("trace", "latest", "--from", "0", "--to", "1", cwd=tmp_path)
+    refused = harness_here("trace", "latest", "--from", "0", "--to", "1", cwd=tmp_path)
     assert refused.returncode == 254 and "has no trace: make the run with --cluster sim --trace" in refused.stderr
 
 
-def test_the_window_is_drawn(traced: Path) -> None:
+def test_the_window_is_drawn(traced: Path, harness_here: Here) -> None:
     (results,) = traced.glob("store/*/2*/results.json")
     elected = json.loads(results.read_text())["checks"]["leaders"]["terms"][-1]
     assert elected["start_ns"] > 2e9, "the partition from 2 s on brings a new leader"
-    done = harness("trace", "latest", "--from", "1.9", "--to", str(elected["start_ns"] / 1e9 + 0.1), cwd=traced)
+    done = harness_here("trace", "latest", "--from", "1.9", "--to", str(elected["start_ns"] / 1e9 + 0.1), cwd=traced)
     assert done.returncode == 0, done.stderr
     page = Path(traced, done.stdout.strip()).read_text()
     assert (
         "f1 partition" in page and ">n3<" in page and "arrow lost" in page and f"leads term {elected['term']}" in page
     )
-    done = harness("trace", "latest", "--from", "-1", "--to", "0.2", "--hosts", "n2,n1", "--out", "a.svg", cwd=traced)
+    done = harness_here(
+        "trace", "latest", "--from", "-1", "--to", "0.2", "--hosts", "n2,n1", "--out", "a.svg", cwd=traced
+    )
     assert done.returncode == 0, done.stderr
     drawing = (traced / "a.svg").read_text()
     assert drawing.startswith("<svg") and ">n3<" not in drawing and drawing.index(">n2<") < drawing.index(">n1<")
@@ -100,8 +107,10 @@ def test_the_window_is_drawn(traced: Path) -> None:
         (["trace", "latest", "--from", "0"], "--to"),
     ],
 )
-def test_what_the_operator_can_mend_is_one_line(traced: Path, words: list[str], expected: str) -> None:
-    done = harness(*words, cwd=traced)
+def test_what_the_operator_can_mend_is_one_line(
+    traced: Path, words: list[str], expected: str, harness_here: Here
+) -> None:
+    done = harness_here(*words, cwd=traced)
     assert done.returncode == 254, done.stderr
     assert expected in done.stderr and len(done.stderr.strip().splitlines()) == 1
     assert done.stdout == ""

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,11 @@ MARKUP = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
 MS = 1_000_000
 
 
+Here = Callable[..., subprocess.CompletedProcess[str]]
+
+
 def harness(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, without any program on its PATH."""
     return subprocess.run(
         [sys.executable, "-m", "harness", *words],
         cwd=cwd, env={"PYTHONPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True, timeout=120,
@@ -252,8 +257,10 @@ def test_the_page_is_bounded_and_leaves_out_what_tells_least(run: RunDir, monkey
         ([], "--from and --to say what to draw; or --replay"),
     ],
 )
-def test_what_an_operator_can_mend_is_one_line(run: RunDir, words: list[str], expected: str) -> None:
-    done = harness("trace", "latest", *words, cwd=run.path.parents[2])
+def test_what_an_operator_can_mend_is_one_line(
+    run: RunDir, words: list[str], expected: str, harness_here: Here
+) -> None:
+    done = harness_here("trace", "latest", *words, cwd=run.path.parents[2])
     assert done.returncode == 254 and expected in done.stderr and len(done.stderr.splitlines()) == 1
 
 
