@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness import registry
+from harness.clusters.sim.simulation import rare_collections
 from harness.clusters.sim.steps import StepObserver
 from harness.errors import HarnessError, OperatorError, SystemUnderTestError
 from harness.execution import Parts, TestClock, rehearse
@@ -108,6 +109,11 @@ def usable_choices(test: Test) -> list[tuple[str, list[str]]]:
 def rehearse_test(test: Test, schedule: Schedule, *, with_facts: bool = False) -> Rehearsal:
     """Run a test in simulation and judge it. A run that could not even start counts as `unknown`. `with_facts` sums up
     what it did, which takes some hundredths of its time."""
+    with rare_collections():
+        return _rehearse(test, schedule, with_facts=with_facts)
+
+
+def _rehearse(test: Test, schedule: Schedule, *, with_facts: bool) -> Rehearsal:
     began_s = time.perf_counter()
     seen: list[tuple[StepObserver, TestClock]] = []
     parts = parts_of(test, schedule)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from harness.clusters.sim.logs import route_logs
 from harness.clusters.sim.loop import SimLoop
 
-__all__ = ["run_simulated"]
+__all__ = ["rare_collections", "run_simulated"]
 
 _T = TypeVar("_T")
 
@@ -36,7 +36,7 @@ def run_simulated(main: Coroutine[Any, Any, _T], *, seed: int, shuffle: bool = F
     run. `shuffle`: see SimLoop. Raises what `main` raises, and SimulationError when the simulation cannot go on.
     """
     with (
-        _rare_collections(),
+        rare_collections(),
         route_logs(),
         _same_asyncio(),
         asyncio.Runner(loop_factory=lambda: SimLoop(seed, shuffle=shuffle)) as runner,
@@ -55,23 +55,30 @@ async def _and_nothing_else(main: Coroutine[Any, Any, _T]) -> _T:
 
 
 @contextlib.contextmanager
-def _rare_collections() -> Iterator[None]:
+def rare_collections() -> Iterator[None]:
     """Look for cycles of garbage more rarely: a run holds the memory of all its nodes, which each look goes through,
     and makes few cycles. What was there before the run (modules, mostly) is not looked through again. PyPy's collector
-    works otherwise and has none of these knobs."""
+    works otherwise and has none of these knobs.
+
+    Around more than the run itself what the run has left is garbage at the end, and goes: a next run would otherwise
+    set it aside with the modules, and the one after that its own, some 7 MB each. Where somebody has set aside
+    what was there already, that and the collecting are theirs."""
     if sys.implementation.name != "cpython":
         if sys.implementation.name == "pypy":
             importlib.import_module("pypyjit").set_param(PYPY_COMPILER)
         yield
         return
     before = gc.get_threshold()
+    is_ours = gc.get_freeze_count() == 0
     gc.set_threshold(*GC_THRESHOLDS)
-    gc.collect()  # of an earlier run, whose cycles would be kept with the modules: 7 MB a run, run by run
-    gc.freeze()
+    if is_ours:
+        gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if is_ours:
+            gc.collect()
+            gc.unfreeze()
         gc.set_threshold(*before)
 
 
