@@ -27,8 +27,9 @@ SCRIPTED = {
 ROUNDS = {"accept-gap": 3, "queue-offset-reuse": 4}
 """One round of a scenario is enough for most. These take two victims, or three leads."""
 
-FIRST_SEED = {"vote-without-fsync": 1}
-"""With seed 0 a majority of replicas ends, and a minute of virtual time is spent on waiting for them."""
+FIRST_SEED = {"members-forgotten": 2, "transfer-keeps-lead": 1, "vote-for-shorter-log": 1, "vote-without-fsync": 1}
+"""With those before, nothing is seen, or a majority of replicas ends and a minute of virtual time is spent on waiting
+for them."""
 
 CONTROLS = (
     "checksum-ignored", "in-hand-forgotten", "lease-on-wall-clock", "timers-forgotten", "vote-not-persisted",

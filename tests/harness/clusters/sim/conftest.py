@@ -76,15 +76,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def other_pythons() -> list[Any]:
     """Interpreters of the supported versions, PyPy's too, other than this one: those on the PATH, else those of pyenv,
     whose shims on the PATH start only the versions that are chosen at the moment."""
-    installed = [
-        str(path) for version in _output("pyenv", "versions", "--bare", "--skip-aliases").split()
-        if (path := Path(_output("pyenv", "root").strip()) / "versions" / version / "bin" / "python").exists()
-    ]  # fmt: skip
+    root = Path(_output("pyenv", "root").strip() or "nowhere", "versions")
+    versions = _output("pyenv", "versions", "--bare", "--skip-aliases").split()
+    installed = [str(path) for version in versions if (path := root / version / "bin" / "python").exists()]
     names = [*(f"python{version}" for version in SUPPORTED), "pypy3", *(f"pypy{version}" for version in SUPPORTED)]
     on_path = [path for name in names if (path := shutil.which(name)) is not None]
     by_kind = {_kind(path): path for path in [*installed, *on_path]}
+    by_kind.pop(_kind(sys.executable), None)
     kinds = [f"{implementation} {version}" for implementation in ("cpython", "pypy") for version in SUPPORTED]
-    return [pytest.param(by_kind[kind], id=kind) for kind in kinds if kind in by_kind and kind != _kind(sys.executable)]
+    return [pytest.param(by_kind[kind], id=kind) for kind in kinds if kind in by_kind]
 
 
 def _kind(python: str) -> str:
