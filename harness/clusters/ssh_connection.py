@@ -60,6 +60,9 @@ exit $status
 """
 
 
+_NOWHERE = logging.NullHandler()
+
+
 class HostNotTaken(ClusterUnavailable):
     """A host could not be used, and it is certain that nothing was changed on it: there is nothing to clean up."""
 
@@ -79,6 +82,8 @@ def require_paramiko() -> None:
 def _open(host: SshHost) -> paramiko.SSHClient:
     """An authenticated connection. Raises ClusterUnavailable for what stays so, else ConnectFailure."""
     import paramiko
+
+    logging.getLogger("paramiko").addHandler(_NOWHERE)  # its threads have tracebacks for a terminal
 
     class Refuse(paramiko.MissingHostKeyPolicy):
         def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:

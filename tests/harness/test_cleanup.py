@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -155,6 +156,30 @@ def test_what_cannot_be_reached_is_kept_until_it_is_said_to_be_gone(
     assert (report.left, report.exit_status, len(report.notes)) == ([], 0, 1)
     assert f"forgotten: {kind} n1" in report.notes[0] and all(words in report.notes[0] for words in said)
     assert runs_in(state) == []
+
+
+def test_a_host_that_says_nothing_is_forgotten_in_one_line(state: str, tmp_path: Path) -> None:
+    pytest.importorskip("paramiko")
+    (tmp_path / "known_hosts").touch()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def hang_up() -> None:
+            server.accept()[0].close()
+
+        answering = threading.Thread(target=hang_up)
+        answering.start()
+        port, known_hosts = server.getsockname()[1], str(tmp_path / "known_hosts")
+        host = {"name": "n1", "hostname": "127.0.0.1", "port": port, "user": "admin", "known_hosts": known_hosts}
+        run = RunState.create(R1, state_root=state)
+        run.claim(KIND_SSH_HOST, "n1", host=host)
+        die(run)
+        done = subprocess.run(
+            [sys.executable, "-m", "harness", "clean", "--run", R1, "--forget-unreachable"],
+            env={**os.environ, run_state.STATE_DIR_VARIABLE: state}, capture_output=True, text=True,
+        )  # fmt: skip
+        answering.join()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"run {R1}: forgotten: ssh-host n1" in done.stdout and runs_in(state) == []
 
 
 def test_what_can_be_reached_or_cannot_be_understood_is_not_forgotten(state: str) -> None:
