@@ -135,12 +135,12 @@ class MessageStore:
         self._master_term = None
 
     def put(
-        self, batches: Sequence[RecordBatch], on_done: Callable[[Exception | None], object]
+        self, batches: Sequence[RecordBatch], on_done: Callable[[Exception | None], object], *, requests: int = 1
     ) -> list[Placed]:
-        """Append batches, one behind the other, all or none. `on_done`: see `Ledger.append_batch`.
+        """Append batches of so many requests, one behind the other, all or none. `on_done`: see `Ledger.append_batch`.
 
         Raises NotWritable, DLedgerError (NOT_LEADER, LEADER_PENDING_FULL, DISK_FULL, ...), RecordError where a number
-        does not fit the record, NotTogether where the batches have to be put one by one: nothing was stored.
+        does not fit the record, NotTogether where the requests have to be put one by one: nothing was stored.
         """
         if not self.is_master:
             raise NotWritable("not the master")
@@ -152,7 +152,7 @@ class MessageStore:
                 sizes.append(batch.record_bytes)
             else:
                 sizes += batch.sizes()
-        if len(batches) > 1 and not self._ledger.takes_together(len(sizes), sum(sizes)):
+        if requests > 1 and not self._ledger.takes_together(len(sizes), sum(sizes)):
             raise NotTogether
         store_timestamp_ms = max(self._last_store_timestamp_ms, self._clock.wall_ms())
         made = _Records(batches, self._next_offsets, store_timestamp_ms)

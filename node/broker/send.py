@@ -530,7 +530,7 @@ class SendProcessor:
         """Append the records of requests, each of which is a batch, or one message of the batches in their order;
         `queue_ids` are those that the replies name. Raises what the store raises."""
         replies = SendReplies(self._replies, requests, queue_ids)
-        placed = self._store.put(batches, replies.stored)
+        placed = self._store.put(batches, replies.stored, requests=len(requests))
         if len(requests) > len(batches):
             placed = [(first + at, (position,)) for first, own in placed for at, position in enumerate(own)]
         replies.placed(placed)
