@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness import run_state
-from harness.clusters.control_groups import remove_group
+from harness.clusters.control_groups import cgroup_parents, remove_group
 from harness.clusters.host_agent import ancestors, let_go
 from harness.clusters.loop_devices import loop_devices_of, marked_devices, release_device
 from harness.clusters.netns_calls import (
@@ -52,6 +52,9 @@ _COMMAND_TIMEOUT_S = 10.0
 
 _SCRATCH = re.compile(rf"{run_state.TEMP_PREFIX}(?:shim|trial)-(\d+)-.+")
 """Temporary directories that belong to no run, with the number of the process that made them."""
+
+_GROUP = re.compile(rf"{run_state.TEMP_PREFIX}(?P<run>.+)-(?:clients|ns\d+|n\d+)(?:-programs)?")
+"""The control group of a host, or of its programs within that."""
 
 _DRAFT = re.compile(r"\..+\.(\d+)\.draft")
 
@@ -87,7 +90,8 @@ def clean(
     runs whose harness still runs. `forgets_unreachable`: machines and engines that do not answer are gone for good, and
     what they have of a run is forgotten instead of being kept for the next time; a note says what that is. `report`
     is called with a line for each thing removed, left or worth knowing, as it happens. A run that is named and has no
-    state is still looked for by its processes and namespaces. Raises StateError when `state_root` cannot be read.
+    state is still looked for by its processes, namespaces and control groups. Raises StateError when `state_root`
+    cannot be read.
     """
     result = CleanReport()
 
@@ -131,6 +135,7 @@ def clean(
         _remove_scratch(lambda line: tell(result.removed, line))
     if run_ids is None and state_root is None:
         _release_devices_of_the_dead(roots, result, tell)
+        _name_groups_without_state(roots, lambda line: tell(result.notes, line))
     for root in roots:
         run_state.remove_if_empty(root)
     if os.geteuid() != 0 and (line := _hint_at_root(run_ids)):
@@ -176,6 +181,46 @@ def _release_devices_of_the_dead(
             tell(result.left, f"{what}: {error}; `harness clean --run {mark.run_id}` ends what the run has left")
         else:
             tell(result.removed, what)
+
+
+def _groups(run_id: str | None = None) -> list[str]:
+    """The control groups that are called as those of this run's hosts, or of any run's; inner ones first."""
+    found: list[str] = []
+    for parent in cgroup_parents():
+        for directory, names, _ in os.walk(parent, topdown=True):
+            runs = {name: _run_of_group(name) for name in names}
+            names[:] = [name for name, its_run in runs.items() if its_run and run_id in (None, its_run)]
+            found += [os.path.join(directory, name) for name in names]
+    return found[::-1]
+
+
+def _run_of_group(name: str) -> str | None:
+    match = _GROUP.fullmatch(name)
+    return match["run"] if match else None
+
+
+def _name_groups_without_state(roots: Collection[str], note: Callable[[str], None]) -> None:
+    """Say which runs have control groups without a process and no state in `roots`: either it was lost, or is kept
+    elsewhere by a harness that has just begun. They are left, since who knows which."""
+    lost: dict[str, int] = {}
+    for path in _groups():
+        run_id = _run_of_group(os.path.basename(path))
+        assert run_id is not None
+        if not any(os.path.exists(state_path(run_id, root)) for root in roots) and _is_empty(path):
+            lost[run_id] = lost.get(run_id, 0) + 1
+    for run_id, count in sorted(lost.items()):
+        note(
+            f"run {run_id}: its control groups ({count}) are empty and its state is not here: if its harness is dead, "
+            f"`harness clean --run {run_id}` removes them"
+        )
+
+
+def _is_empty(group: str) -> bool:
+    try:
+        with open(os.path.join(group, "cgroup.procs"), encoding="ascii") as file:
+            return not file.read()
+    except OSError:  # it is just being removed
+        return False
 
 
 def _release_device(device: str) -> bool:
@@ -259,6 +304,8 @@ class _RunCleaner:
             run_state.KIND_DIRECTORY: self._remove_directory,
         }
         self._remove_claims(removers)
+        for path in _groups(self._run_id):
+            self._attempt(run_state.KIND_CGROUP, path, self._remove_cgroup, {})
         for device, mark in marked_devices():
             if mark.run_id == self._run_id:
                 self._attempt("loop device", device, _release_device)

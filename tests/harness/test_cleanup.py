@@ -11,13 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
 from harness import cleanup, run_state
 from harness.cleanup import CleanReport, clean
+from harness.clusters.control_groups import cgroup_parents
 from harness.clusters.host_agent import CONTROL_FILE
 from harness.run_state import (
     KIND_CONTAINER,
@@ -405,6 +406,51 @@ def wait_until_in(pid: int, namespace: str) -> None:
     while os.stat(f"/proc/{pid}/ns/net").st_ino != os.stat(f"/run/netns/{namespace}").st_ino:
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+@pytest.fixture
+def lost_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The control groups of a run that has no state where states are looked for."""
+    monkeypatch.setenv(run_state.STATE_DIR_VARIABLE, str(tmp_path / "states"))
+    outer = [os.path.join(parent, f"splitbrain-{R1}-{host}") for parent in cgroup_parents() for host in ("n1", "n12")]
+    groups = [path for group in outer for path in (group, f"{group}/{os.path.basename(group)}-programs")]
+    foreign = [f"{group}-of-others" for group in outer]
+    for path in (*groups, *foreign):
+        os.mkdir(path)
+    yield groups
+    assert all(os.path.isdir(path) for path in foreign)
+    for path in (*groups[::-1], *foreign):
+        with suppress(FileNotFoundError):
+            os.rmdir(path)
+
+
+@ROOT_ONLY
+@pytest.mark.root
+@pytest.mark.skipif(not cgroup_parents(), reason="no control groups can be made here")
+def test_control_groups_of_a_lost_run_are_named_and_go_when_it_is_named(lost_groups: list[str]) -> None:
+    [note] = [note for note in clean(report=lambda line: None).notes if R1 in note]
+    assert f"({len(lost_groups)})" in note and f"`harness clean --run {R1}` removes them" in note
+    assert all(os.path.isdir(path) for path in lost_groups)
+    report = clean(run_ids=[R1], report=lambda line: None)
+    assert (len(report.removed), report.left) == (len(lost_groups), [])
+    assert not any(os.path.exists(path) for path in lost_groups)
+
+
+@ROOT_ONLY
+@pytest.mark.root
+@pytest.mark.skipif(not cgroup_parents(), reason="no control groups can be made here")
+def test_control_groups_with_processes_are_not_called_lost(lost_groups: list[str], children: ExitStack) -> None:
+    child = start(children)
+    for group in lost_groups:
+        Path(group, "cgroup.procs").write_text(str(child.pid))
+        [note] = [note for note in clean(report=lambda line: None).notes if R1 in note]
+        assert f"({len(lost_groups) - len(groups_of(child.pid, lost_groups))})" in note
+    child.kill()
+    child.wait()
+
+
+def groups_of(pid: int, groups: list[str]) -> list[str]:
+    return [group for group in groups if str(pid) in Path(group, "cgroup.procs").read_text().split()]
 
 
 @ROOT_ONLY
