@@ -147,9 +147,9 @@ class DLedgerConfig:
     """The newest entries kept in memory for followers that are nearly up to date and for readers."""
     max_pending_pushes: int = 1000
     """Entries on their way to one peer (seeds S0, S2)."""
-    push_pipeline_depth: int = 2
-    """Pushes under way to one peer: one is on its way while the other is being written. What is appended meanwhile
-    shares the next one: one push for each would cost both sides more than the entries do."""
+    push_pipeline_depth: int = 3
+    """Pushes under way to one peer: while one is being written, others are on their way there and back. What is
+    appended meanwhile shares the next one: one push for each would cost both sides more than the entries do."""
     max_push_bytes: int = 256 * 1024
     """Of entries in one push, unless a single one is larger: a few milliseconds of work for either side."""
     peer_push_throttle_point_bytes: int = 300 * MEBIBYTE
