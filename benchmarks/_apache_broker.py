@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import socket
 import subprocess
 import time
@@ -48,6 +49,10 @@ class ApacheBroker:
         return self.log.read_text(encoding="utf-8", errors="replace")[-3000:]
 
 
+PORTS = (12_002, 32_000)
+"""Below those that Linux gives away by itself, from 32,768 on."""
+
+
 def apache_classpath(version: str = APACHE_VERSION) -> str:
     """Jars of broker and name server, fetched by Maven where the cache has them not. Raises OperatorError."""
     recipe = maven(*(name.format(version) for name in PACKAGES))
@@ -55,15 +60,15 @@ def apache_classpath(version: str = APACHE_VERSION) -> str:
 
 
 def _free_port() -> int:
-    """A port of which the two before and the one behind are free as well: the broker takes them."""
+    """A port of which the two before and the one behind are free as well: the broker takes them. None that the kernel
+    gives to whoever connects, or asks for any: such a one can be taken before the broker, which takes seconds, is up."""
     while True:
+        port = random.randrange(*PORTS, 4)
         with contextlib.ExitStack() as stack:
-            port = 0
             try:
-                for offset in (0, -2, 1):
+                for offset in (-2, -1, 0, 1):
                     listener = stack.enter_context(socket.socket())
-                    listener.bind(("127.0.0.1", port + offset if port else 0))
-                    port = port or listener.getsockname()[1]
+                    listener.bind(("127.0.0.1", port + offset))
             except OSError:
                 continue
             return port

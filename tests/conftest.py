@@ -3,6 +3,9 @@
 Cycles of garbage are looked for rarely, and what was there before the first test is not looked through: thousands of
 collected tests and the modules of everything, again and again, were a twentieth of the processor time.
 
+Tests of one `xdist_group` must not run at the same time, and would where pytest-xdist and pytest do not fit: that ends
+the run.
+
 Hypothesis has no deadline: tests assert no times, and a busy machine is no bug. Where `CI` is set the examples are the
 same on every run, so that a change is judged by itself; elsewhere they are new each time, so that the search goes on.
 """
@@ -13,6 +16,7 @@ import gc
 import os
 import sys
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -21,6 +25,15 @@ settings.load_profile("ci" if os.environ.get("CI") else "search")
 
 GC_THRESHOLDS = (20_000, 20, 50)
 """As in a simulated run; Python's own are 700, 10 and 10 (up to 3.13)."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # By this attribute pytest-xdist 3.8 gives a test its group; pytest 9.2 has no such attribute and heeds none.
+    if getattr(config.option, "dist", "no") == "loadgroup" and not hasattr(pytest.Item, "_nodeid"):
+        raise pytest.UsageError(
+            f"pytest-xdist does not keep the tests of a group together with pytest {pytest.__version__}: "
+            "pip install 'pytest<9.2'"
+        )
 
 
 def pytest_collection_finish() -> None:

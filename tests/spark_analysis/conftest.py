@@ -14,6 +14,7 @@ import pytest
 HERE = Path(__file__).parent
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist puts the groups into the tests' names
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What asks for the embedded Spark runs in one process: the first analysis of a Java process costs some 25 s of
     processor time, the next ones a third of it. A test that is of another group stays there."""

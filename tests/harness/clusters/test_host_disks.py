@@ -428,13 +428,18 @@ def test_clean_finds_a_frozen_image_by_its_mark_when_its_state_was_lost(
         assert devices != [], "the frozen one, n1's, does not go with its last mount"
         assert time.monotonic() < deadline_s, "that of n2 goes with its namespace"
         time.sleep(0.01)
+    groups = [f"{parent}/splitbrain-{RUN}-lost-{host}" for parent in cgroup_parents() for host in ("n1", "n2")]
+    while any(Path(group, "cgroup.procs").read_text() for group in groups):
+        assert time.monotonic() < deadline_s, "the hosts' processes end with the harness"
+        time.sleep(0.01)
     monkeypatch.setenv("SPLITBRAIN_STATE_DIR", str(tmp_path / "other-state"))
     elsewhere = clean(report=lambda line: None)
     assert (elsewhere.removed, elsewhere.left) == ([], []), "a run that has a state is cleaned by it"
     assert elsewhere.notes == [
-        f"run {RUN}-lost: loop device {device} is of a dead run: "
-        f"SPLITBRAIN_STATE_DIR={tmp_path / 'state'} harness clean removes it"
-        for device in devices
+        f"run {RUN}-lost: loop device {devices[0]} is of a dead run: "
+        f"SPLITBRAIN_STATE_DIR={tmp_path / 'state'} harness clean removes it",
+        f"run {RUN}-lost: its control groups ({len(groups)}) are empty and its state is not here: if its harness is "
+        f"dead, `harness clean --run {RUN}-lost` removes them",
     ]
     (tmp_path / "state" / f"{RUN}-lost.jsonl").unlink()
     monkeypatch.setenv("SPLITBRAIN_STATE_DIR", str(tmp_path / "state"))
@@ -442,13 +447,10 @@ def test_clean_finds_a_frozen_image_by_its_mark_when_its_state_was_lost(
     assert {f"run {RUN}-lost: loop device {device}" for device in devices} <= set(report.removed)
     assert report.left == []
     assert [mark for _, mark in marked_devices() if mark.run_id == f"{RUN}-lost"] == []
-    groups = [f"{parent}/splitbrain-{RUN}-lost-{host}" for parent in cgroup_parents() for host in ("n1", "n2")]
     assert all(map(os.path.isdir, groups)), "without its state nobody knows that the run is over"
-    for group in groups:
-        os.rmdir(group)
     shutil.rmtree(os.path.join(temp_dir(), f"splitbrain-{RUN}-lost-agents"))
     named = clean(run_ids=[f"{RUN}-lost"], report=lambda line: None)
-    assert len(named.removed) == 4 and named.left == [], "its namespaces are found by its name"
+    assert len(named.removed) == 4 + len(groups) and named.left == [], "namespaces and groups are found by its name"
 
 
 def test_the_mark_of_a_live_harness_and_of_another_machine_protects_its_image(
