@@ -61,7 +61,7 @@ def apache_classpath(version: str = APACHE_VERSION) -> str:
 
 def _free_port() -> int:
     """A port of which the two before and the one behind are free as well: the broker takes them. None that the kernel
-    gives to whoever connects, or asks for any: such a one can be taken before the broker, which takes seconds, is up."""
+    gives to whoever connects or asks for any: it could be taken before the broker is up, which takes seconds."""
     while True:
         port = random.randrange(*PORTS, 4)
         with contextlib.ExitStack() as stack:
