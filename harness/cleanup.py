@@ -135,7 +135,7 @@ def clean(
         _remove_scratch(lambda line: tell(result.removed, line))
     if run_ids is None and state_root is None:
         _release_devices_of_the_dead(roots, result, tell)
-        _name_groups_without_state(roots, lambda line: tell(result.notes, line))
+        _note_groups_without_state(roots, lambda line: tell(result.notes, line))
     for root in roots:
         run_state.remove_if_empty(root)
     if os.geteuid() != 0 and (line := _hint_at_root(run_ids)):
@@ -199,7 +199,7 @@ def _run_of_group(name: str) -> str | None:
     return match["run"] if match else None
 
 
-def _name_groups_without_state(roots: Collection[str], note: Callable[[str], None]) -> None:
+def _note_groups_without_state(roots: Collection[str], note: Callable[[str], None]) -> None:
     """Say which runs have control groups without a process and no state in `roots`: either it was lost, or is kept
     elsewhere by a harness that has just begun. They are left, since who knows which."""
     lost: dict[str, int] = {}

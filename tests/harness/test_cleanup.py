@@ -329,7 +329,7 @@ def test_states_that_another_user_planted_are_not_believed(
     os.chown(planted, 65534, 65534)
     monkeypatch.setattr(run_state, "state_roots", lambda: [str(planted)])
     monkeypatch.setattr(cleanup, "marked_devices", list)  # of dead runs of tests beside, which are told as well
-    monkeypatch.setattr(cleanup, "_name_groups_without_state", lambda roots, note: None)  # likewise
+    monkeypatch.setattr(cleanup, "_note_groups_without_state", lambda roots, note: None)  # likewise
     report = clean(report=lambda line: None)
     assert (report.removed, len(report.notes), victim.poll()) == ([], 1, None)
 

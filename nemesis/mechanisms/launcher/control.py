@@ -161,12 +161,12 @@ class Control:
 
     @property
     def read_generation(self) -> int:
-        """The number of the settings that `settings` has told last."""
+        """The generation of the settings that `settings` has read last."""
         return int.from_bytes(self._generation, sys.byteorder)
 
     @property
     def generation_address(self) -> int:
-        """Where that number is in our memory."""
+        """The address, in this process, of the generation that is in force (8 bytes in the machine's order)."""
         return ctypes.addressof(ctypes.c_char.from_buffer(self._map, 8))
 
     @contextlib.contextmanager
