@@ -434,8 +434,9 @@ def test_clean_finds_a_frozen_image_by_its_mark_when_its_state_was_lost(
         time.sleep(0.01)
     monkeypatch.setenv("SPLITBRAIN_STATE_DIR", str(tmp_path / "other-state"))
     elsewhere = clean(report=lambda line: None)
-    assert (elsewhere.removed, elsewhere.left) == ([], []), "a run that has a state is cleaned by it"
-    assert elsewhere.notes == [
+    # Tests beside this one may leave something for `harness clean` as well: only the lines about this run count.
+    assert [line for line in elsewhere.removed + elsewhere.left if RUN in line] == [], "its state cleans a run"
+    assert [note for note in elsewhere.notes if f"run {RUN}-lost" in note] == [
         f"run {RUN}-lost: loop device {devices[0]} is of a dead run: "
         f"SPLITBRAIN_STATE_DIR={tmp_path / 'state'} harness clean removes it",
         f"run {RUN}-lost: its control groups ({len(groups)}) are empty and its state is not here: if its harness is "
