@@ -21,12 +21,12 @@ from typing import NamedTuple
 from node.broker.dispatch_batch import Queue
 from node.broker.internal_topics import AUTO_CREATE_TOPIC, HALF_TOPIC, RETRY_PREFIX, is_internal
 from node.broker.ledger import DLedgerCode, DLedgerError
-from node.broker.message_store import MessageStore, NotTogether, NotWritable, PendingPut
+from node.broker.message_store import MessageStore, NotTogether, NotWritable, PendingPut, Placed
 from node.broker.requeue import IllegalTimer, delay_level, delay_text, timer_due_ms, timer_place
 from node.broker.send_back import RetryTopics
 from node.broker.send_hooks import Answer, SendHooks, SendRefused
 from node.broker.send_replies import RefusalTemplates, SendReplies, SendReplyWriter
-from node.broker.send_request import SendHeader, names_of, split_batch
+from node.broker.send_request import SendHeader, names_of, split_batches
 from node.broker.timers import MAX_OPEN_TIMERS, OpenTimers
 from node.broker.topics import TopicTable, TopicTableFull
 from node.broker.transactions import OpenTransactions
@@ -90,6 +90,10 @@ _request_needs_checks = re.compile(
     f"{_NAMES_THAT_NEED_CHECKS}|{REPLY_TO_CLIENT}|{WAIT_STORE}\x01(?!true\x02)".encode()
 ).search
 """The same for the text of a request: its sender may wait for a reply, or not until the message is stored."""
+
+
+class _NeedsChecks(Exception):
+    """A message of a batch has to be looked at more closely."""
 
 
 class _Route(NamedTuple):
@@ -217,8 +221,8 @@ class SendProcessor:
     def process_together(
         self, requests: Sequence[TemplateRequest], connection: Connection
     ) -> DeferredReply | None:
-        """Store the first ones of `requests` that need no more checks, all single messages or all batches; or refuse
-        the first ones, whose kinds are refused. None, and nothing is changed, where the first is neither.
+        """Store the first ones of `requests` that need no more checks; or refuse the first ones, whose kinds are
+        refused. None, and nothing is changed, where the first is neither, or a message of a batch needs checks.
 
         Messages of one queue stay in their order; those of several queues come into the log queue by queue."""
         if self._hooks or not self._takes_now or not self._may_write:
@@ -230,7 +234,6 @@ class SendProcessor:
             routes = connection.state[_STATE_KEY] = _Routes(self._topics.table)
         together: list[_Alike] = []
         latest: dict[Queue, _Alike] = {}
-        batches: list[RecordBatch] = []
         refusals: list[RequestError] = []
         for request in requests:
             queue, born, topic, text = request.values
@@ -243,38 +246,36 @@ class SendProcessor:
                 if len(routes) >= MAX_ROUTES:
                     routes.clear()
                 routes[kind] = route
-            if route.refusal is not None and not together and not batches:
+            if route.refusal is not None and not together:
                 refusals.append(route.refusal)
                 continue
-            if refusals or route.refusal is not None or (together if route.is_batch else batches):
+            if refusals or route.refusal is not None or not self._needs_no_checks(route, request, text):
                 break
-            if not self._needs_no_checks(route, request, text):
-                break
-            if route.is_batch:
-                batch = self._batch(route, request)
-                if batch is None:
-                    break
-                batches.append(batch)
-            else:
-                assert route.maker is not None
-                alike = latest.get(route.maker.queue)
-                if alike is None or alike.kind != kind or alike.born != born:
-                    alike = latest[route.maker.queue] = _Alike(kind, born, route, [])
-                    together.append(alike)
-                alike.requests.append(request)
+            assert route.maker is not None
+            alike = latest.get(route.maker.queue)
+            if alike is None or alike.kind != kind or alike.born != born:
+                alike = latest[route.maker.queue] = _Alike(kind, born, route, [])
+                together.append(alike)
+            alike.requests.append(request)
         if refusals:
             return self._refuse_together(requests[: len(refusals)], refusals)
-        own, queue_ids = list(requests[: len(batches)]), [batch.maker.queue_id for batch in batches]
-        for alike in together:
-            batch = _messages(alike)
-            batches.append(batch)
-            own += alike.requests
-            queue_ids += [batch.maker.queue_id] * batch.count
-        if not batches:
-            return None
+        return self._put_together(together) if together else None
+
+    def _put_together(self, together: Sequence[_Alike]) -> DeferredReply | None:
+        """Store requests, kind by kind; None, and nothing is changed, where they have to be looked at one by one."""
+        own: list[TemplateRequest] = []
+        batches: list[RecordBatch] = []
+        counts: list[int] = []
+        queue_ids: list[int] = []
         try:
-            return self._put(own, batches, queue_ids)
-        except (NotTogether, RecordError, NotWritable, DLedgerError):
+            for alike in together:
+                batch, own_counts = _batches(alike) if alike.route.is_batch else _messages(alike)
+                own += alike.requests
+                batches.append(batch)
+                counts += own_counts
+                queue_ids += [batch.maker.queue_id] * len(own_counts)
+            return self._put(own, batches, counts, queue_ids)
+        except (_NeedsChecks, NotTogether, RequestError, RecordError, NotWritable, DLedgerError):
             return None  # nothing was stored; one by one it shows why
 
     def _needs_no_checks(self, route: _Route, request: TemplateRequest, text: bytes | None) -> bool:
@@ -309,21 +310,6 @@ class SendProcessor:
         if common is not None and _KEYS in common:
             common = None
         return _Route(maker, (header.flag,), header.reconsume_times, header.batch, needs_checks, common)
-
-    def _batch(self, route: _Route, request: TemplateRequest) -> RecordBatch | None:
-        """The records of a request that is a batch; None where it needs more checks."""
-        assert route.maker is not None
-        born = request.values[1]
-        try:
-            flags, bodies, texts, is_uniform = split_batch(request.body)
-            batch = RecordBatch(
-                route.maker, flags, bodies, texts, int(born) if born else 0, route.reconsume_times,
-                is_uniform=is_uniform,
-            )  # fmt: skip
-        except RequestError:
-            return None
-        common = batch.common
-        return None if any(map(_needs_checks, batch.texts if common is None else (common,))) else batch
 
     def _refuse_together(self, requests: Sequence[Command], errors: Sequence[RequestError]) -> DeferredReply:
         reply = DeferredReply(requests)
@@ -418,7 +404,7 @@ class SendProcessor:
     def _send(self, command: Command, header: SendHeader, connection: Connection) -> DeferredReply:
         try:
             queue_id, batch = self._judged(header, command.body, connection.remote_address)
-            reply = self._put((command,), (batch,), (queue_id,))
+            reply = self._put((command,), (batch,), (batch.count,), (queue_id,))
         except RecordError as error:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, error.reason) from error
         except (NotWritable, DLedgerError) as error:
@@ -458,7 +444,7 @@ class SendProcessor:
         """The records of a request. Raises RequestError, RecordError."""
         if not header.batch:
             return self._checked_message(header, queue_id, body, born_host)
-        flags, bodies, texts, is_uniform = split_batch(body)
+        flags, bodies, texts, is_uniform, _ = split_batches((body,))
         for text in texts:
             _check_size(text)
             if _asks_for_transaction(header, text.decode()):
@@ -525,15 +511,17 @@ class SendProcessor:
     # All of them
 
     def _put(
-        self, requests: Sequence[Command], batches: Sequence[RecordBatch], queue_ids: Sequence[int]
+        self,
+        requests: Sequence[Command],
+        batches: Sequence[RecordBatch],
+        counts: Sequence[int],
+        queue_ids: Sequence[int],
     ) -> SendReplies:
-        """Append the records of requests, each of which is a batch, or one message of the batches in their order;
-        `queue_ids` are those that the replies name. Raises what the store raises."""
+        """Append the records of requests: each has the next `counts` messages of the batches, and its reply names its
+        queue id. Raises what the store raises."""
         replies = SendReplies(self._replies, requests, queue_ids)
         placed = self._store.put(batches, replies.stored, requests=len(requests))
-        if len(requests) > len(batches):
-            placed = [(first + at, (position,)) for first, own in placed for at, position in enumerate(own)]
-        replies.placed(placed)
+        replies.placed(_placed_each(placed, counts))
         return replies
 
     def _not_stored(self, error: NotWritable | DLedgerError) -> RequestError:
@@ -545,11 +533,11 @@ class SendProcessor:
         return RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, f"nothing was stored: {error}")
 
 
-def _messages(alike: _Alike) -> RecordBatch:
-    """The records of messages that came alone."""
+def _messages(alike: _Alike) -> tuple[RecordBatch, Sequence[int]]:
+    """The records of messages that came alone, and how many each request has."""
     route, requests = alike.route, alike.requests
     assert route.maker is not None
-    return RecordBatch(
+    batch = RecordBatch(
         route.maker,
         route.flags * len(requests),
         [request.body for request in requests],
@@ -559,6 +547,35 @@ def _messages(alike: _Alike) -> RecordBatch:
         common=route.common,
         keys=None if route.common is None else [request.key or b"" for request in requests],
     )
+    return batch, (1,) * len(requests)
+
+
+def _batches(alike: _Alike) -> tuple[RecordBatch, Sequence[int]]:
+    """The records of requests that are batches, and how many each has. Raises _NeedsChecks, RequestError."""
+    route = alike.route
+    assert route.maker is not None
+    flags, bodies, texts, is_uniform, counts = split_batches([request.body for request in alike.requests])
+    born_ms = int(alike.born) if alike.born else 0
+    batch = RecordBatch(
+        route.maker, flags, bodies, texts, born_ms, route.reconsume_times, is_uniform=is_uniform
+    )  # fmt: skip
+    if any(map(_needs_checks, texts if batch.common is None else (batch.common,))):
+        raise _NeedsChecks
+    return batch, counts
+
+
+def _placed_each(placed: Sequence[Placed], counts: Sequence[int]) -> Sequence[Placed]:
+    """Where the messages of each request are, of batches that are made of so many of each."""
+    if len(placed) == len(counts):
+        return placed
+    each: list[Placed] = []
+    for first, positions in placed:
+        at = 0
+        while at < len(positions):
+            count = counts[len(each)]
+            each.append((first + at, positions[at : at + count]))
+            at += count
+    return each
 
 
 def _check_size(text: str | bytes) -> None:

@@ -6,11 +6,12 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 from node.remoting import Command, RequestCode, RequestError, ResponseCode
 
-__all__ = ["MAX_BATCH_MESSAGES", "SendHeader", "names_of", "split_batch"]
+__all__ = ["MAX_BATCH_MESSAGES", "SendHeader", "names_of", "split_batches"]
 
 MAX_BATCH_MESSAGES = 4096
 """Messages in one batch: each becomes a log entry of its own, and the log takes 10 000 unacknowledged ones."""
@@ -89,6 +90,8 @@ class Columns(NamedTuple):
     texts: Sequence[bytes]
     is_uniform: bool
     """Whether it is known that all bodies are of one size, and all texts."""
+    counts: Sequence[int]
+    """Messages of each batch."""
 
 
 @lru_cache(maxsize=UNIFORM_STRUCTS)
@@ -96,34 +99,33 @@ def _uniform_layout(size: int, properties_size: int) -> struct.Struct:
     return struct.Struct(f"{_BATCH_HEAD.size}s{size}s{_INT16.size}s{properties_size}s")
 
 
-def _split_uniform(body: bytes) -> Columns | None:
-    """The messages of a batch that are all of the same sizes and flag, as they often are; None where they are not, and
+def _split_uniform(batches: Sequence[bytes]) -> Columns | None:
+    """The messages of batches that are all of the same sizes and flag, as they often are; None where they are not, and
     where anything is wrong."""
-    if len(body) < _BATCH_HEAD.size:
+    first = batches[0]
+    if len(first) < _BATCH_HEAD.size:
         return None
-    total, _, _, flag, size = _BATCH_HEAD.unpack_from(body)
+    total, _, _, flag, size = _BATCH_HEAD.unpack_from(first)
     properties_size = total - _BATCH_HEAD.size - _INT16.size - size
-    if (
-        not 0 <= size <= total
-        or not 0 <= properties_size <= MAX_PROPERTIES_BYTES
-        or len(body) % total
-        or len(body) > total * MAX_BATCH_MESSAGES
-    ):
+    if not 0 <= size <= total or not 0 <= properties_size <= MAX_PROPERTIES_BYTES:
         return None
-    count = len(body) // total
-    heads, bodies, sizes, texts = zip(*_uniform_layout(size, properties_size).iter_unpack(body), strict=True)
+    if any([len(batch) % total or not 0 < len(batch) <= total * MAX_BATCH_MESSAGES for batch in batches]):
+        return None
+    together = b"".join(batches)
+    count = len(together) // total
+    heads, bodies, sizes, texts = zip(*_uniform_layout(size, properties_size).iter_unpack(together), strict=True)
     if heads.count(heads[0]) != count or sizes.count(_INT16.pack(properties_size)) != count:
         return None
-    return Columns((flag,) * count, bodies, texts, True)
+    return Columns((flag,) * count, bodies, texts, True, [len(batch) // total for batch in batches])
 
 
-def split_batch(body: bytes) -> Columns:
-    """The messages of a batch body, in columns.
+def split_batches(batches: Sequence[bytes]) -> Columns:
+    """The messages of the bodies of batches, one behind the other, in columns.
 
     A message is total size, magic and CRC (both ignored), flag, body length (int32 each), the body, the
     property length (int16) and the properties. Raises RequestError (MESSAGE_ILLEGAL) for anything else.
     """
-    columns = _split_uniform(body) or _split_each(body)
+    columns = _split_uniform(batches) or _split_each(batches)
     texts = columns.texts
     for number, text in enumerate(texts if not b"".join(texts).isascii() else ()):
         try:
@@ -133,7 +135,13 @@ def split_batch(body: bytes) -> Columns:
     return columns
 
 
-def _split_each(body: bytes) -> Columns:
+def _split_each(batches: Sequence[bytes]) -> Columns:
+    columns = [_split(batch) for batch in batches]
+    flags, bodies, texts = (list(chain.from_iterable(column)) for column in zip(*columns, strict=True))
+    return Columns(flags, bodies, texts, False, [len(own) for own, _, _ in columns])
+
+
+def _split(body: bytes) -> tuple[list[int], list[bytes], list[bytes]]:
     flags: list[int] = []
     bodies: list[bytes] = []
     texts: list[bytes] = []
@@ -159,4 +167,4 @@ def _split_each(body: bytes) -> Columns:
         position = end
     if not bodies:
         raise RequestError(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
-    return Columns(flags, bodies, texts, False)
+    return flags, bodies, texts

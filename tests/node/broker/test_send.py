@@ -12,7 +12,7 @@ import pytest
 from node.broker.ledger import DLedgerCode, Role
 from node.broker.send import SendProcessor
 from node.broker.send_back import RetryTopics
-from node.broker.send_request import SendHeader, split_batch
+from node.broker.send_request import SendHeader, split_batches
 from node.remoting import Command, RequestError
 from node.store.record import decode_record
 from tests.node.broker.replies import replies_of, reply_of
@@ -282,7 +282,7 @@ def test_a_batch_is_stored_message_by_message(run: Any, helpers: Any) -> None:
 )
 def test_malformed_batches_are_illegal(body: bytes) -> None:
     with pytest.raises(RequestError) as caught:
-        split_batch(body)
+        split_batches([body])
     assert caught.value.code == 13
 
 

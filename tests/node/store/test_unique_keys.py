@@ -80,4 +80,5 @@ def test_hashes_of_keys_that_begin_alike_and_of_one_without_an_absolute_value() 
     keys = [f"7F00000100014E25A3B1{number // 3:08X}{number:04X}" for number in range(20)]
     for some in (keys, keys[:3], keys[:1]):
         assert key_hashes("t", [key.encode() for key in some]) == [key_hash("t", key) for key in some]
-    assert java_string_hash("polygenelubricants") == -(1 << 31) and key_hash("", "") == java_string_hash("#")
+    assert java_string_hash("t#03L?C4I3") == -(1 << 31) and key_hash("", "") == java_string_hash("#")
+    assert key_hashes("t", [b"03L?C4I3", b"03L?C4I2"]) == [0, (1 << 31) - 1]
