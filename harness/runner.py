@@ -183,6 +183,7 @@ class Run:
                 started_wall_ms = wall_ms()
                 await self._phase("driving the load", self._drive)
                 await self._phase("healing", self._heal)
+                self.writer.flush()  # without a history there is nothing to wait for
                 await self._phase("waiting for recovery", self._recover)
                 await self._phase("final reads", self._final_reads)
                 await self._phase("waiting for replicas to agree", self._recover)

@@ -8,6 +8,7 @@ made, so that cleaning needs nothing that the harness knows.
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import inspect
 import os
@@ -183,9 +184,12 @@ class AgentFileSystems:
         status, _, errors = await link.run(make, timeout_s=_MAKE_TIMEOUT_S)
         if status != 0:
             said = (errors.strip().splitlines() or [f"status {status}"])[-1]
+            mend = "it takes loop devices and the packages e2fsprogs and mount"
+            if os.strerror(errno.ENOSPC) in said:
+                mend = f"free some space for {self._places[host].image}"
             raise ClusterUnavailable(
-                f"{host} cannot have a file system of its own ({said}): it takes loop devices and the packages "
-                "e2fsprogs and mount; without, name the nemeses and leave freeze, fill, shutdown and crash out"
+                f"{host} cannot have a file system of its own ({said}): {mend}; without, name the nemeses and leave "
+                "freeze, fill, shutdown and crash out"
             )
 
     async def perform(self, host: str, operation: str, *arguments: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from harness import runner
 from harness.cli_parser import build_parser
 from harness.commands.run import prepare
 from harness.errors import SystemUnderTestError
@@ -212,9 +213,14 @@ def test_a_full_disk_is_one_line_and_takes_the_cluster_down(
         raise full
 
     systems: list[Any] = []
+    waited_for: list[Any] = []
+
+    async def wait_for_recovery(system: Any, **_: Any) -> None:
+        waited_for.append(system)
 
     def fill(system: Any) -> None:
         systems.append(system)
+        monkeypatch.setattr(runner, "wait_for_recovery", wait_for_recovery)
         monkeypatch.setattr(HistoryWriter, "flush", lambda self: refuse_history(self))
         monkeypatch.setattr(logging.FileHandler, "close", refuse)
         monkeypatch.setattr(logging.FileHandler, "emit", lambda self, record: self.handleError(record))
@@ -225,6 +231,7 @@ def test_a_full_disk_is_one_line_and_takes_the_cluster_down(
     with pytest.raises(HistoryWriteError, match="No space left on device"):
         memory_run(system=fill)
     assert systems[0].cluster.stopped
+    assert waited_for == [], "what cannot be written down is not waited for"
 
 
 def simulated(directory: Path, *, terminal: bool) -> tuple[bytes, str]:

@@ -518,6 +518,24 @@ def test_a_mount_namespace_that_somebody_else_makes_holds_nothing(tmp_path: Path
     with_cluster(tmp_path, scenario)
 
 
+def test_a_place_without_room_for_a_disk_is_named(tmp_path: Path) -> None:
+    async def body() -> None:
+        run = RunState.create(RUN, state_root=str(tmp_path / "state"))
+        work_dir = tmp_path / "full"
+        cluster = NetnsCluster(node_count=1, run=run, work_dir=str(work_dir), ports=[PORT], storage=IMAGE)
+        with pytest.raises(ClusterUnavailable, match=rf"free some space for {work_dir}/n1/disk\.img; without, "):
+            await cluster.start()
+        await cluster.stop()
+        assert run.claims == () and run.close()
+
+    (tmp_path / "full").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(tmp_path / "full")], check=True)
+    try:
+        asyncio.run(body())
+    finally:
+        subprocess.run(["umount", str(tmp_path / "full")], check=True)
+
+
 def test_half_a_creation_is_taken_back(tmp_path: Path) -> None:
     async def body() -> None:
         run = RunState.create(RUN, state_root=str(tmp_path / "state"))
