@@ -52,7 +52,7 @@ WHY = (
     "a program is then handed on past the proxies (Redis Sentinel's). Galera's members tell each other at which "
     "address they met whom; where every link is a proxy one member has several, and one that meets another at a second "
     "address takes it for two with the same UUID and ends (mariadb). Such systems are for netns, docker, ssh and "
-    "vagrant. Images of containers have what their maker put into them: that of the laboratory has no Java and no apt.",
+    "vagrant. Images of containers have what their maker put into them: that of the laboratory has no apt.",
 )
 
 

@@ -132,8 +132,8 @@ class Host:
     async def run(
         self, *argv: str, stdin: str = "", timeout_s: float = DEFAULT_COMMAND_TIMEOUT_S, check: bool = True
     ) -> Output:
-        """Run a command on the host, as the system's user, and have its output. It finds what was installed as the
-        system's programs do.
+        """Run a command on the host, as the system's user, and have its output. By name it finds what was installed
+        into the packages' directories of programs; `installed` gives the path of any other file.
 
         Raises CommandFailed, unless `check` is off, when it ends with another status than 0.
         """

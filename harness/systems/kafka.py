@@ -48,7 +48,8 @@ class Kafka(System):
     async def setup(self, host: Host) -> None:
         """Give the directory the cluster's id."""
         format_words = ("format", "-t", CLUSTER_ID, "-c", host.path("server.properties"))
-        await host.run("java", "-Xmx128m", "kafka.tools.StorageTool", *format_words, timeout_s=120.0)
+        java = host.installed("java")
+        await host.run(java, "-Xmx128m", "kafka.tools.StorageTool", *format_words, timeout_s=120.0)
 
     def command(self, host: Host) -> list[str]:
         """A broker that is a controller as well."""
