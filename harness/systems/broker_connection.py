@@ -7,23 +7,30 @@ broker within the same operation. Anything that is not certain ends the operatio
 is no retry that could append a message twice.
 
 Where a client looks next: the leader named in the refusal, else the master in the name server's route, else the
-next broker in order. Writes begin at the last broker that took one; reads always begin at home.
+next broker in order. Writes begin at the last broker that took one; reads always begin at home. Once all have been
+asked it waits before each further one, unless that one was named.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from node.client import BrokerClient, ClientError, NotLeader, PullStatus
 
 __all__ = ["BadMessage", "BrokerConnection", "StoredInPart", "decode_body", "encode_body"]
 
-HOP_PAUSE_S = 0.02
-"""Between two rounds in which no broker could say who leads: an election takes a few heartbeats."""
+HOP_PAUSE_S = 0.04
+"""Once every broker was asked and none could say who leads: before each that is asked again. An election takes a few
+heartbeats, and whoever has heard of its end names the new leader. To ask all of them each time was most of what twenty
+clients and their brokers did while nobody led, and finds the leader no sooner than one of them does."""
+
+ROUTE_PAUSE_S = 0.1
+"""Between two questions of a client for the route, which changes only when a new master registers itself."""
 
 ATTEMPT_TIMEOUT_RATIO = 0.7
 """Part of the operation's time that one request may take, so that a refusal elsewhere can still be followed."""
@@ -100,6 +107,7 @@ class BrokerConnection:
         self._home = home
         self._writer = home
         self._timeout_s = timeout_s
+        self._route_due_s = -math.inf
 
     async def open(self) -> None:
         """Nothing to do: connections are dialled on demand."""
@@ -166,7 +174,10 @@ class BrokerConnection:
         deadline = loop.time() + self._timeout_s * 0.95
         attempt_ms = int(self._timeout_s * 1000 * ATTEMPT_TIMEOUT_RATIO)
         host = first
-        tried: set[str] = set()
+        refused: set[str] = set()
+        """By whom, in this round."""
+        since_pause: set[str] = set()
+        is_first_round = True
         while True:
             self.node = host
             left_ms = int((deadline - loop.time()) * 1000)
@@ -175,31 +186,45 @@ class BrokerConnection:
             except ClientError as error:
                 if not error.is_definite or not _may_ask_elsewhere(error):
                     raise
-                tried.add(host)
-                host = await self._next_host(error, host, tried)
-                if host in tried:
-                    tried.clear()
-                    if deadline - loop.time() < HOP_PAUSE_S:
-                        raise
-                    await asyncio.sleep(HOP_PAUSE_S)
+                refused.add(host)
+                since_pause.add(host)
+                named = await self._named_by(error, since_pause)
+                if named is not None:
+                    host = named
+                    continue
+                host, is_new_round = self._next_host(host, refused)
+                if is_new_round:
+                    refused.clear()
+                    is_first_round = False
+                if is_first_round:
+                    continue
+                if deadline - loop.time() < HOP_PAUSE_S:
+                    raise
+                await asyncio.sleep(HOP_PAUSE_S)
+                since_pause.clear()
 
-    async def _next_host(self, error: ClientError, refused_by: str, tried: set[str]) -> str:
-        leader = None
+    async def _named_by(self, error: ClientError, asked: Collection[str]) -> str | None:
+        """The leader by the refusal, or the master by the route; None where there is none but those asked already."""
         if isinstance(error, NotLeader):
             leader = error.leader_id or self._hosts_by_address.get(error.leader_address or "")
-        if leader is not None and leader in self._addresses and leader not in tried:
-            return leader
+            if leader is not None and leader in self._addresses and leader not in asked:
+                return leader
         master = await self._master_by_route()
-        if master is not None and master not in tried:
-            return master
-        start = self._hosts.index(refused_by)
-        for step in range(1, len(self._hosts)):
-            host = self._hosts[(start + step) % len(self._hosts)]
-            if host not in tried:
-                return host
-        return self._hosts[(start + 1) % len(self._hosts)]
+        return None if master in asked else master
+
+    def _next_host(self, refused_by: str, refused: Collection[str]) -> tuple[str, bool]:
+        """The next in order that has not refused, or where all have, the next one and True: a round is over."""
+        place = self._hosts.index(refused_by) + 1
+        in_order = self._hosts[place:] + self._hosts[:place]
+        left = [host for host in in_order if host not in refused]
+        return (left or in_order)[0], not left
 
     async def _master_by_route(self) -> str | None:
+        """None also where it has just been asked for."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._route_due_s:
+            return None
+        self._route_due_s = now_s + ROUTE_PAUSE_S
         try:
             route = await self._client.route(self._topic, timeout_ms=ROUTE_TIMEOUT_MS)
         except ClientError:
