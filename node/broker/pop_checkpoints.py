@@ -16,6 +16,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, NamedTuple
 
 from node.broker.dispatch_batch import DispatchBatch
@@ -52,6 +53,9 @@ PLACES = 32
 """Messages of one checkpoint (R: the most that a POP request may ask for)."""
 ORDERED_REVIVE_QUEUE = 999
 """In a handle: given in order, which needs no checkpoint (R: POP_ORDER_REVIVE_QUEUE)."""
+
+STALE_FACTOR = 2
+"""Entries of a heap for each open checkpoint, at which those of closed ones are thrown away."""
 
 _CHECKPOINT, _ACK, _BATCH_ACK = "ck", "ack", "bAck"
 
@@ -117,6 +121,43 @@ class Handle(NamedTuple):
         return cls(start, popped, invisible, revive)
 
 
+class _InHand:
+    """The open checkpoints of a queue of a group, by number, and the oldest message of them in logarithmic time.
+
+    A heap has an entry for each, with the oldest message that it once had: that one only moves on, and its entry
+    follows when it has come to the top. Entries of checkpoints that are closed leave there, or with a fresh heap."""
+
+    def __init__(self) -> None:
+        self._checkpoints: dict[int, Checkpoint] = {}
+        self._heap: list[tuple[int, int]] = []
+
+    def add(self, checkpoint: Checkpoint) -> None:
+        """One more, which has open messages."""
+        self._checkpoints[checkpoint.number] = checkpoint
+        heappush(self._heap, (checkpoint.first_open_offset(), checkpoint.number))
+
+    def remove(self, checkpoint: Checkpoint) -> None:
+        """It has no open message any more."""
+        del self._checkpoints[checkpoint.number]
+        if len(self._heap) > STALE_FACTOR * len(self._checkpoints):
+            self._heap = [(each.first_open_offset(), each.number) for each in self._checkpoints.values()]
+            heapify(self._heap)
+
+    def first_open_offset(self) -> int | None:
+        """The oldest message that is not acknowledged; None where there is none."""
+        heap = self._heap
+        while heap:
+            offset, number = heap[0]
+            checkpoint = self._checkpoints.get(number)
+            if checkpoint is None:
+                heappop(heap)
+            elif checkpoint.first_open_offset() == offset:
+                return offset
+            else:
+                heapreplace(heap, (checkpoint.first_open_offset(), number))
+        return None
+
+
 class OpenCheckpoints:
     """Derived from the log, message by message."""
 
@@ -126,10 +167,10 @@ class OpenCheckpoints:
         self.next_offsets: dict[QueueOfGroup, int] = {}
         """From where on a queue has not been given to a group."""
         self.open_messages = 0
-        self._of_queue: dict[QueueOfGroup, dict[int, Checkpoint]] = {}
+        self._of_queue: dict[QueueOfGroup, _InHand] = {}
         self.on_opened: Callable[[Checkpoint], None] = lambda checkpoint: None
         self.on_consumed: Callable[[QueueOfGroup, int], None] = lambda queue, offset: None
-        """Called with the offset below which a group has dealt with everything of a queue."""
+        """Called with the offset below which a group has dealt with everything of a queue, when it has moved."""
 
     def may_give(self, queue: QueueOfGroup) -> bool:
         """Whether there is room to note that more of a queue is given out."""
@@ -162,7 +203,8 @@ class OpenCheckpoints:
 
     def _add(self, checkpoint: Checkpoint) -> None:
         self.by_number[checkpoint.number] = self.by_key[checkpoint.key] = checkpoint
-        self._of_queue.setdefault(checkpoint.queue, {})[checkpoint.number] = checkpoint
+        if checkpoint.open:
+            self._of_queue.setdefault(checkpoint.queue, _InHand()).add(checkpoint)
         self.open_messages += checkpoint.open.bit_count()
         end = max(checkpoint.offsets, default=-1) + 1
         self.next_offsets[checkpoint.queue] = max(self.next_offsets.get(checkpoint.queue, 0), end)
@@ -175,27 +217,24 @@ class OpenCheckpoints:
             self._close(checkpoint, (place for place in places if place is not None))
 
     def _close(self, checkpoint: Checkpoint, places: Iterable[int]) -> None:
+        queue = checkpoint.queue
+        consumed = self._consumed(queue)
         for place in places:
             if checkpoint.is_open(place):
                 checkpoint.open &= ~(1 << place)
                 self.open_messages -= 1
-        if checkpoint.open:
-            return
-        queue = checkpoint.queue
-        of_queue = self._of_queue[queue]
-        was_first = next(iter(of_queue)) == checkpoint.number
-        del of_queue[checkpoint.number]
-        self.by_number.pop(checkpoint.number, None)
-        if self.by_key.get(checkpoint.key) is checkpoint:
-            del self.by_key[checkpoint.key]
-        if not of_queue:
-            del self._of_queue[queue]
-        if was_first:
+        if not checkpoint.open:
+            self._of_queue[queue].remove(checkpoint)
+            self.by_number.pop(checkpoint.number, None)
+            if self.by_key.get(checkpoint.key) is checkpoint:
+                del self.by_key[checkpoint.key]
+        if self._consumed(queue) != consumed:
             self.on_consumed(queue, self._consumed(queue))
 
     def _consumed(self, queue: QueueOfGroup) -> int:
-        in_hand = self._of_queue.get(queue, {}).values()
-        return min((each.first_open_offset() for each in in_hand), default=self.next_offsets[queue])
+        in_hand = self._of_queue.get(queue)
+        first = in_hand.first_open_offset() if in_hand is not None else None
+        return self.next_offsets[queue] if first is None else first
 
     def consumed(self) -> Iterable[tuple[QueueOfGroup, int]]:
         """Below which offset each group has dealt with everything of a queue."""
