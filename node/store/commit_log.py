@@ -273,11 +273,11 @@ class CommitLog:
         self._add_batch((self.end_position,), (data,))
 
     def _add_batch(self, positions: Sequence[int], records: Sequence[bytes]) -> None:
-        size_bytes = positions[-1] + len(records[-1]) - self.end_position
-        self._pending += records
-        self._pending_bytes += size_bytes
-        self.end_position += size_bytes
-        self.recent.add(positions, records, size_bytes)
+        data = b"".join(records)  # now, while they are in the processor's cache
+        self._pending.append(data)
+        self._pending_bytes += len(data)
+        self.end_position += len(data)
+        self.recent.add(positions, data)
 
     async def _write_forever(self) -> None:
         while True:
@@ -390,10 +390,10 @@ class CommitLog:
         if position < self._segments.end_position:
             return self._segments.read(position, min(size_bytes, self._segments.room_at(position)))
         at = self.end_position - self._pending_bytes
-        for record in (*self._writing, *self._pending):
-            if at <= position < at + len(record):
-                return record[position - at : position - at + size_bytes]
-            at += len(record)
+        for data in (*self._writing, *self._pending):
+            if at <= position < at + len(data):
+                return data[position - at : position - at + size_bytes]
+            at += len(data)
         return b""
 
     def record_before(self, position: int) -> int:

@@ -17,14 +17,14 @@ class RecentRecords:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._firsts: list[int] = []
-        self._batches: list[tuple[Sequence[int], Sequence[bytes], int]] = []
+        self._batches: list[tuple[Sequence[int], bytes]] = []
         self._size_bytes = 0
 
-    def add(self, positions: Sequence[int], records: Sequence[bytes], size_bytes: int) -> None:
-        """Records at these positions, behind all others."""
+    def add(self, positions: Sequence[int], data: bytes) -> None:
+        """Records that begin at these positions, one behind the other, behind all others."""
         self._firsts.append(positions[0])
-        self._batches.append((positions, records, size_bytes))
-        self._size_bytes += size_bytes
+        self._batches.append((positions, data))
+        self._size_bytes += len(data)
         if self._size_bytes > self._max_bytes:
             self._trim()
 
@@ -33,9 +33,12 @@ class RecentRecords:
         number = bisect_right(self._firsts, position) - 1
         if number < 0:
             return None
-        positions, records, _ = self._batches[number]
+        positions, data = self._batches[number]
         at = bisect_left(positions, position)
-        return records[at] if at < len(positions) and positions[at] == position else None
+        if at == len(positions) or positions[at] != position:
+            return None
+        first = positions[0]
+        return data[position - first : positions[at + 1] - first if at + 1 < len(positions) else None]
 
     def clear(self) -> None:
         """Forget everything."""
@@ -45,9 +48,9 @@ class RecentRecords:
 
     def _trim(self) -> None:
         count = 0
-        for _, _, size_bytes in self._batches[:-1]:
+        for _, data in self._batches[:-1]:
             if self._size_bytes <= KEPT_SHARE * self._max_bytes:
                 break
-            self._size_bytes -= size_bytes
+            self._size_bytes -= len(data)
             count += 1
         del self._firsts[:count], self._batches[:count]

@@ -16,7 +16,7 @@ def test_the_newest_are_found_and_others_are_not(batches: list[list[bytes]]) -> 
     for records in batches:
         positions = list(accumulate(map(len, records[:-1]), initial=end))
         size_bytes = sum(map(len, records))
-        recent.add(positions, records, size_bytes)
+        recent.add(positions, b"".join(records))
         known.append((end, dict(zip(positions, records, strict=True)), size_bytes))
         end += size_bytes
     every = {position: record for _, found, _ in known for position, record in found.items()}
