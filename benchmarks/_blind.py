@@ -23,6 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from benchmarks._runs import checked_out_commit
 from checker.workers import worker_pool
 from harness.cli_options import SEARCHED_LOAD
 from harness.exploration.guide import Guide
@@ -178,7 +179,8 @@ def measure_blind(
 ) -> None:
     """Make the searches that are not in the file at `path` yet: the first of every mutant on its first ground, the
     first on the other grounds, then the second of each, and so on. Each is made in all `ways`, guided or not, one
-    right after the other; `grounds` leaves out all others. None is begun after `until_s` of the monotonic clock."""
+    right after the other; `grounds` leaves out all others. Each says of which commit it is (those of the first
+    measurements do not). None is begun after `until_s` of the monotonic clock."""
     known = {_key(each) for each in read_results(path)}
     depth = max(len(found) for found in MATTERS.values())
     wanted = [
@@ -189,6 +191,7 @@ def measure_blind(
         if place < len(MATTERS[part_of(name)])
         for is_guided in ways
     ]
+    commit = checked_out_commit()
     waiting = [each for each in wanted if each not in known and (not grounds or each[1] in grounds)]
     with worker_pool(jobs) as pool, open(path, "a", encoding="utf-8") as file:
         for start in range(0, len(waiting), jobs):
@@ -199,7 +202,7 @@ def measure_blind(
                 for each in waiting[start : start + jobs]
             ]
             for future in asked:
-                result = future.result()
+                result = {**future.result(), "commit": commit}
                 file.write(json.dumps(result) + "\n")
                 file.flush()
                 print(_line(result), flush=True)

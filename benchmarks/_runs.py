@@ -11,10 +11,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["kept_of", "perform_run", "timed_faults", "verdict_of"]
+__all__ = ["checked_out_commit", "kept_of", "perform_run", "timed_faults", "verdict_of"]
 
 RUN_TIMEOUT_S = 600.0
 """For one run with everything around it: the longest here drive their load for three minutes."""
+
+
+def checked_out_commit() -> str:
+    """The commit of the project that is checked out; "unknown" outside a checkout."""
+    try:
+        words = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
 
 
 def timed_faults(faults: Sequence[tuple[str, str]], *, begin_s: float, on_s: float, off_s: float) -> list[Any]:

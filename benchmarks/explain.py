@@ -13,6 +13,7 @@ Violations that show at a run's end only are left out: the mutants of those say 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import gc
 import json
 import os
@@ -22,19 +23,19 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import harness.systems.broker
 import node.serving
-from harness.clusters.sim.watch import _Replica
 from harness.execution import Parts
 from harness.exploration.continuations import Branch, Passage, follow
-from harness.exploration.deciding import Deciding, Search, decide, violations_of
+from harness.exploration.deciding import Deciding, Jump, Search, decide, violations_of
 from harness.exploration.mutants import SCENARIOS, report_mutant
 from harness.exploration.rehearsal import parts_of
 from harness.nursery import restart_with_nursery
 from harness.store import Store
-from node.dledger.quorum import QuorumAckChecker
+from node.dledger import DLedgerServer
 
 __all__ = ["cure", "main", "measure", "mistake_between"]
 
@@ -50,19 +51,58 @@ NEAR_S = 1.0
 
 
 def cure() -> None:
-    """Take every mutant out of this process: of what runs, and of what is started later."""
+    """Take every mutant out of this process: of what runs, and of what is started later.
+
+    A mutant is an object of another class (node.mutants.parts), a stand-in in the place of an object, or a method of
+    either that somebody keeps. What it has done stays: a vote that is not on the disk is not there afterwards either.
+    """
     parts = gc.get_objects()
+    right: dict[int, object] = {}
+    wrong: list[object] = []
     for part in parts:
         kind = type(part)
-        if kind.__name__.startswith("Mutant") and kind.__module__ == "node.mutants.parts":
-            part.__class__ = kind.__mro__[1]
+        if _is_of_mutants(kind.__module__):
+            while _is_of_mutants(kind.__module__):
+                kind = kind.__mro__[1]
+            if kind is object:  # it is no part itself but holds the one that it stands for
+                wrong.append(part)
+                right[id(part)] = next(iter(vars(part).values()))
+            else:
+                part.__class__ = kind  # which it was before
     for part in parts:
-        if type(part) is _Replica:  # it holds methods, which would still be the mutant's
-            checker = part._ledger.pusher.checker
-            part._register = QuorumAckChecker.register.__get__(checker)
-            part._register_batch = QuorumAckChecker.register_batch.__get__(checker)
+        if isinstance(part, MethodType) and isinstance(part.__func__, FunctionType) and _is_of_mutants(part.__module__):
+            method = getattr(type(part.__self__), part.__func__.__name__, None)
+            if method is not None:
+                wrong.append(part)
+                right[id(part)] = MethodType(method, part.__self__)
+    if wrong:
+        for holder in gc.get_referrers(*wrong):
+            _put_right(holder, right)
+    for part in parts:
+        if isinstance(part, DLedgerServer):
+            part.store.writer._sync_each_group = part.config.flush_mode == "sync"
     node.serving.mutate_broker = lambda name, broker: None  # type: ignore[attr-defined]
     harness.systems.broker.mutate_client = lambda name, client: None  # type: ignore[attr-defined]
+
+
+def _is_of_mutants(module: str | None) -> bool:
+    return module is not None and module.startswith("node.mutants.")
+
+
+def _put_right(holder: object, right: Mapping[int, object]) -> None:
+    """Let something that holds parts hold those in their place; `right` is by the identity of what is replaced."""
+    if isinstance(holder, CellType):
+        holder.cell_contents = right[id(holder.cell_contents)]
+    elif isinstance(holder, dict):
+        holder.update({name: right[id(value)] for name, value in holder.items() if id(value) in right})
+    elif isinstance(holder, list):
+        holder[:] = [right.get(id(value), value) for value in holder]
+    elif isinstance(holder, asyncio.Handle):
+        holder._callback = right[id(holder._callback)]  # type: ignore[attr-defined]
+    elif hasattr(holder, "__dict__"):
+        for name, value in list(vars(holder).items()):
+            if id(value) in right:
+                setattr(holder, name, right[id(value)])
 
 
 def mistake_between(parts: Parts, found: Deciding) -> tuple[float, float] | None:
@@ -111,7 +151,16 @@ def measure(name: str, *, points: int, runs: int, jobs: int) -> dict[str, Any]:
             "jump_s": [one.at_s, other.at_s], "has_faults": one.has_faults, "fails": [one.fails, other.fails],
             "account": [happening.text for happening in found.account],
         }  # fmt: skip
+        if mistake is not None:
+            result["between"] = _between(found, found.jump, mistake[1])
     return result
+
+
+def _between(found: Deciding, jump: Jump, mistake_s: float) -> dict[str, int]:
+    """What became of continuations that parted from the run after the mistake and not after the jump began."""
+    points = found.curve(has_faults=jump.before.has_faults)
+    inside = [point for point in points if mistake_s <= point.at_s <= jump.before.at_s]
+    return {"runs": sum(point.runs for point in inside), "fails": sum(point.fails for point in inside)}
 
 
 def _used_s() -> float:
@@ -159,8 +208,36 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
             f"| {'' if jump is None else 'planned' if result['has_faults'] else 'healed'} "
             f"| {'' if apart is None else f'{apart:.3f} s'} | {result['continuations']} | {result['processor_s']:.0f} |"
         )
-    lines += ["", f"Within a second of the mistake: {near} of {judged}.", ""]
+    lines += ["", f"Within a second of the mistake: {near} of {judged}.", *_reasons(results), ""]
     return "\n".join(lines)
+
+
+def _reasons(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Why a jump is further away than that, or there is none, as far as the measurement itself says so."""
+    lines: list[str] = []
+    for name in SCENARIOS:
+        result = results.get(name, {"reason": "not measured"})
+        mistake, between = result.get("mistake_s"), result.get("between")
+        if "reason" in result or mistake is None:
+            continue
+        apart = distance_s(result)
+        if apart is None:
+            if result["seen_s"] - mistake[0] <= NEAR_S and result["points"] == 1:
+                lines += [
+                    "",
+                    f"{name}: no moment decides it. It shows without any fault in nearly every run, "
+                    f"{(result['seen_s'] - mistake[0]) * 1000:.1f} ms after the mistake at most.",
+                ]
+        elif apart > NEAR_S and between is not None and mistake[1] <= result["jump_s"][0]:
+            until = "as planned" if result["has_faults"] else "healed"
+            what = "; ".join(result["account"][:3])
+            lines += [
+                "",
+                f"{name}: the mistake comes first and does no harm by itself. Of {between['runs']} continuations with "
+                f"faults {until} that part from the run after it and before the jump, {between['fails']} fail. "
+                f"What makes it a violation is what happens there: {what}.",
+            ]
+    return lines
 
 
 def main() -> None:

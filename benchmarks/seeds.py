@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks._runs import checked_out_commit
 from checker.workers import worker_pool
 from harness.exploration.rehearsal import SIMULATED, Rehearsal
 from harness.exploration.search import Tally, explore
@@ -170,15 +170,6 @@ class OtherCommit(Exception):
     """A campaign that is to be of one commit was begun on another one."""
 
 
-def _commit() -> str:
-    """The commit that is checked out; "unknown" outside a checkout."""
-    try:
-        words = ["git", "-C", str(PAGE.parent), "rev-parse", "HEAD"]
-        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
 def lost_by(reason: str) -> int:
     """How many acknowledged messages a verdict says are lost."""
     return sum(int(count) for count in re.findall(r"\(In all: (\d+) lost", reason))
@@ -196,13 +187,13 @@ def run(name: str, results: dict[str, Any], *, jobs: int, pool: Executor, path: 
     known = results.setdefault(
         name,
         {
-            "commit": _commit(),
+            "commit": checked_out_commit(),
             **dict.fromkeys(("seeds", "valid", "invalid", "unknown", "operations", "faults", "took_s"), 0),
             "failures": [],
         },
     )
 
-    if campaign.is_long and known["commit"] != _commit():
+    if campaign.is_long and known["commit"] != checked_out_commit():
         raise OtherCommit(
             f"{name}: its first {known['seeds']} seeds are of commit {known['commit']}: go on there, or begin --again"
         )

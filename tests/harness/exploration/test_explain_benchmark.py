@@ -1,0 +1,102 @@
+"""How the benchmark of `harness explain` takes a mutant out of a run, and what its page says."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gc
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType, MethodType
+from typing import Any
+
+import pytest
+
+import harness.systems.broker
+import node.serving
+from benchmarks.explain import cure, table
+from harness.clusters.sim.cluster import SimCluster
+from harness.execution import TestClock, rehearse
+from harness.exploration.mutants import SCENARIOS
+from harness.exploration.rehearsal import parts_of
+from harness.report import OutputConsole
+from nemesis.schedule import Schedule
+from node.dledger import DLedgerServer
+
+LOAD_S = 1.0
+
+
+def _traces_of_mutants() -> list[object]:
+    """Parts of a mutant's class, and whatever holds a mutant's stand-in or method."""
+
+    def is_of_mutants(module: str) -> bool:
+        return module.startswith("node.mutants.")
+
+    found: list[object] = []
+    wrong: list[object] = []
+    for each in gc.get_objects():
+        if is_of_mutants(type(each).__module__):
+            (found if type(each).__mro__[1] is not object else wrong).append(each)
+        elif isinstance(each, MethodType) and is_of_mutants(each.__module__ or ""):
+            wrong.append(each)
+    holders = gc.get_referrers(*wrong) if wrong else []
+    return found + [each for each in holders if not isinstance(each, list | FrameType)]  # such as those here
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        "end-term-from-current-term",  # a stand-in in the place of the log
+        "ack-before-quorum",  # its methods are held by the watch over replicas
+        "compare-index-only",  # and here by a function around one
+        "ack-before-fsync",  # and a switch of the writer's
+        "lease-on-wall-clock",  # parts that are made later
+    ],
+)
+def test_a_cured_run_has_nothing_left_of_its_mutant(
+    mutant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name in ((node.serving, "mutate_broker"), (harness.systems.broker, "mutate_client")):
+        monkeypatch.setattr(module, name, vars(module)[name])  # `cure` replaces it, which is undone afterwards
+    gc.collect()
+    seen: dict[str, Any] = {}
+
+    def act() -> None:
+        seen["before"] = len(_traces_of_mutants())
+        cure()
+        seen["after"] = _traces_of_mutants()
+        ledgers = [each for each in gc.get_objects() if isinstance(each, DLedgerServer)]
+        seen["syncs"] = [each.store.writer._sync_each_group for each in ledgers]
+
+    def made(cluster: SimCluster, clock: TestClock) -> None:
+        asyncio.get_running_loop().call_later(LOAD_S / 2, act)
+
+    test, _ = SCENARIOS[mutant].run_of(mutant, 1)
+    parts = parts_of(dataclasses.replace(test, time_limit_s=LOAD_S), Schedule(()))
+    rehearse(dataclasses.replace(parts, on_made=made), str(tmp_path), OutputConsole(file=io.StringIO(), quiet=True))
+    assert seen["before"] > 0
+    assert seen["after"] == []
+    assert len(seen["syncs"]) >= test.nodes
+    assert all(seen["syncs"])
+
+
+def _result(**more: Any) -> Mapping[str, Any]:
+    return {
+        "text": "votes: twice", "seen_s": 3.0, "mistake_s": [0.1, 0.2], "jump_s": [2.0, 2.1], "has_faults": False,
+        "account": ["fault f1 kill begins"], "continuations": 800, "processor_s": 9.0, "points": 40, **more,
+    }  # fmt: skip
+
+
+def test_the_page_says_why_a_jump_is_far_from_the_mistake_where_the_curve_shows_it() -> None:
+    page = table({"vote-not-persisted": _result(between={"runs": 120, "fails": 0})})
+    assert "Within a second of the mistake: 0 of 1." in page
+    assert "Of 120 continuations with faults healed" in page
+    assert "fault f1 kill begins" in page
+    assert "Of 120" not in table({"vote-not-persisted": _result(jump_s=[0.9, 1.0], between={"runs": 120, "fails": 0})})
+
+
+def test_the_page_tells_a_mistake_that_always_shows_from_a_moment_that_was_not_found() -> None:
+    shown_at_once = _result(jump_s=None, mistake_s=[2.9, 2.95], points=1)
+    assert "no moment decides it" in table({"ack-before-fsync": shown_at_once})
+    assert "no moment decides it" not in table({"ack-before-fsync": {**shown_at_once, "points": 40}})
