@@ -72,8 +72,8 @@ _OUT_OF_MEMORY = "-XX:+ExitOnOutOfMemoryError"
 """Without it Java goes on with a thread less, and a task whose thread that was waits for ever."""
 
 _JAVA_OPTIONS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", _OUT_OF_MEMORY)
-"""For a Java process that lives some seconds: its second compiler and its parallel collector would take half of
-all the CPU time of a report and give nothing back."""
+"""For a Java process that lives some seconds, or that waits for a cluster: its second compiler and its parallel
+collector would take half of all the CPU time of a report and give nothing back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +149,12 @@ def _start(
         wanted.setdefault("spark.driver.bindAddress", "127.0.0.1")
     else:
         wanted.setdefault("spark.executor.extraJavaOptions", _OUT_OF_MEMORY)
-    options = list(_JAVA_OPTIONS) if _is_embedded(master) else [_OUT_OF_MEMORY]
+    options = list(_JAVA_OPTIONS)
     if not verbose:
         log4j = Path(scratch) / "log4j2.properties"
         log4j.write_text("rootLogger.level = off\n", encoding="utf-8")
         options.append(f"-Dlog4j.configurationFile={log4j}")
-    if options:
-        wanted.setdefault("spark.driver.extraJavaOptions", " ".join(options))
+    wanted.setdefault("spark.driver.extraJavaOptions", " ".join(options))
     for key, value in wanted.items():
         builder = builder.config(key, value)
     log = os.path.join(scratch, "spark.log")

@@ -13,6 +13,15 @@ import pytest
 
 HERE = Path(__file__).parent
 
+FOR_SMALL_TABLES = {
+    "spark.sql.shuffle.partitions": "2",
+    # To compile a query and to plan it again after every stage takes longer than to answer it for a few rows. What
+    # starts a process of its own has both, as everybody has.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+}
+
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist puts the groups into the tests' names
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -49,7 +58,7 @@ def spark() -> Iterator[Any]:
     """An embedded Spark on two cores, with as many partitions as small tables need."""
     from spark_analysis.session import open_session
 
-    with open_session(master="local[2]", memory="1g", settings={"spark.sql.shuffle.partitions": "4"}) as session:
+    with open_session(master="local[2]", memory="1g", settings=FOR_SMALL_TABLES) as session:
         yield session.spark
 
 
