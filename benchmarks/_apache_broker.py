@@ -34,6 +34,8 @@ PROXY_VERSION = "5.3.3"
 START_TIMEOUT_S = 300.0
 """For a JVM, and for queues and index to be made of a large log, on a machine that is busy."""
 STOP_TIMEOUT_S = 120.0
+SHORT_LIVED = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+"""What is asked for seconds ends before its second compiler has given back what it took."""
 
 
 @dataclass
@@ -116,7 +118,7 @@ def serve_apache_proxy(name_server: str, cluster: str, work: Path) -> Iterator[s
     logging.write_text(LOG_TO_CONSOLE.format(prefix=LOGGING_OF_5), encoding="utf-8")
     recipe = maven(f"org.apache.rocketmq:rocketmq-proxy:{PROXY_VERSION}")
     command = [
-        *("java", "-XX:+UseSerialGC", "-Xmx400m", "-XX:MaxDirectMemorySize=256m", f"-Duser.home={work}"),
+        *("java", *SHORT_LIVED, "-Xmx400m", "-XX:MaxDirectMemorySize=256m", f"-Duser.home={work}"),
         *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in OPENED),
         *(f"-Drmq.logback.configurationFile={logging}", "-cp", recipe.environment(fetched(recipe))["CLASSPATH"]),
         *("org.apache.rocketmq.proxy.ProxyStartup", "-pc", str(path)),
@@ -136,7 +138,7 @@ def _serve(
     lines = (f"{name}={value}\n" for name, value in configuration.items())
     (work / f"{program}.conf").write_text("".join(lines), encoding="utf-8")
     command = [
-        *("java", "-XX:+UseSerialGC", *options, f"-Duser.home={work}", "-cp", apache_classpath(version)),
+        *("java", *SHORT_LIVED, *options, f"-Duser.home={work}", "-cp", apache_classpath(version)),
         f"-Drmq.logback.configurationFile={logging}",
         *(f"org.apache.rocketmq.{program}.{program.capitalize()}Startup", "-c", str(work / f"{program}.conf")),
     ]
