@@ -38,7 +38,7 @@ def one_after_the_other(*faults: str) -> Schedule:
     return Schedule(tuple(events))
 
 
-@pytest.mark.parametrize("nodes", [3, 5])
+@pytest.mark.parametrize("nodes", [3, pytest.param(5, marks=pytest.mark.long)])
 def test_a_group_changes_its_leader_and_members_and_restarts(nodes: int) -> None:
     schedule = one_after_the_other("transfer=to@followers", "members=remove@leader", "members=remove@followers")
     run = rehearse_test(make_test(nodes=nodes), schedule)

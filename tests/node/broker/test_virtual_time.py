@@ -194,7 +194,7 @@ def test_a_thousand_messages_of_every_level_come_once_in_order_and_in_time(ledge
     on_stage(ledger, scenario)
 
 
-@pytest.mark.parametrize("ledger", LEDGERS)
+@pytest.mark.parametrize("ledger", ["classic", pytest.param("dledger", marks=pytest.mark.long)])
 def test_timer_messages_of_three_days_come_once_and_in_time_across_restarts(ledger: str) -> None:
     """Every way to end comes right after sends, and again after pauses: the days until all are due pass only once."""
 
