@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-STAGES = ["many-at-a-time", "spark", "whole-runs"]
+STAGES = ["many-at-a-time", "spark", "whole-runs", "computed"]
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed (apt-get install make)")
 
@@ -58,8 +58,11 @@ def stages(directory: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     ("words", "failed"),
-    [("-m not serial", "many-at-a-time"), ("-m spark", "spark"), ("-m serial", "whole-runs"), ("-q", "*")],
-)
+    [
+        ("-m not serial", "many-at-a-time"), ("-m spark", "spark"), ("-m serial", "whole-runs"),
+        ("-m computed", "computed"), ("-q", "*"),
+    ],
+)  # fmt: skip
 def test_every_stage_runs_and_the_command_fails_at_the_end(checkout: Path, words: str, failed: str) -> None:
     done = run(checkout, "make", "test", FAIL=words)
     assert done.returncode != 0
@@ -72,7 +75,8 @@ def test_what_passes_ends_with_status_0(checkout: Path) -> None:
     assert done.returncode == 0 and "failed" not in done.stdout + done.stderr
     markers = {line.partition("-m ")[2].partition(" -m ")[2].partition(" -")[0] for line in stages(checkout)}
     assert markers == {
-        "not serial and not spark and not long", "spark and not long", "serial and not systems and not long",
+        "not serial and not spark and not computed and not long", "spark and not long", "computed and not long",
+        "serial and not systems and not long",
     }, "every test is in one stage, or in make test-long or make test-systems"  # fmt: skip
 
 
@@ -81,11 +85,11 @@ def heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def test_an_interrupt_ends_the_stage_that_runs_beside_another(checkout: Path) -> None:
+@pytest.mark.parametrize(("beside", "other"), [("spark", "not serial"), ("computed", "serial")])
+def test_an_interrupt_ends_the_stage_that_runs_beside_another(checkout: Path, beside: str, other: str) -> None:
     stage = "echo $$ >beside.new; mv beside.new beside; exec sleep 600"
-    script(
-        checkout / ".venv" / "bin" / "python", f'case "$*" in *"-m spark"*) {stage};; *serial*) exec sleep 600;; esac'
-    )  # fmt: skip
+    choice = f'case "$*" in *"-m {beside}"*) {stage};; *"-m {other}"*) exec sleep 600;; esac'
+    script(checkout / ".venv" / "bin" / "python", choice)
     with subprocess.Popen(
         ["make", "test"], cwd=checkout, stderr=subprocess.DEVNULL, start_new_session=True, preexec_fn=heed_interrupts
     ) as make:
@@ -100,7 +104,7 @@ def test_an_interrupt_ends_the_stage_that_runs_beside_another(checkout: Path) ->
         os.close(beside)
 
 
-@pytest.mark.parametrize("mark", ["spark", "serial", "long"])
+@pytest.mark.parametrize("mark", ["spark", "serial", "computed", "long"])
 def test_a_stage_is_given_the_files_with_its_mark_and_no_others(checkout: Path, mark: str) -> None:
     for name, text in (("with", f"pytestmark = pytest.mark.{mark}"), ("without", f"pytest.mark.{mark}_other")):
         (checkout / "tests").mkdir(exist_ok=True)

@@ -36,6 +36,8 @@ from harness.test import Test
 from nemesis.schedule import HEAL, INJECT, FaultEvent, Schedule
 from nemesis.triggers import KINDS
 
+pytestmark = pytest.mark.computed
+
 LOAD_S = 4.0
 
 SEEDS = 6
@@ -132,8 +134,8 @@ TEETH: Mapping[str, tuple[str, ...]] = {
 }
 """Mutant -> what its scenario must break."""
 
-SLOW = {"compare-index-only", "truncate-committed", "vote-for-shorter-log"}
-"""Mutants that take some seeds, or a minute of virtual time until the replicas count as stuck."""
+SLOW = {"accept-gap", "compare-index-only", "truncate-committed", "vote-for-shorter-log"}
+"""Mutants that take some seeds, several rounds, or a minute of virtual time until the replicas count as stuck."""
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ from harness.exploration.rehearsal import parts_of, rehearse_test
 from harness.test import Test, test_from_json
 from nemesis.schedule import Schedule, load_schedule
 
+pytestmark = pytest.mark.computed
+
 HERE = Path(__file__).parent
 
 MUTANT_OF: Mapping[str, str | None] = {
