@@ -63,7 +63,7 @@ def test_what_clients_send_has_a_text_in_common() -> None:
 
 @given(
     st.sampled_from(["t", "a#topic", "é"]),
-    st.lists(st.one_of(st.binary(min_size=16, max_size=16).map(bytes.hex), st.text(max_size=20)), max_size=6),
+    st.lists(st.one_of(st.binary(min_size=16, max_size=16).map(bytes.hex), st.text(max_size=20)), max_size=12),
 )
 def test_hashes_are_those_of_java(topic: str, keys: list[str]) -> None:
     expected = []
@@ -81,4 +81,14 @@ def test_hashes_of_keys_that_begin_alike_and_of_one_without_an_absolute_value() 
     for some in (keys, keys[:3], keys[:1]):
         assert key_hashes("t", [key.encode() for key in some]) == [key_hash("t", key) for key in some]
     assert java_string_hash("t#03L?C4I3") == -(1 << 31) and key_hash("", "") == java_string_hash("#")
-    assert key_hashes("t", [b"03L?C4I3", b"03L?C4I2"]) == [0, (1 << 31) - 1]
+    for few in (1, 6):
+        assert key_hashes("t", [b"03L?C4I3", b"03L?C4I2"] * few) == [0, (1 << 31) - 1] * few
+
+
+@given(
+    st.text("0aZ", max_size=3),
+    st.integers(1, 14).flatmap(lambda size: st.lists(st.text("09AFz\x7f", min_size=size, max_size=size), min_size=1)),
+)
+def test_hashes_of_keys_of_one_size(beginning: str, endings: list[str]) -> None:
+    keys = [beginning + ending for ending in endings]
+    assert key_hashes("t", [key.encode() for key in keys]) == [key_hash("t", key) for key in keys]
