@@ -2,6 +2,7 @@
 
     python -m benchmarks simulation            the figures
     python -m benchmarks.simulation --profile  where the time goes, by package and by function
+    python -m benchmarks.simulation --searched what seeds of a search take: five nodes under random mixes of all faults
 
 Five brokers, one name server and ten clients, as `harness run --cluster sim` has them, without report and checks.
 
@@ -31,14 +32,17 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from benchmarks._blind import GROUNDS
 from benchmarks.checker import calibration_ms
 from harness.clusters.sim.cluster import SimCluster
 from harness.clusters.sim.loop import SimLoop
+from harness.exploration.rehearsal import rehearse_test, usable_choices
+from harness.exploration.search import mix_for
 from harness.history_writer import HistoryWriter
 from harness.nursery import restart_with_nursery
 from harness.runner import Run, SilentListener
@@ -48,6 +52,7 @@ from harness.test import Test
 from harness.workloads.register import RegisterWorkload
 from nemesis.partition import PARTITION
 from nemesis.schedule import Schedule, periodic
+from node.mutants.catalogue import NO_MUTANT
 
 __all__ = ["Figures", "main", "simulate"]
 
@@ -56,6 +61,7 @@ CLIENTS = 10
 SEEDS = (1, 2, 3)
 RUN_S = 30.0
 IDLE_S = 600.0
+SEARCHED_SEEDS = range(3000, 3006)
 WARM_UP_SEEDS = range(100, 110)
 WARM_UP_S = 60.0
 """Cluster time of each run of the warm-up where the interpreter compiles while it runs."""
@@ -177,13 +183,26 @@ def _sampled(functions: collections.Counter[str], packages: collections.Counter[
         signal.signal(signal.SIGPROF, before)
 
 
-def _profile() -> None:
+def _searched() -> None:
+    """Run seeds as `harness explore --nodes 5` does, and print what each took."""
+    test = GROUNDS["log"].test_of(NO_MUTANT)
+    choices = usable_choices(test)
+    took_s = []
+    for seed in SEARCHED_SEEDS:
+        began_s = time.process_time()
+        run = rehearse_test(*mix_for(test, seed, choices))
+        took_s.append(time.process_time() - began_s)
+        print(f"seed {seed}: {took_s[-1]:.2f} s, {run.operations} operations, {run.faults} faults", flush=True)
+    print(f"{len(took_s)} seeds of {test.time_limit_s:g} s of load: {sum(took_s):.2f} s of processor time", end="; ")
+    print(f"calibration {calibration_ms():.1f} ms")
+
+
+def _profile(run: Callable[[], object]) -> None:
     functions: collections.Counter[str] = collections.Counter()
     packages: collections.Counter[str] = collections.Counter()
     _warm_up()
     with _sampled(functions, packages):
-        figures = simulate(seed=SEEDS[0], time_limit_s=RUN_S, rate=100)
-    print(figures)
+        run()
     total = sum(functions.values())
     for counter in (packages, functions):
         print()
@@ -206,6 +225,10 @@ def _print(what: str, seed: int, *, time_limit_s: float, rate: float) -> float:
     return figures.cluster_s / figures.processor_s
 
 
+def _healthy() -> None:
+    print(simulate(seed=SEEDS[0], time_limit_s=RUN_S, rate=100))
+
+
 def _figures() -> None:
     nursery = f", nursery {os.environ.get('PYPY_GC_NURSERY', 'as it comes')}" if COMPILES else ""
     print(f"{platform.python_implementation()} {'.'.join(map(str, sys.version_info[:3]))}{nursery}", end="")
@@ -221,12 +244,15 @@ def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(prog="simulation", description=__doc__.splitlines()[0])
     parser.add_argument("--profile", action="store_true", help="where the time goes instead")
+    parser.add_argument("--searched", action="store_true", help="seeds of a search instead; also with --profile")
     parser.add_argument("--digest", metavar="SEED", type=int, help="only the history's hash of a short run with faults")
     options = parser.parse_args(sys.argv[1:])
     if options.digest is not None:
         print(simulate(seed=options.digest, time_limit_s=10, rate=40, with_partitions=True).digest)
     elif options.profile:
-        _profile()
+        _profile(_searched if options.searched else _healthy)
+    elif options.searched:
+        _searched()
     else:
         _figures()
 
