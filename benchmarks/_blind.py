@@ -181,7 +181,8 @@ def measure_blind(
     first on the other grounds, then the second of each, and so on. Each is made in all `ways`, guided or not, one
     right after the other; `grounds` leaves out all others. Each says of which commit it is (those of the first
     measurements do not). None is begun after `until_s` of the monotonic clock."""
-    known = {_key(each) for each in read_results(path)}
+    commit = checked_out_commit()
+    known = _made(read_results(path), ways, commit)
     depth = max(len(found) for found in MATTERS.values())
     wanted = [
         (name, MATTERS[part_of(name)][place], number, is_guided, load)
@@ -191,7 +192,6 @@ def measure_blind(
         if place < len(MATTERS[part_of(name)])
         for is_guided in ways
     ]
-    commit = checked_out_commit()
     waiting = [each for each in wanted if each not in known and (not grounds or each[1] in grounds)]
     with worker_pool(jobs) as pool, open(path, "a", encoding="utf-8") as file:
         for start in range(0, len(waiting), jobs):
@@ -213,6 +213,20 @@ def _key(search: Mapping[str, Any]) -> tuple[str, str, int, bool, str]:
     return (
         search["mutant"], search["ground"], search["number"], search.get("guided", False), search.get("load", FULL)
     )  # fmt: skip
+
+
+def _made(
+    results: Sequence[Mapping[str, Any]], ways: Sequence[bool], commit: str
+) -> set[tuple[str, str, int, bool, str]]:
+    """The searches that need not be made: those of this commit, and those that were made in all ways on another."""
+    by_key = {_key(each): each for each in results}
+
+    def is_made(key: tuple[str, str, int, bool, str]) -> bool:
+        both = [by_key.get((*key[:3], way, key[4])) for way in ways]
+        commits = {None if each is None else each.get("commit", "") for each in both}
+        return by_key[key].get("commit") == commit or (len(commits) == 1 and None not in commits)
+
+    return {key for key in by_key if is_made(key)}
 
 
 def read_results(path: Path = RESULTS) -> list[dict[str, Any]]:
@@ -302,7 +316,7 @@ def guide_table(
     results: Sequence[Mapping[str, Any]], conditions: Mapping[str, Sequence[str]] = MappingProxyType({})
 ) -> list[str]:
     """The lines on guided searches beside random ones: only mutants, grounds and loads that were searched both ways,
-    and of these only the searches that were made both ways."""
+    and of these only the searches that were made both ways on one commit: another may take other seconds for a seed."""
     lines: list[str] = []
     for load, size in LOADS.items():
         pairs = _pairs(results, load)
@@ -358,7 +372,11 @@ def _pairs(results: Sequence[Mapping[str, Any]], load: str) -> dict[tuple[str, s
     for name, ground in itertools.product(MUTANTS, GROUNDS):
         mine = sorted({key[2] for key in by_key if key[:2] == (name, ground)})
         sides = [[by_key.get((name, ground, number, way, load)) for number in mine] for way in (False, True)]
-        both = [(one, two) for one, two in zip(*sides, strict=True) if one is not None and two is not None]
+        both = [
+            (one, two)
+            for one, two in zip(*sides, strict=True)
+            if one is not None and two is not None and one.get("commit") == two.get("commit")
+        ]
         if both:
             found[name, ground] = [one for one, _ in both], [two for _, two in both]
     return found

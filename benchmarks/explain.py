@@ -230,7 +230,8 @@ def _reasons(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
                 ]
         elif apart > NEAR_S and between is not None and mistake[1] <= result["jump_s"][0]:
             until = "as planned" if result["has_faults"] else "healed"
-            what = "; ".join(result["account"][:3])
+            faults_first = sorted(result["account"], key=lambda words: not words.startswith("fault "))
+            what = "; ".join(faults_first[:3])
             lines += [
                 "",
                 f"{name}: the mistake comes first and does no harm by itself. Of {between['runs']} continuations with "

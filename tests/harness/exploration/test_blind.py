@@ -100,6 +100,22 @@ def test_a_measurement_both_ways_is_resumed(tmp_path: Path, monkeypatch: pytest.
     assert len(read_results(path)) == 4, "none is begun when the time is over"
 
 
+def test_searches_of_two_commits_are_not_compared_and_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_blind, "blind_search", fake_search)
+    path = tmp_path / "blind.jsonl"
+    random_one = {**result("accept-gap", "log", 0, seeds=9, is_found=False), "load": SMALL, "guided": False}
+    guided = {**random_one, "guided": True, "commit": "another"}
+    path.write_text(json.dumps(random_one) + "\n" + json.dumps(guided) + "\n")
+    assert guide_table(read_results(path)) == []
+    measure_blind(
+        ["accept-gap"], searches=1, budget_s=1.0, jobs=1, path=path, ways=(False, True), load=SMALL, grounds=["log"]
+    )
+    assert [each["seeds"] for each in read_results(path)] == [9, 9, 1, 1]
+    assert any("| accept-gap | log | 1 of 1 |" in line for line in guide_table(read_results(path)))
+
+
 def test_a_guide_is_compared_by_searches_that_were_made_both_ways() -> None:
     def search(number: int, core_s: int, *, is_guided: bool) -> dict[str, Any]:
         found = result("accept-gap", "log", number, seeds=core_s, is_found=core_s < 60)
