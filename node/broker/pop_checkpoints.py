@@ -199,14 +199,15 @@ class OpenCheckpoints:
         start = int(body["so"])
         key = CheckpointKey(body["t"], int(body["q"]), start, body["c"], int(body["pt"]))
         offsets = tuple(start + int(each) for each in body["d"])[:PLACES]
+        if not offsets:
+            raise ValueError("a checkpoint of no message")
         self._add(Checkpoint(number, key, int(body["it"]), offsets, (1 << len(offsets)) - 1))
 
     def _add(self, checkpoint: Checkpoint) -> None:
         self.by_number[checkpoint.number] = self.by_key[checkpoint.key] = checkpoint
-        if checkpoint.open:
-            self._of_queue.setdefault(checkpoint.queue, _InHand()).add(checkpoint)
+        self._of_queue.setdefault(checkpoint.queue, _InHand()).add(checkpoint)
         self.open_messages += checkpoint.open.bit_count()
-        end = max(checkpoint.offsets, default=-1) + 1
+        end = max(checkpoint.offsets) + 1
         self.next_offsets[checkpoint.queue] = max(self.next_offsets.get(checkpoint.queue, 0), end)
         self.on_opened(checkpoint)
 
@@ -258,7 +259,8 @@ class OpenCheckpoints:
         self.by_key, self.by_number, self.next_offsets, self._of_queue = {}, {}, {}, {}
         self.open_messages = 0
         for number, key, invisible_ms, offsets, opened in (state or {}).get("open", ()):
-            self._add(Checkpoint(number, CheckpointKey(*key), invisible_ms, tuple(offsets), opened))
+            if opened:
+                self._add(Checkpoint(number, CheckpointKey(*key), invisible_ms, tuple(offsets), opened))
         for group, topic, queue_id, offset in (state or {}).get("next", ()):
             self.next_offsets[group, topic, queue_id] = offset
 

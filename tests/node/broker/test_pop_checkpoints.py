@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from node.broker.internal_topics import REVIVE_PREFIX
 from node.broker.pop_checkpoints import Checkpoint, CheckpointKey, OpenCheckpoints, QueueOfGroup
+from node.store.record import RecordSummary
 
 QUEUE: QueueOfGroup = ("g", "t", 0)
 
@@ -71,3 +75,15 @@ def test_an_acknowledgement_looks_at_few_checkpoints_and_closed_ones_are_forgott
     assert looks < 20 * count
     assert checkpoints._consumed(QUEUE) == (0 if keeps_first else 2 * count)
     assert len(checkpoints._of_queue[QUEUE]._heap) <= 2
+
+
+def test_a_checkpoint_of_no_message_is_none(caplog: pytest.LogCaptureFixture) -> None:
+    checkpoints = OpenCheckpoints()
+    key = {"t": "t", "q": 0, "so": 5, "c": "g", "pt": 1}
+    for number, (tags, more) in enumerate(
+        [("ck", {"it": 1000, "d": []}), ("ack", {"ao": 5}), ("ck", {"it": 1, "d": [0]})]
+    ):
+        body = json.dumps({**key, **more}).encode()
+        checkpoints.dispatch(RecordSummary(f"{REVIVE_PREFIX}c", 0, number, 0, 0, 0, tags, "", 0, body))
+    assert "a checkpoint of no message" in caplog.text and len(caplog.records) == 1
+    assert list(checkpoints.by_number) == [2] and list(checkpoints.consumed()) == [(QUEUE, 5)]
