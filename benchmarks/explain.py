@@ -228,16 +228,21 @@ def _reasons(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
                     f"{name}: no moment decides it. It shows without any fault in nearly every run, "
                     f"{(result['seen_s'] - mistake[0]) * 1000:.1f} ms after the mistake at most.",
                 ]
-        elif apart > NEAR_S and between is not None and mistake[1] <= result["jump_s"][0]:
+        elif apart > NEAR_S:
             until = "as planned" if result["has_faults"] else "healed"
             faults_first = sorted(result["account"], key=lambda words: not words.startswith("fault "))
-            what = "; ".join(faults_first[:3])
-            lines += [
-                "",
-                f"{name}: the mistake comes first and does no harm by itself. Of {between['runs']} continuations with "
-                f"faults {until} that part from the run after it and before the jump, {between['fails']} fail. "
-                f"What makes it a violation is what happens there: {what}.",
-            ]
+            at_jump = f"at the jump {result['fails'][0]} and then {result['fails'][1]} of {result['runs']} fail"
+            there = f"What happens there: {'; '.join(faults_first[:3])}."
+            if mistake[1] <= result["jump_s"][0] and between is not None:
+                why = (
+                    f"the mistake comes first and does not decide it. Of {between['runs']} continuations with faults "
+                    f"{until} that part from the run after it and before the jump, {between['fails']} fail; {at_jump}. "
+                )
+            elif result["jump_s"][1] <= mistake[0]:
+                why = f"with faults {until} it is decided before the mistake is made: {at_jump}. "
+            else:
+                continue
+            lines += ["", f"{name}: {why}{there}"]
     return lines
 
 

@@ -84,7 +84,8 @@ def test_a_cured_run_has_nothing_left_of_its_mutant(
 def _result(**more: Any) -> Mapping[str, Any]:
     return {
         "text": "votes: twice", "seen_s": 3.0, "mistake_s": [0.1, 0.2], "jump_s": [2.0, 2.1], "has_faults": False,
-        "account": ["fault f1 kill begins"], "continuations": 800, "processor_s": 9.0, "points": 40, **more,
+        "account": ["n1 votes", "fault f1 kill begins"], "fails": [0, 30], "runs": 30, "continuations": 800,
+        "processor_s": 9.0, "points": 40, **more,
     }  # fmt: skip
 
 
@@ -92,7 +93,9 @@ def test_the_page_says_why_a_jump_is_far_from_the_mistake_where_the_curve_shows_
     page = table({"vote-not-persisted": _result(between={"runs": 120, "fails": 0})})
     assert "Within a second of the mistake: 0 of 1." in page
     assert "Of 120 continuations with faults healed" in page
-    assert "fault f1 kill begins" in page
+    assert "at the jump 0 and then 30 of 30 fail. What happens there: fault f1 kill begins; n1 votes." in page
+    before = table({"accept-gap": _result(mistake_s=[4.0, 4.1], has_faults=True)})
+    assert "with faults as planned it is decided before the mistake is made" in before
     assert "Of 120" not in table({"vote-not-persisted": _result(jump_s=[0.9, 1.0], between={"runs": 120, "fails": 0})})
 
 
