@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks import _load
-from node.broker.send_request import SendHeader, split_batch
+from node.broker.send_request import SendHeader, split_batches
 from node.remoting import Command, ResponseCode, decode, encode
 from node.store.properties import property_value
 
@@ -59,7 +59,7 @@ def test_every_message_has_a_unique_key_of_its_own(server: _Server, words: list[
         header = SendHeader.of(request)
         texts.append(header.properties_text)
         if header.batch:
-            _, bodies, own_texts, _ = split_batch(request.body)
+            _, bodies, own_texts, _, _ = split_batches((request.body,))
             assert [len(body) for body in bodies] == [128] * 4
             texts += [text.decode() for text in own_texts]
     keys = [property_value(text, "UNIQ_KEY") or "" for text in texts]

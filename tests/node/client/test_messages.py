@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.broker.send_request import split_batch
+from node.broker.send_request import split_batches
 from node.client.allocation import allocate_averagely, allocate_in_circle
 from node.client.messages import (
     MAX_INFLATED_BYTES,
@@ -93,7 +93,8 @@ def test_bombs_and_damage_are_refused() -> None:
 
 @given(st.lists(st.tuples(st.binary(max_size=50), st.dictionaries(st.sampled_from("abc"), st.just("v"))), min_size=1))
 def test_batches_are_what_the_broker_splits(messages: list[tuple[bytes, dict[str, str]]]) -> None:
-    _, bodies, texts, _ = split_batch(encode_batch(messages))
+    _, bodies, texts, _, counts = split_batches((encode_batch(messages),))
+    assert list(counts) == [len(messages)]
     split = zip(bodies, [decode_properties(text.decode()) for text in texts], strict=True)
     assert list(split) == messages
 
