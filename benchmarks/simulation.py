@@ -37,12 +37,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from benchmarks._blind import GROUNDS
 from benchmarks.checker import calibration_ms
 from harness.clusters.sim.cluster import SimCluster
 from harness.clusters.sim.loop import SimLoop
-from harness.exploration.rehearsal import rehearse_test, usable_choices
-from harness.exploration.search import mix_for
 from harness.history_writer import HistoryWriter
 from harness.nursery import restart_with_nursery
 from harness.runner import Run, SilentListener
@@ -185,6 +182,11 @@ def _sampled(functions: collections.Counter[str], packages: collections.Counter[
 
 def _searched() -> None:
     """Run seeds as `harness explore --nodes 5` does, and print what each took."""
+    # These need packages; the digest is also taken by interpreters that have none.
+    from benchmarks._blind import GROUNDS
+    from harness.exploration.rehearsal import rehearse_test, usable_choices
+    from harness.exploration.search import mix_for
+
     test = GROUNDS["log"].test_of(NO_MUTANT)
     choices = usable_choices(test)
     took_s = []

@@ -62,29 +62,30 @@ def simulate() -> Callable[..., Any]:
 
 
 SUPPORTED = ("3.11", "3.12", "3.13", "3.14")
-NO_OTHER_PYTHON = "no other supported Python or PyPy on the PATH, and none that a pyenv on the PATH has"
+KINDS = [f"{implementation} {version}" for implementation in ("cpython", "pypy") for version in SUPPORTED]
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that asks for `other_python` is run with each; skipped where there is none."""
-    if "other_python" in metafunc.fixturenames:
-        found = other_pythons() or [pytest.param("", marks=pytest.mark.skip(reason=NO_OTHER_PYTHON))]
-        metafunc.parametrize("other_python", found)
+@pytest.fixture(params=KINDS)
+def other_python(request: pytest.FixtureRequest) -> str:
+    """An interpreter of a supported version, PyPy's too, other than this one; the test is skipped where there is none.
+    They are looked for when a test asks: every process that collects tests would have to start all of them."""
+    if request.param not in (found := other_pythons()):
+        pytest.skip(f"{request.param} runs these tests, or is neither on the PATH nor in a pyenv that is")
+    return found[request.param]
 
 
 @functools.cache
-def other_pythons() -> list[Any]:
-    """Interpreters of the supported versions, PyPy's too, other than this one: those on the PATH, else those of pyenv,
-    whose shims on the PATH start only the versions that are chosen at the moment."""
+def other_pythons() -> dict[str, str]:
+    """By kind: those on the PATH, else those of pyenv, whose shims on the PATH start only the versions that are chosen
+    at the moment."""
     root = Path(_output("pyenv", "root").strip() or "nowhere", "versions")
     versions = _output("pyenv", "versions", "--bare", "--skip-aliases").split()
     installed = [str(path) for version in versions if (path := root / version / "bin" / "python").exists()]
     names = [*(f"python{version}" for version in SUPPORTED), "pypy3", *(f"pypy{version}" for version in SUPPORTED)]
-    on_path = [path for name in names if (path := shutil.which(name)) is not None]
+    on_path = [found for name in names if (found := shutil.which(name)) is not None]
     by_kind = {_kind(path): path for path in [*installed, *on_path]}
     by_kind.pop(_kind(sys.executable), None)
-    kinds = [f"{implementation} {version}" for implementation in ("cpython", "pypy") for version in SUPPORTED]
-    return [pytest.param(by_kind[kind], id=kind) for kind in kinds if kind in by_kind]
+    return by_kind
 
 
 def _kind(python: str) -> str:
