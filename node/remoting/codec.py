@@ -346,7 +346,9 @@ class FrameParser:
                     break
                 body_at = at + 8 + header_size
                 if self._templates:
-                    requests = self.layouts.requests(data, at, end) or self._by_template(data, at + 8, body_at, end)
+                    requests = self.layouts.requests(data, at, end) or self._by_template(
+                        serializer, data, at + 8, body_at, end
+                    )
                     if requests:
                         commands += requests
                         at += (end - at) * len(requests)
@@ -372,8 +374,10 @@ class FrameParser:
             raise
         return commands
 
-    def _by_template(self, data: bytes, start: int, body_at: int, end: int) -> list[TemplateRequest]:
+    def _by_template(self, serializer: int, data: bytes, start: int, body_at: int, end: int) -> list[TemplateRequest]:
         for template in self._templates:
+            if template.is_json == (serializer == _BINARY):
+                continue
             request = template.request(data, start, body_at, end)
             if request is not None:
                 self.layouts.learn(data[start - 4 : start], template, data[start:body_at])

@@ -60,8 +60,8 @@ class HeaderTemplate:
     """Headers of one request code that differ in opaque and in the values of `variable` only."""
 
     __slots__ = (
-        "_escapes", "_fields", "_is_json", "_key_end", "_key_name", "_match", "_names", "_order", "code", "language",
-        "number_count", "serializer", "texts", "version",
+        "_escapes", "_fields", "_key_end", "_key_name", "_match", "_names", "_order", "code", "is_json",
+        "language", "number_count", "serializer", "texts", "version",
     )  # fmt: skip
 
     def __init__(self, sample: Command, variable: VariableFields, pattern: bytes, order: Sequence[int]) -> None:
@@ -73,9 +73,10 @@ class HeaderTemplate:
         self._names = variable.numbers + variable.texts
         self.number_count = len(variable.numbers)
         self._order = tuple(order)
-        self._is_json = sample.serializer == "json"
+        self.is_json = sample.serializer == "json"
+        """Whether that is the serializer; the frame's word says it, and the header does not."""
         self._match = re.compile(pattern, re.DOTALL).fullmatch
-        self._escapes = _SEPARATORS if self._is_json else ()
+        self._escapes = _SEPARATORS if self.is_json else ()
         self._key_name, self._key_end = variable.key_name, _VALUE_END
         for escape, character in self._escapes:
             self._key_name = self._key_name.replace(character, escape)
@@ -89,7 +90,7 @@ class HeaderTemplate:
         found = self._match(data, start, body_at)
         if found is None:
             return None
-        if self._is_json:
+        if self.is_json:
             opaque_text, *values = found.group(*self._order)
             opaque = int(opaque_text)
         else:
@@ -102,7 +103,7 @@ class HeaderTemplate:
             if raw is None:
                 continue
             text = values[at] = self.plain(raw)
-            if self._is_json and b"\\" in text:
+            if self.is_json and b"\\" in text:
                 return None
             if text == raw and len(raw) <= MAX_TEXT_BYTES and at < len(values) - 1:
                 if len(self.texts) >= MAX_TEXTS:
@@ -120,10 +121,10 @@ class HeaderTemplate:
         """Where opaque, numbers and texts stand in a header that was read; None where not all do, or a number could
         not begin with a zero."""
         found = self._match(header)
-        places = self._order if self._is_json else (self._order[0], *self._order[3::2])
+        places = self._order if self.is_json else (self._order[0], *self._order[3::2])
         spans = [found.span(place) for place in places] if found is not None else []
         numbers = spans[1 : self.number_count + 1]
-        is_quoted = not self._is_json or all(header[start - 1 : start] == b'"' for start, _ in numbers)
+        is_quoted = not self.is_json or all(header[start - 1 : start] == b'"' for start, _ in numbers)
         return spans if is_quoted and spans and (-1, -1) not in spans else None
 
     def key_span(self, raw: bytes) -> tuple[int, int] | None:

@@ -303,3 +303,14 @@ def test_other_codes_have_no_form() -> None:
     for _ in range(70):
         (read,) = parser.feed(encode(Command.request(11, {"e": 1})))
         assert type(read) is Command
+
+
+@pytest.mark.parametrize("serializer", ["json", "binary"])
+def test_a_header_that_is_said_to_be_of_the_other_kind_is_not_read_by_the_template(serializer: str) -> None:
+    command = Command.request(10, MADE[10], b"body")
+    command.serializer = serializer
+    frame = encode(command)
+    parser = taught([frame])
+    other_kind = frame[:4] + bytes([frame[4] ^ 1]) + frame[5:]
+    said = outcome(other_kind, parser)
+    assert isinstance(said, str) and said == outcome(other_kind, FrameParser())
