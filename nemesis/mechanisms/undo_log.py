@@ -82,11 +82,15 @@ for record in records():
         if kind == CREATED and own:
             reborn[own] = seq
 found.sort(key=lambda record: record[1])
+def kept(seq):
+    return os.path.join(undo, "k%d" % seq)
 # Up to which change of a name the journal is on disk: a sync takes it to the last change of the file's name or length.
 holder = {}
 for kind, seq, key, own, offset, length, size, _, path, other in reversed(found):
     if kind in (UNLINKED, RENAMED):
         holder[path] = own
+        if kind == RENAMED and inode(kept(seq)) is not None:
+            holder[other] = inode(kept(seq))
     elif kind == CREATED:
         own = own or holder.pop(path, None) or inode(path)
     elif length and offset + length <= size:
@@ -107,8 +111,6 @@ def remember(path):
             remember(os.path.join(directory, name))
 remember(undo)
 remember(data)
-def kept(seq):
-    return os.path.join(undo, "k%d" % seq)
 # Torn files: the sectors that survived, and how far the last of them reaches.
 survived, reach = {}, {}
 def tear(own, file, offset, length, old, size):

@@ -264,6 +264,13 @@ def test_replacing_a_file_without_syncing_it_loses_its_content(keeper: str) -> N
 
 
 @every_keeper
+@every_whole_model
+def test_a_synced_new_file_comes_back_when_what_replaced_it_is_taken_back(keeper: str, power_model: str) -> None:
+    steps = [["create", "c"], ["sync", "c"], ["rename", "b", "c"]]
+    check_against_model(keeper, power_model, steps)
+
+
+@every_keeper
 def test_a_new_file_that_was_synced_has_its_name_but_for_posix(keeper: str, tmp_path: Path) -> None:
     steps = [["create", "c"], ["append", "c", "kept"], ["sync", "c"]]
     for power_model, kept in (("ext4", {"c": b"kept"}), ("torn", {"c": b"kept"}), ("posix", {})):
