@@ -22,7 +22,8 @@ from harness.exploration.mutants import SCENARIOS
 from harness.exploration.rehearsal import parts_of
 from harness.report import OutputConsole
 from nemesis.schedule import Schedule
-from node.dledger import DLedgerServer
+from node.dledger import FAST_TIMING, DLedgerServer
+from node.dledger.leadership import Leadership
 
 LOAD_S = 1.0
 
@@ -81,6 +82,38 @@ def test_a_cured_run_has_nothing_left_of_its_mutant(
     assert all(seen["syncs"])
 
 
+def test_a_cured_leader_tells_the_time_by_its_own_clock_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((node.serving, "mutate_broker"), (harness.systems.broker, "mutate_client")):
+        monkeypatch.setattr(module, name, vars(module)[name])
+    heard_before_s: list[float] = []
+
+    def made(cluster: SimCluster, clock: TestClock) -> None:
+        loop = asyncio.get_running_loop()
+
+        def look(lead: Leadership) -> None:
+            heard_before_s.append((lead._clock.monotonic_ns() - lead.quorum_sent_ns()) / 1e9)
+
+        def act(lead: Leadership) -> None:
+            if not any(lead._unanswered.values()):  # answers that are still to come tell the wrong time, too
+                loop.call_later(0.0001, act, lead)
+                return
+            cure()
+            for number in range(40):
+                loop.call_later(number / 100, look, lead)
+
+        def find() -> None:
+            act(next(each for each in gc.get_objects() if isinstance(each, Leadership) and not each._ended))
+
+        loop.call_later(LOAD_S / 2, find)
+
+    test, _ = SCENARIOS["lease-on-wall-clock"].run_of("lease-on-wall-clock", 1)
+    parts = parts_of(dataclasses.replace(test, time_limit_s=LOAD_S), Schedule(()))
+    rehearse(dataclasses.replace(parts, on_made=made), str(tmp_path), OutputConsole(file=io.StringIO(), quiet=True))
+    every_s = FAST_TIMING.heartbeat_interval_ms / 1000
+    assert len(heard_before_s) == 40
+    assert all(0 <= before_s <= 2 * every_s for before_s in heard_before_s)
+
+
 def _result(**more: Any) -> Mapping[str, Any]:
     return {
         "text": "votes: twice", "seen_s": 3.0, "mistake_s": [0.1, 0.2], "jump_s": [2.0, 2.1], "has_faults": False,
@@ -103,3 +136,10 @@ def test_the_page_tells_a_mistake_that_always_shows_from_a_moment_that_was_not_f
     shown_at_once = _result(jump_s=None, mistake_s=[2.9, 2.95], points=1)
     assert "no moment decides it" in table({"ack-before-fsync": shown_at_once})
     assert "no moment decides it" not in table({"ack-before-fsync": {**shown_at_once, "points": 40}})
+
+
+def test_a_violation_that_shows_at_the_run_s_end_has_its_row_as_well() -> None:
+    page = table({"timers-forgotten": _result(seen_s=None, jump_s=[0.2, 0.3], text="0 never arrived")})
+    assert "| timers-forgotten | 0 never arrived | at its end | 0.100–0.200 | 0.2000–0.3000 |" in page
+    assert "Within a second of the mistake: 1 of 1." in page
+    assert "no moment decides it" not in table({"timers-forgotten": _result(seen_s=None, jump_s=None, points=1)})
