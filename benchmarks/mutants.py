@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._blind import FULL, GROUNDS, SMALL, blind_table, measure_blind, read_conditions, read_results
+from benchmarks._runs import checked_out_commit
 from checker.workers import worker_pool
 from harness.exploration.mutants import SCENARIOS, gives_away, rehearse_mutant, report_mutant
 from harness.nursery import restart_with_nursery
@@ -100,6 +101,7 @@ def measure(name: str, *, searches: int, seeds: int, budget_s: float, power_form
         return round(statistics.median(each[key] for each in hits), 1) if hits else None
 
     return {
+        "commit": checked_out_commit(),
         "searches": done,
         "found": len(hits),
         "seeds_per_search": seeds,
@@ -149,6 +151,7 @@ def table(results: dict[str, Any]) -> str:
     controls = sum(result["controls"] for result in results.values())
     spoiled = sum(result.get("controls_not_clean", result.get("controls_not_valid", 0)) for result in results.values())
     lines += ["", f"Controls, the same seeds without the mutant: {controls} run, {controls - spoiled} clean.", ""]
+    lines += _measured_on(results)
     lines += power_table(json.loads(POWER_RESULTS.read_text(encoding="utf-8")) if POWER_RESULTS.exists() else {})
     lines += _unscripted()
     lines += blind_table(read_results(), read_conditions())
@@ -156,6 +159,19 @@ def table(results: dict[str, Any]) -> str:
     if notes.exists():
         lines.append(notes.read_text(encoding="utf-8"))
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _measured_on(results: dict[str, Any]) -> list[str]:
+    """Which commits the searches are of, a line each: another commit's runs of the same seeds may be others."""
+    by_commit: dict[str, list[str]] = {}
+    for name in SCENARIOS:
+        if name in results:
+            by_commit.setdefault(results[name].get("commit", ""), []).append(name)
+    lines = []
+    for commit, names in by_commit.items():
+        which = "all" if len(names) == len(SCENARIOS) else ", ".join(names)
+        lines.append(f"Of {f'commit {commit[:12]}' if commit else 'a commit that was not kept'}: {which}.")
+    return lines
 
 
 def power_table(results: dict[str, Any]) -> list[str]:

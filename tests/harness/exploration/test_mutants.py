@@ -10,6 +10,7 @@ import dataclasses
 
 import pytest
 
+from benchmarks.mutants import table
 from harness.errors import OperatorError
 from harness.exploration.mutants import SCENARIOS, Scenario, gives_away, rehearse_mutant
 from harness.exploration.rehearsal import rehearse_test
@@ -86,3 +87,14 @@ def test_every_mutant_has_a_scenario() -> None:
 def test_an_unknown_mutant_is_told_with_the_known_ones() -> None:
     with pytest.raises(OperatorError, match=r"unknown mutant 'ack-before-quorun'.*ack-before-quorum"):
         rehearse_mutant("ack-before-quorun", 1)
+
+
+def test_the_table_says_which_commit_each_mutant_was_looked_for_on() -> None:
+    result = {
+        "searches": [{}], "found": 0, "runs": 1, "controls": 1, "controls_not_clean": 0, "checks": {},
+    }  # fmt: skip
+    measured = {name: {**result, "commit": "c" * 40} for name in SCENARIOS}
+    page = table(measured | {"accept-gap": result})
+    assert "\nOf a commit that was not kept: accept-gap.\n" in page
+    assert "\nOf commit cccccccccccc: vote-not-persisted, vote-without-fsync, " in page
+    assert "\nOf commit cccccccccccc: all.\n" in table(measured)
