@@ -2,13 +2,14 @@
 
     python -m benchmarks.explain                     # the mutants that have a scenario and were not measured yet
     python -m benchmarks.explain NAME ... [--points 40] [--runs 30] [--jobs N]
+    python -m benchmarks.explain --page              # only make the page from docs/explain.json
 
 The first seed of a mutant's scenario is run and explained, as `harness explain` does it. When the mistake was made is
 found out in another way, without any randomness: the run is continued as it was, with the mutant taken out at a moment.
 While that comes early enough, the violation does not show; the mistake is made at the moment from which on it comes too
 late. Results are kept in docs/explain.json, mutant by mutant, and the table is written from all that are there.
 Continuations of a run whose violation shows at its end only are performed to their ends, which takes several times as
-long: fewer of them (`--points 20 --runs 12`) say as much.
+long: fewer of them at each moment (`--runs 12`) say as much.
 """
 
 from __future__ import annotations
@@ -164,7 +165,8 @@ def measure(name: str, *, points: int, runs: int, jobs: int) -> dict[str, Any]:
         found = decide(parts, violations, run_dir.history_path, search)
     took = {"wall_s": round(time.monotonic() - began_s, 1), "processor_s": round(_used_s() - used_s, 1)}
     result: dict[str, Any] = {
-        "commit": checked_out_commit(), **took, "points": len(found.points), "runs": runs, "curves": _curves(found),
+        "commit": checked_out_commit(), **took, "points": len(found.points), "most": points, "runs": runs,
+        "curves": _curves(found),
         "text": found.violation.text[:120], "seen_s": found.violation.at_s, "check": found.violation.check,
         "continuations": sum(point.runs + point.undecided for point in found.points),
     }  # fmt: skip
@@ -202,11 +204,12 @@ def _used_s() -> float:
 
 
 def distance_s(result: Mapping[str, Any]) -> float | None:
-    """Between the jump and the mistake, 0 where they overlap; None where one of them was not found."""
+    """How far the jump and the mistake are apart at most, wherever they lie in the intervals that were found: a wide
+    one is no near one. None where one of them was not found."""
     jump, mistake = result.get("jump_s"), result.get("mistake_s")
     if jump is None or mistake is None:
         return None
-    return float(max(0.0, jump[0] - mistake[1], mistake[0] - jump[1]))
+    return float(max(jump[1] - mistake[0], mistake[1] - jump[0]))
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
@@ -219,7 +222,8 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
         "Each [mutant](mutants.md) is run under its scenario (first seed) and [explained](explain.md). *Mistake*: the",
         "moment from which on it comes too late to take the mutant out of the run, all else being as it was; found by",
         "bisection, without other randomness. *Decided*: where the curve jumps, with the planned faults or healed.",
-        "Times are seconds of the run, the processor's are of one core. What was not measured has not been run.",
+        "*Apart*: how far these two are from one another at most, wherever in their intervals they lie. Times are",
+        "seconds of the run, the processor's are of one core. What was not measured has not been run.",
         "",
         "| mutant | violation | seen | mistake | decided | curve | apart | continuations | core s |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -243,7 +247,19 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
             f"| {'' if apart is None else f'{apart:.3f} s'} | {result['continuations']} | {result['processor_s']:.0f} |"
         )
     lines += ["", f"Within a second of the mistake: {near} of {judged}.", *_reasons(results), ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_measured_on(results), ""])
+
+
+def _measured_on(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Which commits the rows are of, a line each, with what was asked for."""
+    by_commit: dict[str, list[str]] = {}
+    for name in SCENARIOS:
+        if name in results and "reason" not in results[name]:
+            commit = results[name].get("commit", "")
+            limits = f"at most {results[name].get('most', 40)} moments, {results[name]['runs']} runs each"
+            which = f"commit {commit[:12]}" if commit else "a commit that was not kept"
+            by_commit.setdefault(f"Of {which}, {limits}", []).append(name)
+    return [f"- {which}: {', '.join(names)}." for which, names in by_commit.items()]
 
 
 def _reasons(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -287,17 +303,19 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=40)
     parser.add_argument("--runs", type=int, default=30)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--page", action="store_true", help="measure nothing, make the page of what is there")
     options = parser.parse_args()
     unknown = [name for name in options.names if name not in SCENARIOS]
     if unknown:
         parser.error(f"no scenario is written for {', '.join(unknown)}; there are: {', '.join(SCENARIOS)}")
     path = DOCS / "explain.json"
     results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    for name in options.names or [name for name in SCENARIOS if name not in results]:
+    names = options.names or [name for name in SCENARIOS if name not in results]
+    for name in [] if options.page else names:
         results[name] = measure(name, points=options.points, runs=options.runs, jobs=options.jobs)
         print(f"{name:28} {json.dumps(results[name])}", flush=True)
         path.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        (DOCS / "explain-mutants.md").write_text(table(results), encoding="utf-8")
+    (DOCS / "explain-mutants.md").write_text(table(results), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -37,6 +37,10 @@ AHEAD_S = 1.0
 """How long after the original's violation one of the same kind still counts: an election by other randomness takes so
 much longer at most, with fast timings."""
 
+JUST_AFTER_S = 1e-6
+"""The last moment of a curve lies so long after the violation has shown: from there every continuation fails. At the
+violation's own moment it is still to come, and what heals the faults may prevent it."""
+
 ACCOUNT_BEFORE_S, ACCOUNT_AFTER_S = 0.002, 0.0005
 """What is named with a moment began so long before it at most, and ended so long after: a message or two, a sync."""
 
@@ -48,7 +52,8 @@ COARSE_HALVES = 7
 before, and a continuation from there takes the least time."""
 
 COARSE_EVENLY = 8
-"""The first moments where the violation has no time of its own: parts of the whole run."""
+"""The first moments where the violation has no time of its own: parts of the load. What follows it, healing, waiting
+and the last reads, may take ten times as long and is one part more."""
 
 PARTS = 6
 """Into how many parts more, at most, the steepest rises are cut at a time; each time the run is performed once."""
@@ -214,13 +219,14 @@ def _seen_online(parts: Parts, history_path: Path) -> list[Violation]:
     return []
 
 
-def coarse_moments(begin_s: float, end_s: float, *, halves: bool) -> list[float]:
-    """The first moments of a curve, with both ends."""
-    if halves:
+def coarse_moments(begin_s: float, end_s: float, *, load_s: float | None) -> list[float]:
+    """The first moments of a curve, with both ends. `load_s` is how long the load runs, where the violation shows at
+    the end only; None where it has a time of its own, which is `end_s`."""
+    if load_s is None:
         inner = [end_s - end_s / 2**number for number in range(COARSE_HALVES + 1)]
     else:
-        inner = [end_s * number / COARSE_EVENLY for number in range(COARSE_EVENLY)]
-    return sorted({begin_s, *inner, end_s})
+        inner = [load_s * number / COARSE_EVENLY for number in range(COARSE_EVENLY + 1)]
+    return sorted({begin_s, *(at_s for at_s in inner if at_s < end_s), end_s})
 
 
 def best_jump(curve: Sequence[Point]) -> Jump | None:
@@ -304,7 +310,8 @@ class _Decider:
         self.add([found.begin_s], has_faults=WITHOUT_FAULTS, is_coarse=True)
         if found.points[0].share >= ALWAYS:
             return None
-        coarse = coarse_moments(found.begin_s, found.end_s, halves=found.violation.at_s is not None)
+        load_s = self._parts.test.time_limit_s if found.violation.at_s is None else None
+        coarse = coarse_moments(found.begin_s, found.end_s, load_s=load_s)
         for has_faults in (WITH_FAULTS, WITHOUT_FAULTS):
             self.add(coarse, has_faults=has_faults, is_coarse=True)
             first = best_jump(found.curve(has_faults=has_faults))
@@ -371,7 +378,7 @@ def decide(parts: Parts, violations: Sequence[Violation], history_path: Path, se
             )
         if first.fails is not True:
             raise OperatorError(f"the violation does not show when the run is performed again: {violation.text[:200]}")
-        end_s = first.end_s if violation.at_s is None else violation.at_s
+        end_s = first.end_s if violation.at_s is None else violation.at_s + JUST_AFTER_S
         found = Deciding(
             violation=violation, seed=search.seed, runs=search.runs, begin_s=START_S - first.zero_s, end_s=end_s
         )

@@ -20,7 +20,9 @@ def mutate_client(name: str, client: BrokerClient) -> None:
             try:
                 return await BrokerClient.send(self, *arguments, **options)
             except ClientError as error:
-                error.is_definite = True
+                if isinstance(self, mutated):  # and not put right since the message was sent
+                    error.is_definite = True
                 raise
 
         replace(client, send=send)
+        mutated = type(client)

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import gc
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType, MethodType
 from typing import Any
@@ -22,8 +22,12 @@ from harness.exploration.mutants import SCENARIOS
 from harness.exploration.rehearsal import parts_of
 from harness.report import OutputConsole
 from nemesis.schedule import Schedule
+from node.client import BrokerClient
+from node.client.errors import OutcomeUnknown
 from node.dledger import FAST_TIMING, DLedgerServer
 from node.dledger.leadership import Leadership
+from node.mutants.client import mutate_client
+from node.real_runtime import real_runtime
 
 LOAD_S = 1.0
 
@@ -114,6 +118,29 @@ def test_a_cured_leader_tells_the_time_by_its_own_clock_again(tmp_path: Path, mo
     assert all(0 <= before_s <= 2 * every_s for before_s in heard_before_s)
 
 
+def test_a_cured_client_reports_a_send_that_was_under_way_as_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((node.serving, "mutate_broker"), (harness.systems.broker, "mutate_client")):
+        monkeypatch.setattr(module, name, vars(module)[name])
+
+    async def times_out(self: BrokerClient) -> None:
+        await asyncio.sleep(0)
+        raise OutcomeUnknown("no answer")
+
+    async def is_definite(act: Callable[[], None]) -> bool:
+        client = BrokerClient(name_servers=[], runtime=real_runtime(1))
+        mutate_client("indefinite-as-definite", client)
+        sending = asyncio.ensure_future(client.send())  # type: ignore[call-arg]
+        await asyncio.sleep(0)
+        act()
+        with pytest.raises(OutcomeUnknown) as caught:
+            await sending
+        return caught.value.is_definite
+
+    monkeypatch.setattr(BrokerClient, "send", times_out)
+    assert asyncio.run(is_definite(lambda: None)) is True
+    assert asyncio.run(is_definite(cure)) is False
+
+
 def _result(**more: Any) -> Mapping[str, Any]:
     return {
         "text": "votes: twice", "seen_s": 3.0, "mistake_s": [0.1, 0.2], "jump_s": [2.0, 2.1], "has_faults": False,
@@ -143,3 +170,15 @@ def test_a_violation_that_shows_at_the_run_s_end_has_its_row_as_well() -> None:
     assert "| timers-forgotten | 0 never arrived | at its end | 0.100–0.200 | 0.2000–0.3000 |" in page
     assert "Within a second of the mistake: 1 of 1." in page
     assert "no moment decides it" not in table({"timers-forgotten": _result(seen_s=None, jump_s=None, points=1)})
+
+
+def test_a_wide_jump_is_no_near_one() -> None:
+    wide = _result(jump_s=[0.0, 10.5], mistake_s=[3.2, 3.4], between={"runs": 0, "fails": 0})
+    assert "| 7.300 s |" in table({"ha-never-compares": wide})
+    assert "Within a second of the mistake: 0 of 1." in table({"ha-never-compares": wide})
+
+
+def test_the_page_says_of_which_commit_its_rows_are() -> None:
+    page = table({"no-step-down": _result(commit="0123456789abcdef", most=30), "accept-gap": _result()})
+    assert "- Of commit 0123456789ab, at most 30 moments, 30 runs each: no-step-down." in page
+    assert "- Of a commit that was not kept, at most 40 moments, 30 runs each: accept-gap." in page
