@@ -100,7 +100,9 @@ async def _read_forever(address: str, counts: list[int]) -> None:
             for queue_id in range(QUEUES):
                 offset = 0
                 while True:
-                    fields = {"topic": "t", "queueId": queue_id, "queueOffset": offset, "maxMsgNums": 32}
+                    fields: dict[str, str | int] = {
+                        "topic": "t", "queueId": queue_id, "queueOffset": offset, "maxMsgNums": 32,
+                    }  # fmt: skip
                     reply = await client.invoke(address, Command.request(11, fields), timeout_ms=30_000)
                     if reply.code != 0:
                         break

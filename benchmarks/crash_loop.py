@@ -30,6 +30,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +193,9 @@ async def check(address: str, expected: Expected) -> list[str]:
         for topic, queue_id in (*(("t", number) for number in range(QUEUES)), DELAY_QUEUE):
             offset = 0
             while True:
-                fields = {"topic": topic, "queueId": queue_id, "queueOffset": offset, "maxMsgNums": 32}
+                fields: dict[str, str | int] = {
+                    "topic": topic, "queueId": queue_id, "queueOffset": offset, "maxMsgNums": 32,
+                }  # fmt: skip
                 reply = await client.invoke(address, Command.request(11, fields), timeout_ms=10_000)
                 if reply.code == 19:
                     break
@@ -356,6 +359,10 @@ async def run_on(host: SimHost, work: Callable[[Incarnation], Awaitable[Any]]) -
     return value
 
 
+async def _check_from(address: str, expected: Expected, _: Incarnation) -> list[str]:
+    return await check(address, expected)
+
+
 def _broker_program(address: str, dledger: bool) -> Callable[[Incarnation], Any]:
     config = parse_broker_config(_config(f"{address}:10911", "/data", dledger=dledger))
 
@@ -408,7 +415,7 @@ async def _simulated(cuts: int, rng: random.Random, *, dledger: bool) -> dict[st
                     copy.disk.put(path, content)
             running = copy.start(_broker_program(copy.address, dledger))
             await wait_listening(user, f"{copy.address}:10911")
-            problems = await run_on(user, lambda _, at=f"{copy.address}:10911": check(at, expected))
+            problems = await run_on(user, partial(_check_from, f"{copy.address}:10911", expected))
             assert not problems, f"cut {cut}, {'rebuilt' if is_rebuilt else 'recovered'}: {problems[:10]}"
             copy.terminate()
             assert await running.wait() == 0

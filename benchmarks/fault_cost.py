@@ -2,8 +2,11 @@
 
     python -m benchmarks.fault_cost [fsync] [clock] [etcd] [--form FORM]... [--rounds 15] [--page docs/fault-reach.md]
 
-fsync   a loop of fsync on a file system in memory, and on the disk: as it is; under the launcher before the first fault
-        of the disk; after one was healed; and with its calls reported from its start
+fsync   a loop of writes and fsyncs on a file system in memory, and on the disk: as it is; under the launcher before the
+        first fault of the disk; after one was healed; and with its calls reported from its start. Microseconds of a
+        fsync, and syncs a second. One loop in each form runs all the time, as with etcd: the disk interrupts one
+        processor, a program on another one takes half as long again for a sync in whatever form, and a program that
+        has just been started takes hundreds of syncs to be moved. 40 rounds take some minutes
 clock   a loop that reads the wall clock: as it is, and by a vDSO that was patched and restored
 etcd    puts of one etcd on the disk, by 8 clients: as it is; under the launcher before the first fault; after a fault
         of syncs was healed, and one of writes as well; while an account is kept, as in the seconds before a power
@@ -50,14 +53,18 @@ FSYNC = """
 import os, sys, time
 fd = os.open(sys.argv[1] + "/file", os.O_RDWR | os.O_CREAT)
 print("runs", flush=True)
-sys.stdin.readline()
-taken = []
-for _ in range(int(sys.argv[2])):
-    os.pwrite(fd, b"x" * 100, 0)
-    begin = time.perf_counter()
-    os.fsync(fd)
-    taken.append(time.perf_counter() - begin)
-print(sorted(taken)[len(taken) // 2] * 1e6)
+for line in sys.stdin:
+    settles, count = map(int, line.split())
+    taken = []
+    for number in range(settles + count):
+        if number == settles:
+            began = time.perf_counter()
+        os.pwrite(fd, b"x" * 100, 0)
+        begin = time.perf_counter()
+        os.fsync(fd)
+        taken.append(time.perf_counter() - begin)
+    measured = sorted(taken[settles:])
+    print(measured[len(measured) // 2] * 1e6, count / (time.perf_counter() - began), flush=True)
 """
 CLOCK = """
 import sys, time
@@ -82,7 +89,9 @@ PUTS_S = 2.5
 SETTLES_S = 0.3
 """From the moment that an etcd goes on to the first put that is measured; it is put to meanwhile."""
 FRESH_AFTER = 10
-"""Bursts of each etcd before all are started anew."""
+"""Bursts of each etcd, or loop of syncs, before all are started anew."""
+SETTLES = 0.5
+"""Syncs before those that are measured, as a share of them: the scheduler moves a program that waited."""
 CLIENTS = 8
 DEADLINE_S = 30.0
 
@@ -153,21 +162,50 @@ class Launched:
             time.sleep(0.01)
 
 
-def fsync_us(title: str, parent: str, count: int) -> Measure:
-    """Microseconds of an fsync after a write of 100 bytes, the median, by form. A mean would tell of the other programs
-    of the machine, which get the processor whenever two processes hand it to each other."""
+class FsyncLoops:
+    """A loop of syncs in each form, all waiting side by side; one of them at a time is told to do a burst. All are
+    started anew every `FRESH_AFTER` bursts."""
 
-    def measure(form: str) -> Mapping[str, float]:
-        with tempfile.TemporaryDirectory(dir=parent, prefix="fault-cost-") as directory:
-            launched = Launched(Path(directory))
-            program = [sys.executable, "-I", "-S", "-c", FSYNC, str(launched.data), str(count)]
-            argv = launched.command(form, program)
-            with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-                assert process.stdout is not None and process.stdout.readline() == "runs\n"
-                launched.have_fault(form)
-                return {f"{title}, us": float(process.communicate("\n")[0])}
+    def __init__(self, title: str, parent: str, count: int, forms: Sequence[str]) -> None:
+        self._title, self._parent, self._count, self._forms = title, parent, count, tuple(forms)
+        self._running: dict[str, tuple[contextlib.ExitStack, subprocess.Popen[str]]] = {}
+        self._bursts = 0
 
-    return measure
+    def burst(self, form: str) -> Mapping[str, float]:
+        """Microseconds of an fsync after a write of 100 bytes, the median, and writes with their syncs a second."""
+        if self._bursts % (FRESH_AFTER * len(self._forms)) == 0:
+            self.stop()
+            for each in self._forms:
+                self._start(each)
+        self._bursts += 1
+        median_us, pairs = self._syncs(self._running[form][1])
+        return {f"{self._title}, us": median_us, f"{self._title}, syncs a second": pairs}
+
+    def stop(self) -> None:
+        """End them all."""
+        for stack, _ in self._running.values():
+            stack.close()
+        self._running.clear()
+
+    def _start(self, form: str) -> None:
+        stack = contextlib.ExitStack()
+        directory = stack.enter_context(tempfile.TemporaryDirectory(dir=self._parent, prefix="fault-cost-"))
+        launched = Launched(Path(directory))
+        argv = launched.command(form, [sys.executable, "-I", "-S", "-c", FSYNC, str(launched.data)])
+        process = stack.enter_context(
+            subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+        )
+        stack.callback(process.kill)
+        self._running[form] = stack, process
+        assert process.stdout is not None and process.stdout.readline() == "runs\n"
+        launched.have_fault(form)
+        self._syncs(process)  # a first burst, which makes its file's blocks
+
+    def _syncs(self, process: subprocess.Popen[str]) -> tuple[float, float]:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(f"{int(SETTLES * self._count)} {self._count}\n")
+        median_us, pairs = map(float, process.stdout.readline().split())
+        return median_us, pairs
 
 
 def clock_us(form: str) -> Mapping[str, float]:
@@ -317,8 +355,12 @@ def main(arguments: Sequence[str]) -> int:
     costs: list[dict[str, Any]] = []
     if "fsync" in options.parts:
         forms = ["plain", "before", "healed-sync", "sync"]
-        costs += compare(forms, fsync_us("fsync in memory", "/dev/shm", 3000), options.rounds)
-        costs += compare(forms, fsync_us("fsync on disk", "/var/tmp", 300), options.rounds)
+        for title, parent, count in (("fsync in memory", "/dev/shm", 10_000), ("fsync on disk", "/var/tmp", 1_000)):
+            loops = FsyncLoops(title, parent, count, forms)
+            try:
+                costs += compare(forms, loops.burst, options.rounds)
+            finally:
+                loops.stop()
     if "clock" in options.parts:
         costs += compare(["plain", "clock"], clock_us, options.rounds)
     if "etcd" in options.parts:

@@ -70,6 +70,7 @@ TOPICS = (
     "t", "t", "t", "fuzz-1", "fuzz-2", "%RETRY%g1", "%DLQ%g1", "TBW102", "SCHEDULE_TOPIC_XXXX", "nowhere", "", "ü" * 90,
 )  # fmt: skip
 GROUPS = ("g1", "g2", "g3", "", "G" * 300)
+Fields = dict[str, str | int]
 HALF = "TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01u\x02"
 
 
@@ -88,17 +89,19 @@ def corpus() -> list[Command]:
         return json.dumps(value).encode()
 
     properties = "TAGS\x01x\x02KEYS\x01k\x02"
-    send = {"a": "p", "b": "t", "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 1, "h": 0, "i": properties}
-    long_send = {"producerGroup": "p", "topic": "t", "queueId": 1, "sysFlag": 0, "bornTimestamp": 1, "properties": ""}
-    pull = {"consumerGroup": "g1", "topic": "t", "queueId": 0, "queueOffset": 0, "maxMsgNums": 32, "sysFlag": 4}
+    send: Fields = {"a": "p", "b": "t", "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 1, "h": 0, "i": properties}
+    long_send: Fields = {
+        "producerGroup": "p", "topic": "t", "queueId": 1, "sysFlag": 0, "bornTimestamp": 1, "properties": "",
+    }  # fmt: skip
+    pull: Fields = {"consumerGroup": "g1", "topic": "t", "queueId": 0, "queueOffset": 0, "maxMsgNums": 32, "sysFlag": 4}
     subscription = {"topic": "t", "subString": "a || b", "tagsSet": ["a", "b"], "subVersion": 1}
     consumer = {"groupName": "g1", "consumeType": "CONSUME_PASSIVELY", "subscriptionDataSet": [subscription]}
     beat = {"clientID": "c", "producerDataSet": [{"groupName": "p"}], "consumerDataSet": [consumer]}
     locks = {"consumerGroup": "g1", "clientId": "c", "mqSet": [{"topic": "t", "brokerName": "b", "queueId": 0}]}
-    end = {"producerGroup": "p", "tranStateTableOffset": 0, "commitLogOffset": 0, "commitOrRollback": 8}
-    queue = {"topic": "t", "queueId": 0}
-    group = {"groupName": "g2", "retryQueueNums": 2, "retryMaxTimes": 3}
-    topic = {"topic": "fuzz-1", "readQueueNums": 4, "writeQueueNums": 4, "perm": 6}
+    end: Fields = {"producerGroup": "p", "tranStateTableOffset": 0, "commitLogOffset": 0, "commitOrRollback": 8}
+    queue: Fields = {"topic": "t", "queueId": 0}
+    group: Fields = {"groupName": "g2", "retryQueueNums": 2, "retryMaxTimes": 3}
+    topic: Fields = {"topic": "fuzz-1", "readQueueNums": 4, "writeQueueNums": 4, "perm": 6}
     request = Command.request
     return [
         request(310, send, b"hello"),
@@ -344,7 +347,7 @@ class _Neighbour(Bystander):
     async def step(self, client: RemotingClient) -> None:
         began_s = time.monotonic()
         body = self.body(self.sent)
-        fields = {"b": "bystander", "e": 0, "i": f"KEYS\x01b{self.sent}\x02"}
+        fields: Fields = {"b": "bystander", "e": 0, "i": f"KEYS\x01b{self.sent}\x02"}
         reply = await client.invoke(self._address, Command.request(310, fields, body), timeout_ms=10_000)
         assert (reply.code, reply.ext_fields.get("queueOffset")) == (0, str(self.sent)), reply
         assert [message.body for message in await self._pull(client, self.sent)] == [body], body
@@ -359,7 +362,7 @@ class _Neighbour(Bystander):
                 offset += 1
 
     async def _pull(self, client: RemotingClient, offset: int) -> list[Message]:
-        pull = {"topic": "bystander", "queueId": 0, "queueOffset": offset}
+        pull: Fields = {"topic": "bystander", "queueId": 0, "queueOffset": offset}
         reply = await client.invoke(self._address, Command.request(11, pull), timeout_ms=10_000)
         return decode_records(reply.body)
 

@@ -158,7 +158,7 @@ class _Sender(Bystander):
         while len(found) <= last:
             assert time.monotonic() < deadline_s, f"{len(found)} of {last + 1} messages could be read in the end"
             for address in self._addresses:
-                pull = {"topic": "bystander", "queueId": 0, "queueOffset": len(found)}
+                pull: dict[str, str | int] = {"topic": "bystander", "queueId": 0, "queueOffset": len(found)}
                 with contextlib.suppress(RemotingError):
                     reply = await client.invoke(address, Command.request(11, pull), timeout_ms=10_000)
                     for message in decode_records(reply.body):

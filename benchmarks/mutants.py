@@ -62,7 +62,7 @@ def search(name: str, *, first_seed: int, seeds: int, deadline_s: float, power_f
     mutant took of one core.
     """
     limit_s = SCENARIOS[name].time_limit_s
-    found = {"first_seed": first_seed, "found": False, "seeds": 0, "cluster_s": 0.0, "processor_s": 0.0}
+    found: dict[str, Any] = {"first_seed": first_seed, "found": False, "seeds": 0, "cluster_s": 0.0, "processor_s": 0.0}
     controls, unclean = 0, []
     for seed in range(first_seed, first_seed + seeds):
         if time.monotonic() >= deadline_s:

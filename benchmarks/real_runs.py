@@ -61,7 +61,7 @@ def words_of(number: int) -> list[str]:
 
 def perform(number: int) -> dict[str, Any]:
     """One run; what is kept of it."""
-    checks = {}
+    checks: dict[str, dict[str, Any]] = {}
 
     def run() -> dict[str, Any]:
         results = perform_run(Path(directory), *words_of(number))

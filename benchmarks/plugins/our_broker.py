@@ -21,8 +21,8 @@ class OurBroker(RocketMQ):
     """The broker of this repository, started as Apache's is in harness.systems.rocketmq."""
 
     client = RocketMQClient
-    install = ()
-    settings: Mapping[str, Any] = {"replication": tuple(ROLES), "flush": RocketMQ.settings["flush"]}
+    install = ()  # type: ignore[assignment]  # plug-ins leave it to mypy what their class attributes are
+    settings: Mapping[str, Any] = {"replication": tuple(ROLES), "flush": RocketMQ.settings["flush"]}  # type: ignore[assignment]
 
     def files(self, host: Host) -> Mapping[str, str]:
         """A configuration in TOML."""

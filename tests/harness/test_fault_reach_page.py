@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from benchmarks._fault_reach_page import write_costs, write_page
+from benchmarks.fault_cost import FRESH_AFTER, FsyncLoops, compare
 from benchmarks.fault_reach import Cell
 
 
@@ -62,3 +65,18 @@ def test_costs_are_kept_beside_the_page_and_shown_on_it(tmp_path: Path) -> None:
     assert "| puts | syncs reported from the start | 1,200.5 | -3.0 | -0.2 % | -1.0 to +0.4 % | 5 | 2 |" in lines
     write_costs(str(page), [{**costs[0], "figure": "reads"}])
     assert {cost["figure"] for cost in json.loads((tmp_path / "fault-cost.json").read_text())} == {"puts", "reads"}
+
+
+def test_loops_of_syncs_are_started_anew_and_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loops = FsyncLoops("fsync", str(tmp_path), 20, ["plain", "before"])
+    try:
+        costs = compare(["plain", "before"], loops.burst, FRESH_AFTER + 1)
+        assert len(list(tmp_path.iterdir())) == 2
+    finally:
+        loops.stop()
+    assert list(tmp_path.iterdir()) == []
+    assert [(cost["figure"], cost["form"]) for cost in costs] == [
+        ("fsync, us", "plain"), ("fsync, us", "before"),
+        ("fsync, syncs a second", "plain"), ("fsync, syncs a second", "before"),
+    ]  # fmt: skip
+    assert all(cost["median"] > 0 for cost in costs) and "fsync, us" in capsys.readouterr().out
