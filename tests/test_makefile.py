@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+STAMPS = (".runtime-done", ".setup-done", ".spark-done", ".tested-done", ".docs-done")
+INSTALL = "-m pip install --quiet --disable-pip-version-check --config-settings editable_mode=compat --editable"
 STAGES = ["many-at-a-time", "spark", "whole-runs", "computed"]
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed (apt-get install make)")
@@ -37,7 +39,7 @@ def checkout(tmp_path: Path) -> Path:
     for name in ("ruff", "mypy", "mkdocs"):
         script(tmp_path / ".venv" / "bin" / name, f'echo {name} >>asked; [ "${{FAIL-}}" != {name} ]')
     script(tmp_path / "scripts" / "setup-host.sh", "")
-    for stamp in (".runtime-done", ".setup-done", ".spark-done", ".docs-done"):
+    for stamp in STAMPS:
         (tmp_path / ".venv" / stamp).touch()
     return tmp_path
 
@@ -133,16 +135,33 @@ def test_a_shim_that_cannot_be_built_is_said_and_the_tests_run(checkout: Path) -
 
 
 def test_the_demo_needs_no_tools_of_development(checkout: Path) -> None:
-    (checkout / ".venv" / ".runtime-done").unlink()
-    (checkout / ".venv" / ".setup-done").unlink()
-    (checkout / ".venv" / ".spark-done").unlink()
+    for stamp in STAMPS:
+        (checkout / ".venv" / stamp).unlink()
     done = run(checkout, "make", "demo", PYTHON="true")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("make demo ") and "minute" in done.stdout.splitlines()[0]
-    assert [line for line in asked(checkout) if "install" in line] == [
-        "-m pip install --quiet --disable-pip-version-check --config-settings editable_mode=compat --editable ."
-    ]
+    assert [line for line in asked(checkout) if "install" in line] == [f"{INSTALL} ."]
     assert asked(checkout)[-1] == "scripts/demo.py"
+
+
+def test_a_new_checkout_is_set_up_for_the_tests_by_one_call_of_pip(checkout: Path) -> None:
+    for stamp in STAMPS:
+        (checkout / ".venv" / stamp).unlink()
+    for target in ("test", "lint", "spark"):
+        assert run(checkout, "make", target).returncode == 0
+    assert [line for line in asked(checkout) if "install" in line] == [f"{INSTALL} .[test,lint,serve,spark]"]
+
+
+@pytest.mark.parametrize(
+    ("fails_at", "needed"), [("-c ", "Python 3.11 or newer is needed"), ("-m venv ", "python3-venv is needed")]
+)
+def test_what_has_no_environment_is_told_what_it_needs_each_time(checkout: Path, fails_at: str, needed: str) -> None:
+    shutil.rmtree(checkout / ".venv")
+    leaves_half = 'case "$*" in "-m venv "*) mkdir -p .venv/bin; touch .venv/bin/python;; esac'
+    script(checkout / "python", f'{leaves_half}\ncase "$*" in "{fails_at}"*) exit 1;; esac')
+    for _ in range(2):
+        done = run(checkout, "make", "test", PYTHON=str(checkout / "python"))
+        assert done.returncode != 0 and needed in done.stderr
 
 
 @pytest.mark.parametrize(("fail", "status"), [("ruff", 1), ("mkdocs", 1), ("-m spark", 1), ("nothing", 0)])
