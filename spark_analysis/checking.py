@@ -37,6 +37,7 @@ from spark_analysis.operations import UnreadableRunError
 from spark_analysis.reading import read_runs
 from spark_analysis.session import one_line
 from spark_analysis.tables import Table
+from spark_analysis.workers import settle
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -263,6 +264,7 @@ def _cut_row(part: _Part) -> dict[str, Any]:
 
 def _sent_parts(batches: Iterator[pa.RecordBatch]) -> Iterator[_Part]:
     """What `_cut_row` made, at the other end."""
+    settle()
     for batch in batches:
         columns = [batch.column(name) for name in ("run_dir", "place", "key", "payload")]
         for run_dir, place, key, payload in zip(*columns, strict=True):

@@ -28,6 +28,7 @@ from spark_analysis.statistics import (
     rank_of,
 )
 from spark_analysis.tables import Table, group_key
+from spark_analysis.workers import settle
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -108,6 +109,7 @@ def per_run_figures(runs: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     def ranks(contents: Any) -> list[int] | None:
+        settle()
         if not contents:
             return None
         values = np.sort(np.concatenate([np.frombuffer(content, "<i8") for content in contents]))

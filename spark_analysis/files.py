@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from spark_analysis.operations import UnreadableRunError
 from spark_analysis.session import PARTITION_BYTES, heap_bytes
+from spark_analysis.workers import settle
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -43,12 +44,13 @@ def contents(spark: SparkSession, sizes: Mapping[str, int]) -> DataFrame:
         reader = spark.read.format("binaryFile").option("ignoreMissingFiles", "true")
         return reader.option("ignoreCorruptFiles", "true").load(list(map(escaped, sizes))).select("path", "content")
     bins = _packed(sizes, spark.sparkContext.defaultParallelism)
-    rows = spark.sparkContext.parallelize(bins, len(bins)).flatMap(lambda paths: [(path, None) for path in paths])
+    rows = spark.sparkContext.parallelize(bins, len(bins)).flatMap(_rows)
     return spark.createDataFrame(rows, "path string, content binary")
 
 
 def opened(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, Content]]:
     """The files of a table that `contents` made, one after the other: path, and the content or why there is none."""
+    settle()
     for batch in batches:
         for path, content in zip(batch.column(0), batch.column(1), strict=True):
             if content.is_valid:
@@ -59,6 +61,11 @@ def opened(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, Content]]:
                     yield path.as_py(), pa.py_buffer(file.read())
             except OSError as error:
                 yield path.as_py(), UnreadableRunError(f"cannot be read: {error.strerror}")
+
+
+def _rows(paths: list[str]) -> list[tuple[str, None]]:
+    settle()
+    return [(path, None) for path in paths]
 
 
 def _packed(sizes: Mapping[str, int], cores: int) -> list[list[str]]:

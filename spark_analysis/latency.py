@@ -20,6 +20,7 @@ import pandas as pd
 from spark_analysis.ingest import GROUP
 from spark_analysis.statistics import QUANTILES, rank_of
 from spark_analysis.tables import Table, group_key
+from spark_analysis.workers import settle
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -73,6 +74,7 @@ def latency_quantiles(runs: DataFrame, *, exact_operations: int = EXACT_OPERATIO
 
 def _exact(pieces: pd.DataFrame) -> pd.DataFrame:
     """The quantiles of one group from all of its latencies."""
+    settle()
     arrays = [np.frombuffer(content, "<i8") for content in pieces["latencies_ns"]]
     rows = []
     for node, phase, places in _combinations(pieces):
@@ -114,6 +116,7 @@ def _approximate(pieces: DataFrame) -> list[dict[str, Any]]:
     from pyspark.sql import functions as F
 
     def buckets(batches: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        settle()
         for batch in batches:
             for piece in batch.itertuples(index=False):
                 values = np.frombuffer(piece.latencies_ns, "<i8")
