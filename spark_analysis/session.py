@@ -116,6 +116,7 @@ def open_session(
                 ship(spark, scratch, packages, distribution)
                 if not verbose:
                     _silence_accumulators(spark)
+                _keep_classes(spark)
                 yield Session(spark, source)
             finally:
                 with contextlib.suppress(Exception):  # a driver that has died cannot be stopped, and is gone
@@ -166,6 +167,14 @@ def _start(
         raise AnalysisError(
             f"Spark did not start ({master or 'local'}): {_complaint(log) or one_line(error)}"
         ) from None
+
+
+def _keep_classes(spark: SparkSession) -> None:
+    """Remember the Java classes that PySpark looks up by their short names for every column, where Java tries one
+    package after the other and looks for the class in some 250 archives each time."""
+    java: Any = spark.sparkContext._jvm
+    for name in ("functions", "PythonUtils", "SparkSession"):
+        setattr(java, name, getattr(java, name))
 
 
 def _silence_accumulators(spark: SparkSession) -> None:

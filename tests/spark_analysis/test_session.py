@@ -183,3 +183,10 @@ def test_settings_reach_spark_and_others_are_refused(tmp_path: Path) -> None:
     for text in ("spark.sql.shuffle.partitions", "fs.s3a.endpoint=x", "=1"):
         with pytest.raises(OperatorError, match="--conf takes KEY=VALUE"):
             spark_session(arguments(text))
+
+
+def test_java_classes_are_looked_up_once(spark: Any) -> None:
+    java = spark.sparkContext._jvm
+    for name in ("functions", "PythonUtils", "SparkSession"):
+        assert getattr(java, name) is getattr(java, name)
+    assert java.functions.lit(7).toString() == "7"
