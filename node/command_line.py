@@ -2,7 +2,8 @@
 have a group change its leader or its members.
 
 The only module that knows it is a process on a real machine: it takes the data directory's lock, raises the limit
-of open files, and turns signals and failures into an exit status.
+of open files, and turns signals and failures into an exit status. What a command does is imported by that command:
+a name server has no use for a broker, which takes a tenth of a second to load.
 """
 
 from __future__ import annotations
@@ -29,14 +30,9 @@ from node.config import (
     parse_name_server_config,
 )
 from node.config_reader import check_dialled_address, check_member_id
-from node.dledger.tools import GroupRefuses, change_members, give_lead
-from node.exchange.exporting import export_store
-from node.exchange.importing import import_store
-from node.exchange.staging import ExchangeError
 from node.logs import configure_logging
 from node.real_runtime import RealDisk, real_runtime
 from node.runtime import Disk
-from node.serving import serve_broker, serve_name_server
 from node.store.segments import SegmentError
 
 __all__ = ["EXIT_FAILED", "EXIT_OPERATOR", "main", "overrides_of"]
@@ -171,6 +167,8 @@ def _run_name_server(config: NameServerConfig) -> int:
 
 
 def _transfer(config: BrokerConfig, member: str) -> int:
+    from node.dledger.tools import GroupRefuses, give_lead
+
     if config.classic is not None:
         raise OperatorError("a broker with a classic log has no group to lead")
     if member not in config.dledger_peers:
@@ -184,6 +182,8 @@ def _transfer(config: BrokerConfig, member: str) -> int:
 
 
 def _change_members(config: BrokerConfig, options: argparse.Namespace) -> int:
+    from node.dledger.tools import GroupRefuses, change_members
+
     if config.classic is not None:
         raise OperatorError("a broker with a classic log has no group")
     member, _, address = (options.add or options.remove).partition("=")
@@ -201,6 +201,10 @@ def _change_members(config: BrokerConfig, options: argparse.Namespace) -> int:
 
 
 def _exchange(config: BrokerConfig, options: argparse.Namespace) -> int:
+    from node.exchange.exporting import export_store
+    from node.exchange.importing import import_store
+    from node.exchange.staging import ExchangeError
+
     try:
         if options.command == "export-store":
             lines = export_store(config, Path(options.to).absolute())
@@ -280,6 +284,8 @@ def _lock_data_directory(path: str, disk: Disk) -> int:
 
 
 async def _serve_broker(config: BrokerConfig) -> int:
+    from node.serving import serve_broker
+
     stop = _stop_on_signals()
     runtime = real_runtime()
     lock = _lock_data_directory(config.data_dir, runtime.disk)
@@ -293,5 +299,7 @@ async def _serve_broker(config: BrokerConfig) -> int:
 
 
 async def _serve_name_server(config: NameServerConfig) -> int:
+    from node.nameserver.serving import serve_name_server
+
     await serve_name_server(config, real_runtime(), _stop_on_signals())
     return 0

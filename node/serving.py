@@ -1,4 +1,4 @@
-"""A node from its configuration to its end, on whatever runtime and event loop it is given.
+"""A broker from its configuration to its end, on whatever runtime and event loop it is given.
 
 Here it is not yet a process: no signals, no locks, no exit status (`command_line.py` adds those). A simulation
 runs these very coroutines.
@@ -11,13 +11,11 @@ import logging
 from collections.abc import Callable
 
 from node.broker.controller import BrokerController
-from node.config import BrokerConfig, NameServerConfig, split_address
+from node.config import BrokerConfig, split_address
 from node.mutants.switch import mutate_broker
-from node.nameserver import NameServer, NameServerOptions
-from node.remoting import ServerLimits
 from node.runtime import Runtime
 
-__all__ = ["serve_broker", "serve_name_server"]
+__all__ = ["serve_broker"]
 
 logger = logging.getLogger("node")
 
@@ -63,22 +61,3 @@ async def _until_stopped(stop: asyncio.Event, broker: BrokerController) -> str:
         task.cancel()
     await asyncio.wait((signalled, failed))
     return failure
-
-
-async def serve_name_server(config: NameServerConfig, runtime: Runtime, stop: asyncio.Event) -> None:
-    """Run a name server until `stop` is set. Raises OSError or ValueError when it cannot start."""
-    host, port = split_address(config.listen)
-    tls = config.tls.server_context() if config.tls else None
-    options = NameServerOptions(
-        broker_expiry_s=config.broker_expiry_s,
-        scan_interval_s=config.scan_interval_s,
-        kv_config_path=config.kv_config_path,
-        limits=ServerLimits(max_connections=config.max_connections),
-        tls=tls,
-    )
-    server = NameServer(host, port, runtime, options=options)
-    await server.start()
-    logger.info("READY nameserver listen=%s:%d", host, server.port)
-    await stop.wait()
-    await server.stop()
-    logger.info("stopped")

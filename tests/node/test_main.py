@@ -279,3 +279,11 @@ def test_a_name_server_is_configured_whole(start: Start, tmp_path: Path) -> None
     status, errors = finish(start("nameserver", "--config", str(path)))
     assert status == 254 and len(errors.splitlines()) == 3
     assert "broker_expiry: is no known key; did you mean 'broker_expiry_s'?" in errors
+
+
+def test_a_name_server_loads_no_broker() -> None:
+    code = "import sys, node.command_line, node.nameserver.serving; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    names = loaded.stdout.split()
+    assert "node.nameserver.server" in names
+    assert [name for name in names if name.startswith(("node.broker", "node.dledger", "node.exchange"))] == []

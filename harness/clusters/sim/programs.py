@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 from harness.clusters.sim.errors import NotSimulated
 from harness.clusters.sim.host import EXIT_FAILED, Incarnation, ProgramMain
 from node.config import ConfigError, parse_broker_config, parse_name_server_config
-from node.serving import serve_broker, serve_name_server
+from node.nameserver.serving import serve_name_server
+from node.serving import serve_broker
 
 __all__ = ["program_of"]
 
