@@ -64,9 +64,11 @@ $(SPARK): pyproject.toml | $(BIN)/python
 	@$(PIP) $(EDITABLE) '.[spark]'
 	@touch $(RUNTIME) $(SPARK)
 
+# pip compiles on one core, and the tests of pandas as well, which are half of it.
 $(TESTED): pyproject.toml | $(BIN)/python
 	@echo "Installing the harness and what its tests need into $(VENV): 400 MB to fetch, a minute or two."
-	@$(PIP) $(EDITABLE) '.[test,lint,serve,spark]'
+	@$(PIP) --no-compile $(EDITABLE) '.[test,lint,serve,spark]'
+	@$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib/python3*/site-packages || true
 	@touch $(RUNTIME) $(SETUP) $(SPARK) $(TESTED)
 
 # What only root can add to the host (nftables, iproute2); without it the run uses link proxies.

@@ -149,7 +149,9 @@ def test_a_new_checkout_is_set_up_for_the_tests_by_one_call_of_pip(checkout: Pat
         (checkout / ".venv" / stamp).unlink()
     for target in ("test", "lint", "spark"):
         assert run(checkout, "make", target).returncode == 0
-    assert [line for line in asked(checkout) if "install" in line] == [f"{INSTALL} .[test,lint,serve,spark]"]
+    installed = INSTALL.replace(" --config", " --no-compile --config")
+    assert [line for line in asked(checkout) if "install" in line] == [f"{installed} .[test,lint,serve,spark]"]
+    assert [line.split()[:3] for line in asked(checkout) if "-m compileall" in line] == [["-m", "compileall", "-qq"]]
 
 
 @pytest.mark.parametrize(
