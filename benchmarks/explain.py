@@ -291,7 +291,8 @@ def _reasons(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
             elif result["jump_s"][1] <= mistake[0]:
                 why = f"with faults {until} it is decided before the mistake is made: {at_jump}. "
             else:
-                continue
+                took_s = result["jump_s"][1] - result["jump_s"][0]
+                why = f"the mistake lies within the rise, which takes {took_s:.3f} s with faults {until}: {at_jump}. "
             lines += ["", f"{name}: {why}{there}"]
     return lines
 

@@ -176,6 +176,7 @@ def test_a_wide_jump_is_no_near_one() -> None:
     wide = _result(jump_s=[0.0, 10.5], mistake_s=[3.2, 3.4], between={"runs": 0, "fails": 0})
     assert "| 7.300 s |" in table({"ha-never-compares": wide})
     assert "Within a second of the mistake: 0 of 1." in table({"ha-never-compares": wide})
+    assert "the mistake lies within the rise, which takes 10.500 s with faults healed" in table({"accept-gap": wide})
 
 
 def test_the_page_says_of_which_commit_its_rows_are() -> None:
