@@ -158,7 +158,7 @@ def measure(name: str, *, points: int, runs: int, jobs: int) -> dict[str, Any]:
         run_dir = report_mutant(name, SEED, Store(directory))
         results = run_dir.read_results()
         if results["valid"] is not False:
-            return {"reason": f"the run of seed {SEED} is not invalid"}
+            return {"reason": f"nothing to explain: the verdict on seed {SEED} is {results['valid']}, not invalid"}
         violations = violations_of(parts, results, run_dir.history_path)
         began_s, used_s = time.monotonic(), _used_s()
         search = Search(seed=SEED, points=points, runs=runs, jobs=jobs, say=lambda line: print(f"  {line}", flush=True))
@@ -256,7 +256,8 @@ def _measured_on(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     for name in SCENARIOS:
         if name in results and "reason" not in results[name]:
             commit = results[name].get("commit", "")
-            limits = f"at most {results[name].get('most', 40)} moments, {results[name]['runs']} runs each"
+            most = results[name].get("most")
+            limits = f"{'' if most is None else f'at most {most} moments, '}{results[name]['runs']} runs each"
             which = f"commit {commit[:12]}" if commit else "a commit that was not kept"
             by_commit.setdefault(f"Of {which}, {limits}", []).append(name)
     return [f"- {which}: {', '.join(names)}." for which, names in by_commit.items()]
@@ -272,12 +273,12 @@ def _reasons(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
             continue
         apart = distance_s(result)
         if apart is None:
-            if result["points"] == 1 and result["seen_s"] is not None and result["seen_s"] - mistake[0] <= NEAR_S:
-                lines += [
-                    "",
-                    f"{name}: no moment decides it. It shows without any fault in nearly every run, "
-                    f"{(result['seen_s'] - mistake[0]) * 1000:.1f} ms after the mistake at most.",
-                ]
+            if result["points"] == 1:  # which is that of runs without any fault
+                seen_s = result["seen_s"]
+                after = "at its end"
+                if seen_s is not None:
+                    after = f"{(seen_s - mistake[0]) * 1000:.1f} ms after the mistake"
+                lines += ["", f"{name}: no moment decides it. Nearly every run shows it without any fault, {after}."]
         elif apart > NEAR_S:
             until = "as planned" if result["has_faults"] else "healed"
             faults_first = sorted(result["account"], key=lambda words: not words.startswith("fault "))
