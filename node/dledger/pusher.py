@@ -152,6 +152,7 @@ class DLedgerEntryPusher:
         `on_done` the outcome of the last. Returns the first index, the last and the term. Raises as `append`."""
         self.check_room(len(sizes))
         self.check_disk()
+        self._wake_dispatchers()  # before the writer: followers get the entries while this disk does
         batches = self._store.append_batch_as_leader(self._lead_term, sizes, encode)
         last = AppendResult(batches[-1].last_index, batches[-1].last_pos, self._lead_term)
         self.checker.register_batch(last, len(sizes), on_done)

@@ -77,7 +77,7 @@ class RemotingClient(Endpoint):
 
     def ask(self, address: str, command: Command, on_done: OutcomeCallback, *, timeout_ms: float) -> None:
         """As `invoke` without a task: `on_done` is called once, in a later turn of the loop, with the reply or with the
-        error that `invoke` would raise."""
+        error that `invoke` would raise. Leaves at once: who asks has gathered already what goes together."""
         if self._sign is not None:
             self._sign(command)
         connection = self._connections.get(address)
@@ -87,7 +87,7 @@ class RemotingClient(Endpoint):
             task.add_done_callback(partial(self._asked, on_done))
             return
         try:
-            connection.ask(command, on_done, timeout_ms=timeout_ms)
+            connection.ask(command, on_done, timeout_ms=timeout_ms, at_once=True)
         except RemotingError as error:
             asyncio.get_running_loop().call_soon(on_done, error)
 

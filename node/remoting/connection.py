@@ -117,9 +117,12 @@ class Connection(asyncio.Protocol):
         self.ask(command, partial(settle, future), timeout_ms=timeout_ms)
         return future
 
-    def ask(self, command: Command, on_done: OutcomeCallback, *, timeout_ms: float) -> None:
+    def ask(
+        self, command: Command, on_done: OutcomeCallback, *, timeout_ms: float, at_once: bool = False
+    ) -> None:
         """The same without a future: `on_done` is called with the reply, in the turn of the loop in which it comes, or
-        with RequestTimeout or ConnectionLost. What is raised here is not told to `on_done`."""
+        with RequestTimeout or ConnectionLost. What is raised here is not told to `on_done`. `at_once`: nothing that
+        could leave together with it will follow in this turn."""
         if self.is_closing:
             error = ConnectionLost(f"the connection to {self.remote_address} is closed")
             error.is_definite = True
@@ -134,7 +137,7 @@ class Connection(asyncio.Protocol):
         opaque = command.opaque = waiting.next_opaque()
         frame = encode(command)
         waiting.add(opaque, timeout_ms, on_done)
-        self._write(frame, not count)
+        self._write(frame, at_once or not count)
 
     def on_close(self, callback: Callable[[Connection], object]) -> None:
         """Call `callback(connection)` once when the connection is gone; at once (next turn) if it is already."""
@@ -452,7 +455,7 @@ class Connection(asyncio.Protocol):
             self._frames.begin_again()
 
     def _write(self, frame: bytes, is_alone: bool = False) -> None:
-        """Queue a frame until the turn is over; at once where no other request is open, so that none may follow."""
+        """Queue a frame until the turn is over; at once where it `is_alone`, so that none may follow."""
         transport = self._transport
         if self._in_turn or self._flush_scheduled or not is_alone or self._outgoing or transport is None:
             self._outgoing.append(frame)

@@ -10,6 +10,7 @@ import pytest
 
 from node.dledger import DLedgerCode, DLedgerError, DLedgerServer
 from node.dledger.entry import parse_entries
+from node.dledger.files import LedgerFiles
 from node.dledger.messages import PushEntryRequest, PushEntryResponse, VoteResponse
 from node.dledger.peers import PeerClient, PeerError, RemotingPeerClient
 from node.dledger.rpc import PushType
@@ -88,6 +89,32 @@ def test_the_first_push_of_a_term_is_compare(replicate: Any) -> None:
         for peer, term, push_type in seen:
             first.setdefault((peer, term), push_type)
         assert len(first) >= 4 and set(first.values()) == {PushType.COMPARE}
+
+    replicate(scenario)
+
+
+def test_entries_leave_for_the_followers_before_the_leaders_disk_is_asked(replicate: Any, monkeypatch: Any) -> None:
+    async def scenario(group: Any, watch: Any) -> None:
+        steps: list[str] = []
+        begin_write = LedgerFiles.begin_write
+
+        def noted_write(*words: Any, **named: Any) -> None:
+            steps.append("write")
+            begin_write(*words, **named)
+
+        def noted_push(peer: str, request: PushEntryRequest) -> None:
+            if request.type is PushType.APPEND:
+                steps.append("push")
+
+        await group.start()
+        leader = await group.leader()
+        await group.converged()
+        monkeypatch.setattr(LedgerFiles, "begin_write", noted_write)
+        watch(noted_push)
+        done = group.loop.create_future()
+        group.on(leader, lambda: group[leader].append_batch((5,), lambda positions: (b"entry",), done.set_result))
+        await done
+        assert steps[:3] == ["push", "push", "write"]
 
     replicate(scenario)
 

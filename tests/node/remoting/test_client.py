@@ -219,6 +219,22 @@ def test_too_much_under_way_is_refused_as_definite(stage: Any, until: Any) -> No
     asyncio.run(scenario())
 
 
+def test_what_is_asked_leaves_at_once_though_another_request_is_open(stage: Any, until: Any) -> None:
+    async def scenario() -> None:
+        async with stage() as s:
+            s.server.register(2, silent)
+            first = asyncio.create_task(s.invoke(Command.request(2)))
+            await until(lambda: s.server.running_bytes > 0, "the first request arrives")
+            (connection,) = s.client._connections.values()
+            written: list[bytes] = []
+            connection._transport.write = written.append
+            s.client.ask(s.address, Command.request(2), lambda outcome: None, timeout_ms=1000)
+            assert len(written) == 1
+            first.cancel()
+
+    asyncio.run(scenario())
+
+
 def test_large_requests_and_large_replies_in_both_directions_at_once_do_not_block_each_other(stage: Any) -> None:
     async def scenario() -> None:
         async with stage(ServerLimits(write_high_water_bytes=10_000)) as s:
