@@ -35,15 +35,16 @@ LOAD_S = 1.0
 def _traces_of_mutants() -> list[object]:
     """Parts of a mutant's class, and whatever holds a mutant's stand-in or method."""
 
-    def is_of_mutants(module: str) -> bool:
-        return module.startswith("node.mutants.")
+    def is_of_mutants(module: object) -> bool:
+        # Classes written in C may have a descriptor there.
+        return isinstance(module, str) and module.startswith("node.mutants.")
 
     found: list[object] = []
     wrong: list[object] = []
     for each in gc.get_objects():
         if is_of_mutants(type(each).__module__):
             (found if type(each).__mro__[1] is not object else wrong).append(each)
-        elif isinstance(each, MethodType) and is_of_mutants(each.__module__ or ""):
+        elif isinstance(each, MethodType) and is_of_mutants(each.__module__):
             wrong.append(each)
     holders = gc.get_referrers(*wrong) if wrong else []
     return found + [each for each in holders if not isinstance(each, list | FrameType)]  # such as those here
