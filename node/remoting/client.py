@@ -77,7 +77,8 @@ class RemotingClient(Endpoint):
 
     def ask(self, address: str, command: Command, on_done: OutcomeCallback, *, timeout_ms: float) -> None:
         """As `invoke` without a task: `on_done` is called once, in a later turn of the loop, with the reply or with the
-        error that `invoke` would raise. Leaves at once: who asks has gathered already what goes together."""
+        error that `invoke` would raise. The frame is written at once: the caller has batched
+        what goes together."""
         if self._sign is not None:
             self._sign(command)
         connection = self._connections.get(address)

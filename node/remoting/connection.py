@@ -121,8 +121,8 @@ class Connection(asyncio.Protocol):
         self, command: Command, on_done: OutcomeCallback, *, timeout_ms: float, at_once: bool = False
     ) -> None:
         """The same without a future: `on_done` is called with the reply, in the turn of the loop in which it comes, or
-        with RequestTimeout or ConnectionLost. What is raised here is not told to `on_done`. `at_once`: nothing that
-        could leave together with it will follow in this turn."""
+        with RequestTimeout or ConnectionLost. What is raised here is not passed to `on_done`. `at_once`: write the
+        frame now, because no other request follows in this turn that could be written together with it."""
         if self.is_closing:
             error = ConnectionLost(f"the connection to {self.remote_address} is closed")
             error.is_definite = True
