@@ -15,6 +15,7 @@ import os
 import platform
 import select
 import struct
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -94,6 +95,8 @@ _AT_NUMBER, _AND_ANSWER = 1, 2
 _NOTHING = bytes(_NOTIF.size)
 """What the kernel wants to find where it puts a report."""
 _ID = struct.Struct("=Q")
+_ITIMERSPEC = struct.Struct("@4l")
+"""The period, and the time to the first end of it: seconds and nanoseconds of each."""
 _CALL_NUMBER, _CALL_NUMBER_AT = struct.Struct("=i"), 16
 _CONTINUE = 1
 
@@ -190,7 +193,7 @@ class Listeners:
     def __init__(self) -> None:
         self._poll = select.poll()
         self._all: dict[int, Listener] = {}
-        self._woken = self._wake = -1
+        self._woken = self._wake = self._timer = -1
         self.changes = 0
         """How often what is waited for has changed."""
 
@@ -210,8 +213,8 @@ class Listeners:
         if not self._all:
             return None
         for descriptor, events in self._poll.poll(None if timeout_s is None else max(0, timeout_s * 1000)):
-            if descriptor == self._woken:
-                os.read(self._woken, 4096)
+            if descriptor in (self._woken, self._timer):
+                os.read(descriptor, 4096)
             elif events & select.POLLIN:
                 found.append(self._all[descriptor])
             else:
@@ -223,8 +226,24 @@ class Listeners:
 
     @property
     def woken(self) -> Sequence[int]:
-        """What else is waited for: the descriptor that `add_wake` writes to, where it was called."""
-        return [self._woken] if self._woken >= 0 else []
+        """What else is waited for: the descriptors of `add_wake` and `wake_every`, where they were called."""
+        return [descriptor for descriptor in (self._woken, self._timer) if descriptor >= 0]
+
+    def wake_every(self, period_s: float) -> None:
+        """End `wait` that often, by a timer that runs on by itself. A time limit of the wait would be set and cancelled
+        in the processor's timer with each call, which on a virtual machine costs more than the answer. Raises
+        OSError."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        timer = libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        if timer < 0:
+            raise OSError(ctypes.get_errno(), "no timer can be had")
+        period = divmod(round(period_s * 1e9), 10**9)
+        if libc.timerfd_settime(timer, 0, _ITIMERSPEC.pack(*period, *period), None):
+            os.close(timer)
+            raise OSError(ctypes.get_errno(), "the timer cannot be set")
+        self._poll.register(timer, select.POLLIN)
+        self._timer = timer
+        self.changes += 1
 
     def add_wake(self) -> Callable[[], None]:
         """A function that ends `wait` from another thread."""

@@ -140,10 +140,16 @@ class Supervisor:
     _watched: list[Listener] = field(default_factory=list)
     """The listeners that `_passing` waits for, as of `_changes`."""
     _changes: int = -1
+    _wakes: bool = False
+    """A timer ends every wait soon."""
 
     def serve(self) -> None:
         """Until nobody can make a reported call any more."""
         self._openings = Openings(self.listeners)
+        if self.attachment is not None:
+            with contextlib.suppress(OSError):
+                self.listeners.wake_every(WATCH_S)
+                self._wakes = True
         with contextlib.suppress(OSError):
             self._passing = Passing(() if self.descriptors is None else self.descriptors.numbers)
         if self.account is not None:
@@ -225,7 +231,7 @@ class Supervisor:
 
     def _timeout_s(self) -> float | None:
         if not self.waiting:
-            return None if self.attachment is None else WATCH_S
+            return None if self.attachment is None or self._wakes else WATCH_S
         now_ns = time.monotonic_ns()
         return min(max(0, each.due_ns - now_ns) / 1e9 if each.due_ns else _POLL_S for each in self.waiting.values())
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nemesis.mechanisms.launcher.filter import SYSCALLS, Listener, install_filter
+from nemesis.mechanisms.launcher.filter import SYSCALLS, Listener, Listeners, install_filter
 from nemesis.mechanisms.launcher.passing import Passing
 from nemesis.mechanisms.launcher_archive import why_no_traps, why_not_attached
 from tests.nemesis.mechanisms.launched import Program
@@ -150,6 +150,42 @@ def test_new_settings_and_other_threads_end_it_without_a_call(
     os.close(wake)
     child.begin()
     assert child.worked() and passing.count == 0
+
+
+def test_a_timer_that_runs_on_ends_every_wait_without_a_call(
+    reported: Callable[[Callable[[], bool]], Reported]
+) -> None:
+    child, passing, listeners = reported(lambda: True), Passing(), Listeners()
+    listeners.add(os.dup(child.listener.descriptor))
+    before = listeners.changes
+    listeners.wake_every(0.01)
+    assert listeners.changes == before + 1 and len(listeners.woken) == 1
+    child.watch(passing, [*listeners.woken], None)
+    for _ in range(3):
+        assert child.serve(passing) is None  # without the timer none of these would return
+        assert listeners.wait(None) == []
+    child.begin()
+    assert child.worked() and passing.count == 0
+    while listeners.wait(None) is not None:
+        pass
+    os.close(listeners.woken[0])
+
+
+@pytest.mark.skipif(why_not_attached() is not None, reason=str(why_not_attached()))
+def test_settings_are_followed_between_faults_while_no_call_is_made(tmp_path: Path) -> None:
+    program = Program(tmp_path, attaches=True)
+    try:
+        assert program.do("clock")  # it runs by now
+        program.impair("error-fsync")
+        assert program.do("sync") == "Input/output error"
+        program.mend()
+        assert program.do("sync") == "ok"
+        for fault in ("error-fsync", "error-write"):
+            program.impair(fault)  # waits until its supervisor says that it has followed
+            program.mend()
+        assert program.do("sync") == program.do("write") == "ok"
+    finally:
+        program.close()
 
 
 @pytest.mark.skipif(why_not_attached() is not None, reason=str(why_not_attached()))
