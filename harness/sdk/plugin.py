@@ -6,6 +6,7 @@ Whatever is wrong is reported before anything is started, with the file and the 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib.util
 import inspect
 import os
@@ -17,16 +18,18 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-from harness.errors import OperatorError
+from harness.errors import OperatorError, nearest
 from harness.sdk.client import CAPABILITIES, TOGETHER, Client
 from harness.sdk.install import BySetting, Recipe
 from harness.sdk.system import System
 from harness.systems.base import Setting
+from nemesis.corruption import BitFlip
 
 __all__ = [
     "Plugin",
     "PluginError",
     "blamed",
+    "hints_of",
     "load_file",
     "plugin_of",
     "recipes_of",
@@ -36,6 +39,9 @@ __all__ = [
 ]
 
 SUFFIX = ".py"
+
+NEAR = 0.8
+"""How alike two names are, from 0 to 1, of which one may be a slip of the other: `store` and `stored` are at 0.91."""
 
 _METHODS: Mapping[str, Sequence[str]] = {"open": (), "close": (), **CAPABILITIES}
 
@@ -168,7 +174,8 @@ def _checked(plugin: Plugin) -> Plugin:
 
 def _system_problems(cls: type[System]) -> Iterator[str]:
     if cls.command is System.command and cls.programs is System.programs:
-        yield f"{source_line(cls)}: system {cls.__name__} has no command(host)"
+        own = [name for name in _own_names(cls) if inspect.isfunction(inspect.getattr_static(cls, name))]
+        yield f"{source_line(cls)}: system {cls.__name__} has no command(host){nearest('command', own)}"
     for name in (*_PLAIN, *_ASYNC):
         words = () if name.endswith("_together") else ("host",)
         yield from _method_problems(cls, name, words, is_async=name in _ASYNC)
@@ -188,6 +195,10 @@ def _system_problems(cls: type[System]) -> Iterator[str]:
         for key, value in _pairs(cls, name):
             if not isinstance(value, str):
                 yield f"{source_line(cls)}: {name}[{key!r}] is {value!r} and not a text"
+    for role in cls.stored:
+        if role not in BitFlip.forms:
+            known = f"{nearest(str(role), BitFlip.forms)}; known: {', '.join(BitFlip.forms)}"
+            yield f"{source_line(cls)}: stored has {role!r}, which bit-flip does not know{known}"
     for choice in _installed(cls):
         values = dict(_pairs(cls, "settings")).get(choice.setting, ()) if isinstance(choice, BySetting) else ()
         if isinstance(choice, BySetting) and [*choice.recipes] != [*values]:
@@ -197,6 +208,28 @@ def _system_problems(cls: type[System]) -> Iterator[str]:
             yield f"{source_line(cls)}: install has {recipe!r}, which is none of pip, apt, maven, npm, go, path"
     if cls.user is not None and not isinstance(cls.user, str):
         yield f"{source_line(cls)}: user is {cls.user!r} and not the name of one"
+
+
+def _given_names(cls: type[System]) -> set[str]:
+    """The names of the members that a plug-in's own classes define."""
+    return {name for base in cls.__mro__ if base not in System.__mro__ for name in vars(base)}
+
+
+def _own_names(cls: type[System]) -> list[str]:
+    """Those of them that are public and that a System does not have."""
+    return sorted(name for name in _given_names(cls) if not name.startswith("_") and not hasattr(System, name))
+
+
+def hints_of(cls: type[System]) -> Iterator[str]:
+    """Members of a system that nobody but the plug-in itself will look at, and whose name is nearly one that would be
+    looked at. They may be the plug-in's own, so they are told and no mistakes."""
+    given = _given_names(cls)
+    known = [name for name in dir(System) if not name.startswith("_") and name not in given]
+    for name in _own_names(cls):
+        near = difflib.get_close_matches(name, known, n=1, cutoff=NEAR)
+        if near:
+            what = f"{cls.__name__}.{name} is nothing that the harness looks at"
+            yield f"{source_line(cls)}: {what} (did you mean {near[0]}?)"
 
 
 def _is_request(cls: type[System]) -> bool:

@@ -26,7 +26,8 @@ from harness.errors import OperatorError
 from harness.programs import SYSTEM_PATH
 from harness.sdk import Client, Host, Recipe, Status, System
 from harness.sdk.install import cache_directory, fetched, find_file, is_fetched
-from harness.sdk.plugin import Plugin, PluginError, blamed, recipes_of, settings_of, source_line
+from harness.sdk.known import Known
+from harness.sdk.plugin import Plugin, PluginError, blamed, hints_of, recipes_of, settings_of, source_line
 from harness.systems.base import CheckOutcome, LongRequest, Setting
 from harness.systems.guest_operator import GuestOperator, has_members, operation_missing
 from harness.systems.host_programs import HostPrograms
@@ -34,6 +35,7 @@ from harness.systems.host_user import user_of, words_for_user
 from harness.systems.planned_hosts import PlannedHosts
 from harness.systems.program_logs import last_lines
 from harness.workloads.base import CLIENT
+from harness.workloads.capability import json_problem
 from nemesis.target import PAUSED
 
 __all__ = ["GuestSystem", "adapted", "with_client"]
@@ -48,6 +50,13 @@ STATUS_TIMEOUT_S = 1.0
 
 QUESTION_TIMEOUT_S = 10.0
 """For what a host is asked while nobody is in a hurry: whether it is ready, what it holds."""
+
+_MISTAKES = (AttributeError, NameError, PluginError, TypeError)
+"""Exceptions that say that the plug-in's own code is wrong, whatever the system did."""
+
+MISTAKEN_S = 5.0
+"""How long `status` may raise one of them at the start: None in the place of a leader that is not known yet makes a
+TypeError, too."""
 
 MAX_STATE_CHARS = 300
 """Of a replica's state that is quoted where replicas differ."""
@@ -125,7 +134,7 @@ class GuestSystem:
         self._operation_timeout_s = operation_timeout_s
         self.client_environment: Mapping[str, str] = {}
         self.given_settings: Mapping[str, str] = dict(settings)
-        self._values = self._with_defaults(settings)
+        self._values: Mapping[str, str] = Known("setting", self._with_defaults(settings))
         self._recipes = recipes_of(self.plugin.system_class, self._values)
         self._roots: dict[str, list[tuple[Recipe, str]]] = {}
         """Host -> where it has what each recipe brought."""
@@ -137,6 +146,10 @@ class GuestSystem:
         self._final: dict[str, dict[str, str]] = {}
         self._states: dict[str, Any] | None = None
         """What the replicas held in the end; None where nobody asked, or they never agreed to answer."""
+        self._unanswered: dict[str, Exception] = {}
+        """Host -> what its `status` raised when it was last asked."""
+        self._is_apart = False
+        """Whether replicas have had the whole time of a recovery to become equal, and did not."""
         self._is_stopped = False
         self._system = self._made(keys)
         missing = functools.partial(self.operation_missing, settings=self._values)
@@ -159,15 +172,15 @@ class GuestSystem:
             system = cls()
         except Exception as error:
             raise self._blame(error, f"{cls.__name__}()") from None
-        names = {port: number for port, number in cls.ports.items()}
+        names = Known("port", cls.ports)
         hosts = {}
         for number, name in enumerate((*self._cluster.hosts, *self._cluster.extra_hosts), 1):
             environment, words = self._environment[name], self._user_words[name] = dict[str, str](), list[str]()
             hosts[name] = Host(name, number, self._cluster, names, self._find_installed, environment, words)
-        system.settings = dict(self._values)
+        system.settings = self._values
         system.keys = keys
         system.hosts = [hosts[name] for name in self._cluster.hosts]
-        system.others = {name: hosts[name] for name in self._cluster.extra_hosts}
+        system.others = Known("host of extra_hosts", {name: hosts[name] for name in self._cluster.extra_hosts})
         self._hosts = hosts
         return system
 
@@ -269,8 +282,11 @@ class GuestSystem:
         environment = {**self._environment[host.name], **self._words_of("environment", host)}
         programs = {}
         for name, words in commands.items():
-            if isinstance(words, str) or not isinstance(words, Sequence) or not all(isinstance(w, str) for w in words):
+            if isinstance(words, str) or not isinstance(words, Sequence):
                 raise self._wrong(method, f"{method}({host.name}) returned {words!r:.80} and no list of words")
+            for word in words:
+                if not isinstance(word, str):
+                    raise self._wrong(method, f"{method}({host.name}) has {word!r:.80} among its words, and no text")
             if not words:
                 raise self._wrong(method, f"{method}({host.name}) returned no words")
             argv = [*self._user_words[host.name], self._program_path(host.name, words[0]), *words[1:]]
@@ -308,7 +324,7 @@ class GuestSystem:
                     return await self._system.start_together()
             except OperatorError:
                 raise
-            except (TypeError, AttributeError, NameError) as error:
+            except _MISTAKES as error:
                 raise self._blame(error, "start_together") from None
             except Exception as error:
                 if loop.time() > deadline_s:
@@ -334,10 +350,31 @@ class GuestSystem:
                 raise self._wrong("ready", await self._why_not_ready(list(waiting)))
             if waiting:
                 await asyncio.sleep(POLL_S)
-        while self.tells_leader and not await self.leaders():
-            if loop.time() > deadline_s:
-                raise self._wrong("status", f"nobody leads {self._system.ready_timeout_s:g} s after the start")
+        if self.tells_leader:
+            await self._wait_for_leader(deadline_s)
+
+    async def _wait_for_leader(self, deadline_s: float) -> None:
+        """Ask all hosts until one says that it leads. What `status` raises may be over when it is asked again; a
+        mistake in the plug-in soon is, if it comes of answers that are not whole yet."""
+        loop = asyncio.get_running_loop()
+        patience_s = loop.time() + MISTAKEN_S
+        while True:
+            leading = await self.leaders()
+            mistakes = self._mistakes()
+            if leading and not mistakes:
+                return
+            if mistakes and loop.time() > min(patience_s, deadline_s):
+                name, error = next(iter(mistakes.items()))
+                raise self._blame(error, f"status({name})")
+            if not leading and loop.time() > deadline_s:
+                said = [str(self._blame(error, f"status({name})")) for name, error in self._unanswered.items()][:1]
+                words = f"nobody leads {self._system.ready_timeout_s:g} s after the start"
+                raise self._wrong("status", ": ".join([words, *said]))
             await asyncio.sleep(POLL_S)
+
+    def _mistakes(self) -> dict[str, Exception]:
+        """Host -> what its `status` raised last, where that says that the plug-in's own code is wrong."""
+        return {name: error for name, error in self._unanswered.items() if isinstance(error, _MISTAKES)}
 
     async def _why_not_ready(self, names: Sequence[str]) -> str:
         system, name = self._system, names[0]
@@ -364,7 +401,7 @@ class GuestSystem:
         try:
             async with asyncio.timeout(QUESTION_TIMEOUT_S):
                 return bool(await system.ready(host))
-        except (TypeError, AttributeError, NameError) as error:
+        except _MISTAKES as error:
             if is_starting:
                 raise self._blame(error, f"ready({host.name})") from None
             return False
@@ -478,10 +515,15 @@ class GuestSystem:
             return None
 
     async def _status(self, host: Host, timeout_s: float) -> Status | None:
+        self._unanswered.pop(host.name, None)
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._system.status(host)
+                found: Any = await self._system.status(host)
+            if found is None or isinstance(found, Status):
+                return found
+            raise self._wrong("status", f"status({host.name}) returned {found!r:.80} and neither a Status nor None")
         except Exception as error:
+            self._unanswered[host.name] = error
             logger.debug("status(%s): %s: %s", host.name, type(error).__name__, error)
             return None
 
@@ -502,17 +544,28 @@ class GuestSystem:
             took_s = loop.time() - began_s
             if took_s > timeout_s:
                 reason = f"not back after {took_s:.0f} s: {'; '.join(problems.values())}"
-                return CheckOutcome(False, reason, {"missing": [name for name in problems if name in self._hosts]})
+                is_mistaken = bool(self._mistakes())
+                missing = [name for name in problems if name in self._hosts]
+                return CheckOutcome("unknown" if is_mistaken else False, reason, {"missing": missing})
             await asyncio.sleep(POLL_S)
         outcome = CheckOutcome(True, f"{len(self._hosts)} hosts served after {loop.time() - began_s:.1f} s")
         if type(self._system).state is not System.state:
-            self._states = await self._read_states()
-            while len({json.dumps(state, sort_keys=True, default=str) for state in self._states.values()}) > 1:
-                if loop.time() - began_s > timeout_s:
-                    break
-                await asyncio.sleep(POLL_S)
-                self._states = await self._read_states()
+            await self._wait_until_equal(began_s + (QUESTION_TIMEOUT_S if self._is_apart else timeout_s))
         return outcome
+
+    async def _wait_until_equal(self, deadline_s: float) -> None:
+        """Ask replicas what they hold until it is the same. Those that had their time once get little of it again."""
+        while True:
+            self._states = await self._read_states()
+            unread = [state for state in self._states.values() if isinstance(state, _Unread)]
+            if any(state.is_mistake for state in unread):
+                return
+            if not unread and len({_as_text(state) for state in self._states.values()}) == 1:
+                return
+            if asyncio.get_running_loop().time() > deadline_s:
+                self._is_apart = True
+                return
+            await asyncio.sleep(POLL_S)
 
     async def _absent(self) -> dict[str, str]:
         """Host, or "leader", -> what keeps the system from being well, in words; empty when it is."""
@@ -529,18 +582,27 @@ class GuestSystem:
             statuses = {host.name: await self._status(host, STATUS_TIMEOUT_S) for host in self._system.hosts}
             self._final = {name: _as_words(status) for name, status in statuses.items() if status is not None}
             silent = [name for name, status in statuses.items() if status is None]
-            found |= {name: f"{name} runs and does not answer" for name in silent if name not in found}
+            found |= {name: self._silence(name) for name in silent if name not in found}
             if not any(status.leads for status in statuses.values() if status is not None):
                 found["leader"] = "nobody leads"
         return found
+
+    def _silence(self, name: str) -> str:
+        """That a host runs and does not answer; and what is wrong with the plug-in, where it is that."""
+        error = self._mistakes().get(name)
+        return f"{name} runs and does not answer" if error is None else str(self._blame(error, f"status({name})"))
 
     async def _read_states(self) -> dict[str, Any]:
         async def read(host: Host) -> Any:
             try:
                 async with asyncio.timeout(QUESTION_TIMEOUT_S):
-                    return await self._system.state(host)
+                    state = await self._system.state(host)
             except Exception as error:
-                return _Unread(f"{type(error).__name__}: {error}")
+                return _Unread(str(self._blame(error, f"state({host.name})")), isinstance(error, _MISTAKES))
+            if (problem := json_problem(state)) is not None:
+                wrong = self._wrong("state", f"state({host.name}) returned {problem}")
+                return _Unread(str(wrong), is_mistake=True)
+            return state
 
         states = await asyncio.gather(*map(read, self._system.hosts))
         return {host.name: state for host, state in zip(self._system.hosts, states, strict=True)}
@@ -580,9 +642,8 @@ class GuestSystem:
             return {"replicas": CheckOutcome("unknown", "the replicas were never asked: the system did not come back")}
         unread = {name: state for name, state in self._states.items() if isinstance(state, _Unread)}
         if unread:
-            name, why = next(iter(unread.items()))
-            return {"replicas": CheckOutcome("unknown", f"state({name}) raised {why.reason}")}
-        texts = {name: json.dumps(state, sort_keys=True, default=str) for name, state in self._states.items()}
+            return {"replicas": CheckOutcome("unknown", next(iter(unread.values())).reason)}
+        texts = {name: _as_text(state) for name, state in self._states.items()}
         first = next(iter(texts))
         other = next((name for name in texts if texts[name] != texts[first]), None)
         if other is None:
@@ -605,7 +666,10 @@ class GuestSystem:
 
     @classmethod
     def fetch(cls, say: Callable[[str], None], settings: Mapping[str, str]) -> None:
-        """Bring everything that it is made of with these settings into the cache, saying what. Raises OperatorError."""
+        """Bring everything that it is made of with these settings into the cache, saying what, and what may be wrong
+        with the plug-in. Raises OperatorError."""
+        for hint in hints_of(cls.plugin.system_class):
+            say(f"note: {hint}")
         for recipe in recipes_of(cls.plugin.system_class, cls._with_defaults(settings)):
             if not is_fetched(recipe):
                 say(f"install: fetching {recipe} into {cache_directory()}")
@@ -649,10 +713,17 @@ class GuestSystem:
 
 
 class _Unread:
-    """In the place of a state that a replica did not tell."""
+    """In the place of a state that a replica did not tell; `is_mistake` says that no other replica, nor another time,
+    would do."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, is_mistake: bool) -> None:
         self.reason = reason
+        self.is_mistake = is_mistake
+
+
+def _as_text(state: Any) -> str:
+    """What a replica holds, as text that is equal where that is."""
+    return json.dumps(state, sort_keys=True)
 
 
 def _as_words(status: Status) -> dict[str, str]:

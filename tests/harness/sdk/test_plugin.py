@@ -10,7 +10,7 @@ import pytest
 
 from harness import registry
 from harness.errors import OperatorError
-from harness.sdk.plugin import PluginError, load_file, recipes_of, require_client, settings_of
+from harness.sdk.plugin import PluginError, hints_of, load_file, recipes_of, require_client, settings_of
 
 Write = Callable[[str], str]
 
@@ -81,6 +81,7 @@ def test_what_a_system_is_made_from_is_not_taken_for_another_one(write: Write) -
         (GOOD_CLIENT, "^.*mine.py:1: has no class that is a harness.sdk.System$"),
         (GOOD_SYSTEM + GOOD_CLIENT + GOOD_CLIENT.replace("Talk", "Chat"), "^mine.py:3: several clients .Talk, Chat."),
         ("class Mine(System):\n    pass\n" + GOOD_CLIENT, r"^mine.py:2: system Mine has no command\(host\)$"),
+        (GOOD_SYSTEM.replace("command", "comand") + GOOD_CLIENT, r"has no command\(host\) \(did you mean comand\?\)$"),
         (GOOD_SYSTEM.replace("self, host", "self") + GOOD_CLIENT, r"^mine.py:5: Mine.command must take \(self, host\)"),
         (GOOD_SYSTEM.replace("def", "async def") + GOOD_CLIENT, "^mine.py:5: Mine.command must not be async$"),
         (GOOD_SYSTEM + "    def ready(self, host):\n        return True\n" + GOOD_CLIENT, "Mine.ready must be async$"),
@@ -93,6 +94,8 @@ def test_what_a_system_is_made_from_is_not_taken_for_another_one(write: Write) -
         (GOOD_SYSTEM + "    install = by_setting('version', {'2': pip('a'), '1': pip('b')})\n"
          "    settings = {'version': ('2',)}\n" + GOOD_CLIENT,
          "^mine.py:3: install has not one recipe for each value of a setting 'version'$"),
+        (GOOD_SYSTEM + "    stored = {'wal': '*.wal'}\n" + GOOD_CLIENT,
+         "^mine.py:3: stored has 'wal', which bit-flip does not know; known: log, vote, checkpoint$"),
         (GOOD_SYSTEM + "    user = 3\n" + GOOD_CLIENT, "^mine.py:3: user is 3 and not the name of one$"),
         (GOOD_SYSTEM + "    def __init__(self, x):\n        pass\n" + GOOD_CLIENT, "Mine must be made without"),
         (GOOD_SYSTEM + GOOD_CLIENT.replace("self, key", "self"), r"^mine.py:9: Talk.read must take \(self, key\)"),
@@ -125,6 +128,22 @@ def test_all_mistakes_are_told_at_once(write: Write) -> None:
     source = GOOD_SYSTEM.replace("self, host", "self") + GOOD_CLIENT.replace("async def", "def")
     with pytest.raises(PluginError, match=r"Mine.command must take.*; mine.py:9: Talk.read must be async"):
         load_file(write(source))
+
+
+def test_a_member_whose_name_is_nearly_one_that_is_looked_at_is_told(write: Write) -> None:
+    def hints(more: str) -> list[str]:
+        return list(hints_of(load_file(write(GOOD_SYSTEM + more + GOOD_CLIENT)).system_class))
+
+    assert hints("    store = {'log': '*'}\n") == [
+        "mine.py:3: Mine.store is nothing that the harness looks at (did you mean stored?)"
+    ]
+    assert hints("    def file(self, host):\n        return {}\n    def files(self, host):\n        return {}\n") == []
+    assert hints("    _store = {}\n    quorum = 2\n    def path_of(self, host):\n        return host.data\n") == []
+
+
+@pytest.mark.parametrize("name", COMES_ALONG)
+def test_the_systems_that_come_along_have_no_such_member(name: str) -> None:
+    assert list(hints_of(registry.load("systems", name).plugin.system_class)) == []
 
 
 def test_a_file_that_is_not_there() -> None:

@@ -78,7 +78,7 @@ def write(tmp_path: Path) -> Write:
 
 @pytest.fixture
 def run_state(tmp_path: Path) -> Any:
-    run = RunState.create(f"test-{tmp_path.name}", state_root=str(tmp_path / "states"))
+    run = RunState.create(f"test-{os.getpid()}-{tmp_path.name}", state_root=str(tmp_path / "states"))
     yield run
     run.close()
 
@@ -200,14 +200,95 @@ def test_who_leads_is_what_the_plug_in_says(write: Write, run_state: RunState, t
     asyncio.run(main())
 
 
+def test_a_mistake_of_a_follower_is_told_though_another_leads(
+    write: Write, run_state: RunState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guest, "MISTAKEN_S", 0.3)
+    more = """
+        async def status(self, host):
+            return Status(leads=True) if host.name == "n1" else Status(term=None + 1)
+    """
+
+    async def main() -> None:
+        async with system_of(write(more), run_state, tmp_path):
+            raise AssertionError("it started")
+
+    with pytest.raises(PluginError, match=r"^mine.py:\d+: status\(n2\) raised TypeError: unsupported operand"):
+        asyncio.run(main())
+
+
+def test_a_mistake_in_status_after_the_faults_is_not_the_systems(
+    write: Write, run_state: RunState, tmp_path: Path
+) -> None:
+    more = """
+        is_late = False
+        async def status(self, host):
+            return Status(leads=True, term=None + 1 if self.is_late else 1)
+    """
+
+    async def main() -> None:
+        async with system_of(write(more), run_state, tmp_path, 1) as system:
+            system._system.is_late = True
+            outcome = await system.recover(timeout_s=0.0)
+            assert outcome.valid == "unknown"
+            assert re.search(r"mine.py:\d+: status\(n1\) raised TypeError", outcome.reason), outcome
+
+    asyncio.run(main())
+
+
+def test_replicas_that_never_agree_are_waited_for_once(write: Write, run_state: RunState, tmp_path: Path) -> None:
+    more = """
+        asked = 0
+        async def state(self, host):
+            self.asked += 1
+            return host.name
+    """
+
+    async def main() -> None:
+        async with system_of(write(more), run_state, tmp_path) as system:
+            assert (await system.recover(timeout_s=0.5)).valid is True
+            assert system._is_apart and system._system.asked > 2
+            outcome = (await system.check(started_wall_ms=0))["replicas"]
+            assert (outcome.valid, outcome.reason) == (False, 'replicas differ: n1 holds "n1" and n2 holds "n2"')
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("return {1, 2}", r"^mine.py:\d+: state\(n1\) returned {1, 2}, which JSON cannot hold"),
+        ("return None + 1", r"^mine.py:\d+: state\(n1\) raised TypeError"),
+    ],
+)
+def test_a_state_that_cannot_be_compared_is_the_plug_ins(
+    write: Write, run_state: RunState, tmp_path: Path, body: str, expected: str
+) -> None:
+    async def main() -> None:
+        async with system_of(write(f"async def state(self, host):\n    {body}\n"), run_state, tmp_path) as system:
+            assert (await system.recover(timeout_s=600.0)).valid is True  # at once: no other answer is to come
+            outcome = (await system.check(started_wall_ms=0))["replicas"]
+            assert outcome.valid == "unknown" and re.search(expected, outcome.reason), outcome
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
         ("def programs(self, host):\n    return [1]", r"^mine.py:\d+: programs\(n1\) returned \[1\] and no mapping"),
         ("def programs(self, host):\n    return {'kv': 'sleep 9'}", r"programs\(n1\) returned 'sleep 9' and no list"),
+        ("def programs(self, host):\n    return {'kv': ['sleep', 9]}", r"\(n1\) has 9 among its words, and no text$"),
         ("def programs(self, host):\n    return {'kv': []}", r"programs\(n1\) returned no words$"),
         ("def programs(self, host):\n    return 1 / 0", r"^mine.py:\d+: programs\(n1\) raised ZeroDivisionError: div"),
-        ("def programs(self, host):\n    return {'kv': [host.listen('cleint')]}", r"programs\(n1\) raised KeyError"),
+        (
+            "def programs(self, host):\n    return {'kv': [host.listen('cleint')]}",
+            r"programs\(n1\) raised KeyError: there is no port 'cleint' \(did you mean client\?\); there are c",
+        ),
+        (
+            "def environment(self, host):\n    return {'A': self.settings['gretting']}",
+            r"environment\(n1\) raised KeyError: there is no setting 'gretting' \(did you mean greeting\?\); there are",
+        ),
         ("def programs(self, host):\n    return {'kv': ['no-such-program']}", r"^mine.py:\d+: cannot run kv on n1:"),
         (
             "def programs(self, host):\n    return {'kv': ['sh', '-c', 'echo no disk >&2; exit 3']}",
@@ -223,6 +304,12 @@ def test_who_leads_is_what_the_plug_in_says(write: Write, run_state: RunState, t
         (
             "ready_timeout_s = 5.0\nasync def start_together(self):\n    raise OSError('no')",
             r"^mine.py:\d+: start_together raised OSError: no$",
+        ),
+        ("async def status(self, host):\n    return True", r"^mine.py:\d+: status\(n1\) returned True and neither"),
+        ("async def status(self, host):\n    return self.nothing", r"^mine.py:\d+: status\(n1\) raised AttributeError"),
+        (
+            "ready_timeout_s = 5.0\nasync def status(self, host):\n    return {}['rolle']",
+            r"^mine.py:\d+: nobody leads 5 s after the start: mine.py:\d+: status\(n1\) raised KeyError: 'rolle'$",
         ),
         ("async def start_together(self):\n    self.nothing()", r"^mine.py:\d+: start_together raised AttributeError"),
     ],

@@ -1,0 +1,33 @@
+"""Ports, settings and hosts by name, as a plug-in looks them up: where there is none, those that there are are told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Generic, NoReturn, TypeVar
+
+from harness.errors import nearest
+
+__all__ = ["Known"]
+
+Value = TypeVar("Value")
+
+
+class _Plain(str):
+    """Text that a KeyError shows as it is: it shows the `repr` of what it is made with."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class Known(dict[str, Value], Generic[Value]):
+    """A mapping whose KeyError says what the names are, and which of them may have been meant."""
+
+    def __init__(self, what: str, values: Mapping[str, Value]) -> None:
+        super().__init__(values)
+        self._what = what
+
+    def __missing__(self, name: str) -> NoReturn:
+        names = f"there are {', '.join(self)}" if self else "there are none"
+        raise KeyError(_Plain(f"there is no {self._what} {name!r}{nearest(str(name), self)}; {names}"))

@@ -1,0 +1,20 @@
+"""Names that a plug-in looks up: a slip is told with what there is."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.sdk.known import Known
+
+
+def test_a_name_that_there_is_not_is_told_with_those_that_there_are() -> None:
+    ports = Known("port", {"client": 7000, "peer": 7001})
+    assert (ports["peer"], ports.get("clinet"), dict(ports)) == (7001, None, {"client": 7000, "peer": 7001})
+    with pytest.raises(KeyError) as caught:
+        ports["clinet"]
+    assert str(caught.value) == "there is no port 'clinet' (did you mean client?); there are client, peer"
+
+
+def test_where_there_are_none_that_is_told() -> None:
+    with pytest.raises(KeyError, match=r"^there is no setting 'ack'; there are none$"):
+        Known[str]("setting", {})["ack"]
