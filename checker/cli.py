@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -154,8 +155,10 @@ def main(argv: Sequence[str] | None = None, *, parquet: Reader | None = None) ->
         options = _parser().parse_args(argv)
         for name in ("jobs", "timeout", "memory"):
             value = getattr(options, name)
-            if value is not None and value <= 0:
-                raise _BadArguments(f"harness check: --{name} must be positive, not {value}")
+            if value is not None and not 0 < value < math.inf:
+                raise _BadArguments(f"harness check: --{name} must be positive and finite, not {value}")
+        if options.html == "":
+            raise _BadArguments("harness check: --html: the path is empty")
         _named_check(options.model)
         shared = len(options.files) == 1
         jobs = [

@@ -15,7 +15,14 @@ from collections.abc import Callable, Sequence
 
 from harness.cli_options import given_options
 from harness.cli_parser import build_parser
-from harness.errors import EXIT_HARNESS_FAILED, EXIT_OPERATOR, HarnessError, OperatorError, SystemUnderTestError
+from harness.errors import (
+    EXIT_HARNESS_FAILED,
+    EXIT_OPERATOR,
+    HarnessError,
+    OperatorError,
+    SystemUnderTestError,
+    one_line,
+)
 from harness.nursery import restart_with_nursery
 
 __all__ = ["main"]
@@ -112,10 +119,10 @@ def _guarded(action: Callable[[], int]) -> int:
         sys.stdout.flush()
         return status
     except OperatorError as error:
-        print(f"harness: {error}", file=sys.stderr)
+        print(f"harness: {one_line(error)}", file=sys.stderr)
         return EXIT_OPERATOR
     except (SystemUnderTestError, HarnessError) as error:
-        print(f"harness: {error}", file=sys.stderr)
+        print(f"harness: {one_line(error)}", file=sys.stderr)
         return EXIT_HARNESS_FAILED
     except KeyboardInterrupt:
         print("harness: interrupted", file=sys.stderr)
@@ -127,7 +134,7 @@ def _guarded(action: Callable[[], int]) -> int:
         if os.environ.get("SPLITBRAIN_TRACEBACK"):
             traceback.print_exc()
         print(
-            f"harness: internal error: {type(error).__name__}: {error} (SPLITBRAIN_TRACEBACK=1 shows where)",
+            f"harness: internal error: {type(error).__name__}: {one_line(error)} (SPLITBRAIN_TRACEBACK=1 shows where)",
             file=sys.stderr,
         )
         return EXIT_HARNESS_FAILED

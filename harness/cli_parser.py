@@ -26,7 +26,7 @@ from harness.cli_options import (
 )
 from harness.cli_spark import add_spark_commands
 from harness.cli_store import add_store_commands
-from harness.errors import EXIT_OPERATOR, nearest
+from harness.errors import EXIT_OPERATOR, nearest, one_line
 from harness.registry import DEFAULT_SYSTEM, is_file
 
 __all__ = ["build_parser"]
@@ -53,7 +53,7 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(*arguments, **{"allow_abbrev": False, "formatter_class": _HelpFormatter, **options})
 
     def error(self, message: str) -> NoReturn:
-        print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
+        print(f"{self.prog}: {one_line(message)}; see {self.prog} --help", file=sys.stderr)
         raise SystemExit(EXIT_OPERATOR)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:

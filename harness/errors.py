@@ -16,6 +16,7 @@ __all__ = [
     "SystemUnderTestError",
     "how_to_get",
     "nearest",
+    "one_line",
 ]
 
 import difflib
@@ -38,6 +39,14 @@ class SystemUnderTestError(Exception):
 
 class HarnessError(Exception):
     """The harness broke its own rules: a bug here. Exit status 255."""
+
+
+def one_line(error: object) -> str:
+    """What an error says, in one line whatever names are in it: a path may hold a line end, or what moves a
+    terminal's cursor. Such characters are shown as Python writes them."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in str(error).strip()
+    )
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -180,6 +180,8 @@ class Store:
     """A directory of runs. Nothing is touched before `create`."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
+        if not os.fspath(root):
+            raise StoreError("--store: the path is empty; leave it away for ./store")
         self.root = Path(os.path.abspath(root))
 
     def create(self, test_name: str, *, now: datetime | None = None) -> RunDir:
@@ -207,18 +209,25 @@ class Store:
                 raise
         return RunDir(path, lock_fd)
 
+    def require(self) -> None:
+        """Raise StoreError where there is no store."""
+        with _storing(f"read the store {self.root}"):
+            is_there = self.root.is_dir()
+        if not is_there:
+            raise StoreError(f"there is no store at {self.root}: make a run first, or name one with --store DIR")
+
     def find(self, text: str) -> RunDir:
         """The run that `text` names: "latest", "<test>" or "<test>/latest" (its newest), "<test>/<time>", or
         the path of a run's directory or of a file in one. Raises StoreError.
         """
         direct = Path(text)
-        if direct.is_file():
-            direct = direct.parent
-        for candidate in (self.root / text, direct):
-            if is_run(candidate):
-                return RunDir(candidate.resolve())
-        if not self.root.is_dir():
-            raise StoreError(f"there is no store at {self.root}: make a run first, or name one with --store DIR")
+        with _storing(f"look for the run {text!r}"):
+            if direct.is_file():
+                direct = direct.parent
+            for candidate in (self.root / text, direct):
+                if is_run(candidate):
+                    return RunDir(candidate.resolve())
+        self.require()
         runs = self.runs()
         if not runs:
             raise StoreError(f"the store {self.root} holds no runs yet")

@@ -220,7 +220,10 @@ def load_schedule(path: str, *, known: Mapping[str, Collection[str]] | None = No
         if size_bytes > MAX_FILE_BYTES:
             raise ScheduleError([f"{path}: {size_bytes} bytes are too many for a schedule"])
         with open(path, encoding="utf-8") as file:
-            data = json.load(file)
+            text = file.read(MAX_FILE_BYTES + 1)  # a device or a pipe says nothing of its size, and may never end
+        if len(text) > MAX_FILE_BYTES:
+            raise ScheduleError([f"{path}: more than {MAX_FILE_BYTES} characters are too many for a schedule"])
+        data = json.loads(text)
     except OSError as error:
         raise ScheduleError([f"cannot read {path}: {error.strerror}"]) from None
     except (ValueError, RecursionError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+from typing import Any
 
 from checker.models.base import Model, ModelError
 from checker.models.collections import FIFOQueue, GrowOnlySet, PriorityQueue, Set, Stack, UnorderedQueue
@@ -52,11 +53,19 @@ def parse_model(text: str) -> Model:
         field_name, equals, value = part.partition("=")
         if not equals or field_name not in known:
             raise ModelError(f"model {name} has no field {field_name!r}; it has: {', '.join(known) or 'none'}")
+        if field_name in fields:
+            raise ModelError(f"model {name}: {field_name} is given twice")
         try:
-            fields[field_name] = json.loads(value)
+            fields[field_name] = json.loads(value, parse_constant=_refuse)
         except ValueError:
             fields[field_name] = value
+        except RecursionError:
+            raise ModelError(f"model {name}: the value of {field_name} is nested too deeply") from None
     return cls(**fields)
+
+
+def _refuse(word: str) -> Any:
+    raise ValueError(f"{word} is no number that JSON has")  # NaN equals nothing, not even itself: it stays a word
 
 
 def _split(text: str) -> list[str]:

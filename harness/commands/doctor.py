@@ -35,6 +35,7 @@ from harness.faults.prove import Trial, prove_variants
 from harness.faults.target import PlannedTarget
 from harness.report import OutputConsole
 from harness.systems.base import LimitsClusters
+from harness.test import MAX_NODES
 from nemesis.forms import HasForms
 from nemesis.mechanisms.reach import AUTO
 from nemesis.protocol import Nemesis
@@ -65,6 +66,8 @@ def doctor_command(arguments: argparse.Namespace) -> int:
     names = _split(arguments.cluster) or registry.names("clusters")
     nemeses = {name: registry.load("nemeses", name) for name in _split(arguments.nemesis) or registry.names("nemeses")}
     options = cluster_options_of(arguments)
+    if arguments.nodes > MAX_NODES:
+        raise OperatorError(f"--nodes must be 1 to {MAX_NODES}, not {arguments.nodes}")
     check_settings(arguments.system, registry.load("systems", arguments.system), settings_from(arguments))
     if arguments.prove and len(names) == 1:
         cells = _prove_here(names[0], nemeses, options, arguments)

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
+from harness import registry
+from harness.clusters.select import AUTO
 from harness.commands.run import Prepared, enter_namespace
 from harness.errors import OperatorError, nearest
 from harness.gallery.finding import Finding, is_met
@@ -82,6 +84,8 @@ def _chosen(arguments: argparse.Namespace) -> list[Finding]:
 
 def _run(arguments: argparse.Namespace) -> int:
     chosen = _chosen(arguments)
+    if arguments.cluster not in (None, AUTO):
+        registry.load("clusters", arguments.cluster)  # a word mistyped is no reason of each finding's not to be run
     path = _results_path(arguments)
     records = load(path)
     seed = random_seed() if arguments.seed is None else arguments.seed

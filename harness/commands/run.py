@@ -23,8 +23,8 @@ from harness.execution import Parts, exit_status_of, perform, plan_faults
 from harness.fault_table import FaultRow, fault_rows, fault_table
 from harness.faults.triggers import not_waited_for
 from harness.report import OutputConsole, print_summary
-from harness.report.junit import Case, case_of, write_junit
-from harness.report.step_summary import append_summary
+from harness.report.junit import Case, case_of, require_junit_path, write_junit
+from harness.report.step_summary import append_summary, require_summary_path
 from harness.seeded import random_seed
 from harness.store import RunDir, Store
 from harness.systems.base import Fetched, LimitsClusters, setting_problems
@@ -43,12 +43,19 @@ NO_FAULTS = "no faults: this run breaks nothing; --nemesis partition cuts the ne
 
 
 class Cases:
-    """What the runs of a command came to, written at its end to where `--junit` and `--step-summary` say."""
+    """What the runs of a command came to, written at its end to where `--junit` and `--step-summary` say.
+
+    Where nothing can be written is said before the first run. Raises OperatorError.
+    """
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._junit: str | None = arguments.junit
         self._step_summary: str | None = arguments.step_summary
         self._cases: list[Case] = []
+        if self._junit is not None:
+            require_junit_path(self._junit)
+        if self._step_summary is not None:
+            require_summary_path(self._step_summary)
 
     def judged(self, test: Test, run_dir: RunDir, results: Mapping[str, Any], *, label: str = "") -> None:
         """A run that has a verdict."""
@@ -100,8 +107,8 @@ def run_command(arguments: argparse.Namespace) -> int:
         announce(prepared, console)
         run_dir, results = perform(prepared.parts, store, console)
         cases.judged(prepared.parts.test, run_dir, results)
-    show = console if arguments.json else OutputConsole()
-    print_summary(results, show, test=prepared.parts.test.to_json(), report_path=run_dir.report_path)
+        show = console if arguments.json else OutputConsole()  # the verdict is said also where no file can be written
+        print_summary(results, show, test=prepared.parts.test.to_json(), report_path=run_dir.report_path)
     if arguments.json:
         print(json.dumps(results, indent=2, sort_keys=True))
     if console.reader_is_gone:

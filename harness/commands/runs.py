@@ -33,8 +33,7 @@ def runs_command(arguments: argparse.Namespace) -> int:
         if word not in STATES:
             raise OperatorError(f"unknown verdict {word!r}{nearest(word, STATES)}; known: {', '.join(STATES)}")
     store = Store(arguments.store)
-    if not store.root.is_dir():
-        raise OperatorError(f"there is no store at {store.root}: make a run first, or name one with --store DIR")
+    store.require()
     index = read_index(store)
     found = select(
         index.runs,

@@ -40,6 +40,9 @@ __all__ = ["MAX_RUNS", "combinations", "derived_seed", "series_command"]
 MAX_RUNS = 10_000
 """Runs of one series: days of work, so more is a mistake in the matrix."""
 
+MAX_MATRIX_BYTES = 1 << 20
+"""Of a matrix file, so that one that never ends (a device) is refused and not read."""
+
 MAX_FAILED_STARTS = 3
 """Runs in a row whose system did not come up, after which the next will not either."""
 
@@ -173,10 +176,13 @@ def combinations(path: str) -> list[list[str]]:
     """
     try:
         with open(path, "rb") as file:
-            data = tomllib.load(file)
+            text = file.read(MAX_MATRIX_BYTES + 1)
+        if len(text) > MAX_MATRIX_BYTES:
+            raise OperatorError(f"--matrix {path}: more than {MAX_MATRIX_BYTES:,} bytes are too many for a matrix")
+        data = tomllib.loads(text.decode())
     except OSError as error:
         raise OperatorError(f"--matrix {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise OperatorError(f"--matrix {path}: not TOML: {error}") from None
     axes: list[list[list[str]]] = []
     for key, value in data.items():

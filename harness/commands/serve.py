@@ -39,8 +39,8 @@ def serve_command(arguments: argparse.Namespace) -> int:
     from harness.serve.launch import Launcher
 
     store = Store(arguments.store)
-    if not store.root.is_dir() and not arguments.allow_run:
-        raise OperatorError(f"there is no store at {store.root}: make a run first, or name one with --store DIR")
+    if not arguments.allow_run:
+        store.require()
     listener = _listen(arguments.port)
     port = listener.getsockname()[1]
     launcher = Launcher(store.root) if arguments.allow_run else None

@@ -64,6 +64,16 @@ def case_of(results: Mapping[str, Any], test: Mapping[str, Any], *, name: str, r
     )
 
 
+def require_junit_path(path: str) -> None:
+    """Make the directory that the file goes into. Raises OperatorError where there can be no such file."""
+    if not path or os.path.isdir(path):
+        raise OperatorError(f"--junit {path!r}: that names no file")
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    except OSError as error:
+        raise OperatorError(f"--junit {path}: {error.strerror}") from None
+
+
 def write_junit(path: str, cases: Sequence[Case]) -> None:
     """Write the file, whole or not at all. Raises OperatorError."""
     from xml.etree import ElementTree  # here, so that runs that write none start without it
@@ -78,8 +88,8 @@ def write_junit(path: str, cases: Sequence[Case]) -> None:
         suite.append(_element(case))
     ElementTree.indent(root)
     data = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    require_junit_path(path)
     try:
-        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
         replace_file(Path(path), data + b"\n")
     except OSError as error:
         raise OperatorError(f"--junit {path}: {error.strerror}") from None

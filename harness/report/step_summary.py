@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from harness.errors import OperatorError
 from harness.report.junit import Case
 
-__all__ = ["append_summary", "summary"]
+__all__ = ["append_summary", "require_summary_path", "summary"]
 
 _MARKS = {"valid": "✅", "invalid": "❌", "unknown": "❔", "did-not-run": "⚠️"}
 MAX_REASON_CHARS = 500
@@ -23,6 +23,15 @@ def summary(cases: Sequence[Case]) -> str:
         if case.verdict != "valid" and "repeat" in case.properties:
             lines += ["", f"Repeat {_cell(case.name)}:", "", f"    {case.properties['repeat']}"]
     return "\n".join(lines) + "\n"
+
+
+def require_summary_path(path: str) -> None:
+    """Raise OperatorError for a file that cannot be appended to; makes one that is not there."""
+    try:
+        with open(path, "a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise OperatorError(f"--step-summary {path!r}: {error.strerror}") from None
 
 
 def append_summary(path: str, cases: Sequence[Case]) -> None:

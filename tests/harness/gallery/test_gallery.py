@@ -222,6 +222,7 @@ def test_an_interrupted_finding_is_not_recorded(run_gallery: Performs, tmp_path:
         (["run"], "say which findings: --all, or some of"),
         (["run", "--all", "redis-failover-loss"], "say which findings"),
         (["run", "redis-failover-los"], "did you mean redis-failover-loss?"),
+        (["run", "--all", "--cluster", "dokcer"], "unknown cluster 'dokcer' (did you mean docker?)"),
         (["page", "--results", "nowhere.json"], "there is no nowhere.json: harness gallery run"),
     ],
 )

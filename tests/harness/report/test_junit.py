@@ -47,8 +47,19 @@ def test_any_text_makes_a_file_that_can_be_read(tmp_path_factory: pytest.TempPat
 
 
 def test_a_file_that_cannot_be_written_is_the_operators(tmp_path: Path) -> None:
-    with pytest.raises(OperatorError, match=r"--junit /.*: Is a directory"):
+    with pytest.raises(OperatorError, match=r"--junit '/.*': that names no file"):
         write_junit(str(tmp_path), [])
+
+
+def test_a_verdict_is_said_also_where_the_file_cannot_be_written_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", "--cluster", "sim", "--nodes", "3", "--time-limit", "0.2", "--seed", "1", "--junit", "/dev/full/x"]
+    monkeypatch.setattr("harness.commands.run.require_junit_path", lambda path: None)  # it was there at the start
+    assert cli.main([*words, "--store", str(tmp_path / "store")]) == 254
+    said = capsys.readouterr()
+    assert "VALID" in said.out and "repeat  harness run" in said.out
+    assert said.err.splitlines()[-1].startswith("harness: --junit /dev/full/x: ")
 
 
 @pytest.mark.cluster
