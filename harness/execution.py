@@ -9,13 +9,14 @@ import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import harness
+from checker.faults import NEMESIS
 from checker.verdict import Verdict
 from harness.clusters.base import run_harness
 from harness.clusters.options import MECHANISM_OPTION
@@ -25,6 +26,7 @@ from harness.history_writer import HistoryWriter, read_history
 from harness.judge import judge
 from harness.report import LiveProgress, OutputConsole
 from harness.report.store_page import update_store_page
+from harness.report.units import plural
 from harness.run_state import RunState
 from harness.runner import Observed, Run
 from harness.runtime import harness_runtime
@@ -307,16 +309,31 @@ async def _observe_with(state: RunState, parts: Parts, run_dir: RunDir, console:
 
 
 def judge_run(
-    run_dir: RunDir, test: Test, workload: Workload, observed: Observed, facts: Mapping[str, Any]
+    run_dir: RunDir, test: Test, workload: Workload, observed: Observed, facts: Mapping[str, Any], *, judged: int = 0
 ) -> dict[str, Any]:
-    """Read the stored history, check it, and give results.json's content."""
+    """Read the stored history, check it, and give results.json's content.
+
+    `judged` is how many events of clients the history had when it was judged before. One that has fewer has lost
+    some, which is noted as trouble: it stays with the results when they are judged once more.
+    """
     reader = read_history(run_dir.history_path)
     events = list(reader)
-    note = None
+    notes = []
     if reader.truncated:
-        note = f"the history ends in the middle of a line ({len(reader.dropped)} characters dropped)"
-    results = judge(test, workload, events, observed, history_note=note)
+        notes.append(f"the history ends in the middle of a line ({len(reader.dropped)} characters dropped)")
+    if missing := _missing_events(events):
+        notes.append(f"{plural(missing, 'event')} of the history are missing")
+    left = sum(event["process"] != NEMESIS for event in events)
+    if left < judged:
+        observed.trouble.append(f"the history has lost its end: {left:,} events of clients are left of {judged:,}")
+    results = judge(test, workload, events, observed, history_note="; ".join(notes) or None)
     return {**results, **facts}
+
+
+def _missing_events(events: Sequence[Mapping[str, Any]]) -> int:
+    """How many events are not there though later ones are: their indices go up by one, from 0."""
+    last = events[-1].get("index") if events else None
+    return max(0, last + 1 - len(events)) if type(last) is int else 0
 
 
 def _finish(run_dir: RunDir, test: Test, results: dict[str, Any], observed: Observed) -> None:

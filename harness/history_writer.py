@@ -305,6 +305,8 @@ def event_problem(event: Any) -> str | None:
         return f"an event's time is a number of nanoseconds, not {time_ns!r}"
     if type(process) is not int and process != NEMESIS:
         return f"a process is a number or {NEMESIS!r}, not {process!r}"
+    if "error" in event and type(event["error"]) is not str:
+        return f"an event's error is words, not {event['error']!r}"
     return None
 
 

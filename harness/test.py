@@ -11,7 +11,7 @@ import dataclasses
 import json
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -195,13 +195,38 @@ class Test:
 
 def test_from_json(data: Mapping[str, Any]) -> Test:
     """The inverse of `Test.to_json`; fields of newer versions are ignored. Raises OperatorError."""
-    known = {f.name for f in dataclasses.fields(Test)}
-    try:
-        values = {name: value for name, value in data.items() if name in known}
-        values["nemesis"] = tuple(NemesisChoice.parse(text) for text in data["nemesis"])
-        return Test(**values)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise OperatorError(f"test.json does not describe a run: {json.dumps(str(error))}") from None
+    values = {}
+    for each in dataclasses.fields(Test):
+        if each.name in data:
+            value = data[each.name]
+            if not _FITS[str(each.type)](value):
+                what = json.dumps(value)[:100]
+                raise OperatorError(f"test.json does not describe a run: {each.name} cannot be {what}")
+            values[each.name] = value
+        elif each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING:
+            raise OperatorError(f"test.json does not describe a run: it has no {each.name}")
+    values["nemesis"] = tuple(NemesisChoice.parse(text) for text in values["nemesis"])
+    return Test(**values)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is float or (type(value) is int and abs(value) < 1 << 1000)  # a greater one fits no float
+
+
+def _is_map_of_words(value: Any) -> bool:
+    return isinstance(value, dict) and all(type(word) is str for pair in value.items() for word in pair)
+
+
+_FITS: Mapping[str, Callable[[Any], bool]] = {
+    "str": lambda value: type(value) is str,
+    "str | None": lambda value: value is None or type(value) is str,
+    "int": lambda value: type(value) is int,
+    "float": _is_number,
+    "bool": lambda value: type(value) is bool,
+    "Mapping[str, str]": _is_map_of_words,
+    "tuple[NemesisChoice, ...]": lambda value: isinstance(value, list) and all(type(each) is str for each in value),
+}
+"""Of the type of a field as it is written above: whether a value of JSON is one."""
 
 
 test_from_json.__test__ = False  # type: ignore[attr-defined]

@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from checker.history import HistoryError as DisorderedHistory
 from harness import registry
 from harness.errors import OperatorError
 from harness.execution import exit_status_of, judge_run
@@ -20,7 +21,7 @@ from harness.report import OutputConsole, print_summary
 from harness.report.page import write_report
 from harness.report.store_page import update_store_page
 from harness.runner import Observed
-from harness.store import RunDir, RunStatus, Store
+from harness.store import RunDir, RunStatus, Store, StoreError
 from harness.systems.base import CheckOutcome
 from harness.test import test_from_json
 from harness.workloads.base import Workload
@@ -54,7 +55,10 @@ def analyze_command(arguments: argparse.Namespace) -> int:
     before = _stored_results(run_dir)
     observed = _observed_from(before, workload)
     facts = {name: before[name] for name in FACTS if name in before}
-    results = judge_run(run_dir, test, workload, observed, facts)
+    try:
+        results = judge_run(run_dir, test, workload, observed, facts, judged=sum(before.get("ops", {}).values()))
+    except DisorderedHistory as error:
+        raise OperatorError(f"{run_dir.history_path} is damaged: {error}") from None
     run_dir.write_results(results)
     write_report(run_dir.path, test.to_json(), results, run_dir.history_path)
     if run_dir.path.parent.parent == store.root.resolve():
@@ -69,7 +73,37 @@ def analyze_command(arguments: argparse.Namespace) -> int:
 def _stored_results(run_dir: RunDir) -> Mapping[str, Any]:
     if not run_dir.results_path.exists():
         return {}
-    return run_dir.read_results()
+    try:
+        results = run_dir.read_results()
+        if results and (problem := _problem_of(results)):
+            raise StoreError(f"{run_dir.results_path} is damaged: {problem}")
+    except StoreError as error:
+        raise OperatorError(f"{error}; move it away, and the run is judged by its history alone") from None
+    return results
+
+
+def _problem_of(results: Mapping[str, Any]) -> str | None:
+    """What is wrong with stored results, as far as a new judgement is made of them; None where nothing is."""
+    checks = results.get("checks")
+    if not isinstance(checks, dict) or not checks:
+        return "it has no checks"
+    for name, check in checks.items():
+        whole = isinstance(check, dict) and type(check.get("reason")) is str
+        if not whole or type(check.get("valid")) not in (bool, str):
+            return f"check {name} has no verdict"
+    trouble, system = results.get("trouble", []), results.get("system", {})
+    if not isinstance(trouble, list) or not all(type(each) is str for each in trouble):
+        return "its trouble is no list of words"
+    if not isinstance(system, dict):
+        return "what it says of the system is no object"
+    for name in ("ops", "unexpected_errors"):
+        counts = results.get(name, {})
+        if not isinstance(counts, dict) or not all(type(count) is int for count in counts.values()):
+            return f"its {name} are no counts"
+    for name in ("interrupted", "stopped_at_first_violation"):
+        if results.get(name) is not None and type(results[name]) is not str:
+            return f"{name} is no word"
+    return None
 
 
 def _observed_from(before: Mapping[str, Any], workload: Workload) -> Observed:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from harness.commands.run import announce, enter_namespace, prepare
-from harness.errors import OperatorError
 from harness.execution import perform
 from harness.faults.triggers import count_triggers
 from harness.history_writer import read_history
 from harness.report import OutputConsole, print_summary
-from harness.store import Store
+from harness.store import RunDir, Store
 from harness.test import Test, test_from_json
 
 __all__ = ["replay_command"]
@@ -62,10 +60,7 @@ def _take_over(arguments: argparse.Namespace, given: Sequence[str]) -> None:
     path = Path(arguments.schedule).parent / "test.json"
     if not path.exists():
         return
-    try:
-        test: Test = test_from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise OperatorError(f"{path}: {error}") from None
+    test: Test = test_from_json(RunDir(path.parent).read_test())
     names = {
         "system": test.system, "nodes": test.nodes, "workload": test.workload, "time_limit": test.time_limit_s,
         "concurrency": test.concurrency, "rate": test.rate, "seed": test.seed, "settings": list(test.settings.items()),

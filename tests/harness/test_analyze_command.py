@@ -1,0 +1,160 @@
+"""`harness analyze` of runs whose files are damaged: what is said of each, and that none passes for valid."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import cli
+from harness.errors import OperatorError
+from harness.store import RunDir, Store
+from harness.test import test_from_json as read_test
+
+Damage = Callable[[Any], None]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of a short run that is valid."""
+    store = tmp_path_factory.mktemp("whole") / "store"
+    words = ["run", "--cluster", "sim", "--nodes", "3", "--time-limit", "0.5", "--seed", "1", "--store", str(store)]
+    assert cli.main(words) == 0
+    return store
+
+
+@pytest.fixture
+def run_dir(whole: Path, tmp_path: Path) -> RunDir:
+    shutil.copytree(whole, tmp_path / "store", symlinks=True)
+    return Store(tmp_path / "store").find("latest")
+
+
+def analyze(run_dir: RunDir) -> int:
+    return cli.main(["analyze", str(run_dir.path), "--store", str(run_dir.path.parent.parent)])
+
+
+def change(path: Path, damage: Damage) -> None:
+    data = json.loads(path.read_text())
+    damage(data)
+    path.write_text(json.dumps(data))
+
+
+def lines_of(run_dir: RunDir) -> list[str]:
+    return run_dir.history_path.read_text().splitlines(keepends=True)
+
+
+def test_a_whole_run_is_valid_again(run_dir: RunDir) -> None:
+    assert analyze(run_dir) == 0
+
+
+def test_a_history_that_has_lost_its_end_is_unknown_however_often_it_is_judged(run_dir: RunDir) -> None:
+    lines = lines_of(run_dir)
+    run_dir.history_path.write_text("".join(lines[:50]))
+    for _ in range(2):
+        assert analyze(run_dir) == 2
+        words = f"the history has lost its end: 50 events of clients are left of {len(lines)}"
+        assert words in run_dir.read_results()["reason"]
+
+
+def test_a_history_with_a_gap_is_unknown(run_dir: RunDir) -> None:
+    events = [json.loads(line) for line in lines_of(run_dir)]
+    first = events[0]["process"]
+    lost = [event for event in events if event["process"] == first][:2]  # an operation, whole
+    run_dir.history_path.write_text("".join(f"{json.dumps(event)}\n" for event in events if event not in lost))
+    assert analyze(run_dir) == 2
+    assert "2 events of the history are missing" in run_dir.read_results()["reason"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda lines: lines[:9] + lines[5:], "index 5 comes after index 8"),
+        (lambda lines: [line.replace('"index":1,', "") for line in lines], "the event has no 'index'"),
+        (lambda lines: [*lines[:4], lines[4].replace("}", ',"error":5}'), *lines[5:]], ":5: an event's error is words"),
+    ],
+)
+def test_events_that_do_not_fit_are_one_line(
+    run_dir: RunDir, capsys: pytest.CaptureFixture[str], damage: Callable[[list[str]], list[str]], said: str
+) -> None:
+    run_dir.history_path.write_text("".join(damage(lines_of(run_dir))))
+    assert analyze(run_dir) == 254
+    error = capsys.readouterr().err
+    assert said in error and "history.jsonl" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("checks", {}, "it has no checks"),
+        ("checks", {"replicas": {"reason": "x"}}, "check replicas has no verdict"),
+        ("checks", {"replicas": {"valid": 1, "reason": "x"}}, "check replicas has no verdict"),
+        ("checks", {"replicas": None}, "check replicas has no verdict"),
+        ("trouble", [1], "its trouble is no list of words"),
+        ("system", [], "what it says of the system is no object"),
+        ("ops", {"ok": "many"}, "its ops are no counts"),
+        ("unexpected_errors", "x", "its unexpected_errors are no counts"),
+        ("interrupted", -1, "interrupted is no word"),
+        ("stopped_at_first_violation", [1], "stopped_at_first_violation is no word"),
+    ],
+)
+def test_damaged_results_say_what_is_wrong_and_the_mend_works(
+    run_dir: RunDir, capsys: pytest.CaptureFixture[str], name: str, value: Any, said: str
+) -> None:
+    change(run_dir.results_path, lambda results: results.update({name: value}))
+    before = run_dir.results_path.read_bytes()
+    assert analyze(run_dir) == 254
+    error = capsys.readouterr().err
+    assert f"results.json is damaged: {said}; move it away" in error and error.count("\n") == 1
+    assert run_dir.results_path.read_bytes() == before
+    run_dir.results_path.unlink()
+    assert analyze(run_dir) == 2
+    assert "nobody saw the state of its replicas" in run_dir.read_results()["reason"]
+
+
+def test_results_that_are_no_json_say_the_same_mend(run_dir: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir.results_path.write_bytes(b"")
+    assert analyze(run_dir) == 254
+    assert "move it away, and the run is judged by its history alone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["analyze", "replay"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("system", None), ("cluster", [1]), ("nodes", "x"), ("nodes", True), ("workload", {}), ("nemesis", "kill"),
+        ("nemesis", [1]), ("nemesis_interval_s", "5"), ("time_limit_s", None), ("rate", 10**400), ("seed", 0.5),
+        ("settings", {"read_mode": 1}), ("settings", []), ("checker_memory_mb", None), ("fail_fast", "no"),
+        ("client", 7), ("nemesis_schedule", 7),
+    ],
+)  # fmt: skip
+def test_a_test_of_wrong_types_is_one_line(
+    run_dir: RunDir, capsys: pytest.CaptureFixture[str], command: str, name: str, value: Any
+) -> None:
+    change(run_dir.test_path, lambda test: test.update({name: value}))
+    of_the_run = {"analyze": str(run_dir.path), "replay": str(run_dir.path / "schedule.json")}[command]
+    assert cli.main([command, of_the_run, "--store", str(run_dir.path.parent.parent)]) == 254
+    error = capsys.readouterr().err
+    assert f"test.json does not describe a run: {name} cannot be {json.dumps(value)[:100]}" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", ["", "[", "[]", "[" * 100_000])
+def test_a_test_that_is_no_json_is_one_line_also_beside_a_schedule(
+    run_dir: RunDir, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    run_dir.test_path.write_text(text)
+    assert cli.main(["replay", str(run_dir.path / "schedule.json"), "--store", str(run_dir.path.parent.parent)]) == 254
+    error = capsys.readouterr().err
+    assert "test.json is damaged" in error and error.count("\n") == 1
+
+
+def test_what_a_test_lacks_is_named_and_what_is_newer_is_passed_over(run_dir: RunDir) -> None:
+    data = run_dir.read_test()
+    assert read_test({**data, "of_a_newer_version": 1}) == read_test(data)
+    with pytest.raises(OperatorError, match="it has no workload"):
+        read_test({name: value for name, value in data.items() if name != "workload"})
+    assert read_test({name: value for name, value in data.items() if name != "client"}).client is None
