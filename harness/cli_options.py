@@ -127,7 +127,8 @@ def _add_what_runs(group: Any) -> None:
     group.add_argument(
         "--system",
         default=registry.DEFAULT_SYSTEM,
-        help=f"the system under test: {_known('systems')} (default: {registry.DEFAULT_SYSTEM})",
+        help=f"the system under test: {_known('systems')} or a FILE.py (default: "
+        f"{registry.DEFAULT_SYSTEM})",
     )
     add_system_settings(group)
     group.add_argument(

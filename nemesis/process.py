@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nemesis.forms import Form, FormNemesis, hosts_of, split_variant
@@ -214,7 +215,8 @@ class Kill(FormNemesis):
             ),
             Form(
                 name="terminate",
-                description="SIGTERM: an orderly end, with whatever the system does on its way out",
+                description="SIGTERM: an orderly end, with whatever the system does on its way out; what takes a "
+                "SIGKILL after 8 s has not met it",
                 needs=(("processes", "kill"),),
                 targets=("leader", "one"),
             ),
@@ -247,18 +249,24 @@ class Kill(FormNemesis):
 
     async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
         """The processes are gone and nobody answers for them, while the others run. A crash loop: each victim
-        was started again and killed again while we looked."""
+        was started again and killed again while we looked. An orderly end that no victim came to was met by nobody."""
         if injection.problem is not None:
             return Proof(proven=False, detail=injection.problem)
         if split_variant(injection.variant)[0] == "crash-loop":
             return await _prove_crashing(target, injection.value["hosts"], in_force)
-        return await prove_stopped(target, injection, DOWN, in_force)
+        proof = await prove_stopped(target, injection, DOWN, in_force)
+        if split_variant(injection.variant)[0] == "terminate":
+            return await _judged_by_its_end(target, injection, proof)
+        return proof
 
     async def prove_met(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
         """Nothing of the victims runs yet; of a crash loop, whose victims come and go, its first proof stands."""
         if split_variant(injection.variant)[0] == "crash-loop":
             return Proof(proven=True, detail="a crash loop's first proof stands")
-        return await _prove_still_stopped(target, injection)
+        proof = await _prove_still_stopped(target, injection)
+        if split_variant(injection.variant)[0] == "terminate":
+            return await _judged_by_its_end(target, injection, proof)
+        return proof
 
     async def heal(self, target: Target, injection: Injection) -> None:
         """Start again what no other fault keeps down. Idempotent."""
@@ -324,6 +332,18 @@ class Pause(FormNemesis):
     async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
         """The replicas run and answer, or stay silent by themselves."""
         return await prove_released(target, injection.value["hosts"], in_force=in_force)
+
+
+async def _judged_by_its_end(target: Target, injection: Injection, proof: Proof) -> Proof:
+    """The proof of an orderly end, with who did not come to one: what takes a SIGKILL has not done what a program does
+    on its way out."""
+    processes, hosts = processes_of(target), injection.value["hosts"]
+    views = [await processes.look(host) for host in hosts]
+    forced = [view.host for view in views if view.was_forced]
+    if not forced or not proof.proven:
+        return proof
+    detail = f"{proof.detail}; SIGTERM did not end {', '.join(forced)} in time, SIGKILL did"
+    return replace(proof, detail=detail, exercised=proof.exercised if len(forced) < len(hosts) else False)
 
 
 async def _prove_crashing(target: Target, victims: Sequence[str], in_force: Sequence[Injection]) -> Proof:

@@ -200,13 +200,15 @@ DOWN = "down"
 class ProcessView:
     """What one look at a replica's process saw. `state` is RUNNING, PAUSED or DOWN; `starts` counts how often
     the replica was started in this run; `pid` is its number on its host, None when down or not known;
-    `ended_by_itself` says of one that is down that it was started and no fault has ended it since."""
+    `ended_by_itself` says of one that is down that it was started and no fault has ended it since; `was_forced` of one
+    that a fault has ended by SIGTERM that it took a SIGKILL in the end."""
 
     host: str
     state: str
     starts: int
     pid: int | None = None
     ended_by_itself: bool = False
+    was_forced: bool = False
 
 
 class ProcessMember(NamedTuple):

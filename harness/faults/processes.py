@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -69,6 +70,8 @@ class ReplicaProcesses:
         self._starts = Counter(dict.fromkeys(hosts, 1))
         self._ended: dict[str, HostProcess] = {}
         """The process of a host that a fault has ended last."""
+        self._forced: set[str] = set()
+        """Hosts whose process was to end by SIGTERM the last time, and ended by SIGKILL."""
         self._locks = {host: asyncio.Lock() for host in hosts}
 
     async def end(self, fault_id: str, hosts: Collection[str], *, signal_name: str = "KILL") -> None:
@@ -126,6 +129,7 @@ class ReplicaProcesses:
             starts=self._starts[host],
             pid=pid,
             ended_by_itself=process is not None and has_ended and process is not self._ended.get(host),
+            was_forced=host in self._forced,
         )
 
     async def members(self, host: str) -> Sequence[ProcessMember] | None:
@@ -155,7 +159,9 @@ class ReplicaProcesses:
             if enders:
                 if is_up:
                     self._ended[host] = process
-                    await _end(process, enders[-1].signal_name)
+                    self._forced.discard(host)
+                    if not await _end(process, enders[-1].signal_name):
+                        self._forced.add(host)
                 return
             if not is_up or _has_ended_in_part(process):
                 await self._restart(host)
@@ -194,16 +200,17 @@ class ReplicaProcesses:
             await loop.task
 
 
-async def _end(process: HostProcess, signal_name: str) -> None:
+async def _end(process: HostProcess, signal_name: str) -> bool:
+    """End a replica; returns whether it was that signal that ended it. Raises RuntimeError when nothing does."""
     if signal_name == "TERM":
-        await process.terminate(grace_s=TERMINATE_GRACE_S)
-        return
+        return await process.terminate(grace_s=TERMINATE_GRACE_S) != -signal.SIGKILL
     try:
         await asyncio.wait_for(process.kill(), END_TIMEOUT_S)
     except TimeoutError:
         raise RuntimeError(
             f"the replica of {process.host} did not end within {END_TIMEOUT_S:g} s of SIGKILL: it waits in the kernel"
         ) from None
+    return True
 
 
 def _has_ended_in_part(process: HostProcess) -> bool:

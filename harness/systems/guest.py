@@ -193,10 +193,10 @@ class GuestSystem:
 
     @classmethod
     def program_commands(cls, settings: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
-        """What a host would run, where everything that is to be installed has been fetched; else nothing. Raises
-        PluginError, OperatorError."""
+        """What a host would run, where everything that is to be installed has been fetched, or is the user's own files;
+        else nothing. Raises PluginError, OperatorError."""
         recipes = recipes_of(cls.plugin.system_class, cls._with_defaults(settings))
-        if not all(map(is_fetched, recipes)):
+        if not all(is_fetched(recipe) or recipe.kind == "path" for recipe in recipes):
             return {}
         hosts: Any = PlannedHosts(cls.extra_hosts)
         planned = cls(cluster=hosts, settings=settings, keys=1, log_dir="", operation_timeout_s=1.0)
@@ -307,8 +307,17 @@ class GuestSystem:
             raise self._wrong(method, f"{method}({host.name}) returned {found!r:.80} and no mapping of names to texts")
         return found
 
+    def _files_of(self, host: Host) -> Mapping[str, Any]:
+        """What the plug-in wants to be written on a host: below its data directory, for what lies elsewhere may be the
+        machine's own, which nobody would clean up. Raises PluginError."""
+        found = self._words_of("files", host)
+        for path in found:
+            if os.path.isabs(path) or os.path.normpath(path).split(os.sep)[0] == os.pardir:
+                raise self._wrong("files", f"files({host.name}) names {path!r}, which is not below host.data")
+        return found
+
     async def _prepare_host(self, host: Host) -> None:
-        for path, content in self._words_of("files", host).items():
+        for path, content in self._files_of(host).items():
             await host.put(path, content)
         await self._own_data(host)
         await self._call(f"setup({host.name})", self._system.setup(host))
@@ -452,7 +461,7 @@ class GuestSystem:
         """Write every host's files, ask for every host's programs, and start those of one."""
         for host in self._hosts.values():
             self._commands[host.name] = self._programs_of(host)
-            for path, content in self._words_of("files", host).items():
+            for path, content in self._files_of(host).items():
                 await host.put(path, content)
             await self._own_data(host)
         await self.restart(name)

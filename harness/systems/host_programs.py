@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Mapping
 
 from harness.clusters.base import HostProcess, ListsMembers
@@ -46,9 +47,15 @@ class HostPrograms:
         return next((status for status in statuses if status), 0)
 
     async def terminate(self, *, grace_s: float = 10.0) -> int:
-        """SIGTERM to all at the same time, SIGKILL to what remains after `grace_s` seconds."""
-        await all_of(process.terminate(grace_s=grace_s) for process in self._programs.values())
-        return self.exit_status() or 0
+        """SIGTERM to all that run at the same time, SIGKILL to what remains after `grace_s` seconds. Returns 0, or the
+        status of one that ended otherwise: of one that took a SIGKILL, where there is any."""
+        statuses = list[int]()
+
+        async def end(process: HostProcess) -> None:
+            statuses.append(await process.terminate(grace_s=grace_s))
+
+        await all_of(end(process) for process in self._programs.values() if process.exit_status() is None)
+        return min(statuses, key=lambda status: (status != -signal.SIGKILL, status == 0), default=0)
 
     async def kill(self) -> None:
         """SIGKILL to all at the same time, and wait until they are gone."""

@@ -14,9 +14,8 @@ import pytest
 
 from harness import registry
 from harness.commands import doctor, doctor_programs
+from harness.commands.new import source_for
 from harness.faults.prove import prove_variants
-from harness.sdk.install import fetched
-from harness.sdk.plugin import recipes_of
 from nemesis.mechanisms.shim import why_no_shim
 from nemesis.partition import PARTITION
 from nemesis.process import KILL
@@ -102,12 +101,21 @@ def test_it_says_when_the_programs_of_a_system_cannot_be_told(monkeypatch: pytes
 
 def test_a_plug_in_names_its_programs_once_they_are_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SPLITBRAIN_CACHE", str(tmp_path))
-    toy = registry.load("systems", "toy")
-    assert doctor_programs.mechanism_lines(toy, {})[0].endswith("a first run fetches it")
-    for recipe in recipes_of(toy.plugin.system_class):
-        fetched(recipe)
+    etcd = registry.load("systems", "etcd")
+    assert doctor_programs.mechanism_lines(etcd, {})[0].endswith("a first run fetches it")
+    toy = registry.load("systems", "toy")  # which is made of files of this machine
     [line] = doctor_programs.mechanism_lines(toy, {})
     assert line.startswith("toy: ") and "python" in line
+
+
+def test_a_file_is_taken_for_the_system_as_by_run(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(source_for("mine"))
+    argv = [sys.executable, "-m", "harness", "doctor", "mine.py", "--cluster", "local", "--nemesis", "power,kill"]
+    done = subprocess.run([*argv, "--json"], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    cells = {(cell["nemesis"], cell["form"]): cell for cell in json.loads(done.stdout)}
+    assert cells["kill", "sigkill"]["state"] == "works"
+    assert "nothing is kept on disk" in cells["power", "cut"]["reason"]
 
 
 def test_a_cluster_that_cannot_be_had_has_a_column_of_reasons() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from harness.clusters.base import HostProcess, Program
+from harness.faults import processes
 from harness.faults.processes import ReplicaProcesses
 from harness.run_state import RunState
 from nemesis.target import DOWN, PAUSED, RUNNING
@@ -63,6 +65,40 @@ def run(tmp_path: Path, own_host: Any) -> Run:
         asyncio.run(main())
 
     return run_it
+
+
+IGNORES_SIGTERM = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ignores it", flush=True)
+time.sleep(600)
+"""
+
+
+def wait_for_a_line(below: Path, name: str) -> None:
+    while not any(path.stat().st_size for path in below.rglob(name)):
+        time.sleep(0.01)
+
+
+def test_who_takes_a_sigkill_where_a_sigterm_was_asked_for_is_told(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(processes, "TERMINATE_GRACE_S", 0.5)
+
+    async def work(made: Replicas) -> None:
+        await made.current["n1"].kill()
+        program = Program(name="deaf", argv=[sys.executable, "-S", "-c", IGNORES_SIGTERM], log_name="deaf.log")
+        made.current["n1"] = await made.host.spawn("n1", program)
+        await asyncio.to_thread(wait_for_a_line, tmp_path, "deaf.log")
+        await made.faults.end("f1", ["n1", "n2"], signal_name="TERM")
+        views = [await made.faults.look(host) for host in HOSTS]
+        assert [view.state for view in views] == [DOWN, DOWN, RUNNING]
+        assert [view.was_forced for view in views] == [True, False, False]
+        await made.faults.release("f1")
+        await made.faults.end("f2", ["n1"], signal_name="TERM")  # which was started as one that listens
+        assert (await made.faults.look("n1")).was_forced is False
+
+    run(work)
 
 
 def test_replicas_end_and_are_started_again(run: Run) -> None:

@@ -299,6 +299,8 @@ def test_a_state_that_cannot_be_compared_is_the_plug_ins(
             r"^mine.py:\d+: n1 not ready within 0.2 s: on n1 nothing listens on client \(27000\), other \(27001\)$",
         ),
         ("def files(self, host):\n    return {'x': 3}", r"files\(n1\) returned {'x': 3} and no mapping"),
+        ("def files(self, host):\n    return {'/x': ''}", r"^mine.py:\d+: files\(n1\) names '/x', which is not below"),
+        ("def files(self, host):\n    return {'a/../../x': ''}", r"names 'a/../../x', which is not below host.data$"),
         ("async def setup(self, host):\n    await host.run('false')", r"setup\(n1\) raised CommandFailed: n1: false"),
         ("async def ready(self, host):\n    return host.lisens()", r"^mine.py:\d+: ready\(n1\) raised AttributeError"),
         (

@@ -21,13 +21,16 @@ class Fake:
     def __init__(self, number: int = 1) -> None:
         self.host_pid = number
         self.now = RUNNING
+        self.ended_with = -9
+        self.ignores_sigterm = False
 
     def exit_status(self) -> int | None:
-        return -9 if self.now == DOWN else None
+        return self.ended_with if self.now == DOWN else None
 
     async def terminate(self, *, grace_s: float = 10.0) -> int:
         self.now = DOWN
-        return 0
+        self.ended_with = -9 if self.ignores_sigterm else 0
+        return self.ended_with
 
     async def kill(self) -> None:
         self.now = DOWN
@@ -58,6 +61,19 @@ def test_what_befalls_the_host_befalls_each_program() -> None:
         assert await process.state() == RUNNING
         await process.kill()
         assert await process.state() == DOWN and process.exit_status() == -9 and process.host_pid == 1
+
+    asyncio.run(main())
+
+
+def test_one_program_that_sigterm_does_not_end_makes_the_end_a_forced_one() -> None:
+    async def main() -> None:
+        process, programs = made(RUNNING, RUNNING)
+        assert await process.terminate() == 0
+        process, programs = made(RUNNING, RUNNING)
+        programs[1].ignores_sigterm = True
+        assert await process.terminate() == -9
+        programs[0].now = RUNNING  # what a SIGKILL ended before is nothing that this end is about
+        assert await process.terminate() == 0 and programs[1].ended_with == -9
 
     asyncio.run(main())
 

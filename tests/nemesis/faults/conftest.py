@@ -51,6 +51,8 @@ class FakeProcesses:
         self.starts: dict[str, int] = {}
         self.astray: set[str] = set()
         """Hosts of which the second process of the replica is not reached by what reaches the first."""
+        self.deaf: set[str] = set()
+        """Hosts whose replica ends by SIGKILL alone."""
 
     async def members(self, host: str) -> Sequence[ProcessMember]:
         letter = {RUNNING: "S", PAUSED: "T", DOWN: "Z"}[self.state(host)]
@@ -98,7 +100,7 @@ class FakeProcesses:
             self.starts[host] = self.starts.get(host, 1) + 1
         state = self.state(host)
         starts, pid = self.starts.get(host, 1), None if state == DOWN else 1
-        return ProcessView(host, state, starts, pid, ended_by_itself=host in self.dead)
+        return ProcessView(host, state, starts, pid, host in self.dead, was_forced=host in self.deaf)
 
 
 class FakeClocks:

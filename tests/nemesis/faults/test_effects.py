@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from checker.faults import exercised_by
 from nemesis.clock import CLOCK
 from nemesis.corruption import BIT_FLIP
 from nemesis.disk import DISK_ERROR, DISK_FULL, DISK_SLOW, DISK_STALL
@@ -347,6 +348,23 @@ def test_terminate_asks_politely(make_fault_target: Any, plan_fault: Any, run_vi
         return list(target.processes.signals)
 
     assert run_virtual(main()) == ["TERM", "KILL"]
+
+
+@pytest.mark.parametrize(("deaf", "exercised"), [((), True), (("n1",), True), (("n1", "n2"), False)])
+def test_an_orderly_end_that_no_victim_came_to_was_met_by_nobody(
+    make_fault_target: Any, plan_fault: Any, run_virtual: Run, deaf: tuple[str, ...], exercised: bool
+) -> None:
+    async def main() -> None:
+        target = make_fault_target(5)
+        target.processes.deaf = set(deaf)
+        injection = await plan_fault(KILL, target, "terminate@n1+n2")
+        await KILL.inject(target, injection)
+        proof, met = await KILL.prove(target, injection), await KILL.prove_met(target, injection)
+        assert proof.proven and exercised_by(proof.to_json(), met.to_json()) is exercised
+        told = f"SIGTERM did not end {', '.join(deaf)} in time, SIGKILL did"
+        assert [word.detail.endswith(told) for word in (proof, met)] == [bool(deaf)] * 2
+
+    run_virtual(main())
 
 
 def test_a_replica_that_stays_down_is_not_healed(make_fault_target: Any, plan_fault: Any, run_virtual: Run) -> None:
