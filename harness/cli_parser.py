@@ -68,6 +68,8 @@ class _Parser(argparse.ArgumentParser):
 
     def _refuse(self, rest: Sequence[str]) -> NoReturn:
         option, separator, value = rest[0].partition("=")
+        if not option.startswith("-") and is_file(option) and "--system" in self._option_string_actions:
+            self.error(f"what is {option!r} for? (a system of your own is --system {option} here)")
         if not option.startswith("-"):
             self.error(f"what is {option!r} for? (a system of your own is in a file NAME.py)")
         if option in MOVED and "--set" in self._option_string_actions:

@@ -14,6 +14,7 @@ Every problem found is reported, not only the first.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,13 @@ KINDS: Mapping[str, str] = {
 def is_file(name: str) -> bool:
     """Whether the name of a system is that of a plug-in's file, FILE.py or FILE.py:CLASS."""
     return name.partition(":")[0].endswith(".py")
+
+
+def short_name(system: str) -> str:
+    """The name of a system, as folders of runs have it: of one in a file, that of the file, without its directory."""
+    path, _, class_name = system.partition(":")
+    name = os.path.basename(path).removesuffix(".py")
+    return f"{name}-{class_name}" if class_name else name
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from typing import Any
 
 from checker.faults import count_unmet
 from harness.atomic_files import replace_file
+from harness.registry import short_name
 from harness.report.checks import verdict_word
 from harness.report.units import clip
 from harness.store import LATEST, RunDir, RunStatus, Store, StoreError, is_run, run_order
@@ -193,7 +194,9 @@ def select(
     conditions: list[Callable[[RunSummary], bool]] = []
     if verdicts:
         conditions.append(lambda run: run.verdict in verdicts)
-    for name, wanted in (("test", test), ("system", system), ("workload", workload), ("cluster", cluster)):
+    if system:  # one in a file is also found by its name, as the folders of its runs have it
+        conditions.append(lambda run: system in (run.system, short_name(run.system)))
+    for name, wanted in (("test", test), ("workload", workload), ("cluster", cluster)):
         if wanted:
             conditions.append(lambda run, name=name, wanted=wanted: getattr(run, name) == wanted)  # type: ignore[misc]
     if nemesis:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.errors import OperatorError
+from harness.registry import short_name
 
 __all__ = [
     "ALL",
@@ -113,9 +114,7 @@ class Test:
     @property
     def system_name(self) -> str:
         """The system's name; of one in a file, that of the file, without its directory."""
-        path, _, class_name = self.system.partition(":")
-        name = os.path.basename(path).removesuffix(".py")
-        return f"{name}-{class_name}" if class_name else name
+        return short_name(self.system)
 
     @property
     def faults(self) -> str:

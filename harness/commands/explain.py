@@ -10,6 +10,7 @@ import json
 import os
 import time
 
+from harness.commands.shrink import replaying
 from harness.errors import OperatorError
 from harness.exploration.deciding import Deciding, Search, Violation, decide, violations_of
 from harness.exploration.rehearsal import SIMULATED, parts_of
@@ -42,7 +43,7 @@ def explain_command(arguments: argparse.Namespace) -> int:
     if test.cluster != SIMULATED:
         raise OperatorError(
             f"{run_dir.name} was made on cluster {test.cluster}, which no seed repeats: only runs of --cluster sim can "
-            "be continued"
+            f"be continued; {replaying(run_dir.path)}"
         )
     results = run_dir.read_results()
     try:

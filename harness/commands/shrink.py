@@ -14,14 +14,14 @@ import shlex
 from pathlib import Path
 
 from harness.errors import OperatorError
-from harness.exploration.rehearsal import SIMULATED
+from harness.exploration.rehearsal import SIMULATED, require_simulated
 from harness.exploration.shrinking import Shrunk, shrink
 from harness.report import OutputConsole
 from harness.store import Store
 from harness.test import test_from_json
 from nemesis.schedule import ScheduleError, load_schedule, save_schedule
 
-__all__ = ["shrink_command"]
+__all__ = ["replaying", "shrink_command"]
 
 
 def shrink_command(arguments: argparse.Namespace) -> int:
@@ -30,6 +30,7 @@ def shrink_command(arguments: argparse.Namespace) -> int:
     if run_dir.results_path.exists() and run_dir.read_results().get("valid") is True:
         raise OperatorError(f"{run_dir.name} is valid: only a run that failed can be cut down to what it takes to fail")
     test = dataclasses.replace(test_from_json(run_dir.read_test()), cluster=SIMULATED, cluster_options={})
+    require_simulated(test.system, replaying(run_dir.path))
     try:
         schedule = load_schedule(str(run_dir.path / "schedule.json"))
     except ScheduleError as error:
@@ -57,6 +58,12 @@ def shrink_command(arguments: argparse.Namespace) -> int:
     console.print(found.rehearsal.reason, markup=False, highlight=False)
     print(f"harness replay {shlex.quote(str(path))} --cluster sim")
     return 0
+
+
+def replaying(run_path: Path) -> str:
+    """What can be done with a run of which simulation knows nothing."""
+    schedule = shlex.quote(os.path.relpath(run_path / "schedule.json"))
+    return f"harness replay {schedule} --times 5 says how often its faults make it fail where it was made"
 
 
 def _keep(found: Shrunk, directory: Path) -> Path:

@@ -17,13 +17,14 @@ from harness.errors import HarnessError, OperatorError, SystemUnderTestError
 from harness.execution import Parts, TestClock, rehearse
 from harness.exploration.behaviour import Fact, facts_of
 from harness.report import OutputConsole
+from harness.systems.base import LimitsClusters
 from harness.test import Test
 from harness.workloads.choice import make_workload
 from nemesis.forms import is_of_all
 from nemesis.protocol import Nemesis
 from nemesis.schedule import Schedule
 
-__all__ = ["SIMULATED", "STUCK", "Rehearsal", "parts_of", "rehearse_test", "usable_choices"]
+__all__ = ["SIMULATED", "STUCK", "Rehearsal", "parts_of", "rehearse_test", "require_simulated", "usable_choices"]
 
 SIMULATED = "sim"
 
@@ -57,6 +58,15 @@ class Rehearsal:
     def symptoms(self) -> tuple[str, ...]:
         """What shows that something is wrong: failed checks, and STUCK. Empty for a run that shows nothing."""
         return (*self.failed_checks, STUCK) if self.is_stuck else self.failed_checks
+
+
+def require_simulated(system: str, instead: str) -> None:
+    """Raise OperatorError for a system that cannot be simulated; `instead` says what can be done with it."""
+    system_class = registry.load("systems", system)
+    if isinstance(system_class, LimitsClusters):
+        reason = system_class.cannot_run_on(registry.load("clusters", SIMULATED))
+        if reason is not None:
+            raise OperatorError(f"{reason}; {instead}")
 
 
 def parts_of(test: Test, schedule: Schedule) -> Parts:

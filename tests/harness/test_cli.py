@@ -62,6 +62,7 @@ def harness(*words: str, cwd: Path, timeout_s: float = 60) -> subprocess.Complet
         (["run", "--time-limt", "3"], "harness run: unknown option --time-limt (did you mean --time-limit?)"),
         (["run", "--time", "3"], "unknown option --time (did you mean"),
         (["run", "partition"], "what is 'partition' for?"),
+        (["replay", "schedule.json", "mine.py"], "for? (a system of your own is --system mine.py here)"),
         (["run", "--replication", "sync"], "--replication is a setting of the system: --set replication=sync"),
         (["replay", "x", "--flush-mode=async"], "--flush-mode is a setting of the system: --set flush_mode=async"),
         (["frobnicate"], "frobnicate"),

@@ -111,7 +111,10 @@ def test_what_cannot_be_explained_is_one_line(place: Path, harness_here: Here) -
     (run,) = place.glob("store/*/2*")
     cases = [
         ((changed(place, "results.json", valid=True),), "the run is not invalid"),
-        ((changed(place, "test.json", cluster="local"),), "made on cluster local, which no seed repeats"),
+        (
+            (changed(place, "test.json", cluster="local"),),
+            "made on cluster local, which no seed repeats: only runs of --cluster sim can be continued; harness ",
+        ),
         ((changed(place, "test.json", seed=4),), "this version does not repeat the run: event"),
         ((str(run), "--check", "bank"), "--check bank: the run has violations to explain of these checks: invariants"),
         ((str(run), "--points", "1000", "--runs", "1000"), "at most 100,000 continuations"),

@@ -274,6 +274,9 @@ def test_runs_are_selected() -> None:
     assert select(runs, nemesis="kill=sigkill") == runs[1:2]
     assert select(runs, nemesis="partition", verdicts=["valid"]) == []
     assert select(runs, verdicts=["invalid", "valid"], workload="log") == [runs[0], runs[2]]
+    own = [summary(system="../mine.py:Kv")]
+    assert select(own, system="mine-Kv") == select(own, system="../mine.py:Kv") == own
+    assert select(own, system="Kv") == []
     assert select(runs, test="u") == select(runs, system="etcd") == select(runs, cluster="netns") == runs[2:]
     assert select(runs, words="LOST  leader") == runs[:1]
     assert select(runs, words="77") == runs[2:]

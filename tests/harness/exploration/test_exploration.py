@@ -229,3 +229,26 @@ def test_commands_on_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     again = json.loads((run_dir / "test.json").read_text())
     for name in ("concurrency", "rate", "time_limit_s", "nodes", "seed", "settings"):
         assert again[name] == shrunk[name], name
+
+
+def test_a_system_that_cannot_be_simulated_is_refused_with_what_can_be_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from harness.cli import main
+
+    run_dir = tmp_path / "store" / "toy-register-none" / "20260131T120000Z"
+    run_dir.mkdir(parents=True)
+    test = Test(
+        system="toy", cluster="local", nodes=1, workload="register", nemesis=(), nemesis_interval_s=1.0,
+        time_limit_s=1.0, concurrency=1, rate=1.0, seed=1,
+    )  # fmt: skip
+    (run_dir / "test.json").write_text(json.dumps(test.to_json()))
+    refused = "harness: cluster sim simulates the broker and can run no other system; "
+    for words, instead in (
+        (["explore", "--system", "toy", "--budget", "1s"], "harness run --system toy --test-count 10 makes many runs"),
+        (["audit", "--system", "toy"], "only what is simulated is the same twice"),
+        (["shrink", "latest", "--store", str(tmp_path / "store")], "harness replay "),
+    ):
+        assert main(words) == 254
+        told = capsys.readouterr().err
+        assert told.startswith(refused + instead) and told.count("\n") == 1, told
