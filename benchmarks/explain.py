@@ -113,8 +113,9 @@ def _tell_times_again(lead: Leadership, parts: Sequence[object]) -> None:
             part.__setstate__((part.func, (peer, number, right(number, sent_ns), *rest), {}, None))  # type: ignore[attr-defined]
 
 
-def _is_of_mutants(module: str | None) -> bool:
-    return module is not None and module.startswith("node.mutants.")
+def _is_of_mutants(module: object) -> bool:
+    """By a part's `__module__`, which of some classes of libraries is None, or a descriptor."""
+    return isinstance(module, str) and module.startswith("node.mutants.")
 
 
 def _put_right(holder: object, right: Mapping[int, object]) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import Any
 
 from harness.registry import DEFAULT_SYSTEM
 from nemesis.mechanisms.reach import MECHANISMS
 
-__all__ = ["add_cluster_command", "add_cluster_options", "cluster_options_of"]
+__all__ = ["NO_CLUSTER_OPTIONS", "add_cluster_command", "add_cluster_options", "cluster_options_of"]
 
 _OPTIONS = ("inventory", "image", "storage", "mechanism")
+NO_CLUSTER_OPTIONS: Mapping[str, None] = dict.fromkeys(_OPTIONS)
+"""What the parsed arguments say where none of them was given."""
 
 
 def add_cluster_options(parser: Any) -> None:

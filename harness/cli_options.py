@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness import registry
-from harness.cli_cluster import add_cluster_options
+from harness.cli_cluster import NO_CLUSTER_OPTIONS, add_cluster_options
 from harness.cli_spark import add_spark_options
 from harness.errors import OperatorError
 
 __all__ = [
     "add_exploration_commands",
     "add_plugin_argument",
+    "add_simulated_test_options",
     "add_system_settings",
     "add_test_options",
     "add_trace_command",
@@ -28,6 +29,9 @@ __all__ = [
 ]
 
 MAX_SEED = 2**63 - 1
+SIMULATED = "sim"
+DEFAULT_INTERVAL_S = 5.0
+"""Of faults that come one after the other."""
 
 SEARCHED_LOAD: Mapping[str, Any] = {"time_limit": 15.0, "rate": 100.0, "concurrency": 20, "operation_timeout": 1.0}
 """Of a seed that is searched. A lost leader holds every operation that it was asked until that times out, while another
@@ -123,7 +127,7 @@ def _known(kind: str) -> str:
     return ", ".join(registry.names(kind))
 
 
-def _add_what_runs(group: Any) -> None:
+def _add_what_runs(group: Any, *, is_simulated: bool = False) -> None:
     group.add_argument(
         "--system",
         default=registry.DEFAULT_SYSTEM,
@@ -137,20 +141,25 @@ def _add_what_runs(group: Any) -> None:
         "such as \"java -jar mine.jar\"",
     )  # fmt: skip
     group.add_argument("--nodes", type=int, default=5, metavar="N", help="replicas (default: 5)")
+    if is_simulated:
+        group.add_argument("--cluster", default=SIMULATED, choices=[SIMULATED], help="always sim")
+        return
     group.add_argument(
         "--cluster", default="auto", help=f"how hosts are made: auto (the best one here, default), {_known('clusters')}"
     )
     add_cluster_options(group)
 
 
-def _add_faults(group: Any) -> None:
+def _add_faults(group: Any, *, is_simulated: bool = False) -> None:
     group.add_argument(
         "--nemesis", default="none", metavar="NAME[=VARIANT][,...]",
         help=f"none (default), all, or some of: {_known('nemeses')}; "
         "a part of one as kill=sigkill, kill@leader, kill=sigkill@n1+n2",
     )  # fmt: skip
+    if is_simulated:
+        return
     group.add_argument(
-        "--nemesis-interval", type=float, default=5.0, metavar="SECONDS",
+        "--nemesis-interval", type=float, default=DEFAULT_INTERVAL_S, metavar="SECONDS",
         help="how long a fault lasts, and the calm after it (default: 5)",
     )  # fmt: skip
     group.add_argument(
@@ -163,15 +172,33 @@ def _add_load(group: Any) -> None:
     group.add_argument(
         "--workload", default="register", help=f"what clients do: {_known('workloads')} (default: register)"
     )
-    group.add_argument("--time-limit", type=float, default=60.0, metavar="SECONDS", help="of load (default: 60)")
-    group.add_argument("--concurrency", type=int, default=10, metavar="N", help="logical clients (default: 10)")
     group.add_argument(
-        "--rate", type=float, default=200.0, metavar="OPS", help="operations per second, 0 for no limit (default: 200)"
+        "--time-limit", type=float, default=60.0, metavar="SECONDS", help="of load (default: %(default)g)"
     )
     group.add_argument(
-        "--operation-timeout", type=float, default=3.0, metavar="SECONDS", help="of one operation (default: 3)"
+        "--concurrency", type=int, default=10, metavar="N", help="logical clients (default: %(default)d)"
     )
+    group.add_argument(
+        "--rate", type=float, default=200.0, metavar="OPS",
+        help="operations per second, 0 for no limit (default: %(default)g)",
+    )  # fmt: skip
+    group.add_argument(
+        "--operation-timeout", type=float, default=3.0, metavar="SECONDS",
+        help="of one operation (default: %(default)g)",
+    )  # fmt: skip
     group.add_argument("--seed", type=seed_number, metavar="N", help="decides everything random (default: random)")
+
+
+def add_simulated_test_options(parser: argparse.ArgumentParser) -> None:
+    """The same for seeds that are simulated with random mixes of faults, whose hosts need no options and whose faults
+    come when the seed says. A seed has another load by default."""
+    _add_what_runs(parser.add_argument_group("what is tested"), is_simulated=True)
+    _add_faults(parser.add_argument_group("faults"), is_simulated=True)
+    _add_load(parser.add_argument_group("load"))
+    _add_judging(parser.add_argument_group("judging and keeping"))
+    parser.set_defaults(
+        nemesis_interval=DEFAULT_INTERVAL_S, nemesis_schedule=None, **NO_CLUSTER_OPTIONS, **SEARCHED_LOAD
+    )
 
 
 def _add_judging(group: Any) -> None:
@@ -179,9 +206,7 @@ def _add_judging(group: Any) -> None:
     group.add_argument(
         "--checker-timeout", type=float, default=60.0, metavar="SECONDS", help="of each check (default: 60)"
     )
-    group.add_argument(
-        "--checker-memory", type=int, default=2048, metavar="MB", help="for each check (default: 2048)"
-    )
+    group.add_argument("--checker-memory", type=int, default=2048, metavar="MB", help="for each check (default: 2048)")
     group.add_argument("--store", default="store", metavar="DIR", help="where runs are kept (default: ./store)")
 
 
@@ -220,8 +245,7 @@ def given_options(words: list[str]) -> frozenset[str]:
 def add_exploration_commands(commands: Any) -> None:
     """`explore`, `audit`, `shrink`, `explain` and `replay`."""
     explore = commands.add_parser("explore", help="many simulated seeds with random mixes of faults")
-    add_test_options(explore)
-    explore.set_defaults(**SEARCHED_LOAD)
+    add_simulated_test_options(explore)
     explore.add_argument(
         "--budget", type=duration_s, default="5m", metavar="TIME", help="such as 90s, 5m, 1h (default: 5m)"
     )
@@ -238,8 +262,7 @@ def add_exploration_commands(commands: Any) -> None:
     )  # fmt: skip
 
     audit = commands.add_parser("audit", help="run each simulated seed twice and show where the two part, if they do")
-    add_test_options(audit)
-    audit.set_defaults(**SEARCHED_LOAD)
+    add_simulated_test_options(audit)
     audit.add_argument("--seeds", type=positive_count, default=4, metavar="N", help="from --seed on (default: 4)")
     audit.add_argument("--jobs", type=positive_count, metavar="N", help="at a time (default: one per core)")
     audit.add_argument("--python", metavar="PATH", help="the interpreter of the second run (default: this one)")

@@ -13,7 +13,7 @@ import sys
 from harness.commands.run import test_from
 from harness.errors import OperatorError
 from harness.exploration.audit import Parting, audit_seed
-from harness.exploration.rehearsal import SIMULATED, require_simulated, usable_choices
+from harness.exploration.rehearsal import require_simulated, usable_choices
 from harness.report import OutputConsole
 
 __all__ = ["audit_command"]
@@ -22,7 +22,6 @@ __all__ = ["audit_command"]
 def audit_command(arguments: argparse.Namespace) -> int:
     """Audit seeds. Returns 0 when every seed gave the same run twice, 1 when one did not."""
     require_simulated(arguments.system, "only what is simulated is the same twice by its seed")
-    arguments.cluster = SIMULATED
     test = test_from(arguments)
     usable_choices(test)  # what cannot be simulated is said once and here, not by each child
     other = sys.executable if arguments.python is None else shutil.which(arguments.python)

@@ -19,7 +19,7 @@ from harness.errors import OperatorError
 from harness.execution import left_out, perform
 from harness.exploration.guide import Guide
 from harness.exploration.rehearsal import SIMULATED, Rehearsal, parts_of, require_simulated, usable_choices
-from harness.exploration.search import Tally, elects_leaders, explore, mix_for, summary_of
+from harness.exploration.search import Tally, elects_leaders, explore, mix_for, require_room, summary_of
 from harness.report import OutputConsole
 from harness.store import Store
 from harness.test import ALL, NemesisChoice, Test
@@ -36,8 +36,8 @@ def explore_command(arguments: argparse.Namespace) -> int:
     """Explore seeds. Returns 1 when any run was invalid, else 2 when any was unknown, else 0."""
     many = f"harness run --system {arguments.system} --test-count 10 makes many runs, each with a seed of its own"
     require_simulated(arguments.system, many)
-    arguments.cluster = SIMULATED
     test = test_from(arguments)
+    require_room(test)
     store = Store(arguments.store)
     console = OutputConsole(stderr=True)
     first = 0 if arguments.seed is None else arguments.seed

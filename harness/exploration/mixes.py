@@ -27,6 +27,7 @@ __all__ = [
     "DELAYS",
     "ELECTION_S",
     "LENGTHS_S",
+    "LONGER_THAN_S",
     "MAX_FAULTS_PER_S",
     "QUIET_END_S",
     "QUIET_START_S",
@@ -62,6 +63,10 @@ LENGTHS_S = ((0.05, 0.6), (0.5, 2.0), (1.0, 5.0))
 QUIET_START_S = 1.0
 QUIET_END_S = 2.0
 """Before the load ends all is healed for this long, so that a run also sees recovery under load."""
+LEAST_SPAN_S = 0.2
+"""Between the two, for faults."""
+LONGER_THAN_S = QUIET_START_S + QUIET_END_S + LEAST_SPAN_S
+"""A load has to be, for a fault to find room in it."""
 
 ELECTION_S = 1.2
 """How long after a leader is lost the next one is being elected and promoted, with fast timings."""
@@ -124,7 +129,7 @@ def random_mix(
     """
     end_s = time_limit_s - QUIET_END_S
     span_s = end_s - QUIET_START_S
-    if span_s <= 0.2 or not choices:
+    if span_s <= LEAST_SPAN_S or not choices:
         return Schedule(())
     timed: list[Timed] = []
     for _ in range(MAX_DRAWS):

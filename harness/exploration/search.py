@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from checker.workers import worker_pool
-from harness.errors import HarnessError
-from harness.exploration.mixes import random_mix
+from harness.errors import HarnessError, OperatorError
+from harness.exploration.mixes import LONGER_THAN_S, QUIET_END_S, QUIET_START_S, random_mix
 from harness.exploration.rehearsal import Rehearsal, rehearse_test, usable_choices
 from harness.test import Test
 from nemesis.schedule import Schedule
@@ -27,6 +27,7 @@ __all__ = [
     "elects_leaders",
     "explore",
     "mix_for",
+    "require_room",
     "summary_of",
 ]
 
@@ -37,6 +38,15 @@ MAX_KEPT_FAILURES = 100
 def elects_leaders(test: Test) -> bool:
     """Whether the replicas of a test choose their leader themselves."""
     return test.settings.get("replication", "dledger") == "dledger"
+
+
+def require_room(test: Test) -> None:
+    """Raise OperatorError where a load is too short for a random mix to have faults."""
+    if test.time_limit_s <= LONGER_THAN_S:
+        raise OperatorError(
+            f"--time-limit {test.time_limit_s:g} leaves random faults no room: a load begins with {QUIET_START_S:g} s "
+            f"without any and ends with {QUIET_END_S:g} s; give more than {LONGER_THAN_S:g}"
+        )
 
 
 def mix_for(test: Test, seed: int, choices: Sequence[tuple[str, Sequence[str]]]) -> tuple[Test, Schedule]:

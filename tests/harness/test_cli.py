@@ -82,6 +82,12 @@ def harness(*words: str, cwd: Path, timeout_s: float = 60) -> subprocess.Complet
         (["run", "--cluster", "sim", "--junit", "/"], "--junit '/': that names no file"),
         (["run", "--cluster", "sim", "--step-summary", "/"], "--step-summary '/': Is a directory"),
         (["doctor", "--nodes", "1" + "0" * 20], "--nodes must be 1 to"),
+        (["explore", "--cluster", "netns"], "unknown cluster 'netns'; known: sim"),
+        (["explore", "--nemesis-interval", "2"], "unknown option --nemesis-interval"),
+        (["audit", "--nemesis-schedule", "s.json"], "unknown option --nemesis-schedule"),
+        (["explore", "--storage", "image"], "unknown option --storage"),
+        (["explore", "--time-limit", "3"], "leaves random faults no room"),
+        (["explore", "--guide", "--time-limit", "3.2"], "give more than 3.2"),
         (["clean", "--forget-unreachable"], "by --run RUN_ID"),
     ],
 )
@@ -106,6 +112,11 @@ def test_a_process_refuses_as_well(tmp_path: Path) -> None:
     done = harness("run", "--nodes", "0", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (254, "")
     assert "--nodes must be 1 to" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_the_load_of_a_seed_is_told_as_it_is(tmp_path: Path, harness_here: Here) -> None:
+    for command, limit_s in (("run", 60), ("explore", 15), ("audit", 15)):
+        assert f"of load (default: {limit_s})" in harness_here(command, "--help", cwd=tmp_path).stdout
 
 
 @pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["--version"]])

@@ -87,6 +87,15 @@ def test_a_cured_run_has_nothing_left_of_its_mutant(
     assert all(seen["syncs"])
 
 
+def test_a_cure_passes_by_classes_whose_module_is_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((node.serving, "mutate_broker"), (harness.systems.broker, "mutate_client")):
+        monkeypatch.setattr(module, name, vars(module)[name])
+    odd = type("Odd", (), {"__module__": property(str)})()
+    assert not isinstance(type(odd).__module__, str)
+    cure()
+    assert type(odd).__name__ == "Odd"
+
+
 def test_a_cured_leader_tells_the_time_by_its_own_clock_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in ((node.serving, "mutate_broker"), (harness.systems.broker, "mutate_client")):
         monkeypatch.setattr(module, name, vars(module)[name])
