@@ -7,6 +7,7 @@ harness itself failed. Operator errors are one line on standard error.
 from __future__ import annotations
 
 import argparse
+import errno
 import gc
 import os
 import sys
@@ -24,6 +25,7 @@ from harness.errors import (
     one_line,
 )
 from harness.nursery import restart_with_nursery
+from harness.standard_streams import complete_streams, discard_output, say
 
 __all__ = ["main"]
 
@@ -33,6 +35,11 @@ SIMULATING = ("explore", "shrink", "explain")
 GC_THRESHOLDS = (20_000, 10, 10)
 """How rarely a command looks for cycles of garbage; Python's own are 700, 10 and 10 (up to 3.13). Looking through all
 modules again and again while they were imported was a sixth of what a short command took."""
+
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Errors of writing that whoever runs a command can mend, wherever they come up: on the way to a file, or to standard
+output that leads to one."""
 
 
 def _perform(arguments: argparse.Namespace) -> int:
@@ -97,6 +104,8 @@ def _check(words: Sequence[str]) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the console script. Returns the exit status."""
+    if argv is None:
+        complete_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None and sys.implementation.name == "cpython":  # in a process of its own
         gc.set_threshold(*GC_THRESHOLDS)
@@ -119,33 +128,24 @@ def _guarded(action: Callable[[], int]) -> int:
         sys.stdout.flush()
         return status
     except OperatorError as error:
-        print(f"harness: {one_line(error)}", file=sys.stderr)
+        say(f"harness: {one_line(error)}")
         return EXIT_OPERATOR
     except (SystemUnderTestError, HarnessError) as error:
-        print(f"harness: {one_line(error)}", file=sys.stderr)
+        say(f"harness: {one_line(error)}")
         return EXIT_HARNESS_FAILED
     except KeyboardInterrupt:
-        print("harness: interrupted", file=sys.stderr)
+        say("harness: interrupted")
         return EXIT_HARNESS_FAILED
     except BrokenPipeError:
-        _discard_output()
+        discard_output()
         return EXIT_HARNESS_FAILED
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            discard_output()
+            say(f"harness: cannot write {error.filename or 'the output'}: {error.strerror}; make room for it")
+            return EXIT_OPERATOR
         if os.environ.get("SPLITBRAIN_TRACEBACK"):
             traceback.print_exc()
-        print(
-            f"harness: internal error: {type(error).__name__}: {one_line(error)} (SPLITBRAIN_TRACEBACK=1 shows where)",
-            file=sys.stderr,
-        )
+        what = f"{type(error).__name__}: {one_line(error)}"
+        say(f"harness: internal error: {what} (SPLITBRAIN_TRACEBACK=1 shows where)")
         return EXIT_HARNESS_FAILED
-
-
-def _discard_output() -> None:
-    """The reader of our output is gone. What is still on its way there goes nowhere, instead of failing at exit."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except BrokenPipeError:
-            os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)

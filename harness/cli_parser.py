@@ -7,7 +7,6 @@ runs) need not import its own caller.
 from __future__ import annotations
 
 import argparse
-import sys
 import textwrap
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -28,6 +27,7 @@ from harness.cli_spark import add_spark_commands
 from harness.cli_store import add_store_commands
 from harness.errors import EXIT_OPERATOR, nearest, one_line
 from harness.registry import DEFAULT_SYSTEM, is_file
+from harness.standard_streams import say
 
 __all__ = ["build_parser"]
 
@@ -53,7 +53,7 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(*arguments, **{"allow_abbrev": False, "formatter_class": _HelpFormatter, **options})
 
     def error(self, message: str) -> NoReturn:
-        print(f"{self.prog}: {one_line(message)}; see {self.prog} --help", file=sys.stderr)
+        say(f"{self.prog}: {one_line(message)}; see {self.prog} --help")
         raise SystemExit(EXIT_OPERATOR)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:

@@ -182,7 +182,10 @@ class Store:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         if not os.fspath(root):
             raise StoreError("--store: the path is empty; leave it away for ./store")
-        self.root = Path(os.path.abspath(root))
+        try:
+            self.root = Path(os.path.abspath(root))
+        except FileNotFoundError:
+            raise StoreError("the current directory is gone: change to one that is there") from None
 
     def create(self, test_name: str, *, now: datetime | None = None) -> RunDir:
         """Make the directory of a new run, hold its lock and point both `latest` links at it.

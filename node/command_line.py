@@ -119,6 +119,7 @@ def overrides_of(environment: Mapping[str, str]) -> list[str]:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command in `arguments`; returns the exit status."""
+    _complete_streams()
     try:
         options = _parser().parse_args(arguments)
         overrides = overrides_of(os.environ)
@@ -143,8 +144,26 @@ def main(arguments: Sequence[str]) -> int:
 
 def _complain(lines: Sequence[str], status: int) -> int:
     for line in lines:
-        print(f"node: {' '.join(line.split())}", file=sys.stderr)
+        try:
+            print(f"node: {' '.join(line.split())}", file=sys.stderr, flush=True)
+        except OSError:  # a full disk: the status says it alone, and what is left must not change it at exit
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stderr.fileno())
+            os.close(nowhere)
     return status
+
+
+def _complete_streams() -> None:
+    """Have whatever of standard input, output and error is closed lead nowhere, before the first file is opened: that
+    one would be taken for it, and what the interpreter itself prints would come to stand in the commit log."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest that is free, so this one
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (open to the end)
 
 
 def _read(path: str) -> str:

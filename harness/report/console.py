@@ -71,6 +71,15 @@ class OutputConsole(Console):
         if self._needs_reader:
             raise BrokenPipeError
 
+    def _write_buffer(self) -> None:
+        """Within `without_reader` a stream that cannot be written, as on a full disk, is one that nobody reads."""
+        try:
+            super()._write_buffer()
+        except OSError:
+            if self._needs_reader:
+                raise
+            self.on_broken_pipe()
+
     @contextlib.contextmanager
     def without_reader(self) -> Iterator[None]:
         """Go on in silence where the reader goes away; `reader_is_gone` tells afterwards."""

@@ -1,0 +1,99 @@
+"""Standard streams that are closed, full or of no width: no verdict is made up, and no word comes into a file."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from harness.report import OutputConsole
+from harness.store import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = "-m harness run --cluster sim --nodes 3 --time-limit 0.3 --seed 1"
+
+NO_ROOM = "harness: cannot write the output: No space left on device; make room for it"
+
+
+def shell(words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """What `python WORDS` does in a shell, which closes and redirects its streams."""
+    return subprocess.run(
+        ["bash", "-c", f"{sys.executable} {words}"], cwd=cwd, capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (f"{RUN} 2>/dev/full", 254),
+        ("-m harness list nothing.py 2>/dev/full", 254),
+        ("-m harness run --nodes x 2>/dev/full", 254),
+        ("-m harness check --model nosuch x 2>/dev/full", 254),
+        ("-m node broker --config nothing 2>/dev/full", 254),
+        ("-m node frobnicate 2>/dev/full", 254),
+    ],
+)
+def test_a_full_standard_error_is_never_exit_status_1(tmp_path: Path, words: str, status: int) -> None:
+    done = shell(words, tmp_path)
+    assert (done.returncode, done.stdout) == (status, "")
+
+
+@pytest.mark.parametrize("words", ["list", f"{RUN[11:]} --json"])
+def test_a_full_standard_output_is_one_line(tmp_path: Path, words: str) -> None:
+    done = shell(f"-m harness {words} >/dev/full", tmp_path)
+    assert done.returncode == 254
+    assert done.stderr.splitlines()[-1] == NO_ROOM
+
+
+def test_a_run_whose_verdict_finds_no_room_is_kept_and_says_so(tmp_path: Path) -> None:
+    done = shell(f"{RUN} >/dev/full", tmp_path)
+    assert done.returncode == 254, "nobody has seen the verdict"
+    assert done.stderr.splitlines()[-1] == NO_ROOM
+    assert Store(tmp_path / "store").find("latest").read_results()["valid"] is True
+
+
+def test_a_console_that_gets_full_goes_on_in_silence_where_nobody_has_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(console: Console) -> None:
+        console._buffer.clear()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Console, "_write_buffer", full)
+    console = OutputConsole()
+    with console.without_reader():
+        console.print("a word")
+        console.print("another one")
+    assert console.reader_is_gone
+    with pytest.raises(OSError, match="No space left"):
+        OutputConsole().print("a word")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+def test_closed_streams_are_as_if_they_led_nowhere(tmp_path: Path, closed: str) -> None:
+    done = shell(f"{RUN} {closed}", tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = Store(tmp_path / "store").find("latest")
+    lines = run.history_path.read_text().splitlines()
+    assert all(line.startswith('{"index":') for line in lines), "no word of the output is in the history"
+
+
+def test_a_width_in_which_nothing_can_be_read_is_none(tmp_path: Path) -> None:
+    usual, none = (shell("-m harness list", tmp_path, COLUMNS=columns).stdout for columns in ("80", "0"))
+    assert usual and none == usual
+
+
+@pytest.mark.parametrize("words", ["runs", "analyze latest", RUN[11:]])
+def test_a_current_directory_that_is_gone_is_one_line(tmp_path: Path, words: str) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    done = subprocess.run(
+        ["bash", "-c", f"rmdir {gone}; exec {sys.executable} -m harness {words}"], cwd=gone, capture_output=True,
+        text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 254
+    assert done.stderr == "harness: the current directory is gone: change to one that is there\n"
