@@ -13,7 +13,8 @@ from harness import registry
 from harness.report import OutputConsole
 from harness.systems.base import Setting
 from harness.test import WORKLOAD_PREFIX
-from harness.workloads.base import AlsoByCapability, ByCapability
+from harness.workloads.base import AlsoByCapability, ByCapability, OffersClients
+from harness.workloads.capability import missing_capabilities
 
 __all__ = ["list_command"]
 
@@ -23,11 +24,13 @@ def list_command(arguments: argparse.Namespace) -> int:
     as well; one that cannot be used is there with its reason. For a system by its name or file, that one alone. Returns
     0; raises OperatorError for one that cannot be used."""
     console = OutputConsole()
+    fitting: str | None = None
     if arguments.system is None:
         surveys = {kind: registry.survey(kind) for kind in registry.KINDS}
     else:
         found = registry.load("systems", arguments.system)
         surveys = {"systems": {found.name: found}}
+        fitting = _fitting(found)
     for kind, survey in surveys.items():
         table = Table(title=kind, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
         table.add_column(style="bold", no_wrap=True)
@@ -40,9 +43,27 @@ def list_command(arguments: argparse.Namespace) -> int:
                 lines = [f"broken: {title} cannot be described: {type(error).__name__}: {error}"]
             for index, line in enumerate(lines):
                 table.add_row("" if index else name, escape(line))
+        if fitting is not None:
+            table.add_row("", escape(fitting))
         console.print(table)
         console.print()
     return 0
+
+
+def _fitting(system_class: Any) -> str | None:
+    """Which workloads the clients of a system can do, in a line; None where they are not known by their methods."""
+    if not isinstance(system_class, OffersClients):
+        return None
+    client_class = system_class.client_class
+    forms = {name: _by_capability(found) for name, found in registry.survey("workloads").items()}
+    names = [name for name, form in forms.items() if form is not None and not missing_capabilities(form, client_class)]
+    return f"workloads: {', '.join(names) or f'none: {client_class.__name__} has the methods of none'}"
+
+
+def _by_capability(workload: Any) -> Any:
+    """What a workload is for clients that are known by their methods; None where it is not for those."""
+    form = workload.by_capability if isinstance(workload, AlsoByCapability) else workload
+    return form if isinstance(form, ByCapability) else None
 
 
 def _lines(kind: str, found: Any) -> Iterator[str]:
@@ -56,8 +77,8 @@ def _lines(kind: str, found: Any) -> Iterator[str]:
     if kind == "systems":
         yield from _settings(found.settings, "")
     if kind == "workloads":
-        form = found.by_capability if isinstance(found, AlsoByCapability) else found
-        if isinstance(form, ByCapability):
+        form = _by_capability(found)
+        if form is not None:
             yield f"any client with {', '.join(form.capabilities)}"
             yield from _settings(form.settings, WORKLOAD_PREFIX)
 

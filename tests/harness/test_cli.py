@@ -6,7 +6,7 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -224,6 +224,24 @@ def test_list_names_what_can_be_chosen(tmp_path: Path, harness_here: Here) -> No
     assert done.returncode == 0, done.stderr
     for name in ("register", "log", "partition", "broker", "local", "netns"):
         assert name in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("methods", "expected"),
+    [
+        (("read(self, key)", "write(self, key, value)", "add(self, value)"), "workloads: register"),
+        (("add(self, value)",), "workloads: none: Talk has the methods of none"),
+    ],
+)
+def test_list_says_which_workloads_a_client_can_do(
+    methods: Sequence[str], expected: str, tmp_path: Path, harness_here: Here
+) -> None:
+    client = "".join(f"    async def {method}:\n        return None\n" for method in methods)
+    system = "class Mine(System):\n    def command(self, host):\n        return ['server']\n"
+    source = f"from harness.sdk import Client, System\n{system}class Talk(Client):\n{client}"
+    (tmp_path / "mine.py").write_text(source)
+    done = harness_here("list", "mine.py", cwd=tmp_path)
+    assert done.returncode == 0 and [line.strip() for line in done.stdout.splitlines()][2] == expected, done.stdout
 
 
 def test_cleaning_a_run_that_left_nothing_says_so(tmp_path: Path, harness_here: Here) -> None:

@@ -132,6 +132,15 @@ def test_a_witness_as_a_plain_list_of_operations(run):
     assert sum(attribute[1] == "marker-end" for attribute in page.attributes) == 1  # found from the times
 
 
+def test_the_node_of_an_operation_has_a_column_only_where_one_is_known(run):
+    witness = runs.make_witness()
+    assert ("td", "data-label", "Node") in report(run, invalid_results(witness=witness), operations=10).attributes
+    nameless = [{name: word for name, word in one.items() if name != "node"} for one in witness["operations"]]
+    page = report(run, invalid_results(witness={**witness, "operations": nameless}), operations=10)
+    labels = {value for tag, name, value in page.attributes if (tag, name) == ("td", "data-label")}
+    assert "Completed" in labels and "Node" not in labels
+
+
 def test_an_unknown_run_never_looks_valid(run):
     faults = runs.make_faults(60)
     faults[2] = {**faults[2], "proven": False, "proof": {"proven": False, "failed": ["n1->n3 still passes"]}}
