@@ -44,6 +44,7 @@ EXIT_OPERATOR = 254
 
 ENVIRONMENT_PREFIX = "SPLITBRAIN_NODE_"
 OPEN_FILES_WANTED = 65_536
+MAX_CONFIG_CHARS = 1 << 20
 """Soft limit of open files that a node asks for, within the hard one: thousands of connections and log files."""
 
 _OPERATOR_ERRNOS = frozenset(
@@ -169,10 +170,13 @@ def _complete_streams() -> None:
 def _read(path: str) -> str:
     try:
         with open(path, encoding="utf-8") as file:
-            return file.read()
+            text = file.read(MAX_CONFIG_CHARS + 1)  # a device may never end
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise OperatorError(f"{path} cannot be read: {reason}") from error
+    if len(text) > MAX_CONFIG_CHARS:
+        raise OperatorError(f"{path} is no configuration: it has more than {MAX_CONFIG_CHARS:,} characters")
+    return text
 
 
 def _run_broker(config: BrokerConfig) -> int:

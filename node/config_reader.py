@@ -227,7 +227,7 @@ def load_toml(text: str, overrides: Sequence[str]) -> dict[str, Any]:
     """The TOML `text` with `overrides` ("dotted.key=value") applied on top. Raises ConfigError."""
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits and deep nesting have their own
         raise ConfigError([f"not TOML: {error}"]) from error
     problems = []
     for override in overrides:
@@ -247,7 +247,7 @@ def _value(text: str) -> Any:
     """`text` as a TOML value; anything that is none is a bare string (`--set read_mode=lease`)."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 

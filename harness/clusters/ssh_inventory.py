@@ -95,14 +95,20 @@ _TYPES: Mapping[str, type] = {
 }  # fmt: skip
 
 
+MAX_CHARS = 1 << 20
+"""Of an inventory file: some ten thousand machines."""
+
+
 def load_inventory(path: str) -> list[SshHost]:
     """The machines of an inventory file in order. Raises OperatorError naming every problem in one line."""
     try:
         with open(path, encoding="utf-8") as file:
-            text = file.read()
+            text = file.read(MAX_CHARS + 1)  # a device may never end
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not text"
         raise OperatorError(f"inventory {path}: {why}") from None
+    if len(text) > MAX_CHARS:
+        raise OperatorError(f"inventory {path}: more than {MAX_CHARS:,} characters are too many for an inventory")
     try:
         return parse_toml(text) if path.endswith(".toml") else parse_ssh_config(text)
     except OperatorError as error:
@@ -113,8 +119,8 @@ def parse_toml(text: str) -> list[SshHost]:
     """Machines of a TOML inventory. Raises OperatorError."""
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise OperatorError(str(error)) from None
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits and deep nesting have their own
+        raise OperatorError(f"not TOML: {error}") from None
     problems = [
         f"unknown table or key {key!r}{nearest(key, ('hosts', 'defaults'))}; known: hosts, defaults"
         for key in data

@@ -195,9 +195,15 @@ def test_overrides_take_toml_values_and_bare_strings() -> None:
     assert (config.read_mode, config.limits.max_held_pulls, config.broker_name) == ("unsafe", 5, "last")
 
 
-def test_what_is_no_toml_is_one_problem() -> None:
-    (problem,) = problems_of("self_id = ")
+@pytest.mark.parametrize("text", ["self_id = ", "x = " + "[" * 100_000, "x = " + "9" * 5000])
+def test_what_is_no_toml_is_one_problem(text: str) -> None:
+    (problem,) = problems_of(text)
     assert problem.startswith("not TOML: ")
+
+
+def test_an_override_that_no_reader_of_toml_can_take_is_a_word() -> None:
+    (problem,) = problems_of(SMALLEST, "read_mode=" + "[" * 100_000)
+    assert problem.startswith("read_mode: ")
 
 
 def test_name_server() -> None:

@@ -100,6 +100,8 @@ def test_version(start: Start) -> None:
         (("broker",), "required: --config"),
         (("broker", "--config", "/nonexistent/x.toml"), "/nonexistent/x.toml cannot be read: No such file"),
         (("broker", "--config", "/"), "/ cannot be read: Is a directory"),
+        (("broker", "--config", "/dev/zero"), "/dev/zero is no configuration: it has more than"),
+        (("nameserver", "--config", "/dev/full"), "/dev/full is no configuration: it has more than"),
         (("nameserver",), "options: listen: is required"),
         (("nameserver", "--listen", "localhost:1"), "'localhost:1' is not ip:port"),
         (("nameserver", "--listen", "127.0.0.1:1", "--set", "x"), "--set x: must be key=value"),

@@ -83,6 +83,9 @@ def test_an_openssh_configuration(tmp_path: Path) -> None:
         ("[hosts]\nn1 = 'x'", r"hosts\.n1 is not a table"),
         ("", r"names no host"),
         ("[hosts.n1", r"at end of document|line 1"),
+        ("x = " + "[" * 100_000, r"not TOML: maximum recursion depth"),
+        ("x = " + "9" * 5000, r"not TOML: Exceeds the limit"),
+        ("#" * (2 << 20), r"are too many for an inventory"),
     ],
 )
 def test_a_bad_inventory_is_refused_in_one_line(tmp_path: Path, text: str, said: str) -> None:
