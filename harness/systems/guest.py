@@ -349,10 +349,7 @@ class GuestSystem:
         deadline_s = loop.time() + self._system.ready_timeout_s
         waiting = {name: host for name, host in self._hosts.items() if name in self._processes}
         while waiting:
-            for name in waiting:
-                if (problem := self._processes[name].first_problem()) is not None:
-                    await asyncio.sleep(POLL_S)  # its last lines are on their way
-                    raise self._wrong(self._starter, f"{problem} while starting{self._quoted(name)}")
+            await self._require_running(waiting)
             ready = await asyncio.gather(*(self._is_ready(host, is_starting=True) for host in waiting.values()))
             waiting = {name: host for (name, host), is_so in zip(waiting.items(), ready, strict=True) if not is_so}
             if waiting and loop.time() > deadline_s:
@@ -361,6 +358,15 @@ class GuestSystem:
                 await asyncio.sleep(POLL_S)
         if self.tells_leader:
             await self._wait_for_leader(deadline_s)
+        await asyncio.sleep(POLL_S)
+        await self._require_running(self._processes)  # a host may serve though one of its programs is on its way out
+
+    async def _require_running(self, names: Collection[str]) -> None:
+        """Raises PluginError for the first host of which a program has ended."""
+        for name in names:
+            if (problem := self._processes[name].first_problem()) is not None:
+                await asyncio.sleep(POLL_S)  # its last lines are on their way
+                raise self._wrong(self._starter, f"{problem} while starting{self._quoted(name)}")
 
     async def _wait_for_leader(self, deadline_s: float) -> None:
         """Ask all hosts until one says that it leads. What `status` raises may be over when it is asked again; a

@@ -200,6 +200,23 @@ def test_who_leads_is_what_the_plug_in_says(write: Write, run_state: RunState, t
     asyncio.run(main())
 
 
+def test_a_program_that_ends_beside_one_that_serves_is_told(
+    write: Write, run_state: RunState, tmp_path: Path
+) -> None:
+    more = """
+        def programs(self, host):
+            serve = [host.python, "-c", SERVE, host.ip, "27000", host.path("greeting")]
+            guard = f"cd {host.data}; echo $$ > guard; mv guard pid; echo no room; exec sleep 0.5"
+            return {"kv": serve, "guard": ["sh", "-c", guard]}
+        async def ready(self, host):
+            gone = "while ! test -e pid || kill -0 $(cat pid) 2>/dev/null; do sleep 0.02; done"
+            await host.run("sh", "-c", f"cd {host.data} && {gone}")
+            return True
+    """
+    said = blamed(write(more), run_state, tmp_path)
+    assert re.search(r"program guard of n1 ended with status 0 while starting: ", said), said
+
+
 def test_a_mistake_of_a_follower_is_told_though_another_leads(
     write: Write, run_state: RunState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
