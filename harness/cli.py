@@ -142,7 +142,8 @@ def _guarded(action: Callable[[], int]) -> int:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in NO_ROOM:
             discard_output()
-            say(f"harness: cannot write {error.filename or 'the output'}: {error.strerror}; make room for it")
+            what = one_line(error.filename or "the store or the output")
+            say(f"harness: cannot write {what}: {error.strerror}; make room for it")
             return EXIT_OPERATOR
         if os.environ.get("SPLITBRAIN_TRACEBACK"):
             traceback.print_exc()

@@ -17,7 +17,7 @@ from harness.store import Store
 ROOT = Path(__file__).resolve().parents[2]
 RUN = "-m harness run --cluster sim --nodes 3 --time-limit 0.3 --seed 1"
 
-NO_ROOM = "harness: cannot write the output: No space left on device; make room for it"
+NO_ROOM = "harness: cannot write the store or the output: No space left on device; make room for it"
 
 
 def shell(words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
