@@ -164,6 +164,10 @@ class ReplicaProcesses:
                         self._forced.add(host)
                 return
             if not is_up or _has_ended_in_part(process):
+                if process is not self._ended.get(host):
+                    status = process.exit_status()
+                    said = "in part" if status is None else f"with status {status}"
+                    logger.warning("the replica of %s ended by itself, %s; it is started again", host, said)
                 await self._restart(host)
                 self._starts[host] += 1
                 process = self._process(host)

@@ -101,6 +101,21 @@ def test_who_takes_a_sigkill_where_a_sigterm_was_asked_for_is_told(
     run(work)
 
 
+def test_who_ended_by_itself_is_in_the_log_when_it_is_started_again(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(made: Replicas) -> None:
+        await made.faults.end("f1", ["n1"])
+        await made.faults.release("f1")
+        assert caplog.messages == []
+        await made.current["n2"].kill()
+        await made.faults.release_all()
+        assert caplog.messages == ["the replica of n2 ended by itself, with status -9; it is started again"]
+
+    with caplog.at_level("WARNING", logger="harness.faults.processes"):
+        run(work)
+
+
 def test_replicas_end_and_are_started_again(run: Run) -> None:
     async def work(made: Replicas) -> None:
         before = made.current["n1"]
