@@ -24,6 +24,9 @@ __all__ = ["faults_of", "judge"]
 
 Event = Mapping[str, Any]
 
+MAX_TOLD_ENDS = 3
+"""Ends of replicas that the sentence on top tells of; results.json has all."""
+
 
 def judge(
     test: Test, workload: Workload, events: Sequence[Event], observed: Observed, *, history_note: str | None = None
@@ -52,6 +55,8 @@ def judge(
         reason += f" (interrupted: {observed.interrupted})"
     if stopped is not None and valid is False:
         reason += " (the load ended at the first violation)"
+    if observed.own_ends:
+        reason += f"; {_told(observed.own_ends)}"
     return {
         "valid": valid,
         "reason": reason,
@@ -63,6 +68,7 @@ def judge(
         "doubts": doubts,
         "trouble": list(observed.trouble),
         "unexpected_errors": observed.unexpected_errors,
+        "own_ends": dict(observed.own_ends),
         "interrupted": observed.interrupted,
         "stopped_at_first_violation": stopped,
         "system": dict(observed.system_facts),
@@ -121,6 +127,13 @@ def _doubts(
         text, count = next(iter(observed.unexpected_errors.items()))
         yield f"clients failed in a way they should not ({count} times: {text})"
     yield from observed.trouble
+
+
+def _told(own_ends: Mapping[str, int]) -> str:
+    """Ends of replicas in a few words: those that were found first."""
+    said = [f"{text}{f' ({count} times)' if count > 1 else ''}" for text, count in own_ends.items()]
+    more = f", and {len(said) - MAX_TOLD_ENDS} more" if len(said) > MAX_TOLD_ENDS else ""
+    return ", ".join(said[:MAX_TOLD_ENDS]) + more
 
 
 def _most_frequent(errors: Mapping[str, int]) -> str:
