@@ -4,7 +4,7 @@ Every program of a host is put into a control group of its own as soon as it is 
 no limit may reach. A limit is one value of that group. Descriptors are limited process by process (prlimit): each may
 have no number above its lowest free one. The kernel does not count calls that fail for want of one; so the harness
 connects to every port that a process listens on and stays there: a process that cannot accept leaves the connection in
-the queue of its socket, where the kernel shows it.
+the queue of its socket, where the kernel shows it. One that has a number left has only not come to accept it yet.
 """
 
 from __future__ import annotations
@@ -298,11 +298,12 @@ def _field(path: str, name: str, wanted: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Listener:
-    """A socket that a process listens on; so many connections wait there to be accepted."""
+    """A socket that processes listen on; so many connections wait there to be accepted."""
 
     address: str
     port: int
     waiting: int
+    pids: list[int]
 
     @property
     def reachable_at(self) -> str:
@@ -322,13 +323,22 @@ def _listeners(members: Sequence[ProcessMember]) -> list[_Listener]:
                         address, _, port = local.partition(":")
                         shown = bytes.fromhex(address[-8:])[:: 1 if sys.byteorder == "big" else -1]
                         waiting = int(queues.partition(":")[2], 16)
-                        found[inode] = _Listener(socket.inet_ntoa(shown), int(port, 16), waiting)
+                        one = _Listener(socket.inet_ntoa(shown), int(port, 16), waiting, [])
+                        found.setdefault(inode, one).pids.append(member.pid)
     return list(found.values())
 
 
 def _waiting(members: Sequence[ProcessMember]) -> int:
-    """On how many sockets a connection waits to be accepted."""
-    return sum(listener.waiting > 0 for listener in _listeners(members))
+    """On how many sockets a connection waits that none of their processes can accept."""
+    return sum(listener.waiting > 0 and all(map(_is_short, listener.pids)) for listener in _listeners(members))
+
+
+def _is_short(pid: int) -> bool:
+    """Whether a process can have no descriptor more. One that has ended is not."""
+    try:
+        return _lowest_free(pid) >= resource.prlimit(pid, resource.RLIMIT_NOFILE)[0]
+    except (ProcessLookupError, FileNotFoundError):
+        return False
 
 
 def _lowest_free(pid: int) -> int:

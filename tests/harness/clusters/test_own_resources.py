@@ -205,3 +205,34 @@ def test_a_want_of_descriptors_is_met_by_a_program_that_cannot_accept(
 
     cluster = LocalCluster(node_count=2, run=run_state, work_dir=str(tmp_path), ports=[21932])
     asyncio.run(with_cluster(cluster, "descriptors", scenario))
+
+
+COMES_LATE = """
+import socket, time
+server = socket.create_server(("127.0.0.1", 0))
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("has_numbers_left", [True, False])
+def test_who_has_only_not_come_to_accept_yet_is_short_of_nothing(
+    has_numbers_left: bool, tmp_path: Path, run_state: RunState, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(cluster: Any) -> None:
+        program = Program(name="late", argv=[sys.executable, "-c", COMES_LATE], log_name="late.log")
+        child = await cluster.spawn("n1", program)
+        await eventually(lambda: "up" in Path(child.log_path).read_text())
+        resources: OwnResources = cluster.resources
+        with monkeypatch.context() as patched:
+            if has_numbers_left:
+                patched.setattr("harness.clusters.own_resources._lowest_free", lambda pid: 1000)
+            await resources.limit("f", {"n1": ResourceLimit(kind="descriptors")})
+        member = ProcessMember(child.pid, 0, "S", "late")
+        await eventually(lambda: [each.waiting > 0 for each in own_resources._listeners([member])] == [True])
+        assert (await resources.usage("n1", "descriptors")).met == (not has_numbers_left)
+        await resources.release("f")
+        assert (await resources.usage("n1", "descriptors")).met == (not has_numbers_left)
+
+    cluster = LocalCluster(node_count=2, run=run_state, work_dir=str(tmp_path), ports=[21932])
+    asyncio.run(with_cluster(cluster, "descriptors", scenario))
