@@ -7,7 +7,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +170,17 @@ def test_failed_atomic_write_leaves_the_old_content(
 
     run(scenario())
     assert path.read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_regular_file_is_not_read_and_not_waited_for(
+    make: Callable[[Path], None], disk: RealDisk, tmp_path: Path
+) -> None:
+    make(tmp_path / "odd")
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match=r"not a regular file: '.*/odd'"):
+        disk.read_file(str(tmp_path / "odd"))
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_short_writes_and_reads_are_continued(
