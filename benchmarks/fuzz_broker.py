@@ -25,7 +25,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from node.broker.ports import PULL_CODES
 from node.remoting import Command, FrameError, FrameParser, RemotingClient, RequestCode, ResponseCode, encode
 from node.store.record import Message, decode_records
 
-__all__ = ["MEMORY_SLACK_BYTES", "Subject", "free_port", "fuzz", "main", "mutate"]
+__all__ = ["MEMORY_SLACK_BYTES", "Subject", "free_port", "free_ports", "fuzz", "main", "mutate"]
 
 ANSWER_TIMEOUT_S = 10.0
 FRAMES_PER_CONNECTION = 40
@@ -218,9 +218,16 @@ def mutate(frame: bytes, others: list[bytes], rng: random.Random) -> bytes:
 
 def free_port() -> int:
     """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """So many of them: asked for one after the other, the kernel may give one twice."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 class Subject:

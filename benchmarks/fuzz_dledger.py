@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._bystander import Bystander
-from benchmarks.fuzz_broker import MEMORY_SLACK_BYTES, Subject, free_port, mutate
+from benchmarks.fuzz_broker import MEMORY_SLACK_BYTES, Subject, free_ports, mutate
 from node.dledger.entry import NORMAL_MAGIC, encode_entry
 from node.dledger.json_form import to_json
 from node.dledger.messages import (
@@ -174,7 +174,7 @@ class _Sender(Bystander):
 @contextmanager
 def _group(directory: Path) -> Iterator[tuple[list[Subject], list[int]]]:
     """Three broker processes, and the ports that they have for each other."""
-    ports = {name: free_port() for name in MEMBERS}
+    ports = dict(zip(MEMBERS, free_ports(len(MEMBERS)), strict=True))
     peers = "\n".join(f'{name} = "127.0.0.1:{port}"' for name, port in ports.items())
     with ExitStack() as stack:
         subjects = []

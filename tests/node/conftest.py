@@ -46,10 +46,13 @@ class Served:
         return reply.get_int("offset") if reply.code == 0 else -1
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on, each another one."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 async def until(condition: Callable[[], bool], *, timeout_s: float = 20.0) -> None:
@@ -75,14 +78,15 @@ async def serve(
     runtime = real_runtime()
     name_server = NameServer("127.0.0.1", 0, runtime, options=NameServerOptions(tls=name_server_tls))
     await name_server.start()
+    own_port, ledger_port = free_ports(2)
     text = f"""
         self_id = "n1"
-        listen = "127.0.0.1:{free_port()}"
+        listen = "127.0.0.1:{own_port}"
         data_dir = "{directory / "data"}"
         name_servers = ["127.0.0.1:{name_server.port}"]
         timing = "fast"
         [dledger]
-        listen = "127.0.0.1:{free_port()}"
+        listen = "127.0.0.1:{ledger_port}"
         """
     text += "".join(f'[[topics]]\nname = "{name}"\nqueues = {queues}\n' for name, queues in topics.items())
     broker = BrokerController(parse_broker_config(text + extra, overrides), runtime)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -71,7 +72,7 @@ def write_config(tmp_path: Path, *, port: int = 0, ledger_port: int | None = Non
         data_dir = "{tmp_path / data_dir}"
         timing = "fast"
         [dledger]
-        listen = "127.0.0.1:{free_port() if ledger_port is None else ledger_port}"
+        listen = "127.0.0.1:{free_ports(1)[0] if ledger_port is None else ledger_port}"
         [[topics]]
         name = "t"
         """
@@ -79,10 +80,13 @@ def write_config(tmp_path: Path, *, port: int = 0, ledger_port: int | None = Non
     return str(path)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on, each another one."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 def test_version(start: Start) -> None:
@@ -218,7 +222,7 @@ def test_the_single_file_cannot_be_written_where_there_is_no_directory(tmp_path:
 
 
 def test_giving_the_lead_away(start: Start, tmp_path: Path) -> None:
-    config = write_config(tmp_path, ledger_port=free_port())
+    config = write_config(tmp_path, ledger_port=free_ports(1)[0])
     status, errors = finish(start("transfer", "--config", config, "--to", "n1"))
     assert (status, errors.count("\n")) == (1, 1) and "nobody leads" in errors
     status, errors = finish(start("transfer", "--config", config, "--to", "n7"))
@@ -244,7 +248,7 @@ def test_giving_the_lead_away(start: Start, tmp_path: Path) -> None:
 def test_the_environment_overrides_the_file_and_options_both(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = free_port(), free_port()
+    first, second = free_ports(2)
     monkeypatch.setenv("SPLITBRAIN_NODE_LISTEN", f"127.0.0.1:{first}")
     monkeypatch.setenv("SPLITBRAIN_NODE_LIMITS__MAX_CONNECTIONS", "7")
     path = write_config(tmp_path)
