@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import node
+from tests.node.conftest import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -78,15 +78,6 @@ def write_config(tmp_path: Path, *, port: int = 0, ledger_port: int | None = Non
         """
     )
     return str(path)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, each another one."""
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 def test_version(start: Start) -> None:
