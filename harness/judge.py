@@ -24,8 +24,8 @@ __all__ = ["faults_of", "judge"]
 
 Event = Mapping[str, Any]
 
-MAX_TOLD_ENDS = 3
-"""Ends of replicas that the sentence on top tells of; results.json has all."""
+MAX_NAMED_EXITS = 3
+"""Unexpected exits that the sentence on top names; results.json has all."""
 
 
 def judge(
@@ -55,8 +55,8 @@ def judge(
         reason += f" (interrupted: {observed.interrupted})"
     if stopped is not None and valid is False:
         reason += " (the load ended at the first violation)"
-    if observed.own_ends:
-        reason += f"; {_told(observed.own_ends)}"
+    if observed.unexpected_exits:
+        reason += f"; {_exits_in_words(observed.unexpected_exits)}"
     return {
         "valid": valid,
         "reason": reason,
@@ -68,7 +68,7 @@ def judge(
         "doubts": doubts,
         "trouble": list(observed.trouble),
         "unexpected_errors": observed.unexpected_errors,
-        "own_ends": dict(observed.own_ends),
+        "unexpected_exits": dict(observed.unexpected_exits),
         "interrupted": observed.interrupted,
         "stopped_at_first_violation": stopped,
         "system": dict(observed.system_facts),
@@ -129,11 +129,11 @@ def _doubts(
     yield from observed.trouble
 
 
-def _told(own_ends: Mapping[str, int]) -> str:
-    """Ends of replicas in a few words: those that were found first."""
-    said = [f"{text}{f' ({count} times)' if count > 1 else ''}" for text, count in own_ends.items()]
-    more = f", and {len(said) - MAX_TOLD_ENDS} more" if len(said) > MAX_TOLD_ENDS else ""
-    return ", ".join(said[:MAX_TOLD_ENDS]) + more
+def _exits_in_words(unexpected_exits: Mapping[str, int]) -> str:
+    """Unexpected exits in a few words: those that were found first."""
+    said = [f"{text}{f' ({count} times)' if count > 1 else ''}" for text, count in unexpected_exits.items()]
+    more = f", and {len(said) - MAX_NAMED_EXITS} more" if len(said) > MAX_NAMED_EXITS else ""
+    return ", ".join(said[:MAX_NAMED_EXITS]) + more
 
 
 def _most_frequent(errors: Mapping[str, int]) -> str:

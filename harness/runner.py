@@ -124,9 +124,9 @@ class Observed:
     trouble: list[str] = field(default_factory=list)
     """What went wrong with the run itself; any entry keeps the verdict from being valid."""
     unexpected_errors: dict[str, int] = field(default_factory=dict)
-    own_ends: Mapping[str, int] = field(default_factory=dict)
-    """Ends of replicas that no fault brought about, in words -> how often. What a system may do under its faults is for
-    who knows it to say, so they are told and are no verdict."""
+    unexpected_exits: Mapping[str, int] = field(default_factory=dict)
+    """Exits of replicas that no fault brought about, in words -> how often. They are reported and do not change the
+    verdict: some systems stop by design where, for instance, a disk fails."""
     system_checks: Mapping[str, CheckOutcome] = field(default_factory=dict)
     recovery: CheckOutcome | None = None
     """What came of waiting for the system after the last heal; None where nobody waited."""
@@ -204,7 +204,7 @@ class Run:
             if isinstance(self.cluster, SeesReplicas):
                 self.observed.system_checks = {**self.observed.system_checks, **self.cluster.checks(zero_s=zero_s)}
             self.observed.system_facts = self.system.facts()
-            self.observed.own_ends = dict(self._target.processes.own_ends)
+            self.observed.unexpected_exits = dict(self._target.processes.unexpected_exits)
         return self.observed
 
     async def _set_up(self) -> None:

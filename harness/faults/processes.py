@@ -73,8 +73,8 @@ class ReplicaProcesses:
         self._forced: set[str] = set()
         """Hosts whose process was to end by SIGTERM the last time, and ended by SIGKILL."""
         self._locks = {host: asyncio.Lock() for host in hosts}
-        self.own_ends: Counter[str] = Counter()
-        """Ends that no fault brought about, in words -> how often one was found when a replica was to run."""
+        self.unexpected_exits: Counter[str] = Counter()
+        """Exits that no fault brought about, in words -> how often one was found when a replica was to run."""
 
     async def end(self, fault_id: str, hosts: Collection[str], *, signal_name: str = "KILL") -> None:
         """End replicas and keep them down. Raises RuntimeError when one does not end."""
@@ -169,7 +169,7 @@ class ReplicaProcesses:
                 if process is not self._ended.get(host):
                     status = process.exit_status()
                     said = f"{host} ended by itself, {'in part' if status is None else f'with status {status}'}"
-                    self.own_ends[said] += 1
+                    self.unexpected_exits[said] += 1
                     logger.warning("%s; it is started again", said)
                 await self._restart(host)
                 self._starts[host] += 1

@@ -1,4 +1,4 @@
-"""Ports, settings and hosts by name, as a plug-in looks them up: where there is none, those that there are are told."""
+"""Ports, settings and hosts by name, as a plug-in looks them up: the error for an unknown name lists the known ones."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ def _own_names(cls: type[System]) -> list[str]:
 
 def hints_of(cls: type[System]) -> Iterator[str]:
     """Members of a system that nobody but the plug-in itself will look at, and whose name is nearly one that would be
-    looked at. They may be the plug-in's own, so they are told and no mistakes."""
+    looked at. They may be the plug-in's own, so they are reported as hints and not as mistakes."""
     given = _given_names(cls)
     known = [name for name in dir(System) if not name.startswith("_") and name not in given]
     for name in _own_names(cls):

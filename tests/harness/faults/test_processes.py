@@ -111,7 +111,7 @@ def test_who_ended_by_itself_is_in_the_log_when_it_is_started_again(
         await made.current["n2"].kill()
         await made.faults.release_all()
         assert caplog.messages == ["n2 ended by itself, with status -9; it is started again"]
-        assert made.faults.own_ends == {"n2 ended by itself, with status -9": 1}
+        assert made.faults.unexpected_exits == {"n2 ended by itself, with status -9": 1}
 
     with caplog.at_level("WARNING", logger="harness.faults.processes"):
         run(work)

@@ -171,39 +171,40 @@ def test_a_timer_that_runs_on_ends_every_wait_without_a_call(
     os.close(listeners.woken[0])
 
 
-@pytest.mark.skipif(why_not_attached() is not None, reason=str(why_not_attached()))
-def test_settings_are_followed_between_faults_while_no_call_is_made(tmp_path: Path) -> None:
-    program = Program(tmp_path, attaches=True)
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Program]:
+    """A program that runs, and whose calls are not reported before its first fault."""
+    made = Program(tmp_path, attaches=True)
     try:
-        assert program.do("clock")  # it runs by now
-        program.impair("error-fsync")
-        assert program.do("sync") == "Input/output error"
-        program.mend()
-        assert program.do("sync") == "ok"
-        for fault in ("error-fsync", "error-write"):
-            program.impair(fault)  # waits until its supervisor says that it has followed
-            program.mend()
-        assert program.do("sync") == program.do("write") == "ok"
+        assert made.do("clock")
+        yield made
     finally:
-        program.close()
+        made.close()
 
 
 @pytest.mark.skipif(why_not_attached() is not None, reason=str(why_not_attached()))
-def test_calls_between_faults_go_on_and_the_next_fault_meets_the_first_call(tmp_path: Path) -> None:
-    program = Program(tmp_path, attaches=True)
-    try:
-        assert program.do("clock")  # it runs by now
-        program.impair("error-fsync")
-        assert program.do("sync") == "Input/output error"
+def test_settings_are_followed_between_faults_while_no_call_is_made(program: Program) -> None:
+    program.impair("error-fsync")
+    assert program.do("sync") == "Input/output error"
+    program.mend()
+    assert program.do("sync") == "ok"
+    for fault in ("error-fsync", "error-write"):
+        program.impair(fault)  # waits until its supervisor says that it has followed
         program.mend()
-        assert {program.do(call) for call in ["sync", "write", "grow", "create new"] * 5} == {"ok"}
-        before = program.count()
-        program.impair("error-write")
-        assert program.do("write") == program.do("create newer") == "Input/output error" and program.do("sync") == "ok"
-        assert program.count().failed == before.failed + 2
-        program.mend()
-        assert program.do("write") == "ok"
-        os.kill(program.helpers()["fault-calls"], signal.SIGKILL)
-        assert program.do("write") == program.do("sync") == "ok"
-    finally:
-        program.close()
+    assert program.do("sync") == program.do("write") == "ok"
+
+
+@pytest.mark.skipif(why_not_attached() is not None, reason=str(why_not_attached()))
+def test_calls_between_faults_go_on_and_the_next_fault_meets_the_first_call(program: Program) -> None:
+    program.impair("error-fsync")
+    assert program.do("sync") == "Input/output error"
+    program.mend()
+    assert {program.do(call) for call in ["sync", "write", "grow", "create new"] * 5} == {"ok"}
+    before = program.count()
+    program.impair("error-write")
+    assert program.do("write") == program.do("create newer") == "Input/output error" and program.do("sync") == "ok"
+    assert program.count().failed == before.failed + 2
+    program.mend()
+    assert program.do("write") == "ok"
+    os.kill(program.helpers()["fault-calls"], signal.SIGKILL)
+    assert program.do("write") == program.do("sync") == "ok"
