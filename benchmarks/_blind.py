@@ -30,7 +30,7 @@ from harness.exploration.guide import Guide
 from harness.exploration.mutants import gives_away
 from harness.exploration.rehearsal import SIMULATED, rehearse_test, usable_choices
 from harness.exploration.search import Candidate, mix_for
-from harness.test import Test
+from harness.test import ALL, NemesisChoice, Test
 from node.mutants.catalogue import MUTANTS, NO_MUTANT
 from node.mutants.switch import part_of
 
@@ -88,15 +88,17 @@ STRIDE = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ground:
-    """What is searched: a workload and the system's settings."""
+    """What is searched: a workload, settings, and what is mixed in beside every nemesis of `all`."""
 
     workload: str
     settings: Mapping[str, str] = field(default_factory=dict)
+    nemesis: tuple[str, ...] = (ALL,)
 
     def test_of(self, mutant: str, load: Load = LOADS[FULL]) -> Test:
         """The test of every seed, as `harness explore` has it where nothing is asked for but this."""
         return Test(
-            system="broker", cluster=SIMULATED, nodes=load.nodes, workload=self.workload, nemesis=(),
+            system="broker", cluster=SIMULATED, nodes=load.nodes, workload=self.workload,
+            nemesis=tuple(map(NemesisChoice.parse, self.nemesis)),
             nemesis_interval_s=5.0, time_limit_s=load.time_limit_s, rate=load.rate, concurrency=load.concurrency,
             operation_timeout_s=SEARCHED_LOAD["operation_timeout"], seed=0,
             settings={**self.settings, "mutant": mutant},
@@ -108,9 +110,14 @@ GROUNDS: Mapping[str, Ground] = {
     "register": Ground(workload="register"),
     "register, leases": Ground(workload="register", settings={"read_mode": "lease"}),
     "queue": Ground(workload="queue"),
+    "queue by POP": Ground(workload="queue", settings={"consume": "pop"}),
+    "delay": Ground(workload="delay"),
     "transactions": Ground(workload="transactions"),
     "classic HA, log": Ground(workload="log", settings={"replication": "sync"}),
     "classic HA, queue": Ground(workload="queue", settings={"replication": "sync"}),
+    "classic HA, queue, promotions": Ground(
+        workload="queue", settings={"replication": "sync"}, nemesis=(ALL, "promote")
+    ),
 }
 
 _DLEDGER = ("log", "register", "queue", "transactions")
@@ -121,9 +128,9 @@ MATTERS: Mapping[str, Sequence[str]] = {
     "replication": _DLEDGER,
     "storage": _DLEDGER,
     "group": ("log", "register", "register, leases", "queue", "transactions"),
-    "serving": _DLEDGER,
+    "serving": (*_DLEDGER, "queue by POP", "delay"),
     "client": _DLEDGER,
-    "ha": ("classic HA, log", "classic HA, queue"),
+    "ha": ("classic HA, log", "classic HA, queue", "classic HA, queue, promotions"),
 }
 """The part of the program that a mutant is put into -> where it can matter, by workload and settings."""
 

@@ -1,8 +1,8 @@
 """The page of the node's speed, made of what `node_bench --json` wrote.
 
-    python -m benchmarks.node_bench --kills 0 --reading --json FIGURES
-    python -m benchmarks._node_page FIGURES docs/node-speed.md
-    python -m benchmarks node_versus --page docs/node-speed.md
+python -m benchmarks.node_bench --kills 0 --reading --json FIGURES
+python -m benchmarks._node_page FIGURES docs/node-speed.md
+python -m benchmarks node_versus --page docs/node-speed.md
 """
 
 from __future__ import annotations

@@ -178,9 +178,7 @@ def power_cuts(cuts: int, *, flush_mode: str, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="splitbrain-exchange-") as directory:
         images: list[_Image] = []
         rng = random.Random(f"exchange/{flush_mode}/{seed}")
-        lost_bytes = run_simulated(
-            _cut_again_and_again(Path(directory), cuts, rng, flush_mode, images), seed=seed
-        )
+        lost_bytes = run_simulated(_cut_again_and_again(Path(directory), cuts, rng, flush_mode, images), seed=seed)
         images = [image for image in images if image.log]
         lines = [_exchanged(image, flush_mode) for image in images]
         targets = [image.directory / name for image in images for name in ("apache", "exported")]

@@ -192,9 +192,7 @@ async def _load(address: str, seconds: float, rate: float | None) -> dict[str, f
     argv = [sys.executable, "-m", "benchmarks._load", "send", address, "--senders", str(SENDERS)]
     if rate is not None:
         argv += ["--rate", str(rate)]
-    process = await asyncio.create_subprocess_exec(
-        *argv, "--seconds", str(seconds), stdout=asyncio.subprocess.PIPE
-    )
+    process = await asyncio.create_subprocess_exec(*argv, "--seconds", str(seconds), stdout=asyncio.subprocess.PIPE)
     output, _ = await process.communicate()
     if process.returncode != 0:
         raise RuntimeError(f"the load ended with status {process.returncode}")

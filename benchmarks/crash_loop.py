@@ -166,9 +166,7 @@ async def _send(client: RemotingClient, address: str, expected: Expected, rng: r
                 expected.somewhere[body] = None
 
 
-async def load(
-    address: str, expected: Expected, rng: random.Random, *, pause_s: float, senders: int = SENDERS
-) -> None:
+async def load(address: str, expected: Expected, rng: random.Random, *, pause_s: float, senders: int = SENDERS) -> None:
     """Send until cancelled, or until the broker is gone."""
     client = RemotingClient()
 

@@ -237,9 +237,7 @@ class Subject:
         directory.mkdir(exist_ok=True)
         self.log = directory / "log"
         config = directory / "broker.toml"
-        config.write_text(
-            CONFIG.format(self_id=self_id, data_dir=directory / "data", ledger=ledger), encoding="utf-8"
-        )
+        config.write_text(CONFIG.format(self_id=self_id, data_dir=directory / "data", ledger=ledger), encoding="utf-8")
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "node", "broker", "--config", str(config)], stdout=output, stderr=output

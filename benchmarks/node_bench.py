@@ -389,8 +389,7 @@ def _line(row: Throughput) -> str:
     times = (row.p50_ms, row.p90_ms, row.p99_ms, row.p999_ms, row.max_ms)
     shares = ("-" if math.isnan(share) else f"{share:.1f}" for share in (row.cpu_us, row.per_fsync, row.per_push))
     return " ".join(
-        f"{word:>8}"
-        for word in (*words, *(f"{time_ms:.2f}" for time_ms in times), str(row.errors), *shares)
+        f"{word:>8}" for word in (*words, *(f"{time_ms:.2f}" for time_ms in times), str(row.errors), *shares)
     )
 
 

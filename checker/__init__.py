@@ -1,9 +1,9 @@
 """Splitbrain's checker: history in, verdict out.  Standard library only.
 
-    from checker import Register, check
+from checker import Register, check
 
-    result = check(events, Register(), timeout_s=60)
-    print(result.verdict, result.reason)
+result = check(events, Register(), timeout_s=60)
+print(result.verdict, result.reason)
 """
 
 from __future__ import annotations

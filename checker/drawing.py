@@ -65,7 +65,7 @@ def svg(witness: Witness) -> str:
         times = f"{seconds(operation.invoked_ns) or operation.invoked} to {seconds(operation.returned_ns) or '?'}"
         label = escape(_label(operation))
         parts.append(
-            f'<g><title>{label} ({escape(times)})</title>'
+            f"<g><title>{label} ({escape(times)})</title>"
             f'<rect x="{x}" y="{y}" width="{max(8, end - x)}" height="{_BAR}" '
             f'rx="3" fill="{_COLOURS.get(operation.status, "#dddddd")}" stroke="#556677"{dash}/>'
             f'<text x="{x + 4}" y="{y + 15}">{label}</text></g>'

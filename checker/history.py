@@ -423,6 +423,7 @@ class HistoryBuilder:
         finally:
             self._rows, self._position, self.events = rows, position, number
             history.keyed = keyed
+
     def _make_room(self, operations: int) -> None:
         """Let the columns that completions fill in have a row for so many more operations."""
         history = self.history

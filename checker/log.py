@@ -223,8 +223,10 @@ class _Queue:
             self._say(
                 "divergent",
                 (self._holder[offset], row),
-                lambda: f"offset {offset} holds {short(known)} by {named_row(self._history, self._holder[offset])}, "
-                f"but {short(value)} by {named_row(self._history, row)}",
+                lambda: (
+                    f"offset {offset} holds {short(known)} by {named_row(self._history, self._holder[offset])}, "
+                    f"but {short(value)} by {named_row(self._history, row)}"
+                ),
                 offset=offset,
                 values=[known, value],
             )
@@ -235,8 +237,10 @@ class _Queue:
             self._say(
                 "duplicated",
                 (holder, row),
-                lambda: f"{short(value)} is at offset {other} by {named_row(self._history, holder)} and at offset "
-                f"{offset} by {named_row(self._history, row)}",
+                lambda: (
+                    f"{short(value)} is at offset {other} by {named_row(self._history, holder)} and at offset "
+                    f"{offset} by {named_row(self._history, row)}"
+                ),
                 value=value,
                 offsets=[other, offset],
             )
@@ -327,8 +331,10 @@ class _Queue:
         self._say(
             kind,
             (by, row),
-            lambda: f"{named_row(history, row)} got {got}, although {named_row(history, by)} had returned before it "
-            f"was invoked and showed at least {reached} messages",
+            lambda: (
+                f"{named_row(history, row)} got {got}, although {named_row(history, by)} had returned before it "
+                f"was invoked and showed at least {reached} messages"
+            ),
             reached=reached,
         )
 
@@ -379,8 +385,10 @@ class _Queue:
         self._say(
             "lost",
             (row, shower),
-            lambda: f"{short(value)} was acknowledged at offset {offset} to {named_row(history, row)}, but is absent "
-            f"for {named_row(history, shower)}",
+            lambda: (
+                f"{short(value)} was acknowledged at offset {offset} to {named_row(history, row)}, but is absent "
+                f"for {named_row(history, shower)}"
+            ),
             value=value,
             offset=offset,
             tail=tail,

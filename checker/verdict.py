@@ -84,9 +84,7 @@ class Witness:
             "operations": [
                 {name: bounded(value) for name, value in operation.to_json().items()} for operation in self.operations
             ],
-            "edges": [
-                {"source": e.source, "target": e.target, "kind": e.kind, "reason": e.reason} for e in self.edges
-            ],
+            "edges": [{"source": e.source, "target": e.target, "kind": e.kind, "reason": e.reason} for e in self.edges],
         }
 
 

@@ -131,8 +131,7 @@ def _add_what_runs(group: Any, *, is_simulated: bool = False) -> None:
     group.add_argument(
         "--system",
         default=registry.DEFAULT_SYSTEM,
-        help=f"the system under test: {_known('systems')} or a FILE.py (default: "
-        f"{registry.DEFAULT_SYSTEM})",
+        help=f"the system under test: {_known('systems')} or a FILE.py (default: {registry.DEFAULT_SYSTEM})",
     )
     add_system_settings(group)
     group.add_argument(
@@ -151,10 +150,11 @@ def _add_what_runs(group: Any, *, is_simulated: bool = False) -> None:
 
 
 def _add_faults(group: Any, *, is_simulated: bool = False) -> None:
+    words = "all (default), or some of" if is_simulated else "none (default), all, or some of"
     group.add_argument(
-        "--nemesis", default="none", metavar="NAME[=VARIANT][,...]",
-        help=f"none (default), all, or some of: {_known('nemeses')}; "
-        "a part of one as kill=sigkill, kill@leader, kill=sigkill@n1+n2",
+        "--nemesis", default="all" if is_simulated else "none", metavar="NAME[=VARIANT][,...]",
+        help=f"{words}: {_known('nemeses')}; a part of one as kill=sigkill, kill@leader, kill=sigkill@n1+n2; "
+        "all,promote: all and one that it leaves out",
     )  # fmt: skip
     if is_simulated:
         return

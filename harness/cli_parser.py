@@ -148,9 +148,7 @@ def build_parser() -> argparse.ArgumentParser:
     doctor.add_argument("--prove", action="store_true", help="inject, prove and heal each of them once")
     doctor.add_argument("--cluster", default="", metavar="NAME[,...]", help="only these clusters (default: all)")
     doctor.add_argument("--nemesis", default="", metavar="NAME[,...]", help="only these nemeses (default: all)")
-    doctor.add_argument(
-        "--system", default=DEFAULT_SYSTEM, help=f"what runs on the hosts (default: {DEFAULT_SYSTEM})"
-    )
+    doctor.add_argument("--system", default=DEFAULT_SYSTEM, help=f"what runs on the hosts (default: {DEFAULT_SYSTEM})")
     add_system_settings(doctor)
     doctor.add_argument(
         "--nodes", type=positive_count, default=5, metavar="N", help="replicas (default: 5; some forms need as many)"

@@ -92,9 +92,7 @@ def _data_problem(name: str, plain: Any, declared: Any) -> str | None:
     return f"{name} is {plain!r:.40} and not of type {declared}"
 
 
-def _method_problem(
-    found: Any, name: str, plain: Any, declared: Any, function: Callable[..., Any]
-) -> str | None:
+def _method_problem(found: Any, name: str, plain: Any, declared: Any, function: Callable[..., Any]) -> str | None:
     value = getattr(found, name)
     if not callable(value):
         return f"{name} is a {type(value).__name__} and no method"

@@ -117,7 +117,7 @@ def plan_faults(test: Test, nemeses: Mapping[str, Nemesis], cluster_class: Any, 
         return Schedule(())
     choices: dict[str, list[str]] = {}
     problems: list[str] = []
-    for choice in test.nemesis:
+    for choice in sorted(test.nemesis, key=lambda choice: choice.name != ALL):
         if choice.name == ALL:
             choices = {name: usable for name in sorted(nemeses) if (usable := target.usable(nemeses[name], None)[0])}
             choices = {name: usable for name, usable in choices.items() if is_of_all(nemeses[name])}
@@ -152,8 +152,11 @@ def left_out(test: Test, nemeses: Mapping[str, Nemesis], cluster_class: Any, sys
     if not any(choice.name == ALL for choice in test.nemesis):
         return []
     target = planned_target(test, cluster_class, system_class)
+    named = {choice.name for choice in test.nemesis}
     subjects: dict[str, list[str]] = {}
     for name, nemesis in sorted(nemeses.items()):
+        if name in named:
+            continue
         if not is_of_all(nemesis):
             subjects.setdefault("only where it is asked for by name", []).append(f"nemesis {name}")
             continue
@@ -162,10 +165,10 @@ def left_out(test: Test, nemeses: Mapping[str, Nemesis], cluster_class: Any, sys
         for variant, found in problems.items():
             for problem in found:
                 subject = _subject_left_out(name, variant, is_out)
-                named = subjects.setdefault(problem.removeprefix(f"{name}: "), [])
-                if subject not in named:
-                    named.append(subject)
-    return [f"{', '.join(named)}: {reason}" for reason, named in subjects.items()]
+                same = subjects.setdefault(problem.removeprefix(f"{name}: "), [])
+                if subject not in same:
+                    same.append(subject)
+    return [f"{', '.join(those)}: {reason}" for reason, those in subjects.items()]
 
 
 def _subject_left_out(name: str, variant: str, is_out: Mapping[str, bool]) -> str:

@@ -31,20 +31,19 @@ class FaultRow:
     why_not: str | None = None
 
 
-def fault_rows(
-    test: Test, nemeses: Mapping[str, Nemesis], cluster_class: Any, system_class: Any
-) -> Sequence[FaultRow]:
+def fault_rows(test: Test, nemeses: Mapping[str, Nemesis], cluster_class: Any, system_class: Any) -> Sequence[FaultRow]:
     """A row for every nemesis and mechanism, or reason, of the faults that a test asks for; those that can be had come
     first. None for a test whose faults are in a schedule, which has only what can be had."""
     if test.nemesis_schedule is not None:
         return []
     target = planned_target(test, cluster_class, system_class)
+    named = {choice.name for choice in test.nemesis}
     rows: dict[tuple[str, str | None, str | None], dict[str, None]] = {}
     for name, variants in _asked(test, nemeses).items():
         nemesis = nemeses[name]
         for variant in variants:
             problems = target.problems(nemesis, variant)
-            if any(choice.name == ALL for choice in test.nemesis) and not is_of_all(nemesis):
+            if ALL in named and name not in named and not is_of_all(nemesis):
                 problems = [BY_NAME_ONLY]
             reason = "; ".join(dict.fromkeys(problem.removeprefix(f"{name}: ") for problem in problems))
             how = None if problems else _mechanism(nemesis, variant, cluster_class)
@@ -56,8 +55,9 @@ def fault_rows(
 def _asked(test: Test, nemeses: Mapping[str, Nemesis]) -> dict[str, list[str]]:
     """Nemesis -> its variants that the test asks for."""
     asked: dict[str, list[str]] = {}
+    named = {choice.name for choice in test.nemesis}
     for choice in test.nemesis:
-        names = sorted(nemeses) if choice.name == ALL else [choice.name]
+        names = sorted(nemeses.keys() - named) if choice.name == ALL else [choice.name]
         for name in names:
             asked.setdefault(name, []).extend(expand_variant(nemeses[name], choice.variant))
     return asked

@@ -1,10 +1,10 @@
 """From a history to a verdict: the checks, the faults and their proofs, and the sentence on top.
 
-    invalid   some check found a violation; nothing else can excuse it
-    unknown   no violation was found, but something that a valid verdict stands on is missing: a check ran out
-              of its budget, a fault or its healing was not proven, the system met none of the faults, no operation
-              succeeded, a phase failed, the run was interrupted before its time
-    valid     everything that was asked for happened, was proven, was checked, and holds
+invalid   some check found a violation; nothing else can excuse it
+unknown   no violation was found, but something that a valid verdict stands on is missing: a check ran out
+          of its budget, a fault or its healing was not proven, the system met none of the faults, no operation
+          succeeded, a phase failed, the run was interrupted before its time
+valid     everything that was asked for happened, was proven, was checked, and holds
 """
 
 from __future__ import annotations

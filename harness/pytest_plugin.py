@@ -51,9 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--splitbrain-store", metavar="DIR", help="where the runs of tests that did not pass are kept "
         "(default: splitbrain-store in the root directory)",
     )  # fmt: skip
-    group.addoption(
-        "--splitbrain-keep", action="store_true", help="keep the runs of tests that passed as well"
-    )
+    group.addoption("--splitbrain-keep", action="store_true", help="keep the runs of tests that passed as well")
 
 
 def pytest_configure(config: pytest.Config) -> None:

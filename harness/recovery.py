@@ -1,9 +1,9 @@
 """Whether a system comes back once every fault is gone: the check `recovers`.
 
-    valid     it served again, with equal replicas, within the time that it declares for itself
-    invalid   it was reached and did not, although every fault was proven healed: a finding
-    unknown   nobody can tell: a fault was not proven healed, something of the run itself failed, or the harness
-              was kept from running itself, so that the system may have been as well
+valid     it served again, with equal replicas, within the time that it declares for itself
+invalid   it was reached and did not, although every fault was proven healed: a finding
+unknown   nobody can tell: a fault was not proven healed, something of the run itself failed, or the harness
+          was kept from running itself, so that the system may have been as well
 """
 
 from __future__ import annotations
@@ -74,9 +74,7 @@ def with_last_words(outcome: CheckOutcome, system: System) -> CheckOutcome:
     return dataclasses.replace(outcome, reason=f"{outcome.reason} ({last})", details=details)
 
 
-def judge_recovery(
-    outcome: CheckOutcome, faults: Sequence[Mapping[str, Any]], trouble: Sequence[str]
-) -> CheckOutcome:
+def judge_recovery(outcome: CheckOutcome, faults: Sequence[Mapping[str, Any]], trouble: Sequence[str]) -> CheckOutcome:
     """The check's outcome in the light of the run: only a run whose every fault is gone can blame the system."""
     if outcome.valid is not False:
         return outcome

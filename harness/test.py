@@ -17,6 +17,8 @@ from typing import Any
 
 from harness.errors import OperatorError
 from harness.registry import short_name
+from nemesis.forms import is_of_all
+from nemesis.protocol import Nemesis
 
 __all__ = [
     "ALL",
@@ -145,13 +147,26 @@ class Test:
                 found.append(f"{option} must be above 0 and at most a week of seconds, not {value:g}")
         if self.nemesis and self.nemesis_schedule is not None:
             found.append("--nemesis-schedule names the faults itself: leave --nemesis away")
-        if len({choice.name for choice in self.nemesis}) > 1 and any(c.name == ALL for c in self.nemesis):
-            found.append(f"--nemesis {ALL} stands alone: it means every nemesis there is")
+        if any(choice.name == ALL and choice.variant is not None for choice in self.nemesis):
+            found.append(f"--nemesis {ALL} is of every form: name a nemesis for one form or target of it")
         if not 0 <= self.rate <= 1_000_000:
             found.append(f"--rate must be 0 (no limit) to 1000000 operations per second, not {self.rate:g}")
         if self.checker_memory_mb < 16:
             found.append(f"--checker-memory must be at least 16 MB, not {self.checker_memory_mb}")
         return found
+
+    def nemesis_problems(self, nemeses: Mapping[str, Nemesis]) -> list[str]:
+        """What is wrong with asking for `all` and more: beside it goes what it leaves out. `nemeses` is every one by
+        name."""
+        named = {choice.name for choice in self.nemesis}
+        twice = sorted(name for name in named & nemeses.keys() if is_of_all(nemeses[name]))
+        if ALL not in named or not twice:
+            return []
+        others = sorted(name for name, nemesis in nemeses.items() if not is_of_all(nemesis))
+        return [
+            f"--nemesis {ALL} has {', '.join(twice)} already: beside it goes only what it leaves out "
+            f"({', '.join(others)})"
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON data; `test_from_json` reads it back."""

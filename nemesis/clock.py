@@ -270,9 +270,7 @@ class _Reader(ABC):
     must_see: bool
 
     @abstractmethod
-    async def read(
-        self, host: str, *, pauses_s: Sequence[float] = (), apart_ms: float = 0.0
-    ) -> Sequence[ClockReading]:
+    async def read(self, host: str, *, pauses_s: Sequence[float] = (), apart_ms: float = 0.0) -> Sequence[ClockReading]:
         """As nemesis.target.Clocks.read; none where the clocks cannot be read."""
 
     @abstractmethod
@@ -289,9 +287,7 @@ class _InPlace(_Reader):
         self._target = target
         self._silences: dict[str, str] = {}
 
-    async def read(
-        self, host: str, *, pauses_s: Sequence[float] = (), apart_ms: float = 0.0
-    ) -> Sequence[ClockReading]:
+    async def read(self, host: str, *, pauses_s: Sequence[float] = (), apart_ms: float = 0.0) -> Sequence[ClockReading]:
         timeout_s = IN_PLACE_TIMEOUT_S + sum(pauses_s)
         try:
             return await _clocks(self._target).read(host, pauses_s=pauses_s, apart_ms=apart_ms, timeout_s=timeout_s)
@@ -314,9 +310,7 @@ class _Reported(_Reader):
         self.heard: set[str] = set()
         """Those that have answered."""
 
-    async def read(
-        self, host: str, *, pauses_s: Sequence[float] = (), apart_ms: float = 0.0
-    ) -> Sequence[ClockReading]:
+    async def read(self, host: str, *, pauses_s: Sequence[float] = (), apart_ms: float = 0.0) -> Sequence[ClockReading]:
         """Of a series, each reading as it comes; of others the best of a few, where the first ones leave much open or
         are not answered."""
         readings: list[ClockReading] = []
@@ -445,9 +439,7 @@ async def _healed_problem(reader: _Reader, host: str, skew: ClockSkew, in_force:
     return problem
 
 
-async def _pair(
-    reader: _Reader, host: str, watch_s: float = WATCH_S
-) -> tuple[ClockReading, ClockReading] | None:
+async def _pair(reader: _Reader, host: str, watch_s: float = WATCH_S) -> tuple[ClockReading, ClockReading] | None:
     """Two readings, so many seconds apart."""
     readings = await reader.read(host, pauses_s=(watch_s,))
     return (readings[0], readings[-1]) if len(readings) == 2 else None

@@ -59,9 +59,7 @@ class Promote(FormNemesis):
         problem = planned.problem
         if problem is None and len(planned.value["hosts"]) != 1:
             problem = "one master is ended at a time: promote=failover@leader"
-        return Injection(
-            fault_id=fault_id, nemesis=self.name, variant=variant, value=planned.value, problem=problem
-        )
+        return Injection(fault_id=fault_id, nemesis=self.name, variant=variant, value=planned.value, problem=problem)
 
     async def inject(self, target: Target, injection: Injection) -> None:
         """End the master, look at the slaves, promote the best one. Raises RuntimeError when no slave answers."""

@@ -159,9 +159,7 @@ class ResourcesNemesis(FormNemesis):
 
     async def _uses(self, target: Target, kind: str, hosts: Sequence[str]) -> dict[str, ResourceUse]:
         resources = _resources(target)
-        return dict(
-            zip(hosts, await asyncio.gather(*(resources.usage(host, kind) for host in hosts)), strict=True)
-        )
+        return dict(zip(hosts, await asyncio.gather(*(resources.usage(host, kind) for host in hosts)), strict=True))
 
 
 def _not_limited(host: str, use: ResourceUse) -> str | None:

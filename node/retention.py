@@ -54,9 +54,7 @@ def read_snapshots(reader: ConfigReader) -> SnapshotConfig:
     """A SnapshotConfig, from the table that has it among others."""
     defaults = SnapshotConfig()
     return SnapshotConfig(
-        threshold_entries=reader.take(
-            "snapshot_threshold", integer_in(0, 1_000_000_000), defaults.threshold_entries
-        ),
+        threshold_entries=reader.take("snapshot_threshold", integer_in(0, 1_000_000_000), defaults.threshold_entries),
         kept=reader.take("snapshots_kept", integer_in(1, 100), defaults.kept),
     )
 
@@ -67,9 +65,7 @@ def read_retention(reader: ConfigReader) -> dict[str, Any]:
     return {
         "retention_hours": reader.take("retention_hours", integer_in(1, 87_600), defaults.retention_hours),
         "delete_hour": reader.take("delete_hour", integer_in(0, 23), defaults.delete_hour),
-        "disk_capacity_bytes": reader.take(
-            "disk_capacity_bytes", integer_in(0, 1 << 60), defaults.disk_capacity_bytes
-        ),
+        "disk_capacity_bytes": reader.take("disk_capacity_bytes", integer_in(0, 1 << 60), defaults.disk_capacity_bytes),
         "disk_max_ratio_percent": reader.take(
             "disk_max_ratio_percent", integer_in(10, 95), defaults.disk_max_ratio_percent
         ),

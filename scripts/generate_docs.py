@@ -1,7 +1,7 @@
 """Write the pages of docs/ that say what the registries know: one for every nemesis, workload and checker, and lists.
 
-    python scripts/generate_docs.py            write them
-    python scripts/generate_docs.py --check    write nothing; status 1 when a page is out of date
+python scripts/generate_docs.py            write them
+python scripts/generate_docs.py --check    write nothing; status 1 when a page is out of date
 """
 
 from __future__ import annotations

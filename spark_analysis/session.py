@@ -297,9 +297,7 @@ def _end_gateway() -> None:
     SparkContext._jvm = None
 
 
-def ship(
-    spark: SparkSession, directory: str, packages: Sequence[str] = (), distribution: str | None = None
-) -> str:
+def ship(spark: SparkSession, directory: str, packages: Sequence[str] = (), distribution: str | None = None) -> str:
     """Zip `checker` and `spark_analysis` into `directory` and give it to the executors. Returns the zip's path.
 
     `packages` are others that go with them, of Python files only; `distribution` is one whose entry points are to be

@@ -82,8 +82,7 @@ def test_harness_uses_only_the_client_of_the_node() -> None:
         for path in files_of("harness")
         if "sim" not in path.relative_to(ROOT / "harness").parts[1:2]
         for line, module, _ in imports_of(path)
-        if module.split(".")[0] == "node"
-        and not module.startswith(OPEN_TO_THE_HARNESS)
+        if module.split(".")[0] == "node" and not module.startswith(OPEN_TO_THE_HARNESS)
     ]
     assert wrong == []
 

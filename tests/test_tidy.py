@@ -23,9 +23,7 @@ times). The list only gets shorter: the test fails on names that need not be her
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".sh", ".cfg", ".yml", ".yaml", ".j2", ".css", ".js", ".html", ""}
 
 UNIT_SUFFIXES = ("_s", "_ms", "_us", "_ns", "_hours", "_days", "_bytes", "_ratio", "_ppm", "_percent")
-NEEDS_UNIT = re.compile(
-    r"(^|_)(timeout|interval|delay|latency|duration|elapsed|lease|grace|age|backoff|jitter)$"
-)
+NEEDS_UNIT = re.compile(r"(^|_)(timeout|interval|delay|latency|duration|elapsed|lease|grace|age|backoff|jitter)$")
 """Parameter and field names that end in one of these words name a quantity and must carry its unit."""
 
 

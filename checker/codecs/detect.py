@@ -46,9 +46,7 @@ def detect_format(head: str) -> str:
     return "edn"
 
 
-def read(
-    path: str | Path, format: str = "auto", *, lenient: bool = False, budget: Budget | None = None
-) -> History:
+def read(path: str | Path, format: str = "auto", *, lenient: bool = False, budget: Budget | None = None) -> History:
     """Read a history file.
 
     Nothing is left out in silence.  What is no event, or does not fit those before it, is refused; ``lenient`` leaves

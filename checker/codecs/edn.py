@@ -107,7 +107,7 @@ def _forms(text: str, atoms: _Atoms, first_line: int = 1) -> list[tuple[Any, int
     end = 0
     for match in _TOKEN.finditer(text):
         if not text[end : match.start()].strip(" \t\r\n,\f") == "" and text[end : match.start()]:
-            raise EdnError(f"unexpected {text[end:match.start()].strip()[:20]!r}", _line(text, end, first_line))
+            raise EdnError(f"unexpected {text[end : match.start()].strip()[:20]!r}", _line(text, end, first_line))
         end = match.end()
         token = match.group()
         if token in "[({" or token == "#{":

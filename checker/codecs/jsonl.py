@@ -241,9 +241,7 @@ def read_jsonl(path: str | Path, *, lenient: bool = False, budget: Budget | None
         return read_jsonl_stream(file, source=str(path), lenient=lenient, budget=budget)
 
 
-def read_jsonl_stream(
-    file: BinaryIO, *, source: str, lenient: bool = False, budget: Budget | None = None
-) -> History:
+def read_jsonl_stream(file: BinaryIO, *, source: str, lenient: bool = False, budget: Budget | None = None) -> History:
     """The same of an open file; ``source`` names it in errors."""
     events = FileEvents(source, lenient=lenient, budget=budget)
     with no_collection():

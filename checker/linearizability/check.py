@@ -100,9 +100,7 @@ def _check(
     return result
 
 
-def summarise(
-    history: History, model: Model, outcomes: list[KeyOutcome], budget: Budget, *, explained: bool
-) -> Result:
+def summarise(history: History, model: Model, outcomes: list[KeyOutcome], budget: Budget, *, explained: bool) -> Result:
     """One result from the outcomes of all keys."""
     verdict = worst(outcome.verdict for outcome in outcomes)
     search_s = budget.elapsed_s()

@@ -126,9 +126,7 @@ def _gather(history: History, rows: Sequence[int], model: Model) -> Flows | Viol
     return flows
 
 
-def _twice(
-    history: History, rows: Sequence[int], model: Model, first: int, second: int, value: Any
-) -> Violation:
+def _twice(history: History, rows: Sequence[int], model: Model, first: int, second: int, value: Any) -> Violation:
     puts = [
         r for r in rows if history.f[r] in FIFOQueue.puts and history.value[r] == value and history.status[r] != FAIL
     ]
@@ -158,8 +156,10 @@ def check_fifo(history: History, rows: Sequence[int], model: FIFOQueue) -> Viola
             # Where order alone needs crashed dequeues, so that without them nothing can be said, the rest still may.
             return with_crashed_takes(
                 flows,
-                lambda some: (_order(history, some, ()) if some.surely_until == NEVER else None)
-                or covered_empty(history, some, model),
+                lambda some: (
+                    (_order(history, some, ()) if some.surely_until == NEVER else None)
+                    or covered_empty(history, some, model)
+                ),
             )
         violation = covered_empty(history, flows, model)
     return violation

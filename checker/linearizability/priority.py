@@ -86,9 +86,7 @@ def _ranks_before(times: list[int], wanted: list[int]) -> dict[int, int]:
     return out
 
 
-def _overlooked(
-    history: History, flows: Flows, model: PriorityQueue, value: Any, window: tuple[int, int]
-) -> Violation:
+def _overlooked(history: History, flows: Flows, model: PriorityQueue, value: Any, window: tuple[int, int]) -> Violation:
     """The extract of a value although something that comes before it was inside all the while."""
     before = [v for v in flows.into if (v > value if model.largest_first else v < value)]
     chain = covering(flows, window, before)

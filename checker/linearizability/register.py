@@ -165,9 +165,7 @@ def zone_conflict(first_return: dict[Any, int], last_invoke: dict[Any, int]) -> 
 
 def _reads_of(history: History, rows: Sequence[int], value: Any) -> list[int]:
     return [
-        row
-        for row in rows
-        if history.f[row] == "read" and history.status[row] == OK and history.result[row] == value
+        row for row in rows if history.f[row] == "read" and history.status[row] == OK and history.result[row] == value
     ]
 
 

@@ -202,9 +202,7 @@ class _Findings:
             limits = partial(_first_limit, budget, Budget(timeout_s=CUT_TIMEOUT_S))
             self._add_no_order(name, self._few_of(rows, partial(self._has_no_snapshots, extra, limits), limits))
 
-    def _few_of(
-        self, rows: list[int], is_enough: Callable[[list[int]], bool], is_over: Callable[[], Any]
-    ) -> list[int]:
+    def _few_of(self, rows: list[int], is_enough: Callable[[list[int]], bool], is_over: Callable[[], Any]) -> list[int]:
         """Few of the transactions that show it, sought first among those that showed it of the level before."""
         before = self._few_before
         self._few_before = smallest(before if before and is_enough(before) else rows, is_enough, is_over)

@@ -1,6 +1,6 @@
 """A client of the toy system in Python, by JSON lines and the standard library alone.
 
-    harness run --system toy --client "python3 examples/clients/toy_client.py"
+harness run --system toy --client "python3 examples/clients/toy_client.py"
 """
 
 import json

@@ -27,8 +27,6 @@ _PACK_TIMEOUT_S = 300.0
 _PIECE_TIMEOUT_S = 60.0
 
 
-
-
 class AgentAccess:
     """Commands, small files and clocks of hosts, through their agents and with their rights.
 

@@ -45,6 +45,7 @@ __all__ = ["AgentCluster", "ClusterArguments"]
 
 logger = logging.getLogger(__name__)
 
+
 class ClusterArguments(TypedDict):
     """What every cluster is made from: the number of replicas, the run that owns everything, the directory that the
     hosts' files are in on the harness's side, the ports that hosts will be reached on, the hosts that the system

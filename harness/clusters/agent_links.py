@@ -321,9 +321,7 @@ class AgentRelays:
         for link, shape in wanted.items():
             by_host[link.source][self._addresses[link.source], self._addresses[link.destination]] = shape
         if self._is_prepared:
-            await all_of(
-                self._apply_on(host, pairs) for host, pairs in by_host.items() if self._applied[host] != pairs
-            )
+            await all_of(self._apply_on(host, pairs) for host, pairs in by_host.items() if self._applied[host] != pairs)
 
     def forget(self) -> None:
         """See LinkShaper."""

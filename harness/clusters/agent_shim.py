@@ -217,9 +217,7 @@ class AgentShim:
         mechanism, problem, clock_problem = await self._choose(host, program)
         traps = self._controls.traps if mechanism == SECCOMP and problem is None else frozenset[str]()
         attaches = bool(traps) and (await self._trial(host)).why_not_attached is None
-        started = self._controls.begin(
-            host, mechanism, problem=problem, clock_problem=clock_problem, attaches=attaches
-        )
+        started = self._controls.begin(host, mechanism, problem=problem, clock_problem=clock_problem, attaches=attaches)
         account_path = place.account_path(program.name)
         if account_path is not None:  # it may run as another user
             await self._links[host].run(["mkdir", "-p", "-m", "1777", account_path])

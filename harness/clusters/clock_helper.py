@@ -154,9 +154,7 @@ class ClockHelper:
 def main() -> None:
     """Run the helper on the path that is the first argument."""
     helper = ClockHelper()
-    run_helper(
-        {"open": helper.open, "skew": helper.skew, "release": helper.release, "release_all": helper.release_all}
-    )
+    run_helper({"open": helper.open, "skew": helper.skew, "release": helper.release, "release_all": helper.release_all})
 
 
 if __name__ == "__main__":

@@ -273,9 +273,7 @@ class Agent:
             if more <= found:
                 break
             found |= more
-        members = [
-            table[pid] for pid in sorted(found & table.keys()) if not table[pid].name.startswith(HELPERS)
-        ]
+        members = [table[pid] for pid in sorted(found & table.keys()) if not table[pid].name.startswith(HELPERS)]
         child.known = {process.pid: process.started for process in members}
         return [process for process in members if not process.has_ended]
 

@@ -458,9 +458,7 @@ class LocalCluster(OwnMachineCluster):
                 "source": pair.source,
                 "destination": pair.destination,
                 "from": self.bind_address(pair.source),
-                "ports": [
-                    [self._link_ip(pair), port, self.bind_address(pair.destination), port] for port in ports
-                ],
+                "ports": [[self._link_ip(pair), port, self.bind_address(pair.destination), port] for port in ports],
             }
             for pair in self._pairs
         ]

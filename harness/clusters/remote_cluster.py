@@ -157,4 +157,3 @@ class RemoteCluster(AgentCluster):
             data_path=data_path,
             undo_path=undo_path if self._tracks_writes else None,
         )
-

@@ -53,9 +53,7 @@ class SshCluster(RemoteCluster):
     options: Sequence[str] = ("inventory", MECHANISM_OPTION)
     _why_no_file_systems: ClassVar[Callable[[], str | None] | None] = None
 
-    def __init__(
-        self, *, inventory: str | Sequence[SshHost] | None = None, **given: Unpack[ClusterArguments]
-    ) -> None:
+    def __init__(self, *, inventory: str | Sequence[SshHost] | None = None, **given: Unpack[ClusterArguments]) -> None:
         super().__init__(**given)
         self._ssh_hosts, self._machine_of = _assign(self._hosts, self._extra_hosts, _hosts_of(inventory))
         self._addresses: dict[str, str] = {}

@@ -13,7 +13,7 @@ import sys
 from harness.commands.run import test_from
 from harness.errors import OperatorError
 from harness.exploration.audit import Parting, audit_seed
-from harness.exploration.rehearsal import require_simulated, usable_choices
+from harness.exploration.rehearsal import require_faults, require_simulated, usable_choices
 from harness.report import OutputConsole
 
 __all__ = ["audit_command"]
@@ -23,6 +23,7 @@ def audit_command(arguments: argparse.Namespace) -> int:
     """Audit seeds. Returns 0 when every seed gave the same run twice, 1 when one did not."""
     require_simulated(arguments.system, "only what is simulated is the same twice by its seed")
     test = test_from(arguments)
+    require_faults(test)
     usable_choices(test)  # what cannot be simulated is said once and here, not by each child
     other = sys.executable if arguments.python is None else shutil.which(arguments.python)
     if other is None:

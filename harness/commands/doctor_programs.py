@@ -42,10 +42,7 @@ def _line(program: str, argv: Sequence[str], asked: str) -> str:
     traps = _if_possible("seccomp", why_no_traps())
     if why_no_traps() is None and (why_not := why_not_attached()) is not None:
         traps += f", from its start and not from the first fault on ({why_not})"
-    return (
-        f"{what}: disk and power faults by {traps}; "
-        f"wall clocks by {_if_possible('the vDSO', why_no_clock())}"
-    )
+    return f"{what}: disk and power faults by {traps}; wall clocks by {_if_possible('the vDSO', why_no_clock())}"
 
 
 def _if_possible(mechanism: str, why_not: str | None) -> str:

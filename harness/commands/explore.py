@@ -18,11 +18,18 @@ from harness.commands.run import test_from
 from harness.errors import OperatorError
 from harness.execution import left_out, perform
 from harness.exploration.guide import Guide
-from harness.exploration.rehearsal import SIMULATED, Rehearsal, parts_of, require_simulated, usable_choices
+from harness.exploration.rehearsal import (
+    SIMULATED,
+    Rehearsal,
+    parts_of,
+    require_faults,
+    require_simulated,
+    usable_choices,
+)
 from harness.exploration.search import Tally, elects_leaders, explore, mix_for, require_room, summary_of
 from harness.report import OutputConsole
 from harness.store import Store
-from harness.test import ALL, NemesisChoice, Test
+from harness.test import Test
 from nemesis.schedule import save_schedule
 
 __all__ = ["explore_command"]
@@ -37,6 +44,7 @@ def explore_command(arguments: argparse.Namespace) -> int:
     many = f"harness run --system {arguments.system} --test-count 10 makes many runs, each with a seed of its own"
     require_simulated(arguments.system, many)
     test = test_from(arguments)
+    require_faults(test)
     require_room(test)
     store = Store(arguments.store)
     console = OutputConsole(stderr=True)
@@ -111,12 +119,9 @@ def _explore(
 
 
 def _left_out(test: Test) -> list[str]:
-    """What "every nemesis", which is what no word of nemeses means here, is without."""
-    if any(choice.name != ALL for choice in test.nemesis):
-        return []
-    every = dataclasses.replace(test, nemesis=(NemesisChoice(ALL),))
+    """What "every nemesis" is without here."""
     cluster_class, system_class = registry.load("clusters", SIMULATED), registry.load("systems", test.system)
-    return left_out(every, registry.load_all("nemeses"), cluster_class, system_class)
+    return left_out(test, registry.load_all("nemeses"), cluster_class, system_class)
 
 
 def _guide(test: Test, arguments: argparse.Namespace) -> Guide:

@@ -252,10 +252,12 @@ def make_test(given: Mapping[str, Any]) -> Test:
 
 def _nemeses(test: Test) -> dict[str, Nemesis]:
     """The nemeses that the test names, or may name in its schedule file."""
-    if test.nemesis_schedule is not None or any(choice.name == ALL for choice in test.nemesis):
+    if test.nemesis_schedule is not None:
         return registry.load_all("nemeses")
     found: dict[str, Nemesis] = {}
     for choice in test.nemesis:
+        if choice.name == ALL:
+            continue
         nemesis: Nemesis = registry.load("nemeses", choice.name)
         try:
             expand_variant(nemesis, choice.variant)
@@ -264,6 +266,10 @@ def _nemeses(test: Test) -> dict[str, Nemesis]:
         if choice.name in found and choice.variant is None:
             raise OperatorError(f"nemesis {choice.name} is given twice")
         found[choice.name] = nemesis
+    if any(choice.name == ALL for choice in test.nemesis):
+        found = registry.load_all("nemeses")
+        if problems := test.nemesis_problems(found):
+            raise OperatorError("; ".join(problems))
     return found
 
 

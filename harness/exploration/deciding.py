@@ -92,9 +92,7 @@ class Violation:
     @property
     def symptom(self) -> Symptom:
         """What continuations are watched for."""
-        return Symptom(
-            check=self.check, rule=self.rule, until_s=None if self.at_s is None else self.at_s + AHEAD_S
-        )
+        return Symptom(check=self.check, rule=self.rule, until_s=None if self.at_s is None else self.at_s + AHEAD_S)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -268,9 +266,7 @@ class _Decider:
     def __init__(self, parts: Parts, found: Deciding, search: Search, *, zero_s: float, left: int) -> None:
         self._parts, self._found, self._search, self._zero_s = parts, found, search, zero_s
         self.left = left
-        self._seeds = [
-            seeded(f"{search.seed}/continuation/{number}").getrandbits(32) for number in range(search.runs)
-        ]
+        self._seeds = [seeded(f"{search.seed}/continuation/{number}").getrandbits(32) for number in range(search.runs)]
 
     def add(self, moments: Sequence[float], *, has_faults: bool, is_coarse: bool = False) -> None:
         """Perform the continuations from these moments, as many of them as may still be looked at."""

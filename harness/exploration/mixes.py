@@ -242,9 +242,7 @@ def _finds_leaders(timed: Sequence[Timed], nodes: int, *, elects: bool) -> bool:
         spare_s = OPERATION_S if fault[2] in _ASKED_OF_LEADER else 0.0
         for at_s in moments:
             others = [
-                other
-                for other in timed
-                if other is not fault and _in_ms(other[0]) - spare_s <= at_s < _in_ms(other[1])
+                other for other in timed if other is not fault and _in_ms(other[0]) - spare_s <= at_s < _in_ms(other[1])
             ]
             if not elects:
                 if any(other[2] in _DOWN and not other[3].endswith("@followers") for other in others):

@@ -18,7 +18,7 @@ from harness.execution import Parts, TestClock, rehearse
 from harness.exploration.behaviour import Fact, facts_of
 from harness.report import OutputConsole
 from harness.systems.base import LimitsClusters
-from harness.test import Test
+from harness.test import ALL, Test
 from harness.workloads.choice import make_workload
 from nemesis.forms import is_of_all
 from nemesis.protocol import Nemesis
@@ -69,6 +69,12 @@ def require_simulated(system: str, instead: str) -> None:
             raise OperatorError(f"{reason}; {instead}")
 
 
+def require_faults(test: Test) -> None:
+    """Raise OperatorError for a search of seeds without faults: their mix is what tells one seed from another."""
+    if not test.nemesis:
+        raise OperatorError("--nemesis none leaves nothing to mix: leave it out for every nemesis, or name some")
+
+
 def parts_of(test: Test, schedule: Schedule) -> Parts:
     """The parts of a simulated run of `test` under `schedule`. Raises OperatorError for unknown names."""
     nemeses: dict[str, Nemesis] = {
@@ -99,19 +105,23 @@ def usable_choices(test: Test) -> list[tuple[str, list[str]]]:
         system_class=registry.load("systems", test.system),
         settings=test.system_settings,
     )
-    asked = {choice.name: choice.variant for choice in test.nemesis if choice.name != "all"}
+    asked = {choice.name: choice.variant for choice in test.nemesis if choice.name != ALL}
+    if len(asked) < len(test.nemesis) or not asked:
+        nemeses = registry.load_all("nemeses")
+        if problems := test.nemesis_problems(nemeses):
+            raise OperatorError("; ".join(problems))
+        nemeses = {name: nemesis for name, nemesis in nemeses.items() if name in asked or is_of_all(nemesis)}
+    else:
+        nemeses = {name: registry.load("nemeses", name) for name in asked}
     found = []
-    for name in asked or registry.names("nemeses"):
-        nemesis = registry.load("nemeses", name)
-        if not asked and not is_of_all(nemesis):
-            continue
+    for name, nemesis in nemeses.items():
         try:
             usable, problems = target.usable(nemesis, asked.get(name))
         except ValueError as error:
             raise OperatorError(str(error)) from None
         if usable:
             found.append((name, usable))
-        elif asked:
+        elif name in asked:
             raise OperatorError(f"--nemesis {name}: {'; '.join(problems)}")
     return found
 

@@ -51,9 +51,7 @@ def kinds_seen(cluster_class: Any, system_class: Any) -> frozenset[str]:
 def not_waited_for(schedule: Schedule, cluster_class: Any, system_class: Any) -> str | None:
     """One line about the events whose triggers a cluster cannot see; None when there are none."""
     seen = kinds_seen(cluster_class, system_class)
-    lost = [
-        (event, kind) for event in schedule if event.when and (kind := Trigger.parse(event.when).kind) not in seen
-    ]
+    lost = [(event, kind) for event in schedule if event.when and (kind := Trigger.parse(event.when).kind) not in seen]
     if not lost:
         return None
     kinds = ", ".join(sorted({kind for _, kind in lost}))

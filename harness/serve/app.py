@@ -249,9 +249,7 @@ def _event(name: str, data: Mapping[str, Any]) -> str:
     return f"event: {name}\ndata: {json.dumps(data)}\n\n"
 
 
-def make_app(
-    runs: RunList, *, hosts: frozenset[str], launcher: Launcher | None, is_ending: Callable[[], bool]
-) -> App:
+def make_app(runs: RunList, *, hosts: frozenset[str], launcher: Launcher | None, is_ending: Callable[[], bool]) -> App:
     """The application for the runs of a store, for requests to one of `hosts`; with a launcher it may start runs.
 
     `is_ending` says whether the server is to end, which live views then do.

@@ -109,6 +109,7 @@ def read_form(fields: Mapping[str, Sequence[str]]) -> Form:
         seed=int(numbers.get("seed", 0)),
     )  # fmt: skip
     problems += test.problems()
+    problems += test.nemesis_problems(registry.load_all("nemeses"))
     if not 0 <= test.seed < 2**63:
         problems.append("--seed must be 0 to 2^63 - 1")
     if problems:

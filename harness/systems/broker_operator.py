@@ -18,6 +18,7 @@ __all__ = ["BrokerOperator", "operation_missing"]
 
 LOOK_TIMEOUT_S = 0.5
 
+
 def operation_missing(ability: str, *, is_classic: bool) -> str | None:
     """Why the brokers cannot be asked for an operation, as one line that names what mends it; None when they can."""
     if ability == "promote":

@@ -13,6 +13,7 @@ from harness.workloads.capability import missing_capabilities
 
 __all__ = ["make_workload", "require_capabilities"]
 
+
 def make_workload(name: str, *, system_class: Any, system: str, settings: Mapping[str, str]) -> Workload:
     """The workload of a name in the form that a system can have, made with those of a test's settings that are its own.
 

@@ -44,8 +44,10 @@ class _Groups(IgnoresEvents):
                 self.size, self.group, self.unwritten[1:], self.reads
             )
         is_over = not self.unwritten and self.reads >= READS_PER_KEY * self.size
-        after = _Groups(self.size, self.group + 1) if is_over else _Groups(
-            self.size, self.group, self.unwritten, self.reads + 1
+        after = (
+            _Groups(self.size, self.group + 1)
+            if is_over
+            else _Groups(self.size, self.group, self.unwritten, self.reads + 1)
         )
         return Op("txn", None, [["r", key, None] for key in rng.sample(keys, self.size)]), after
 

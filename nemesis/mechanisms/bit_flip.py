@@ -1,8 +1,8 @@
 """Flipping a bit of a stored file: a short program for the host's own Python, as its standard input.
 
-    flip DATA FILES PLACE BIT        flips, and prints the file, the offset, the byte before and after, and the
-                                     file's inode
-    restore PATH OFFSET BEFORE AFTER puts the byte back, unless it is no longer the one that was left
+flip DATA FILES PLACE BIT        flips, and prints the file, the offset, the byte before and after, and the
+                                 file's inode
+restore PATH OFFSET BEFORE AFTER puts the byte back, unless it is no longer the one that was left
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from nemesis.target import BitFlipped
 
 __all__ = ["FLIP_SCRIPT", "flip_arguments", "parse_flip", "restore_arguments"]
 
-FLIP_SCRIPT = r'''
+FLIP_SCRIPT = r"""
 import glob, os, sys
 CHUNK = 1 << 20
 def filled(path):
@@ -50,7 +50,7 @@ else:
     path, (offset, before, after) = sys.argv[2], map(int, sys.argv[3:])
     if os.path.isfile(path) and get(path, offset) == bytes([after]):
         put(path, offset, before)
-'''
+"""
 
 
 def flip_arguments(data_path: str, files: str, place: float, bit: int) -> list[str]:

@@ -10,7 +10,7 @@ from nemesis.target import DiskProbe, DiskStep
 
 __all__ = ["PROBE_SCRIPT", "parse_probe"]
 
-PROBE_SCRIPT = '''
+PROBE_SCRIPT = """
 import ctypes, errno, os, sys, time
 ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: on a stalled disk that nobody heals it would wait for ever
 path = os.path.join(sys.argv[1], ".splitbrain-probe-%d" % os.getpid())
@@ -38,7 +38,7 @@ try:
     os.unlink(path)
 except OSError:
     pass
-'''
+"""
 
 
 def parse_probe(host: str, output: str, *, waited_s: float) -> DiskProbe:

@@ -204,9 +204,7 @@ class NftCounters:
         """Count no more what is for a UDP port of a host: it is the harness's. Raises ShellError."""
         await asyncio.gather(
             *(
-                self._shell.run(
-                    host, ("nft", "-f", "-"), stdin=f"add element {COUNTERS_TABLE} own {{ {port} }}\n"
-                )
+                self._shell.run(host, ("nft", "-f", "-"), stdin=f"add element {COUNTERS_TABLE} own {{ {port} }}\n")
                 for host, port in ports.items()
             )
         )

@@ -90,9 +90,7 @@ class ShimControls:
     """The control files of all hosts, and what is in force on each. The files exist before replicas start. `traps` are
     the groups of calls that are reported to the launcher in this run."""
 
-    def __init__(
-        self, access: HostAccess, places: Mapping[str, ShimPlace], *, traps: Collection[str] = ()
-    ) -> None:
+    def __init__(self, access: HostAccess, places: Mapping[str, ShimPlace], *, traps: Collection[str] = ()) -> None:
         self.access = access
         self.places = dict(places)
         self.traps = frozenset(traps)

@@ -346,9 +346,7 @@ class ShimDisks:
         """Write, sync and read a file in the data's directory, by the same mechanism as the host's replica."""
         access, place = self._controls.access, self._controls.places[host]
         argv, environment = self._controls.probe_command(host, [access.python(host), "-I", "-S", "-", place.data_path])
-        _, output, _ = await access.run(
-            host, argv, stdin=PROBE_SCRIPT, timeout_s=timeout_s, environment=environment
-        )
+        _, output, _ = await access.run(host, argv, stdin=PROBE_SCRIPT, timeout_s=timeout_s, environment=environment)
         return parse_probe(host, output, waited_s=timeout_s)
 
     def mechanism(self, host: str) -> str:

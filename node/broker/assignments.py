@@ -156,9 +156,7 @@ def _shared(places: Sequence[_Place], members: Sequence[str], client: str, by_ci
     return list(places[begin : begin + size + (index < more)])
 
 
-def _popped(
-    places: Sequence[_Place], members: Sequence[str], client: str, share: int, by_circle: bool
-) -> list[_Place]:
+def _popped(places: Sequence[_Place], members: Sequence[str], client: str, share: int, by_circle: bool) -> list[_Place]:
     """All queues of every broker, as one with the number -1; or a client's share and those of the next ones."""
     if share <= 0:
         return [(name, -1) for name, _ in places]

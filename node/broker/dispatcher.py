@@ -476,7 +476,6 @@ class Dispatcher:
         self._checkpointed_index = mark.index
         return True
 
-
     def _timestamps(self, queues_ms: int, index_ms: int) -> StoreTimestamps:
         durable_index = self._log.durable_index
         while self._dispatched and self._dispatched[0][0] <= durable_index:

@@ -131,4 +131,3 @@ class Ledger(Protocol):
         """As `read_barrier` without a task: `on_done` gets the index, or the error, maybe before this returns. False,
         and nothing is called, where only `read_barrier` can tell. Raises DLedgerError."""
         ...
-

@@ -102,9 +102,7 @@ def read_batch(entries: EntryBatch | RecordRun, first_index: int, queues: QueueS
     return _read_each(entries, first_index, queues)
 
 
-def _read_each(
-    entries: EntryBatch | RecordRun, first_index: int, queues: QueueStore
-) -> tuple[int, DispatchBatch]:
+def _read_each(entries: EntryBatch | RecordRun, first_index: int, queues: QueueStore) -> tuple[int, DispatchBatch]:
     of_queues: dict[tuple[bytes, int], QueueColumns] = {}
     keys = KeyRuns()
     prefix, crc32 = entries.prefix_bytes, zlib.crc32

@@ -205,9 +205,7 @@ class SendProcessor:
             answer = self._later(command, answer)
         return answer if context is None else self._hooks.watch(context, answer)
 
-    async def _later(
-        self, command: Command, answer: Awaitable[Command | DeferredReply]
-    ) -> Command | DeferredReply:
+    async def _later(self, command: Command, answer: Awaitable[Command | DeferredReply]) -> Command | DeferredReply:
         try:
             return await answer
         except RequestError as error:
@@ -218,9 +216,7 @@ class SendProcessor:
 
     # Requests that came together
 
-    def process_together(
-        self, requests: Sequence[TemplateRequest], connection: Connection
-    ) -> DeferredReply | None:
+    def process_together(self, requests: Sequence[TemplateRequest], connection: Connection) -> DeferredReply | None:
         """Store the first ones of `requests` that need no more checks; or refuse the first ones, whose kinds are
         refused. None, and nothing is changed, where the first is neither, or a message of a batch needs checks.
 
@@ -580,9 +576,7 @@ def _placed_each(placed: Sequence[Placed], counts: Sequence[int]) -> Sequence[Pl
 
 def _check_size(text: str | bytes) -> None:
     if len(text) > MAX_PROPERTIES_SIZE_BYTES:
-        raise RequestError(
-            ResponseCode.MESSAGE_ILLEGAL, f"properties longer than {MAX_PROPERTIES_SIZE_BYTES} bytes"
-        )
+        raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"properties longer than {MAX_PROPERTIES_SIZE_BYTES} bytes")
 
 
 def _asks_for_transaction(header: SendHeader, text: str) -> bool:

@@ -90,9 +90,7 @@ class SendHooks:
             return answer
         return self._await(context, answer)
 
-    async def _await(
-        self, context: SendContext, answer: Awaitable[Command | DeferredReply]
-    ) -> Command | DeferredReply:
+    async def _await(self, context: SendContext, answer: Awaitable[Command | DeferredReply]) -> Command | DeferredReply:
         reply = self.watch(context, await answer)
         assert isinstance(reply, Command | DeferredReply)
         return reply

@@ -90,9 +90,7 @@ class LedgerFiles:
     def __init__(self, config: DLedgerConfig, disk: Disk) -> None:
         self._disk = disk
         self._directory = config.ledger_dir
-        self.data = SegmentedFile(
-            disk, f"{self._directory}/data", segment_size_bytes=config.data_segment_size_bytes
-        )
+        self.data = SegmentedFile(disk, f"{self._directory}/data", segment_size_bytes=config.data_segment_size_bytes)
         self._index_file = SegmentedFile(
             disk, f"{self._directory}/index", segment_size_bytes=config.index_segment_size_bytes
         )

@@ -82,12 +82,7 @@ class MemberState:
 
     def follows(self, term: int, leader_id: str) -> bool:
         """Whether this member follows that leader of that term, and no term or vote is being written."""
-        return (
-            self.leader_id == leader_id
-            and self.term == term
-            and self.is_follower
-            and not self._lock.locked()
-        )
+        return self.leader_id == leader_id and self.term == term and self.is_follower and not self._lock.locked()
 
     def is_member(self, member_id: str) -> bool:
         """Whether messages of `member_id` count. One that is not known may have come while this member was away."""

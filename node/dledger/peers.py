@@ -65,9 +65,7 @@ class RemotingPeerClient:
     def __init__(self, config: DLedgerConfig, members: Membership) -> None:
         self._members = members
         self._timing = config.timing
-        limits = ClientLimits(
-            connect_timeout_ms=min(1000, config.timing.rpc_timeout_ms), idle_timeout_s=IDLE_TIMEOUT_S
-        )
+        limits = ClientLimits(connect_timeout_ms=min(1000, config.timing.rpc_timeout_ms), idle_timeout_s=IDLE_TIMEOUT_S)
         self._client = RemotingClient(limits, name="dledger")
 
     async def vote(self, peer: str, request: VoteRequest) -> VoteResponse:

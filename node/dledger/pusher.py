@@ -129,9 +129,7 @@ class DLedgerEntryPusher:
 
     def append_noop(self) -> Entry:
         """Append an entry without a body in the present term. Nobody waits for it."""
-        return self._appended(
-            self._store.append_as_leader(self._lead_term, 0, lambda _: b"", magic=NOOP_MAGIC)
-        )
+        return self._appended(self._store.append_as_leader(self._lead_term, 0, lambda _: b"", magic=NOOP_MAGIC))
 
     def append(self, body_size_bytes: int, encode_body: Callable[[int], bytes]) -> asyncio.Future[AppendResult]:
         """Append an entry in the present term; the future is done when it is committed.

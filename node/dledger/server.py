@@ -376,9 +376,7 @@ class DLedgerServer:
 
     async def _handle_change_members(self, request: ChangeMembersRequest) -> ChangeMembersResponse:
         index = await self.members.change(request.member, request.address or None)
-        return ChangeMembersResponse(
-            **self._answer_fields(request.local_id), code=DLedgerCode.SUCCESS, index=index
-        )
+        return ChangeMembersResponse(**self._answer_fields(request.local_id), code=DLedgerCode.SUCCESS, index=index)
 
     async def _handle_metadata(self, request: MetadataRequest) -> MetadataResponse:
         return MetadataResponse(

@@ -171,8 +171,7 @@ class SnapshotReceiver:
             await self._remove_incoming("")
             return DLedgerCode.SUCCESS, request.size_bytes  # what is here goes as far already
         name = (
-            f"{_PREFIX}{request.last_included_index}-{request.last_included_term}"
-            f"-{request.size_bytes}-{request.digest}"
+            f"{_PREFIX}{request.last_included_index}-{request.last_included_term}-{request.size_bytes}-{request.digest}"
         )
         await self._remove_incoming(name)
         path = f"{self._snapshots.files.directory}/{name}"

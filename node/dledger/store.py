@@ -478,4 +478,3 @@ class DLedgerStore:
                 durable_pos=self._unit(durable_index).end_pos,
                 members=self.members.snapshot(durable_index),
             )
-

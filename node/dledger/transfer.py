@@ -103,8 +103,10 @@ class LeadershipTransfer:
         try:
             index = self._store.ledger_end_index
             is_ready = await self._until(
-                lambda: not self._leads(term)
-                or (self._store.committed_index >= index and pusher.checker.watermark(term, member) >= index)
+                lambda: (
+                    not self._leads(term)
+                    or (self._store.committed_index >= index and pusher.checker.watermark(term, member) >= index)
+                )
             )
             if not self._leads(term):
                 raise DLedgerError(DLedgerCode.NOT_LEADER, f"{self._state.self_id} leads no more")

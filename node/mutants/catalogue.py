@@ -79,9 +79,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "ha-ack-when-sent": Mutant(
         does="classic HA: what was sent to a slave counts as what it has", origin="S4, rocketmq#3015"
     ),
-    "ha-ack-before-slave-syncs": Mutant(
-        does="classic HA: a slave says that it has what it has received", origin="S4"
-    ),
+    "ha-ack-before-slave-syncs": Mutant(does="classic HA: a slave says that it has what it has received", origin="S4"),
     "ha-send-before-sync": Mutant(does="classic HA: slaves get what the master has not synced", origin="S4"),
     "ha-never-compares": Mutant(
         does="classic HA: a slave asks for what is behind its end and takes what comes", origin="rocketmq#3388"

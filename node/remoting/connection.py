@@ -117,9 +117,7 @@ class Connection(asyncio.Protocol):
         self.ask(command, partial(settle, future), timeout_ms=timeout_ms)
         return future
 
-    def ask(
-        self, command: Command, on_done: OutcomeCallback, *, timeout_ms: float, at_once: bool = False
-    ) -> None:
+    def ask(self, command: Command, on_done: OutcomeCallback, *, timeout_ms: float, at_once: bool = False) -> None:
         """The same without a future: `on_done` is called with the reply, in the turn of the loop in which it comes, or
         with RequestTimeout or ConnectionLost. What is raised here is not passed to `on_done`. `at_once`: write the
         frame now, because no other request follows in this turn that could be written together with it."""

@@ -93,9 +93,7 @@ class ConsumeQueue:
         self, disk: Disk, files: FileCache, directory: str, *, units_per_file: int, crc_directory: str | None = None
     ) -> None:
         self._directory = directory
-        self._units = UnitFiles(
-            disk, files, directory, unit_size_bytes=UNIT_SIZE_BYTES, units_per_file=units_per_file
-        )
+        self._units = UnitFiles(disk, files, directory, unit_size_bytes=UNIT_SIZE_BYTES, units_per_file=units_per_file)
         self._crcs = None
         self._columns = [self._units]
         if crc_directory is not None:

@@ -104,9 +104,7 @@ class RecordBatch:
         fixed = self.maker.fixed_bytes
         return [fixed + body + text for body, text in zip(map(len, self.bodies), map(len, self.texts), strict=True)]
 
-    def records(
-        self, positions: Sequence[int], *, queue_offset: int, store_timestamp_ms: int
-    ) -> ChecksummedBodies:
+    def records(self, positions: Sequence[int], *, queue_offset: int, store_timestamp_ms: int) -> ChecksummedBodies:
         """The records, which get consecutive numbers from `queue_offset` on and lie at `positions`.
 
         Raises struct.error when a number does not fit its field.
@@ -129,9 +127,7 @@ class RecordBatch:
         )  # fmt: skip
         return b"".join((head, body, maker.topic_field, _INT16.pack(len(text)), text))
 
-    def _uniform(
-        self, positions: Sequence[int], queue_offset: int, store_timestamp_ms: int
-    ) -> ChecksummedBodies:
+    def _uniform(self, positions: Sequence[int], queue_offset: int, store_timestamp_ms: int) -> ChecksummedBodies:
         """The same for messages that have one flag and are of the same sizes."""
         bodies, texts, flag, maker = self.bodies, self.texts, self.flags[0], self.maker
         count, size, text_size = len(bodies), len(bodies[0]), len(texts[0])

@@ -29,14 +29,16 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "other-f.jsonl": (GOOD.replace('"write"', '"read"', 1).encode(), ":2: process 0 completes 'write', but has 'read'"),
     "half.jsonl": ((GOOD + '{"index": 2, "pro').encode(), ":3: the last line is cut short"),
     "merged.jsonl": (
-        GOOD.replace('"index": 0, ', "").replace('}\n{"index": 1', "", 1).encode(), ":1: an object has 'process' twice"
+        GOOD.replace('"index": 0, ', "").replace('}\n{"index": 1', "", 1).encode(),
+        ":1: an object has 'process' twice",
     ),
     "then-json.edn": (
-        b'{:process 0 :type :invoke :f :read :value nil}\n{:process 0 :type :ok :f :read :value nil}\n' + GOOD.encode(),
+        b"{:process 0 :type :invoke :f :read :value nil}\n{:process 0 :type :ok :f :read :value nil}\n" + GOOD.encode(),
         ":3: a keyword without a name",
     ),
     "commented.edn": (
-        b"[0 :invoke :read nil]\n; note {:process 0 :type :ok :f :read}\n", ":2: an event within a comment"
+        b"[0 :invoke :read nil]\n; note {:process 0 :type :ok :f :read}\n",
+        ":2: an event within a comment",
     ),
     "long-tuple.edn": (b"[0 :invoke :read nil 0 :ok :read 3]\n", ":1: an event must be a map, not [0, 'invoke'"),
     "empty-tuple.edn": (b"[0 :invoke :read nil]\n[]\n[0 :ok :read 3]\n", ":2: an event must be a map, not []"),
@@ -49,7 +51,8 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     ),
     "swallowed.limo": (b"# @object atomic-queue[1] call add(2)\n[2] call remove\n", ":1: an event within a comment"),
     "bare-tag.edn": (
-        b"{:process 0 :type :invoke :f :read}\n#jepsen.history.Op\n", ":2: nothing stands behind '#jepsen.history.Op'"
+        b"{:process 0 :type :invoke :f :read}\n#jepsen.history.Op\n",
+        ":2: nothing stands behind '#jepsen.history.Op'",
     ),
     "crash.limo": (b"[1] call add(2)\ncrash\n", ":2: a crash of the whole object"),
     "cut-array.json": (b'[{"process": 0, "type": "invoke", "f": "read"},\n{"process": 0', ":2: not JSON"),
@@ -70,8 +73,13 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     ),
     "headless.jsonl": (GOOD.replace('"index": 0', '"index": 7').encode(), ":1: the first index is 7: 7 events are"),
     "orphan.jsonl": (GOOD.split("\n")[1].encode() + b"\n", ":1: process 0 completes 'write', but has no operation"),
-    "open.jsonl": (GOOD.split("\n")[0].replace('"index": 0, ', "").encode() * 1 + b"\n" +
-                   GOOD.split("\n")[0].replace('"index": 0, ', "").encode() + b"\n", ":2: process 0 invokes"),
+    "open.jsonl": (
+        GOOD.split("\n")[0].replace('"index": 0, ', "").encode() * 1
+        + b"\n"
+        + GOOD.split("\n")[0].replace('"index": 0, ', "").encode()
+        + b"\n",
+        ":2: process 0 invokes",
+    ),
     "array.jsonl": (b"[1, 2]\n", "an event must be a map"),
     "number.jsonl": (b"5\n", ":1: an event must be a map"),
     "typeless.jsonl": (b'{"process": 1, "f": "read"}\n', ":1: the event has no 'type'"),

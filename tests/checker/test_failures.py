@@ -108,9 +108,7 @@ def test_an_append_that_was_not_told_its_offset(events, done) -> None:
     read = {"offset": 0, "messages": [2], "tail": 1}
     history = done((0, "append", 2, [None, 2]), (0, "read", {"offset": 0, "max": 5}, read))
     assert check(history, Log()).verdict is Verdict.VALID
-    assert check(history, Log()).stats["not_applicable"] == {
-        "A5 ranks from offsets": {"an append got no offset": 1}
-    }
+    assert check(history, Log()).stats["not_applicable"] == {"A5 ranks from offsets": {"an append got no offset": 1}}
     assert check(done((0, "append", 2, [None, 2]), (0, "tail", {}, 0)), Log()).verdict is Verdict.INVALID
     assert check(done((0, "append", 2, None), (0, "tail", {}, 2)), Log()).verdict is Verdict.INVALID
     seen_first = events(

@@ -93,7 +93,7 @@ FORMS = {
     '{"process": 0, "type": "ok", "f": "read", "value": 3}]',
     "edn": "{:process 0, :type :invoke, :f :read, :value nil}\n{:process 0, :type :ok, :f :read, :value 3}\n",
     "vector.edn": "; a comment\n[{:process 0, :type :invoke, :f :read, :value nil}\n"
-    " {:process :nemesis, :type :info, :f :start, :value \"cut {everything\"}\n"
+    ' {:process :nemesis, :type :info, :f :start, :value "cut {everything"}\n'
     " {:process 0, :type :ok,\n  :f :read, :value 3}]",
     "record.edn": "#jepsen.history.Op{:process 0, :type :invoke, :f :read, :value nil}\n"
     "#jepsen.history.Op{:process 0, :type :ok, :f :read, :value 3, :error [:a #{1}]}\n",

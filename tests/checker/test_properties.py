@@ -44,8 +44,9 @@ def test_total_queue(events, done) -> None:
     assert check_total_queue(twice).verdict is Verdict.VALID
     assert check_total_queue(twice, allow_duplicates=False).verdict is Verdict.INVALID
     assert check_total_queue(done(*puts)).verdict is Verdict.UNKNOWN
-    recovered = events((0, "invoke", "enqueue", 1), (0, "info", "enqueue", 1), (1, "invoke", "dequeue", None),
-                       (1, "ok", "dequeue", 1))
+    recovered = events(
+        (0, "invoke", "enqueue", 1), (0, "info", "enqueue", 1), (1, "invoke", "dequeue", None), (1, "ok", "dequeue", 1)
+    )
     assert check_total_queue(recovered).stats["counts"]["recovered"] == 1
 
 
@@ -77,11 +78,23 @@ def test_unique_ids_and_counter(done) -> None:
 
 
 def test_exclusion(events) -> None:
-    both = events((0, "invoke", "acquire", None), (0, "ok", "acquire", None), (1, "invoke", "acquire", None),
-                  (1, "ok", "acquire", None), (0, "invoke", "release", None), (0, "ok", "release", None))
+    both = events(
+        (0, "invoke", "acquire", None),
+        (0, "ok", "acquire", None),
+        (1, "invoke", "acquire", None),
+        (1, "ok", "acquire", None),
+        (0, "invoke", "release", None),
+        (0, "ok", "release", None),
+    )
     assert check_exclusion(both).stats["counts"]["overlapping"] == 1
-    one = events((0, "invoke", "acquire", None), (0, "ok", "acquire", None), (0, "invoke", "release", None),
-                 (0, "ok", "release", None), (1, "invoke", "acquire", None), (1, "ok", "acquire", None))
+    one = events(
+        (0, "invoke", "acquire", None),
+        (0, "ok", "acquire", None),
+        (0, "invoke", "release", None),
+        (0, "ok", "release", None),
+        (1, "invoke", "acquire", None),
+        (1, "ok", "acquire", None),
+    )
     assert check_exclusion(one).verdict is Verdict.VALID
 
 
@@ -95,9 +108,7 @@ def test_bank_and_long_fork(done) -> None:
     assert check_long_fork(done((0, "read", None, views[0]))).verdict is Verdict.VALID
 
 
-@pytest.mark.parametrize(
-    ("received_ms", "kind"), [(50, "early"), (5000, "late"), (110, None), (None, "lost")]
-)
+@pytest.mark.parametrize(("received_ms", "kind"), [(50, "early"), (5000, "late"), (110, None), (None, "lost")])
 def test_delay(received_ms: int | None, kind: str | None) -> None:
     def at(ms: int, process: int, type: str, f: str, value: object) -> dict[str, object]:
         return {"time": ms * 1_000_000, "process": process, "type": type, "f": f, "value": value}
@@ -112,8 +123,13 @@ def test_delay(received_ms: int | None, kind: str | None) -> None:
 
 
 def test_transaction_visibility(done) -> None:
-    base = [(0, "prepare", "a", "a"), (0, "prepare", "b", "b"), (0, "prepare", "c", "c"), (0, "commit", "a", "a"),
-            (0, "rollback", "b", "b")]
+    base = [
+        (0, "prepare", "a", "a"),
+        (0, "prepare", "b", "b"),
+        (0, "prepare", "c", "c"),
+        (0, "commit", "a", "a"),
+        (0, "rollback", "b", "b"),
+    ]
     good = check_transaction_visibility(done(*base, (1, "receive", None, ["a"])))
     assert good.verdict is Verdict.VALID
     bad = check_transaction_visibility(done(*base, (1, "receive", None, ["b", "c"])))

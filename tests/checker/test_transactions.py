@@ -35,11 +35,22 @@ LIST = {
     "lost-update": [(("r", "x", []), ("append", "x", 1)), (("r", "x", []), ("append", "x", 2))],
     "garbage-read": [(("r", "x", [9]),)],
 }
-READER = {"G0": (("r", "x", [1, 2]), ("r", "y", [2, 1])), "G2": (("r", "x", [1]), ("r", "y", [1])),
-          "lost-update": (("r", "x", [1, 2]),)}
-STRONGEST = {"G0": None, "G1c": "read-uncommitted", "G-single": "read-committed", "G2": "snapshot-isolation",
-             "internal": "read-uncommitted", "incompatible-order": None, "G1b": "read-uncommitted",
-             "lost-update": "read-committed", "garbage-read": None}
+READER = {
+    "G0": (("r", "x", [1, 2]), ("r", "y", [2, 1])),
+    "G2": (("r", "x", [1]), ("r", "y", [1])),
+    "lost-update": (("r", "x", [1, 2]),),
+}
+STRONGEST = {
+    "G0": None,
+    "G1c": "read-uncommitted",
+    "G-single": "read-committed",
+    "G2": "snapshot-isolation",
+    "internal": "read-uncommitted",
+    "incompatible-order": None,
+    "G1b": "read-uncommitted",
+    "lost-update": "read-committed",
+    "garbage-read": None,
+}
 
 
 @pytest.mark.parametrize("anomaly", LIST)

@@ -22,6 +22,7 @@ from nemesis.process import KILL
 
 NO_SHIM = why_no_shim()
 
+
 class Lame:
     """A cluster that can do nothing but kill."""
 
@@ -85,8 +86,9 @@ def test_it_says_which_mechanism_reaches_a_program(monkeypatch: pytest.MonkeyPat
     assert "by seccomp" in doctor_programs.mechanism_lines(Runs, {}, "seccomp")[0]
     assert "does not reach it for certain" in doctor_programs.mechanism_lines(Runs, {}, "preload")[1]
     monkeypatch.setattr(doctor_programs, "why_not_attached", lambda: "no ptrace")
-    assert "seccomp, from its start and not from the first fault on (no ptrace);" in (
-        doctor_programs.mechanism_lines(Runs, {})[1]
+    assert (
+        "seccomp, from its start and not from the first fault on (no ptrace);"
+        in (doctor_programs.mechanism_lines(Runs, {})[1])
     )
     monkeypatch.setattr(doctor_programs, "why_no_traps", lambda: "the kernel is too old")
     assert "seccomp, which cannot be had here: the kernel is too old" in doctor_programs.mechanism_lines(Runs, {})[1]

@@ -90,6 +90,10 @@ def test_faults_that_only_a_name_brings_are_told_and_had_by_name() -> None:
     assert set(refused(rows_for("all", "broker", cluster=SimCluster), "promote").values()) == {BY_NAME_ONLY}
     by_name = rows_for("promote", "broker", cluster=SimCluster, settings={"replication": "sync"})
     assert all("the system itself" in str(row.how) for row in by_name) and len(by_name) > 0
+    beside = rows_for("all,promote=failover", "broker", cluster=SimCluster, settings={"replication": "sync"})
+    assert [(row.forms, row.how is None) for row in beside if row.nemesis == "promote"] == [(("failover",), False)]
+    assert set(refused(beside, "name-service").values()) == {BY_NAME_ONLY}, "what nobody named stays out"
+    assert any(row.nemesis == "kill" and row.how for row in beside), "and all is as without it"
 
 
 def test_a_schedule_needs_no_table_and_the_table_is_readable() -> None:

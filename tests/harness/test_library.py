@@ -186,8 +186,6 @@ def test_clients_may_use_threads_on_netns(tmp_path: Path) -> None:
     """A thread that was made before the clients' namespace was entered would not reach the hosts."""
     path = tmp_path / "threaded.py"
     path.write_text(PLUGIN.replace("class Threaded", "class System(Toy):\n    pass\n\nclass Threaded"))
-    run = judged_run(
-        f"{path}:System", cluster="netns", nodes=2, time_limit=2, rate=50, store=str(tmp_path / "store")
-    )
+    run = judged_run(f"{path}:System", cluster="netns", nodes=2, time_limit=2, rate=50, store=str(tmp_path / "store"))
     assert run.results["valid"] is True, run.results["reason"]
     assert run.results["ops"]["ok"] > 20 and run.results["ops"]["fail"] == 0

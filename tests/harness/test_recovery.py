@@ -85,7 +85,6 @@ class OneStart(BrokerSystem):
         await super().restart(host)
 
 
-
 @pytest.mark.serial
 def test_a_broker_that_cannot_start_again_is_found(tmp_path: Path) -> None:
     test = Test(

@@ -255,9 +255,7 @@ def test_a_plan_that_waits_does_not_keep_others_from_being_healed(
 ) -> None:
     """Nor does what would begin meanwhile, and is late for it."""
     target, recorder = make_target(5), Recorder()
-    later = [
-        schedule_of((3.5, INJECT, fault_id, "one"), (3.6, HEAL, fault_id, "one")).to_json() for fault_id in begins
-    ]
+    later = [schedule_of((3.5, INJECT, fault_id, "one"), (3.6, HEAL, fault_id, "one")).to_json() for fault_id in begins]
     schedule = Schedule.from_json(
         [
             *schedule_of((1, INJECT, "f1", "halves"), (4, HEAL, "f1", "halves")).to_json(),

@@ -308,6 +308,4 @@ def test_of_links_that_another_fault_cuts_as_well_it_cannot_be_told(make_target:
 
 def test_counters_that_begin_anew_prove_nothing(make_target: Any, run_virtual: Run) -> None:
     with pytest.raises(ValueError, match="began anew"):
-        cut_and_look(
-            make_target, run_virtual, before=lambda n: n.send(N1_N2), during=lambda n: n.counted.clear()
-        )
+        cut_and_look(make_target, run_virtual, before=lambda n: n.send(N1_N2), during=lambda n: n.counted.clear())

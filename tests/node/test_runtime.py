@@ -66,9 +66,7 @@ def test_file_reads_back_what_was_written_and_knows_its_size(disk: RealDisk, tmp
     assert (tmp_path / "file").read_bytes() == b"hel"
 
 
-def test_everything_that_waits_for_the_disk_is_off_the_loop(
-    disk: RealDisk, tmp_path: Path, calls: list[str]
-) -> None:
+def test_everything_that_waits_for_the_disk_is_off_the_loop(disk: RealDisk, tmp_path: Path, calls: list[str]) -> None:
     async def scenario() -> None:
         file = await disk.create(str(tmp_path / "file"))
         await file.write(0, b"data")
@@ -183,9 +181,7 @@ def test_what_is_no_regular_file_is_not_read_and_not_waited_for(
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_short_writes_and_reads_are_continued(
-    disk: RealDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_writes_and_reads_are_continued(disk: RealDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real_pwrite, real_pread = os.pwrite, os.pread
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: real_pwrite(fd, bytes(data)[:3], at))
     monkeypatch.setattr(os, "pread", lambda fd, size, at: real_pread(fd, min(size, 4), at))

@@ -52,9 +52,7 @@ def pair(events: Iterable[Mapping[str, Any]]) -> list[Call]:
         process = canonical(event["process"])
         if event["type"] == "invoke":
             open_calls[process] = len(calls)
-            calls.append(
-                Call(process, event["f"], event.get("value"), None, "info", position, NEVER, event.get("key"))
-            )
+            calls.append(Call(process, event["f"], event.get("value"), None, "info", position, NEVER, event.get("key")))
             continue
         number = open_calls.pop(process)
         returned = NEVER if event["type"] == "info" else position

@@ -170,9 +170,7 @@ def write_skew(events: Sequence[Event]) -> Verdicts:
 
 def _since(insert: Call, calls: Sequence[Call]) -> float:
     """Since when it is known that an insert has committed."""
-    shows = [
-        read.returned for read in _done(calls, "read") if _filled(insert.value) in map(canonical, read.result)
-    ]
+    shows = [read.returned for read in _done(calls, "read") if _filled(insert.value) in map(canonical, read.result)]
     return min([*shows, insert.returned if insert.status == "ok" else float("inf")])
 
 

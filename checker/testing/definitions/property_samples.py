@@ -296,9 +296,7 @@ CLIENTS: dict[str, tuple[Ask, Answer]] = {
 TIMED = frozenset({"delay"})
 
 
-def draw_property(
-    name: str, rng: random.Random, *, options: Options | None = None, most_operations: int = 9
-) -> Sample:
+def draw_property(name: str, rng: random.Random, *, options: Options | None = None, most_operations: int = 9) -> Sample:
     """A history of up to that many operations for the checker ``name``."""
     chosen = dict(rng.choice(PROPERTY_OPTIONS[name]) if options is None else options)
     if name == "log-losses":

@@ -166,9 +166,7 @@ def _has_versions(calls: Sequence[Call], database: Database, strict: bool) -> bo
             if number not in done and (call.status == "info" or _finds(call, versions_of, database, strict)):
                 latest = {key: held[-1] for key, held in versions_of.items()}
                 list(database.execute(latest, call.value))
-                after = {
-                    key: (*versions_of.get(key, (database.empty,)), latest[key]) for key in _keys_written(call)
-                }
+                after = {key: (*versions_of.get(key, (database.empty,)), latest[key]) for key in _keys_written(call)}
                 yield done | {number}, frozenset({**versions_of, **after}.items())
 
     return is_reached((frozenset[int](), frozenset[Any]()), lambda done, _: required <= done, following)

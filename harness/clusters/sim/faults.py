@@ -72,7 +72,6 @@ class SimClocks:
         for host in self._hosts.values():
             host.clock.release_all()
 
-
     def mechanism(self, host: str) -> str:
         """What moves the clocks."""
         return "the simulated clock"

@@ -20,9 +20,7 @@ _T = TypeVar("_T")
 GC_THRESHOLDS = (20_000, 20, 50)
 """Python's own are 700, 10 and 10 (up to 3.13)."""
 
-PYPY_COMPILER = (
-    "decay=0,threshold=500,function_threshold=800,trace_eagerness=80,trace_limit=4000,loop_longevity=100000"
-)
+PYPY_COMPILER = "decay=0,threshold=500,function_threshold=800,trace_eagerness=80,trace_limit=4000,loop_longevity=100000"
 """PyPy counts what runs often, and takes off a part of its counts with each small collection, of which there are twenty
 in a second of cluster time: what runs often was compiled minutes later. So is what is counted as far as its own 1,039,
 1,619 and 200. Pieces of 6,000 steps, its own limit, took longer to compile than they saved. And it throws away what did

@@ -121,7 +121,7 @@ def locate(pid: int) -> Image:
     image = read_memory(pid, base, extent_of(pid, base))
     if image[:5] != b"\x7fELF\x02":
         raise ClockError("the program's vDSO is no 64-bit ELF image")
-    sections_at, = struct.unpack_from("=Q", image, 40)
+    (sections_at,) = struct.unpack_from("=Q", image, 40)
     section_bytes, section_count = struct.unpack_from("=2H", image, 58)
     end = sections_at + section_bytes * section_count
     stub = (end + 15) // 16 * 16
@@ -280,7 +280,6 @@ class ClockDriver:
             self._counted[pid] = 0
         offset_ns = sum(_slot_offset_ns(slot, time.time_ns()) for slot in slots)
         write_memory(pid, image.stub, struct.pack("=q", offset_ns))
-
 
     def _count(self, pid: int, image: Image) -> None:
         """Bring the readings of a process to the control file. A child begins with its parent's count."""

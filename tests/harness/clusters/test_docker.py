@@ -137,7 +137,7 @@ def test_names_that_are_gone_or_wrong_reach_the_programs_of_a_container(
 
     async def scenario(cluster: DockerCluster) -> None:
         right, wrong = (cluster.address_from("n1", host, PORT).partition(":")[0] for host in ("n2", "n3"))
-        asks = f"while :; do {cluster.python('n1')} -c \"{LOOKS_UP}\"; sleep 0.1; done"
+        asks = f'while :; do {cluster.python("n1")} -c "{LOOKS_UP}"; sleep 0.1; done'
         await cluster.spawn("n1", Program(name="asker", argv=["sh", "-c", asks], log_name="asker.log"))
         target: Any = SimpleNamespace(hosts=cluster.hosts, names=cluster.names, processes=None)
 

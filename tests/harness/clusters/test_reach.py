@@ -123,9 +123,7 @@ def on_a_host(
         cluster = LocalCluster(
             node_count=1, run=run, work_dir=str(tmp_path / "work"), ports=[23921], mechanism=mechanism
         )
-        cluster.prepare(
-            {("disks", "stall-fsync"), ("disks", "power"), ("clocks", "wall"), ("processes", "kill")}
-        )
+        cluster.prepare({("disks", "stall-fsync"), ("disks", "power"), ("clocks", "wall"), ("processes", "kill")})
         await cluster.start()
         try:
             target = Target(cluster, argv(cluster.data_dir("n1")), multiprocess)

@@ -80,9 +80,7 @@ def perform(tmp_path: Path, undo: Callable[[Path], None]) -> Any:
         *("--store", str(tmp_path / "store")),
     ]
     environment = {**os.environ, STATE_DIR_VARIABLE: str(state), "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(
-        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as running:
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as running:
         timer = threading.Timer(TIMEOUT_S, running.kill)
         timer.start()
         assert running.stdout is not None and running.stderr is not None

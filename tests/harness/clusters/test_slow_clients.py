@@ -80,9 +80,7 @@ def on_cluster(
 
 CLUSTERS = [
     LocalCluster,
-    pytest.param(
-        NetnsCluster, marks=[pytest.mark.netns, pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))]
-    ),
+    pytest.param(NetnsCluster, marks=[pytest.mark.netns, pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))]),
 ]
 
 

@@ -195,13 +195,27 @@ def test_choices_of_simulation() -> None:
     assert {"partition", "kill", "pause", "clock", "disk-stall", "power", "link"} <= names
     only = usable_choices(make_test(nemesis=(NemesisChoice("kill", "sigkill@leader"),)))
     assert only == [("kill", ["sigkill@leader"])]
+    classic = {"settings": {"replication": "sync"}}
+    every = usable_choices(make_test(nemesis=(NemesisChoice("all"),), **classic))
+    assert every == usable_choices(make_test(**classic)) and "promote" not in dict(every)
+    more = usable_choices(make_test(nemesis=(NemesisChoice("promote", "failover"), NemesisChoice("all")), **classic))
+    assert dict(more) == {**dict(every), "promote": ["failover@leader"]}
+    with pytest.raises(OperatorError, match=r"all has kill already: .* \(name-service, promote\)"):
+        usable_choices(make_test(nemesis=(NemesisChoice("all"), NemesisChoice("kill"))))
+
+
+@pytest.mark.parametrize("command", ["explore", "audit"])
+def test_seeds_without_faults_are_not_searched(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from harness.cli import main
+
+    assert main([command, "--nemesis", "none"]) == 254
+    assert "--nemesis none leaves nothing to mix" in capsys.readouterr().err
 
 
 def test_a_tally_tells_invalid_from_unknown() -> None:
     tally = Tally()
     for valid in (True, False, "unknown"):
         rehearsal = rehearse_test(make_test(time_limit_s=0.5), Schedule(()))
-
 
         tally.add(dataclasses.replace(rehearsal, valid=valid, failed_checks=("log",)), time_limit_s=0.5)
     assert (tally.runs, tally.valid, tally.invalid, tally.unknown) == (3, 1, 1, 1)

@@ -32,9 +32,7 @@ def one_after_the_other(*faults: str) -> Schedule:
     for number, fault in enumerate(faults):
         nemesis, _, variant = fault.partition("=")
         for at_s, action in ((1.0 + 2 * number, INJECT), (2.5 + 2 * number, HEAL)):
-            events.append(
-                FaultEvent(at_s=at_s, action=action, fault_id=f"f{number}", nemesis=nemesis, variant=variant)
-            )
+            events.append(FaultEvent(at_s=at_s, action=action, fault_id=f"f{number}", nemesis=nemesis, variant=variant))
     return Schedule(tuple(events))
 
 

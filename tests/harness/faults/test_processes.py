@@ -101,9 +101,7 @@ def test_who_takes_a_sigkill_where_a_sigterm_was_asked_for_is_told(
     run(work)
 
 
-def test_who_ended_by_itself_is_in_the_log_when_it_is_started_again(
-    run: Run, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_who_ended_by_itself_is_in_the_log_when_it_is_started_again(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     async def work(made: Replicas) -> None:
         await made.faults.end("f1", ["n1"])
         await made.faults.release("f1")

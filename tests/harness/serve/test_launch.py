@@ -42,6 +42,10 @@ def test_a_form_becomes_words_of_a_command_line() -> None:
     assert build_parser().parse_args(["run", *read_form(FIELDS).words]).seed is None
 
 
+def test_all_may_stand_beside_what_it_leaves_out() -> None:
+    assert "--nemesis=all,promote" in read_form(fields(nemesis=["all", "promote"])).words
+
+
 @pytest.mark.parametrize(
     "changes",
     [

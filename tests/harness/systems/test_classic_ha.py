@@ -53,9 +53,7 @@ def test_reads_at_slaves_may_be_stale_and_are_found_out(tmp_path: Path) -> None:
 
 def three_hosts(tmp_path: Path) -> SimCluster:
     extra_hosts = BrokerSystem.extra_hosts
-    return SimCluster(
-        node_count=3, run=None, work_dir=str(tmp_path), ports=BrokerSystem.ports, extra_hosts=extra_hosts
-    )
+    return SimCluster(node_count=3, run=None, work_dir=str(tmp_path), ports=BrokerSystem.ports, extra_hosts=extra_hosts)
 
 
 def test_a_slave_is_promoted_and_the_former_master_follows_it(tmp_path: Path) -> None:

@@ -200,9 +200,7 @@ def test_who_leads_is_what_the_plug_in_says(write: Write, run_state: RunState, t
     asyncio.run(main())
 
 
-def test_a_program_that_ends_beside_one_that_serves_is_told(
-    write: Write, run_state: RunState, tmp_path: Path
-) -> None:
+def test_a_program_that_ends_beside_one_that_serves_is_told(write: Write, run_state: RunState, tmp_path: Path) -> None:
     more = """
         def programs(self, host):
             serve = [host.python, "-c", SERVE, host.ip, "27000", host.path("greeting")]

@@ -67,6 +67,7 @@ def opened_client(answers: Mapping[str, bytes], *, process: int = 0, **settings:
     async def main() -> None:
         servers = []
         for name in ("n1", "n2", "n3"):
+
             async def serve(
                 reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: bytes = answers.get(name, b"")
             ) -> None:

@@ -28,6 +28,7 @@ from harness.store import Store
 
 pytestmark = [pytest.mark.cluster, pytest.mark.serial]
 
+
 @pytest.fixture
 def fetch(capsys: pytest.CaptureFixture[str]) -> Callable[..., None]:
     """Have a system's packages here, saying what is fetched; the test is skipped where they cannot be had."""

@@ -130,9 +130,7 @@ def test_a_leader_is_waited_for(make_operated: Any, plan_fault: Any, run_virtual
     run_virtual(scenario())
 
 
-def test_a_lead_that_stays_where_it_was_is_no_transfer(
-    make_operated: Any, plan_fault: Any, run_virtual: Run
-) -> None:
+def test_a_lead_that_stays_where_it_was_is_no_transfer(make_operated: Any, plan_fault: Any, run_virtual: Run) -> None:
     async def scenario() -> None:
         target = make_operated(3, leader="n2")
         injection = await plan_fault(TRANSFER, target, "to@followers")
@@ -150,9 +148,7 @@ def test_a_lead_that_stays_where_it_was_is_no_transfer(
 
 
 @pytest.mark.parametrize("word", ["leader", "followers", "n4"])
-def test_a_member_is_removed_and_let_in_again(
-    word: str, make_operated: Any, plan_fault: Any, run_virtual: Run
-) -> None:
+def test_a_member_is_removed_and_let_in_again(word: str, make_operated: Any, plan_fault: Any, run_virtual: Run) -> None:
     async def scenario() -> None:
         target = make_operated(5, leader="n2")
         target.operator.refusals = ["nothing of this term is committed yet"]
@@ -188,9 +184,7 @@ def test_who_is_kept_out_by_another_fault_need_not_be_back(
     run_virtual(scenario())
 
 
-def test_a_change_counts_when_it_is_committed_and_known(
-    make_operated: Any, plan_fault: Any, run_virtual: Run
-) -> None:
+def test_a_change_counts_when_it_is_committed_and_known(make_operated: Any, plan_fault: Any, run_virtual: Run) -> None:
     async def scenario() -> None:
         target = make_operated(5, leader="n2")
         injection = await plan_fault(MEMBERS, target, "remove@n4")

@@ -116,9 +116,7 @@ class Program:
     def again(self) -> Program:
         """Start it once more, after its end."""
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(
-            self._command, pass_fds=self._inherited, stdin=pipe, stdout=pipe, text=True
-        )
+        self.process = subprocess.Popen(self._command, pass_fds=self._inherited, stdin=pipe, stdout=pipe, text=True)
         return self
 
     def apply(self) -> None:

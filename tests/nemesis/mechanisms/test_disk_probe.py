@@ -55,9 +55,7 @@ def test_a_probe_of_a_stalled_disk_ends_with_whoever_started_it(tmp_path: Path, 
         environment |= shim_environment(str(tool), str(control), str(data))
     else:
         tool.write_bytes(launcher_archive())
-        argv = launcher_command(
-            sys.executable, str(tool), str(control), argv, root=str(data), traps=["sync", "write"]
-        )
+        argv = launcher_command(sys.executable, str(tool), str(control), argv, root=str(data), traps=["sync", "write"])
     with subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", PARENT, str(script), *argv],
         stdout=subprocess.PIPE, text=True, env=environment,

@@ -32,6 +32,8 @@ needs_traps = pytest.mark.skipif(why_no_traps() is not None, reason=str(why_no_t
 needs_clock = pytest.mark.skipif(why_no_clock() is not None, reason=str(why_no_clock()))
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler to make a static program with")
+
+
 @pytest.fixture(params=[False, True], ids=["from the start", "from the fault on"])
 def program(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Program]:
     """Whose calls are reported from its start, and one whose calls are reported from its first fault on."""
@@ -301,6 +303,7 @@ def test_a_vdso_that_the_program_may_not_write_to_is_moved_and_not_counted(
     code = "import sys, time\nfor line in sys.stdin: print(time.time(), flush=True)"
     argv = [sys.executable, "-I", "-S", "-c", code]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+
         def clock_s() -> float:
             assert running.stdin is not None and running.stdout is not None
             running.stdin.write("\n")

@@ -135,7 +135,7 @@ def test_no_call_goes_on_under_other_settings(
 
 
 def test_new_settings_and_other_threads_end_it_without_a_call(
-    reported: Callable[[Callable[[], bool]], Reported]
+    reported: Callable[[Callable[[], bool]], Reported],
 ) -> None:
     child, passing = reported(lambda: True), Passing()
     child.generation.value = GENERATION + 1
@@ -153,7 +153,7 @@ def test_new_settings_and_other_threads_end_it_without_a_call(
 
 
 def test_a_timer_that_runs_on_ends_every_wait_without_a_call(
-    reported: Callable[[Callable[[], bool]], Reported]
+    reported: Callable[[Callable[[], bool]], Reported],
 ) -> None:
     child, passing, listeners = reported(lambda: True), Passing(), Listeners()
     listeners.add(os.dup(child.listener.descriptor))

@@ -318,8 +318,9 @@ def test_torn_data_takes_every_form_that_it_can(keeper: str, tmp_path: Path) -> 
         else:  # the same log for another seed: only the number of the file is another one
             Path(host.data, "a").write_bytes(b"n" * 1024)
             own = os.stat(os.path.join(host.data, "a")).st_ino
-            Path(host.undo, "log").write_bytes(log.replace(inode.to_bytes(8, sys.byteorder), own.to_bytes(8,
-            sys.byteorder)))
+            Path(host.undo, "log").write_bytes(
+                log.replace(inode.to_bytes(8, sys.byteorder), own.to_bytes(8, sys.byteorder))
+            )
         host.take_back("torn", seed)
         found.add(host.files()["a"][::512])
     assert found == {b"oo", b"on", b"no", b"nn"}

@@ -375,9 +375,7 @@ def test_nothing_is_dispatched_before_the_queues_are_restored(make_parts: Any, m
     asyncio.run(scenario())
 
 
-def test_dispatch_pauses_while_the_log_is_cut_and_derives_anew_what_is_gone(
-    make_parts: Any, helpers: Any
-) -> None:
+def test_dispatch_pauses_while_the_log_is_cut_and_derives_anew_what_is_gone(make_parts: Any, helpers: Any) -> None:
     async def main() -> None:
         parts = make_parts()
         await parts.start(master=False)

@@ -67,7 +67,10 @@ class Queues:
 def test_batches_that_were_put_together_wait_as_one_for_their_commitment(is_counted: bool) -> None:
     log, queues, pending = Log(is_counted), Queues(), PendingDispatch()
     store = MessageStore(
-        ledger=log, queues=queues, clock=SimpleNamespace(wall_ms=lambda: 5), pending=pending  # type: ignore[arg-type]
+        ledger=log,
+        queues=queues,
+        clock=SimpleNamespace(wall_ms=lambda: 5),
+        pending=pending,  # type: ignore[arg-type]
     )
     store.promote(3, last_store_timestamp_ms=0)
     key = "UNIQ_KEY\x01%032X\x02"

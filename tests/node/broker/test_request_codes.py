@@ -100,8 +100,7 @@ BATCH = b"".join(
 OFFSETS = "consumerGroup* topic* queueId*#"
 PLACE = "topic* queueId*#"
 END = (
-    "producerGroup* tranStateTableOffset*# commitLogOffset*# commitOrRollback# fromTransactionCheck msgId"
-    " transactionId"
+    "producerGroup* tranStateTableOffset*# commitLogOffset*# commitOrRollback# fromTransactionCheck msgId transactionId"
 )
 BACK = "offset*# group* delayLevel# originMsgId originTopic maxReconsumeTimes#"
 QUERY = "topic* key* maxNum# beginTimestamp# endTimestamp# _UNIQUE_KEY_QUERY"

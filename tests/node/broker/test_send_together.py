@@ -44,9 +44,7 @@ def by_template(requests: list[Command]) -> list[Command]:
     return parser.feed(b"".join(frames))
 
 
-async def turn(
-    sends: SendProcessor, requests: list[Command], connection: Any
-) -> tuple[list[Command], list[int], int]:
+async def turn(sends: SendProcessor, requests: list[Command], connection: Any) -> tuple[list[Command], list[int], int]:
     """What a connection does with requests that came in one turn: their replies, and the number of the request that
     each answers, in the order of the log; and how many were processed together."""
     answers: list[Any] = []

@@ -144,8 +144,13 @@ class Group(World):
         peers = {name: self.addresses[name] for name in self.names}
         self.configs = {
             name: DLedgerConfig(
-                group="g", self_id=name, peers=peers | {name: self.addresses[name]}, listen=self.addresses[name],
-                data_dir=DATA_DIR, joins=name in joiners, **options,
+                group="g",
+                self_id=name,
+                peers=peers | {name: self.addresses[name]},
+                listen=self.addresses[name],
+                data_dir=DATA_DIR,
+                joins=name in joiners,
+                **options,
             )
             for name in (*self.names, *joiners)
         }
@@ -168,9 +173,7 @@ class Group(World):
     def _program(self, name: str) -> Callable[[Incarnation], Coroutine[Any, Any, None]]:
         async def program(process: Incarnation) -> None:
             member = self.server(self.configs[name], process.runtime)
-            member.add_role_listener(
-                lambda term, role: self.roles.append((self.loop.time(), name, term, role.name))
-            )
+            member.add_role_listener(lambda term, role: self.roles.append((self.loop.time(), name, term, role.name)))
             try:
                 await member.start()
             except (OSError, SegmentError) as error:

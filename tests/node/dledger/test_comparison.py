@@ -27,9 +27,7 @@ def search(leader: Log, follower: Log) -> tuple[Decision, int]:
         assert questions < 200
         is_same = follower.get(index) == leader[index]
         follower_begin, follower_end = ends(follower)
-        decision = comparison.decide(
-            index, is_same=is_same, follower_begin=follower_begin, follower_end=follower_end
-        )
+        decision = comparison.decide(index, is_same=is_same, follower_begin=follower_begin, follower_end=follower_end)
         if decision.type is not PushType.COMPARE:
             return decision, questions
         index = decision.index

@@ -215,9 +215,7 @@ async def faulty(group: Any, seed: int) -> Watch:
     for name in group.names:
         watch.follow(name)
     stop = asyncio.Event()
-    clients = [
-        group.loop.create_task(client(watch, random.Random(f"{seed}/{number}"), stop)) for number in range(5)
-    ]
+    clients = [group.loop.create_task(client(watch, random.Random(f"{seed}/{number}"), stop)) for number in range(5)]
     nemesis = Nemesis(watch, draw)
     end_s = group.loop.time() + FAULTY_S
     while group.loop.time() < end_s:

@@ -62,8 +62,13 @@ def leading() -> Callable[..., None]:
             )
             peers: Any = Peers()
             leadership = Leadership(
-                config, SimClock(loop), peers, Membership("n1", members), 7,
-                on_higher_term=lambda term: None, on_rival=lambda peer: None,
+                config,
+                SimClock(loop),
+                peers,
+                Membership("n1", members),
+                7,
+                on_higher_term=lambda term: None,
+                on_rival=lambda peer: None,
             )
             await scenario(leadership, peers)
 

@@ -247,9 +247,7 @@ def test_requests_over_the_wire(real: Any) -> None:
         to_follower = AppendEntryRequest(**base(follower), body=b"x")
         refused = await ask(follower, DLedgerRequestCode.APPEND, to_follower, AppendEntryResponse)
         assert (refused.code, refused.leader_id) == (DLedgerCode.NOT_LEADER, leader)
-        metadata = await ask(
-            leader, DLedgerRequestCode.METADATA, MetadataRequest(**base(leader)), MetadataResponse
-        )
+        metadata = await ask(leader, DLedgerRequestCode.METADATA, MetadataRequest(**base(leader)), MetadataResponse)
         assert (metadata.role, metadata.leader_id) == ("LEADER", leader)
         wrongs: list[tuple[Message, DLedgerCode]] = [
             (HeartBeatRequest(**(base(leader) | {"group": "h"}), term=1, leader_id="n2"), DLedgerCode.UNKNOWN_GROUP),

@@ -297,9 +297,7 @@ def test_nothing_acknowledged_is_lost_while_members_come_and_go(simulate: Any, s
                 terms.setdefault(term, set()).add(name)
         assert all(len(names) == 1 for names in terms.values())
 
-    simulate(
-        scenario, members_may_change=True, size=3, joining=2, seed=seed, data_segment_size_bytes=16384
-    )
+    simulate(scenario, members_may_change=True, size=3, joining=2, seed=seed, data_segment_size_bytes=16384)
 
 
 def entry_of(peers: Any, index: int = 0, magic: int = 3) -> Any:

@@ -143,9 +143,7 @@ def test_whatever_ends_the_saving_leaves_the_old_one_or_the_new_one(bench: Any, 
         files = files_of(bench, kept=1)
         await save(bench, files, snapshot(10))
         new = snapshot(20, a=b"x" * 5000)
-        bench.on(
-            "n1", lambda: asyncio.get_running_loop().create_task(files.save(new, encode_snapshot(new)))
-        )
+        bench.on("n1", lambda: asyncio.get_running_loop().create_task(files.save(new, encode_snapshot(new))))
         await asyncio.sleep(0.0003 * step)
         getattr(bench, end)()
         found = indices(files_of(bench))

@@ -33,9 +33,11 @@ def others(group: Any, name: str) -> list[str]:
 async def applied(group: Any, *names: str) -> None:
     """Wait until members have applied what any of them has committed."""
     await group.until(
-        lambda: len({group[name].tally.state for name in names}) == 1
-        and len({group[name].store.committed_index for name in names}) == 1
-        and group[names[0]].tally.next_index == group[names[0]].store.committed_index + 1
+        lambda: (
+            len({group[name].tally.state for name in names}) == 1
+            and len({group[name].store.committed_index for name in names}) == 1
+            and group[names[0]].tally.next_index == group[names[0]].store.committed_index + 1
+        )
     )
 
 
@@ -124,9 +126,7 @@ def incoming(group: Any, name: str) -> list[str]:
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("end", ["kill", "power_fail"])
 @pytest.mark.parametrize("which", ["leader", "behind"])
-def test_an_installation_that_is_interrupted_goes_on(
-    simulate: Any, tallies: Any, end: str, which: str
-) -> None:
+def test_an_installation_that_is_interrupted_goes_on(simulate: Any, tallies: Any, end: str, which: str) -> None:
     truth = tallies.Truth()
 
     async def scenario(group: Any) -> None:
@@ -330,9 +330,7 @@ def test_frames_that_nobody_should_send_change_nothing(
             request.leader_id, request.term = leader, member.member_state.term
             if has_crc:
                 request.data_crc = zlib.crc32(request.data)
-            code, offset = await group.run(
-                follower, lambda request=request: member.snapshot_receiver.handle(request)
-            )
+            code, offset = await group.run(follower, lambda request=request: member.snapshot_receiver.handle(request))
             assert code in (DLedgerCode.SUCCESS, DLedgerCode.UNEXPECTED_ARGUMENT) and offset <= request.size_bytes
         assert member.snapshots.newest_index == -1 and len(incoming(group, follower)) <= 1
         await group.append_all(await group.leader(), b"end=1")

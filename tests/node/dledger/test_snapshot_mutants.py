@@ -27,9 +27,7 @@ def bodies(first: int, count: int) -> list[bytes]:
 
 async def applied(group: Any, *names: str) -> None:
     await group.until(
-        lambda: all(
-            group[name].tally.next_index == group[names[0]].store.committed_index + 1 for name in names
-        )
+        lambda: all(group[name].tally.next_index == group[names[0]].store.committed_index + 1 for name in names)
     )
 
 

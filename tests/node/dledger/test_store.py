@@ -250,9 +250,7 @@ def test_follower_appends_only_what_continues_its_log(bench: Any) -> None:
         stranger = encode_entry(magic=1, index=2, term=1, pos=leader[2].pos, previous_chain_crc=5, body=b"x")
         with pytest.raises(DLedgerError, match="chain CRC"):
             store.append_as_follower(batches([stranger]))
-        elsewhere = encode_entry(
-            magic=1, index=2, term=1, pos=4096, previous_chain_crc=leader[1].chain_crc, body=b"x"
-        )
+        elsewhere = encode_entry(magic=1, index=2, term=1, pos=4096, previous_chain_crc=leader[1].chain_crc, body=b"x")
         with pytest.raises(DLedgerError, match="data_segment_size_bytes the same"):
             store.append_as_follower(batches([elsewhere]))
         bench.on("n1", lambda: store.append_as_follower(batches(leader[2:])))

@@ -193,9 +193,7 @@ def test_a_lease_ends_before_the_successor_can_be_elected(simulate: Any) -> None
         (False, {"take_index": 99}, DLedgerCode.TAKE_LEADERSHIP_FAILED),
     ],
 )
-def test_requests_that_fit_nobody(
-    simulate: Any, to_leader: bool, changes: dict[str, Any], code: DLedgerCode
-) -> None:
+def test_requests_that_fit_nobody(simulate: Any, to_leader: bool, changes: dict[str, Any], code: DLedgerCode) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
         leader = await group.leader()

@@ -140,10 +140,7 @@ class HaGroup:
         others = set(self.hosts) - {"clients"}
         await self.network.cut(
             "test",
-            {
-                name: frozenset(other for other in others - {name} if name in names or other in names)
-                for name in others
-            },
+            {name: frozenset(other for other in others - {name} if name in names or other in names) for name in others},
         )
 
     async def heal(self) -> None:

@@ -138,9 +138,10 @@ def test_files_of_another_size_are_refused(ha: Any, before: int) -> None:
         await group.fill(300 - before)
         await group.until(lambda: "both need the same" in group.lines("n2"))
         master = b"".join(content for _, content in sorted(group.content("n1").items()))
-        assert b"".join(group.content("n2").values()) == (master[:65536] if before == 10 else b"")[
-            : group.ledger("n2").log.end_position
-        ]
+        assert (
+            b"".join(group.content("n2").values())
+            == (master[:65536] if before == 10 else b"")[: group.ledger("n2").log.end_position]
+        )
 
     ha(scenario, roles=("ASYNC_MASTER",))
 

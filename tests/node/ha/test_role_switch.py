@@ -171,9 +171,7 @@ class Producer:
         async def execute(receipt: Any) -> TransactionState:
             return TransactionState.UNKNOWN
 
-        await self._group.run(
-            "clients", lambda: self.producer.send_in_transaction(NewMessage("t", body), execute)
-        )
+        await self._group.run("clients", lambda: self.producer.send_in_transaction(NewMessage("t", body), execute))
 
 
 @pytest.mark.mechanism("start/shutdownProcessorByHa")

@@ -213,9 +213,7 @@ def test_every_question_of_its_tools_is_answered(
     assert_like({call: results.get(call) for call in CALLS}, CALLS, "calls")
 
     route = results["examineTopicRouteInfo"]
-    assert route["brokerDatas"] == [
-        {"brokerAddrs": {"0": address}, "brokerName": "broker-a", "cluster": "splitbrain"}
-    ]
+    assert route["brokerDatas"] == [{"brokerAddrs": {"0": address}, "brokerName": "broker-a", "cluster": "splitbrain"}]
     (queues,) = route["queueDatas"]
     assert (queues["readQueueNums"], queues["writeQueueNums"], queues["perm"]) == (3, 2, 6)
     assert results["examineBrokerClusterInfo"]["clusterAddrTable"] == {"splitbrain": ["broker-a"]}

@@ -79,9 +79,7 @@ def test_a_mutant_changes_the_one_node_that_it_is_put_into(name: str, tmp_path: 
 
         def differing(broker: BrokerController) -> list[str]:
             return [
-                kind.__name__
-                for kind, part in zip(before, parts_of(broker), strict=True)
-                if type(part) is not kind
+                kind.__name__ for kind, part in zip(before, parts_of(broker), strict=True) if type(part) is not kind
             ]
 
         return differing(mutated), differing(other)

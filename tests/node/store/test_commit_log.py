@@ -475,9 +475,10 @@ def test_a_copy_that_is_cut_and_goes_on_is_the_same_files(
         somewhere = data.draw(st.integers(0, master.end_position - 1))
         begin = master.record_before(somewhere)
         assert begin <= somewhere < begin + len(master.record_at(begin)[0])
-        assert master.read_range(somewhere, 50) == b"".join(records)[somewhere : somewhere + 50][
-            : SEGMENT - somewhere % SEGMENT
-        ]
+        assert (
+            master.read_range(somewhere, 50)
+            == b"".join(records)[somewhere : somewhere + 50][: SEGMENT - somewhere % SEGMENT]
+        )
         for log in (master, slave):
             await log.close()
 

@@ -230,9 +230,7 @@ def test_crcs_lie_beside_the_units(disk: Any) -> None:
     assert queue.read_crcs(0, 99) == crcs and queue.read_crcs(6, 1) == () == queue.read_crcs(-1, 1)
     asyncio.run(queue.flush())
     asyncio.run(queue.sync())
-    assert sorted(disk.files) == [
-        f"/{row}/t/0/{base:020d}" for row, base in (("c", 0), ("c", 16), ("q", 0), ("q", 80))
-    ]
+    assert sorted(disk.files) == [f"/{row}/t/0/{base:020d}" for row, base in (("c", 0), ("c", 16), ("q", 0), ("q", 80))]
     assert disk.files["/c/t/0/00000000000000000000"] == bytes.fromhex("00000000 00000001 ffffffff 80000000")
     again = make_both()
     assert asyncio.run(again.restore(0, 6, queue.sums()))

@@ -273,9 +273,7 @@ def test_behaves_like_one_long_byte_string(new_disk: Any, operations: list[Any],
     ),
     seed=st.integers(0, 999),
 )
-def test_what_was_synced_survives_a_power_cut(
-    new_disk: Any, pieces: list[tuple[bytes, bool, bool]], seed: int
-) -> None:
+def test_what_was_synced_survives_a_power_cut(new_disk: Any, pieces: list[tuple[bytes, bool, bool]], seed: int) -> None:
     disk = new_disk()
 
     async def scenario() -> tuple[bytes, int]:

@@ -24,8 +24,16 @@ def closed_loops() -> list[SimLoop]:
 
 
 TEST = Test(
-    system="broker", cluster="sim", nodes=3, workload="queue", nemesis=(), nemesis_interval_s=1.0, time_limit_s=1.0,
-    concurrency=5, rate=50.0, seed=1,
+    system="broker",
+    cluster="sim",
+    nodes=3,
+    workload="queue",
+    nemesis=(),
+    nemesis_interval_s=1.0,
+    time_limit_s=1.0,
+    concurrency=5,
+    rate=50.0,
+    seed=1,
 )
 
 
