@@ -3,7 +3,7 @@
 invalid   some check found a violation; nothing else can excuse it
 unknown   no violation was found, but something that a valid verdict stands on is missing: a check ran out
           of its budget, a fault or its healing was not proven, the system met none of the faults, no operation
-          succeeded, a phase failed, the run was interrupted before its time
+          succeeded or none of a kind (reads, say), a phase failed, the run was interrupted before its time
 valid     everything that was asked for happened, was proven, was checked, and holds
 """
 
@@ -44,7 +44,7 @@ def judge(
         checks[RECOVERS] = judge_recovery(observed.recovery, faults, observed.trouble)
     ops = Counter(event["type"] for event in clients)
     errors = dict(Counter(_error_class(e["error"]) for e in clients if "error" in e).most_common(20))
-    doubts = [*_doubts(test, ops, faults, observed, errors)]
+    doubts = [*_doubts(test, ops, faults, observed, errors), *_untested(clients)]
     if history_note is not None:
         doubts.append(history_note)
     stopped = observed.stopped_at_first_violation
@@ -127,6 +127,19 @@ def _doubts(
         text, count = next(iter(observed.unexpected_errors.items()))
         yield f"clients failed in a way they should not ({count} times: {text})"
     yield from observed.trouble
+
+
+def _untested(clients: Sequence[Event]) -> Iterable[str]:
+    """Kinds of operations of which none succeeded, while others did: a history without reads is linearizable whatever
+    the system holds, and one without writes shows nothing either."""
+    by_f = _by_f(clients)
+    if not any(counts.get("ok") for counts in by_f.values()):
+        return  # which is said of the run as a whole
+    for f, counts in by_f.items():
+        if not counts.get("ok"):
+            errors = Counter(_error_class(e["error"]) for e in clients if e["f"] == f and "error" in e)
+            said = _most_frequent(dict(errors.most_common(1)))
+            yield f"of {sum(counts.values())} operations {f} none succeeded, so nothing was tested of them{said}"
 
 
 def _exits_in_words(unexpected_exits: Mapping[str, int]) -> str:

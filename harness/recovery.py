@@ -1,7 +1,8 @@
 """Whether a system comes back once every fault is gone: the check `recovers`.
 
 valid     it served again, with equal replicas, within the time that it declares for itself
-invalid   it was reached and did not, although every fault was proven healed: a finding
+invalid   it was reached and did not, although every fault was proven healed: a finding; or its hosts listened and
+          answered no client
 unknown   nobody can tell: a fault was not proven healed, something of the run itself failed, or the harness
           was kept from running itself, so that the system may have been as well
 """
@@ -11,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from harness.systems.base import CheckOutcome, System
 
-__all__ = ["RECOVERS", "judge_recovery", "wait_for_recovery", "with_last_words"]
+__all__ = ["RECOVERS", "Answers", "judge_recovery", "read_until_answered", "wait_for_recovery", "with_last_words"]
 
 RECOVERS = "recovers"
 
@@ -26,6 +27,9 @@ MAX_STALL_S = 2.0
 and what it did not do in its time is no evidence."""
 
 _TICK_S = 0.1
+
+_AGAIN_S = 0.5
+"""Between two rounds of final reads, where a system refuses them at once."""
 
 
 @dataclass(slots=True)
@@ -57,10 +61,53 @@ async def wait_for_recovery(system: System, *, timeout_s: float | None) -> Check
     """Wait for a system whose faults are all gone, for `timeout_s` seconds or as long as it declares (None)."""
     async with _watch_stalls() as stalls:
         outcome = await system.recover(timeout_s=system.recovery_timeout_s if timeout_s is None else timeout_s)
-    if outcome.valid is False and stalls.longest_s > MAX_STALL_S:
-        reason = f"{outcome.reason}; but the harness itself did not run for {stalls.longest_s:.1f} s meanwhile"
-        return dataclasses.replace(outcome, valid="unknown", reason=reason)
-    return outcome
+    return _unless_stalled(outcome, stalls)
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What came of a round of final reads. `should_succeed` says that such operations did succeed under load, so that
+    neither the client nor the workload is the reason where none does now, and that there is time to try again."""
+
+    asked: int
+    succeeded: int
+    should_succeed: bool
+
+
+async def read_until_answered(
+    read: Callable[[], Awaitable[Answers]], outcome: CheckOutcome, *, timeout_s: float
+) -> CheckOutcome:
+    """Have the final reads done, and done again for as long as none of them succeeds and `timeout_s` are not over.
+
+    Returns what becomes of the outcome of waiting for the system: one whose hosts listen but answer no client has not
+    come back, whatever its ports look like.
+    """
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    answers = await read()
+    asked = answers.asked
+    if answers.succeeded:
+        return outcome
+    async with _watch_stalls() as stalls:
+        while not answers.succeeded and answers.should_succeed and outcome.valid is True:
+            if loop.time() - began_s > timeout_s:
+                break
+            await asyncio.sleep(_AGAIN_S)
+            answers = await read()
+            asked += answers.asked
+        else:
+            return outcome
+    within = f"within {loop.time() - began_s:.0f} s"
+    reason = f"{outcome.reason}, and answered nobody: of {asked} final operations {within} none succeeded"
+    return _unless_stalled(dataclasses.replace(outcome, valid=False, reason=reason), stalls)
+
+
+def _unless_stalled(outcome: CheckOutcome, stalls: _Stalls) -> CheckOutcome:
+    """The outcome, but unknown where it accuses the system and the harness was kept from running meanwhile."""
+    if outcome.valid is not False or stalls.longest_s <= MAX_STALL_S:
+        return outcome
+    reason = f"{outcome.reason}; but the harness itself did not run for {stalls.longest_s:.1f} s meanwhile"
+    return dataclasses.replace(outcome, valid="unknown", reason=reason)
 
 
 def with_last_words(outcome: CheckOutcome, system: System) -> CheckOutcome:

@@ -29,7 +29,7 @@ from harness.faults.target import RunTarget
 from harness.faults.triggers import WatchedTriggers
 from harness.generator import Generator, Stagger, TimeLimit
 from harness.history_writer import HistoryWriteError, HistoryWriter
-from harness.recovery import wait_for_recovery, with_last_words
+from harness.recovery import Answers, read_until_answered, wait_for_recovery, with_last_words
 from harness.runtime import harness_streams
 from harness.seeded import Streams, seeded
 from harness.systems.base import CheckOutcome, RefusesFaults, System
@@ -155,6 +155,8 @@ class Run:
     """What carries out the schedule, while it does."""
     _workers: Workers | None = None
     _next_process: int = 0
+    _succeeded: frozenset[str] = frozenset()
+    """The names of operations of which some succeeded under load."""
     _stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
     _given_up: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while what is waited for is not worth it to who sent the third signal; the next phase begins without."""
@@ -254,6 +256,7 @@ class Run:
             follower = group.create_task(self._follow_leaders())
             try:
                 await self._work(workers)
+                self._succeeded = frozenset(workers.succeeded)
             finally:
                 # The schedule heals what it has injected when it is cancelled.
                 faults.cancel()
@@ -307,8 +310,19 @@ class Run:
             self.observed.recovery = with_last_words(self.observed.recovery, self.system)
 
     async def _final_reads(self) -> None:
+        """Read what is there now; where no client is answered, again, as long as the system may take to come back."""
+        before = self.observed.recovery
+        if before is None:
+            await self._read_all()
+        else:
+            timeout_s = self.system.recovery_timeout_s
+            self.observed.recovery = await read_until_answered(self._read_all, before, timeout_s=timeout_s)
+
+    async def _read_all(self) -> Answers:
         workers = self._make_workers(TimeLimit(FINAL_READ_LIMIT_S, self.workload.final_generator()), self.writer)
         await self._work(workers)
+        should_succeed = not self._stop_requested.is_set() and not self._succeeded.isdisjoint(workers.asked)
+        return Answers(workers.completed, workers.succeeded.total(), should_succeed)
 
     async def _work(self, workers: Workers) -> None:
         try:

@@ -10,6 +10,9 @@ What an exception of a client means:
     asyncio.TimeoutError          the operation's own deadline: info
     an error with `is_definite`   True: fail (it certainly did not happen); False: info
     anything else                 info, and it is kept as an unexpected error, because the client has a bug
+
+A client may raise asyncio.CancelledError though nobody cancelled it: it awaited a task of its own that it had
+cancelled. That must not end its thread, without which the load would go on as if nothing were missing.
 """
 
 from __future__ import annotations
@@ -17,19 +20,32 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from harness.generator import Context, Generator, Op, Wait
 
-__all__ = ["MAX_UNEXPECTED_ERRORS", "Client", "NamesNode", "Outcome", "Recorder", "TellsOutcome", "TellsUse", "Workers"]
+__all__ = [
+    "CLOSE_TIMEOUT_S",
+    "MAX_UNEXPECTED_ERRORS",
+    "Client",
+    "NamesNode",
+    "Outcome",
+    "Recorder",
+    "TellsOutcome",
+    "TellsUse",
+    "Workers",
+]
 
 logger = logging.getLogger(__name__)
 
 MAX_UNEXPECTED_ERRORS = 20
 """How many distinct unexpected client errors a run keeps: enough to see a pattern, few enough to read."""
+
+CLOSE_TIMEOUT_S = 5.0
+"""For a client to close. One that never does must not hold up its thread, and the run with it."""
 
 REOPEN_PAUSE_S = 0.05
 """Between a failed `open` and the next try, so that an unreachable system is not hammered."""
@@ -121,6 +137,10 @@ class Workers:
     first_process: int = 0
     unexpected_errors: dict[str, int] = field(default_factory=dict)
     completed: int = 0
+    asked: set[str] = field(default_factory=set)
+    """The names of the operations that were asked for."""
+    succeeded: Counter[str] = field(default_factory=Counter)
+    """How many of each name were answered `ok`."""
     _stopping: bool = False
     _context: Context = field(init=False)
     _next_process: int = field(init=False)
@@ -193,6 +213,9 @@ class Workers:
                     client = ready
                     outcome = await self._invoke(client, step)
                 self.completed += 1
+                self.asked.add(step.f)
+                if outcome.type == "ok":
+                    self.succeeded[step.f] += 1
                 self._tell(thread, process, self.recorder.append(_completion(invocation, outcome)))
                 if client is not None and (outcome.type == "info" or outcome.is_broken):
                     await _close_quietly(client)
@@ -255,23 +278,26 @@ class Workers:
         A client that could not be opened is closed and forgotten, so that the next operation tries with another one.
         """
         client = self.make_client(process, thread)
+        asked = _times_cancelled()
         try:
             async with asyncio.timeout(self.operation_timeout_s):
                 await client.open()
-        except Exception as error:
+        except BaseException as error:
             await _close_quietly(client)
+            if not isinstance(error, Exception) and not _is_its_own(error, asked):
+                raise
             await asyncio.sleep(REOPEN_PAUSE_S)
             return Outcome("fail", error=f"open: {_describe(error)}")
-        except BaseException:
-            await _close_quietly(client)
-            raise
         return client
 
     async def _invoke(self, client: Client, op: Op) -> Outcome:
         limit = self._begin_limit()
         try:
             return await client.invoke(op)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
+            if not limit.is_over and _is_its_own(error, limit.cancelling):
+                self._note_unexpected(error)
+                return Outcome("info", error=f"unexpected {_describe(error)}")
             # As asyncio.timeout does: somebody else may have cancelled the thread as well.
             if not limit.is_over or limit.task.uncancel() > limit.cancelling:
                 raise
@@ -318,7 +344,7 @@ class Workers:
         if limits:
             self._limit_timer = loop.call_at(limits[0].due_s, self._end_limits)
 
-    def _note_unexpected(self, error: Exception) -> None:
+    def _note_unexpected(self, error: BaseException) -> None:
         text = _describe(error)
         if text not in self.unexpected_errors:
             if len(self.unexpected_errors) >= MAX_UNEXPECTED_ERRORS:
@@ -349,9 +375,24 @@ def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+def _times_cancelled() -> int:
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
+
+
+def _is_its_own(error: BaseException, asked: int) -> bool:
+    """Whether a client raised CancelledError of its own accord: since its task was last asked to end `asked` times,
+    nobody has asked it again."""
+    return isinstance(error, asyncio.CancelledError) and _times_cancelled() <= asked
+
+
 async def _close_quietly(client: Client) -> None:
     closing: Awaitable[None] = client.close()
+    asked = _times_cancelled()
     try:
-        await closing
-    except Exception as error:
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await closing
+    except BaseException as error:
+        if not isinstance(error, Exception) and not _is_its_own(error, asked):
+            raise
         logger.debug("closing a client: %s", _describe(error))

@@ -69,6 +69,9 @@ os.unlink(sys.argv[1])
 """
 """What a host does with an archive. Its tar may have no gzip, its Python always has."""
 
+_PRINTED = 'tail -c "+$1" -- "$2" 2>/dev/null | grep -qF -e "$3"'
+"""Whether a file has a text from its byte $1 on, counted from 1."""
+
 COPY_TIMEOUT_S = 600.0
 """For a recipe's command on a host, or for unpacking what was copied there."""
 
@@ -143,6 +146,8 @@ class GuestSystem:
         """Host -> what is put before a command there so that it runs as the system's user."""
         self._commands: dict[str, dict[str, Program]] = {}
         self._processes: dict[str, HostPrograms] = {}
+        self._logged_before: dict[tuple[str, str], int] = {}
+        """(host, log's name) -> its bytes at the last start of its program, where `ready_line` is looked for behind."""
         self._final: dict[str, dict[str, str]] = {}
         self._states: dict[str, Any] | None = None
         """What the replicas held in the end; None where nobody asked, or they never agreed to answer."""
@@ -425,10 +430,27 @@ class GuestSystem:
             return False
 
     async def _has_printed(self, host: Host, line: str) -> bool:
+        """Whether a program of a host has printed a line since it was last started."""
+        for program in self._commands[host.name].values():
+            skipped = self._logged_before.get((host.name, program.log_name), 0)
+            words = (f"{skipped + 1}", self._log_path(host, program), line)
+            if (await host.run_as_harness("sh", "-c", _PRINTED, "sh", *words, check=False)).status == 0:
+                return True
+        return False
+
+    def _log_path(self, host: Host, program: Program) -> str:
         if not isinstance(self._cluster, KeepsLogs):
             raise OperatorError(f"ready_line: cluster {self._cluster.name} does not say where logs are")
-        paths = [self._cluster.log_path(host.name, program.log_name) for program in self._commands[host.name].values()]
-        return (await host.run_as_harness("grep", "-qsF", "--", line, *paths, check=False)).status == 0
+        return self._cluster.log_path(host.name, program.log_name)
+
+    async def _note_log(self, name: str, program: Program) -> None:
+        """Remember how long the log of a program is that is about to be started: logs are appended to, and what it
+        printed in an earlier life says nothing of this one."""
+        if self._system.ready_line is None or type(self._system).ready is not System.ready:
+            return
+        host = self._hosts[name]
+        found = await host.run_as_harness("stat", "-c", "%s", "--", self._log_path(host, program), check=False)
+        self._logged_before[name, program.log_name] = int(found.out) if found.status == 0 else 0
 
     # What an operator does
 
@@ -496,6 +518,7 @@ class GuestSystem:
             known = self._processes.get(host)
             if before is not None and name not in before.ended:
                 continue
+            await self._note_log(host, program)
             try:
                 process = await self._cluster.spawn(host, program)
             except OperatorError as error:

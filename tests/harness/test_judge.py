@@ -125,6 +125,20 @@ def test_unknown_says_why(events: list[dict[str, Any]], observed: Observed, word
     assert word in results["reason"]
 
 
+def test_a_kind_of_operations_of_which_none_succeeded_leaves_the_verdict_unknown() -> None:
+    """Writes alone are linearizable whatever the system answers to reads."""
+    base = {"process": 1, "f": "read", "key": 0, "value": None}
+    reads = [
+        {"index": 2, "time": 3, "type": "invoke", **base},
+        {"index": 3, "time": 4, "type": "fail", **base, "error": "read: ValueError: no JSON (kv.py:12)"},
+    ]
+    results = judge(make_test(), VALID, [*operations(), *reads, *fault()], Observed())
+    assert results["valid"] == "unknown"
+    told = "of 1 operations read none succeeded, so nothing was tested of them (1 times: read: ValueError: no JSON"
+    assert told in results["reason"]
+    assert judge(make_test(), INVALID, [*operations(), *reads, *fault()], Observed())["valid"] is False
+
+
 def test_a_fault_that_nobody_met_is_counted_apart_where_another_was_met_or_may_have_been() -> None:
     faults = [*fault(met=UNMET), *fault(fault_id="f2")]
     results = judge(make_test(), VALID, [*operations(), *faults], Observed())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,37 @@ def test_a_harness_that_was_kept_from_running_blames_nobody() -> None:
 
     outcome = asyncio.run(wait_for_recovery(Starved(), timeout_s=None))  # type: ignore[arg-type]
     assert outcome.valid == "unknown" and "did not run for" in outcome.reason
+
+
+def silent_after_the_load(system: Any, *, also_before: bool = False) -> None:
+    """Reads that nobody answers once the system was asked whether it is back, and said that it is."""
+    state = {"silent": also_before}
+
+    class Silent(type(system.connection("queue", process=0, thread=0))):  # type: ignore[misc]
+        async def latest(self, key: int) -> Any:
+            if state["silent"]:
+                raise TimeoutError
+            return await super().latest(key)
+
+    async def recover(*, timeout_s: float) -> CheckOutcome:
+        state["silent"] = True
+        return CheckOutcome(True, "5 hosts served after 0.0 s")
+
+    system.connection = lambda kind, *, process, thread: Silent(system)
+    system.recover = recover
+
+
+def test_a_system_that_listens_and_answers_nobody_has_not_come_back(memory_run: Any) -> None:
+    _, results, _ = memory_run(system=silent_after_the_load)
+    told = r"recovers: 5 hosts served after 0\.0 s, and answered nobody: of \d+ final operations within \d+ s none succ"
+    assert results["valid"] is False and re.match(told, results["reason"]), results["reason"]
+
+
+def test_who_was_never_answered_does_not_accuse_the_system_of_not_coming_back(memory_run: Any) -> None:
+    """Then it may be the client that cannot read."""
+    _, results, _ = memory_run(system=lambda system: silent_after_the_load(system, also_before=True))
+    assert results["valid"] == "unknown" and "operations read none succeeded" in results["reason"]
+    assert results["checks"]["recovers"]["valid"] is True
 
 
 class OneStart(BrokerSystem):

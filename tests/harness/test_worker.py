@@ -11,7 +11,7 @@ import pytest
 
 from harness.clusters.sim.simulation import run_simulated
 from harness.generator import Calls, Context, Generator, Limit, Op, Stagger, TimeLimit, Unpaced
-from harness.worker import Client, Outcome, Workers
+from harness.worker import CLOSE_TIMEOUT_S, Client, Outcome, Workers
 
 
 class Definite(Exception):
@@ -176,6 +176,100 @@ def test_a_client_that_could_not_open_is_never_invoked_and_the_next_operation_op
     assert invoked == [True, True]
     assert {event["process"] for event in events} == {0}, "what was not sent leaves the process as it is"
     assert ScriptedClient.opened == ScriptedClient.closed == 3
+
+
+async def _cancel_own_task() -> None:
+    """What a client does that ends its reader: the CancelledError of the task is raised where the task is awaited."""
+    reader = asyncio.ensure_future(asyncio.sleep(3600))
+    await asyncio.sleep(0)
+    reader.cancel()
+    await reader
+
+
+@pytest.mark.parametrize("method", ["open", "invoke", "close"])
+def test_a_client_that_raises_a_cancellation_of_its_own_keeps_its_thread(method: str) -> None:
+    class Cancels(ScriptedClient):
+        async def open(self) -> None:
+            await super().open()
+            if method == "open" and ScriptedClient.opened == 1:
+                await _cancel_own_task()
+
+        async def invoke(self, op: Op) -> Outcome:
+            if method == "invoke" and ScriptedClient.opened == 1:
+                await _cancel_own_task()
+            return await super().invoke(op)
+
+        async def close(self) -> None:
+            await super().close()
+            if method == "close":
+                await _cancel_own_task()
+
+    outcomes = iter([Indefinite(), *[Outcome("ok", 1)] * 4])
+    events, workers = run(lambda op: next(outcomes), count=5, make=Cancels)
+    ended = [event["type"] for event in events if event["type"] != "invoke"]
+    expected = {"open": ["fail", "info", "ok"], "invoke": ["info", "info", "ok"], "close": ["info", "ok", "ok"]}
+    assert ended[:3] == expected[method]
+    assert len(ended) == 5, "every operation ends, and the thread goes on"
+    assert bool(workers.unexpected_errors) == (method == "invoke")
+
+
+def test_who_cancels_a_thread_ends_it_whatever_its_client_does() -> None:
+    has_begun = asyncio.Event()
+
+    class Watched(Recorder):
+        def append(self, event: dict[str, Any]) -> dict[str, Any]:
+            has_begun.set()
+            return super().append(event)
+
+    recorder = Watched()
+
+    async def main() -> None:
+        workers = Workers(
+            generator=Calls(lambda context: Op("write", 0, 1)),
+            threads=1,
+            make_client=lambda process, thread: ScriptedClient(lambda op: None),
+            recorder=recorder,
+            now_ns=lambda: 0,
+            random=random.Random(0),
+            operation_timeout_s=60.0,
+        )
+        task = asyncio.ensure_future(workers.run())
+        await has_begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert [event["type"] for event in recorder.events] == ["invoke"], "it stays open: nobody knows how it ends"
+
+
+def test_a_client_that_never_closes_does_not_hold_up_its_thread() -> None:
+    class NeverCloses(ScriptedClient):
+        async def close(self) -> None:
+            await super().close()
+            await asyncio.sleep(1e6)
+
+    outcomes = iter([Indefinite(), Outcome("ok", 1)])
+    recorder = Recorder()
+
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        workers = Workers(
+            generator=Limit(2, Calls(lambda context: Op("write", 0, 1))),
+            threads=1,
+            make_client=lambda process, thread: NeverCloses(lambda op: next(outcomes)),
+            recorder=recorder,
+            now_ns=lambda: int(loop.time() * 1e9),
+            random=random.Random(0),
+            operation_timeout_s=1.0,
+        )
+        began_s = loop.time()
+        await workers.run()
+        return loop.time() - began_s
+
+    took_s = run_simulated(main(), seed=1)
+    assert [event["type"] for event in recorder.events] == ["invoke", "info", "invoke", "ok"]
+    assert took_s == pytest.approx(2 * CLOSE_TIMEOUT_S, rel=0.01)
 
 
 def test_stop_ends_a_run_that_is_waiting() -> None:

@@ -179,6 +179,32 @@ def test_commands_on_a_host_setup_and_a_line_to_wait_for(write: Write, run_state
     assert outcome.reason == 'replicas differ: n1 holds "set up" and n2 holds "set up!"'
 
 
+def test_a_line_to_wait_for_is_waited_for_anew_after_a_restart(
+    write: Write, run_state: RunState, tmp_path: Path
+) -> None:
+    """Logs are appended to: what a program printed before it was killed does not say that it serves again."""
+    more = """
+        ready_line = "serving at last"
+        def programs(self, host):
+            once = "test -e served || { touch served; echo serving at last; }"
+            return {"kv": ["sh", "-c", f"cd {host.data}; {once}; exec sleep 60"]}
+    """
+
+    async def main() -> None:
+        async with system_of(write(more), run_state, tmp_path, 1) as system:
+            assert (await system.recover(timeout_s=0.0)).valid is True
+            await system.process("n1").kill()
+            await system.restart("n1")
+            outcome = await system.recover(timeout_s=0.5)
+            assert outcome.valid is False and "n1 runs and is not ready" in outcome.reason
+            (Path(system._hosts["n1"].data) / "served").unlink()
+            await system.process("n1").kill()
+            await system.restart("n1")
+            assert (await system.recover(timeout_s=20.0)).valid is True
+
+    asyncio.run(main())
+
+
 def test_who_leads_is_what_the_plug_in_says(write: Write, run_state: RunState, tmp_path: Path) -> None:
     more = """
         silent = ()
