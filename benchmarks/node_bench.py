@@ -165,6 +165,16 @@ class Group:
         fields = Path(f"/proc/{self._processes[node].pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    def pause(self) -> None:
+        """Have no member run until `resume`."""
+        for process in self._processes.values():
+            process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let all members run again."""
+        for process in self._processes.values():
+            process.send_signal(signal.SIGCONT)
+
     def stop(self) -> None:
         """Kill every member."""
         for node in list(self._processes):

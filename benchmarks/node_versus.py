@@ -5,10 +5,12 @@
     python -m benchmarks node_versus --replication dledger --flush async --loads one,batch --page docs/node-speed.md
 
 All are started, warmed up, and then loaded in turn, round by round, so that a machine whose speed drifts is the same
-for all. The loads (`benchmarks/_load.py`) are 64 senders with keyed messages of 128 bytes: one by one, in batches of
-32, and one by one to a queue that the topic has not, which is refused. CPU is that of the master's process over the
-whole load and the second after it, in which the broker dispatches what was sent, for each message or refusal. What is
-printed are medians over the rounds, and for each other contestant the median of the ratios round by round.
+for all. Who is not loaded stands still (SIGSTOP): Apache's group of three takes a third to two thirds of a core in the
+seconds after a load, and a fifth when idle for long. The loads (`benchmarks/_load.py`) are 64 senders with keyed
+messages of 128 bytes: one by one, in batches of 32, and one by one to a queue that the topic has not, which is refused.
+CPU is that of the master's process over the whole load and the second after it, in which the broker dispatches what was
+sent, for each message or refusal. What is printed are medians over the rounds, and for each other contestant the median
+of the ratios round by round.
 
 `--page` writes the table into a page, in the place of the one that is there.
 
@@ -56,6 +58,8 @@ NODES = 3
 """Where there is replication."""
 START_TIMEOUT_S = 120.0
 ASK_AGAIN_S = 0.5
+LEAD_HOLDS_S = 3.0
+"""A group whose master is the same after that long is taken to have no election under way."""
 
 
 class ApacheGroup(Group):
@@ -128,7 +132,19 @@ class _Contestant:
     def start(self) -> None:
         for node in self.group.ids:
             self.group.start(node)
+        self._settle()
+
+    def resume(self) -> None:
+        """Let the group run until `pause`, and wait for its master: who was stopped for long may elect another one."""
+        self.group.resume()
+        self._settle()
+
+    def _settle(self) -> None:
+        before = ""
         self.master = asyncio.run(self._find_master())
+        while before != self.master:
+            time.sleep(LEAD_HOLDS_S)
+            before, self.master = self.master, asyncio.run(self._find_master())
 
     async def _find_master(self) -> str:
         if isinstance(self.group, ApacheGroup):
@@ -195,12 +211,15 @@ def measure(options: argparse.Namespace, replication: str, flush: str) -> list[d
         for contestant in _contestants(options, replication, flush, directory):
             started.append(contestant)
             contestant.start()
-        for contestant, load in itertools.product(started, options.loads):
-            contestant.measure(load, options.warm_up / len(options.loads))
+            for load in options.loads:
+                contestant.measure(load, options.warm_up / len(options.loads))
+            contestant.group.pause()
         for number, load in itertools.product(range(options.rounds), options.loads):
             turn = number % len(started)
             for contestant in (*started[turn:], *started[:turn]):
+                contestant.resume()
                 figures = contestant.measure(load, options.seconds)
+                contestant.group.pause()
                 rows.append({
                     "replication": replication, "flush": flush, "load": load, "round": number,
                     "contestant": contestant.name, "machine_load": os.getloadavg()[0], **figures,
@@ -252,8 +271,8 @@ def conditions_of(conditions: Mapping[str, Any]) -> str:
         f" connections, messages of 128 bytes, each with a UNIQ_KEY; {conditions['rounds']} rounds in alternation of"
         f" {conditions['seconds']:g} s for each load after one of warming up, and {conditions['warm_up']:g} s of load"
         " before the first round. `one` is one by one, `batch` in batches of 32, `refused` one by one to a queue that"
-        " the topic has not. CPU is that of the master's process. Medians; the ratios are medians of those round by"
-        " round."
+        " the topic has not. Who is not loaded stands still (SIGSTOP). CPU is that of the"
+        " master's process. Medians; the ratios are medians of those round by round."
     )
 
 
