@@ -115,7 +115,7 @@ def write_parquet(history_path: str | os.PathLike[str], parquet_path: str | os.P
     events = iter(read_history(history_path))
     rows = 0
     try:
-        with pq.ParquetWriter(temporary, HISTORY_SCHEMA, compression="zstd") as writer:
+        with pq.ParquetWriter(temporary, HISTORY_SCHEMA, compression="zstd", write_page_checksum=True) as writer:
             while batch := _batch(events, run):
                 writer.write_batch(batch, row_group_size=ROW_GROUP_EVENTS)
                 rows += batch.num_rows

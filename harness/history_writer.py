@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from json.encoder import encode_basestring_ascii
 from typing import Any, BinaryIO
 
-from checker.codecs.jsonl import EVENT_FIELDS, DamagedLine, read_batches
+from checker.codecs.jsonl import DamagedLine, read_batches
 from checker.faults import NEMESIS
 from harness.atomic_files import write_all
 from harness.errors import HarnessError, OperatorError
@@ -274,7 +274,7 @@ class HistoryReader:
 
     def _events(self, file: BinaryIO) -> Iterator[dict[str, Any]]:
         try:
-            for batch in read_batches(file, EVENT_FIELDS, max_line_bytes=MAX_LINE_BYTES):
+            for batch in read_batches(file, max_line_bytes=MAX_LINE_BYTES):
                 for number, event in batch.whole():
                     if problem := event_problem(event):
                         raise HistoryError(f"{self.path}:{number}: {problem}")

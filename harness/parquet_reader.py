@@ -41,7 +41,7 @@ def read_parquet(path: str, *, lenient: bool = False, budget: Budget | None = No
         mend = how_to_get("pyarrow")
         raise FormatError(path, None, f"a Parquet file, which takes pyarrow to read: {mend}") from None
     try:
-        file = pq.ParquetFile(path)
+        file = pq.ParquetFile(path, page_checksum_verification=True)
         names = file.schema_arrow.names
         _check_schema(path, file.schema_arrow)
         if "run_id" in names:
@@ -60,7 +60,9 @@ def read_parquet(path: str, *, lenient: bool = False, budget: Budget | None = No
         if not _may_hold_booleans(table):
             history.booleans = False
         return history
-    except (pa.ArrowException, UnicodeDecodeError, OverflowError) as error:
+    except (pa.ArrowException, UnicodeDecodeError, OverflowError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the file system, not of Arrow
+            raise
         raise FormatError(path, None, f"not readable as Parquet: {str(error).splitlines()[0]}") from None
 
 

@@ -226,8 +226,6 @@ def _names(root: Path) -> tuple[list[str], int]:
     try:
         for test in _folders(root):
             found += [f"{test}/{run}" for run in _folders(root / test)]
-    except FileNotFoundError:
-        return [], 0
     except OSError as error:
         raise StoreError(f"cannot read the store {root}: {error.strerror}") from error
     found.sort(key=lambda name: (run_order(name.partition("/")[2]), name), reverse=True)
@@ -235,7 +233,8 @@ def _names(root: Path) -> tuple[list[str], int]:
 
 
 def _folders(path: Path) -> list[str]:
-    with os.scandir(path) as entries:
+    """The directories in one; none in one that is not there, or was removed since it was seen. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:
         return [
             entry.name
             for entry in entries
@@ -244,6 +243,7 @@ def _folders(path: Path) -> list[str]:
             and entry.name.isprintable()
             and not entry.name.startswith(".")
         ]
+    return []
 
 
 def _stamp(path: str) -> _Stamp | None:

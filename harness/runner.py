@@ -436,10 +436,13 @@ def _watching(triggers: Triggers | None, schedule: Schedule) -> contextlib.Abstr
 
 @contextlib.contextmanager
 def _stop_on_signals(handler: Callable[[str], None]) -> Any:
-    """Ctrl-C and SIGTERM end the load, not the run; loops that know no signals (simulation) go without."""
+    """Ctrl-C, SIGTERM and the closing of the terminal (SIGHUP, unless nohup has it ignored) end the load, not the run;
+    loops that know no signals (simulation) go without."""
     loop = asyncio.get_running_loop()
     installed = []
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+            continue
         try:
             loop.add_signal_handler(number, handler, signal.Signals(number).name)
             installed.append(number)

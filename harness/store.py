@@ -253,9 +253,10 @@ class Store:
 
 
 def _directories(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return []
-    return [entry for entry in path.iterdir() if entry.is_dir() and not entry.is_symlink()]
+    """The directories in one; none in one that is not there, or was removed meanwhile. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return [entry for entry in path.iterdir() if entry.is_dir() and not entry.is_symlink()]
+    return []
 
 
 def is_run(path: Path) -> bool:

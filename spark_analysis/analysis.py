@@ -7,7 +7,7 @@ for row in result.table("rates").rows: ...
 
 from __future__ import annotations
 
-__all__ = ["Analysis", "Options", "analyse", "selected_runs", "since_text"]
+__all__ = ["Analysis", "Options", "analyse", "selected_runs", "selection", "since_text"]
 
 import contextlib
 import re
@@ -112,20 +112,47 @@ def analyse(
 
 def selected_runs(spark: SparkSession, place: str, options: Options) -> DataFrame:
     """`ingest`'s table of the runs at `place` that the options leave. Raises AnalysisError."""
+    return selection(spark, place, options)[0]
+
+
+def selection(spark: SparkSession, place: str, options: Options) -> tuple[DataFrame, list[tuple[str, str]]]:
+    """The same, and of each run that cannot be used its place and why. Raises AnalysisError."""
     listing = list_runs(spark, place, include=options.include)
-    return _selected(_kept(spark, listing, options), options)
+    runs = _selected(_kept(spark, listing, options), options)
+    unusable = runs.filter("problem is not null").select("run_dir", "problem").orderBy("run_dir").collect()
+    return runs, [*listing.problems, *((row.run_dir, row.problem) for row in unusable)]
 
 
 def _kept(spark: SparkSession, listing: Listing, options: Options) -> DataFrame:
-    """Every run, computed once and kept. A file that another file system did not give becomes a problem."""
+    """Every run, computed once and kept. A file that another file system did not give becomes a problem, and so does
+    a copy of a run that is there already, as that of a compacted store beside the runs themselves."""
+    from pyspark.sql import functions as F
     from pyspark.storagelevel import StorageLevel
 
     runs = ingest(spark, listing, unavailable_after_ns=options.unavailable_after_ms * 1_000_000)
     runs = runs.persist(StorageLevel.MEMORY_AND_DISK)
     asked = {run.history for run in listing.runs if run.history is not None}  # compacted files may have no rows
-    read = {row.file for row in runs.select("file").distinct().collect()}
-    listing.problems += [(path, "its history cannot be read") for path in sorted(asked - read)]
-    return runs
+    rows = runs.select("file", "run_dir", "run_id", "source", F.col("problem").isNull().alias("is_usable")).collect()
+    missing = asked - {row.file for row in rows}
+    listing.problems += [(path, "its history cannot be read") for path in sorted(missing)]
+    copies = _copies([row for row in rows if row.is_usable])
+    if not copies:
+        return runs
+    listing.remarks += [(path, f"a copy of {original}, which is counted in its place") for path, original in copies]
+    names = spark.createDataFrame([(path,) for path, _ in copies], "run_dir string")
+    return runs.join(F.broadcast(names), "run_dir", "left_anti")
+
+
+def _copies(rows: Sequence[Any]) -> list[tuple[str, str]]:
+    """Places whose run is that of another one, by its id, and that other one: a run is counted once."""
+    originals: dict[str, str] = {}
+    copies = []
+    for row in sorted(rows, key=lambda row: (row.source == "compacted", row.run_dir)):
+        if row.run_id in originals:
+            copies.append((row.run_dir, originals[row.run_id]))
+        else:
+            originals[row.run_id] = row.run_dir
+    return copies
 
 
 def _selected(runs: DataFrame, options: Options) -> DataFrame:
@@ -134,10 +161,8 @@ def _selected(runs: DataFrame, options: Options) -> DataFrame:
     from pyspark.sql import functions as F
 
     if options.since is not None:
-        began = F.coalesce(
-            F.to_timestamp("started_at"),
-            F.to_timestamp(F.regexp_extract("run_dir", r"/(\d{8}T\d{6})Z(-\d+)?$", 1), "yyyyMMdd'T'HHmmss"),
-        )
+        named = F.regexp_extract("run_dir", r"/(\d{8}T\d{6})Z(-\d+)?$", 1)
+        began = F.coalesce(F.try_to_timestamp("started_at"), F.try_to_timestamp(named, F.lit("yyyyMMdd'T'HHmmss")))
         runs = runs.filter((began >= F.to_timestamp(F.lit(since_text(options.since)))) | began.isNull())
     if options.where is not None:
         try:
@@ -158,6 +183,7 @@ def _tables(
     runs = every.filter("problem is null")
     problems = Table(name="problems", columns={"run": "string", "problem": "string", "left_out": "boolean"})
     problems.rows = [{"run": run, "problem": problem, "left_out": True} for run, problem in listing.problems]
+    problems.rows += [{"run": run, "problem": remark, "left_out": False} for run, remark in listing.remarks]
     noted = every.filter("problem is not null or size(notes) > 0").select("run_dir", "problem", "notes")
     for row in noted.orderBy("run_dir").collect():
         if row.problem is not None:

@@ -43,6 +43,7 @@ def outcome_rates(runs: DataFrame) -> Table:
     """ok, fail and info by group, operation and phase: counts, shares, and per second of the phase."""
     from pyspark.sql import functions as F
 
+    outcomes = ("ok", "fail", "info")
     times = {
         tuple(row[name] for name in GROUP): (row.during_ns, row.total_ns - row.during_ns)
         for row in runs.filter("timed")
@@ -51,10 +52,14 @@ def outcome_rates(runs: DataFrame) -> Table:
         .collect()
     }
     rows = (
-        runs.select(*GROUP, F.explode("counts").alias("count"))
+        runs.select(*GROUP, "timed", F.explode("counts").alias("count"))
         .withColumn("in_fault", F.col("count.phase") == "during")
         .groupBy(*GROUP, F.col("count.f").alias("f"), "in_fault")
-        .agg(*[F.sum(f"count.{outcome}").alias(outcome) for outcome in ("ok", "fail", "info")])
+        .agg(
+            *[F.sum(f"count.{outcome}").alias(outcome) for outcome in outcomes],
+            # Operations of runs without times are no part of any rate per second.
+            *[F.expr(f"sum(if(timed, count.{outcome}, 0))").alias(f"timed_{outcome}") for outcome in outcomes],
+        )
         .collect()
     )
     table = Table(
@@ -75,13 +80,15 @@ def outcome_rates(runs: DataFrame) -> Table:
                 **{name: row[name] for name in (*GROUP, "f", "in_fault", "ok", "fail", "info")},
                 "phase_ns": phase_ns,
                 "ok_share": row.ok / total if total else None,
-                **{
-                    f"{name}_per_s": row[name] * 1e9 / phase_ns if phase_ns else None for name in ("ok", "fail", "info")
-                },
+                **{f"{name}_per_s": _per_s(row[f"timed_{name}"], phase_ns) for name in outcomes},
             }
         )
     table.rows.sort(key=lambda row: group_key(row, (*GROUP, "f", "in_fault")))
     return table
+
+
+def _per_s(number: int, time_ns: int) -> float | None:
+    return number * 1e9 / time_ns if time_ns else None
 
 
 def fault_kinds(runs: DataFrame) -> Table:

@@ -127,7 +127,7 @@ def _whole(content: Content) -> Iterator[pa.RecordBatch]:
     if isinstance(content, UnreadableRunError):
         raise content
     try:
-        table = pq.read_table(pa.BufferReader(content))
+        table = pq.read_table(pa.BufferReader(content), page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
         raise UnreadableRunError(str(error)) from None
     columns = []

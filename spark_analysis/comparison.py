@@ -10,11 +10,12 @@ from __future__ import annotations
 
 __all__ = ["BETTER", "SAME", "TOO_FEW", "WORSE", "Comparison", "compare", "compare_groups", "per_run_figures"]
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spark_analysis.analysis import Options, selected_runs
+from spark_analysis.analysis import Options, selection
 from spark_analysis.errors import AnalysisError
 from spark_analysis.ingest import GROUP
 from spark_analysis.session import one_line
@@ -47,6 +48,9 @@ FIGURES = (
 
 HIGHER_IS_BETTER = frozenset({"ok_share"})
 
+NEVER_NS = 2**63 - 1
+"""A recovery that never came: longer than any that did. To leave such runs out would compare those that came back."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
@@ -59,6 +63,8 @@ class Comparison:
     groups: int
     only_in_first: tuple[str, ...]
     only_in_second: tuple[str, ...]
+    left_out: tuple[tuple[str, str], ...] = ()
+    """Runs of either place that could not be used, and why."""
 
 
 def compare(
@@ -75,11 +81,13 @@ def compare(
     if unknown:
         raise AnalysisError(f"--by {','.join(by)}: no column {', '.join(unknown)}; known: {', '.join(GROUP)}")
     sides = []
+    left_out: list[tuple[str, str]] = []
     for place in (first, second):
         progress(f"reading {place}")
         try:
-            figures = per_run_figures(selected_runs(spark, place, options))
-            sides.append(_grouped([row.asDict() for row in figures.collect()], by))
+            runs, problems = selection(spark, place, options)
+            left_out += problems
+            sides.append(_grouped([row.asDict() for row in per_run_figures(runs).collect()], by))
         except AnalysisError:
             raise
         except Exception as error:
@@ -87,7 +95,8 @@ def compare(
         if not sides[-1]:
             raise AnalysisError(f"no run of {place} is left to compare")
     progress("comparing")
-    return compare_groups(sides[0], sides[1], by=by, alpha=alpha, min_effect=min_effect)
+    found = compare_groups(sides[0], sides[1], by=by, alpha=alpha, min_effect=min_effect)
+    return dataclasses.replace(found, left_out=tuple(left_out))
 
 
 Groups = dict[tuple[Any, ...], list[dict[str, Any]]]
@@ -101,7 +110,8 @@ def _grouped(rows: list[dict[str, Any]], by: Sequence[str]) -> Groups:
 
 
 def per_run_figures(runs: DataFrame) -> DataFrame:
-    """One row per run: its group, verdict and `FIGURES` (null where a run has none).
+    """One row per run: its group, verdict and `FIGURES` (null where a run has none; a longest recovery of `NEVER_NS`
+    where the system did not come back from some fault).
 
     Latencies are those of operations that succeeded, exact, by nearest rank.
     """
@@ -135,10 +145,14 @@ def per_run_figures(runs: DataFrame) -> DataFrame:
                 "unavailable_ns"
             ),
             *[
-                F.expr(f"array_max(transform(faults, f -> f.recovery_after_{when}_ns))").alias(
-                    f"longest_recovery_after_{when}_ns"
+                F.expr(f"array_max(transform({faults}, f -> coalesce(f.{recovery}, {NEVER_NS})))").alias(
+                    f"longest_{recovery}"
                 )
-                for when in ("start", "heal")
+                for recovery, faults in (
+                    ("recovery_after_start_ns", "faults"),
+                    # One that was never healed has no recovery from its heal.
+                    ("recovery_after_heal_ns", "filter(faults, f -> f.end_ns is not null)"),
+                )
             ],
             "lost",
             "duplicated",
@@ -214,7 +228,8 @@ def _figure_rows(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> l
         samples = [sorted(run[figure] for run in runs if run[figure] is not None) for runs in (first, second)]
         if not samples[0] or not samples[1]:
             continue
-        medians = [float(nearest_rank(sample, 500)) for sample in samples]
+        middles = [nearest_rank(sample, 500) for sample in samples]
+        medians = [None if middle == NEVER_NS else float(middle) for middle in middles]
         row = _row(figure, len(samples[0]), len(samples[1]), *medians)
         if min(map(len, samples)) >= MIN_RUNS:
             test = mann_whitney(samples[0], samples[1])

@@ -67,6 +67,7 @@ _LATENCY = pa.struct(
 RUN_TYPE = pa.struct(
     [
         ("operations", pa.int64()),
+        ("events", pa.int64()),  # of clients
         ("end_ns", pa.int64()),
         ("during_ns", pa.int64()),
         ("timed", pa.bool_()),
@@ -94,6 +95,7 @@ def digest(run: RunData, *, unavailable_after_ns: int) -> dict[str, Any]:
     spans = spans_of(run, unavailable_after_ns) if run.timed else []
     return {
         "operations": len(run),
+        "events": len(run) + int((run.completed >= 0).sum()),
         "end_ns": run.end_ns,
         "during_ns": int((edges[1] - edges[0]).sum()),
         "timed": run.timed,

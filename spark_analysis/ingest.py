@@ -101,6 +101,7 @@ class Listing:
     """Files with their sizes in bytes."""
     compacted_outcomes: list[str] = field(default_factory=list)
     problems: list[tuple[str, str]] = field(default_factory=list)
+    remarks: list[tuple[str, str]] = field(default_factory=list)
 
 
 def list_runs(spark: SparkSession, place: str, *, include: Sequence[str] = ()) -> Listing:
@@ -238,7 +239,9 @@ def ingest(spark: SparkSession, listing: Listing, *, unavailable_after_ns: int) 
     digested = history_files(spark, listing).mapInArrow(digests, from_arrow_schema(_DIGEST_SCHEMA))
     judged = outcomes_of(spark, listing)
     if listing.compacted_outcomes:
-        judged = judged.unionByName(spark.read.parquet(*[escaped(path) for path in listing.compacted_outcomes]))
+        schema = from_arrow_schema(_OUTCOME_SCHEMA)  # what an earlier version did not write yet is null
+        compacted = spark.read.schema(schema).parquet(*[escaped(path) for path in listing.compacted_outcomes])
+        judged = judged.unionByName(compacted)
     merged = judged.groupBy("run_dir").agg(
         F.first(F.when(F.col("file") == RESULTS, F.struct("outcome", "problem")), True).alias("results"),
         F.first(F.when(F.col("file") == TEST, F.struct("outcome", "problem")), True).alias("test"),
@@ -283,11 +286,16 @@ def _joined(digested: DataFrame, merged: DataFrame) -> DataFrame:
         ),
         lambda note: note.isNotNull(),
     )
+    left, judged = F.col("run.events"), F.col("results.outcome.events")
+    lost = F.concat(
+        F.lit("the history has lost its end: "), left.cast("string"), F.lit(" events of clients are left of "),
+        judged.cast("string"),
+    )  # fmt: skip
     return digested.join(F.broadcast(merged), "run_dir", "left").select(
         "run_dir",
         "file",
         "source",
-        "problem",
+        F.coalesce("problem", F.when(left < judged, lost)).alias("problem"),
         notes.alias("notes"),
         F.coalesce(
             F.col("results.outcome.run_id"), F.when(F.col("identity.run_id") != "", F.col("identity.run_id")), "run_dir"

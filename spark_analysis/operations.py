@@ -17,6 +17,7 @@ __all__ = [
     "Names",
     "RunData",
     "UnreadableRunError",
+    "in_utf8",
     "pair",
 ]
 
@@ -38,6 +39,11 @@ Ints: TypeAlias = Any
 
 class UnreadableRunError(Exception):
     """A run whose history cannot be used; the message is the reason in one line."""
+
+
+def in_utf8(text: str) -> str:
+    """A text that Arrow takes: JSON can spell half a surrogate pair, which UTF-8 cannot hold, and it is spelt out."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 @dataclass(slots=True)

@@ -11,11 +11,14 @@ __all__ = ["OUTCOME_TYPE", "outcome_of_results", "outcome_of_test"]
 import json
 import posixpath
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import pyarrow as pa
 
-from spark_analysis.operations import UnreadableRunError
+from spark_analysis.operations import UnreadableRunError, in_utf8
+
+MAX_COUNT = 2**53
+"""A count of anything in a run lies below; sums of such numbers fit 64 bits in every store that could be read."""
 
 MAX_REASON = 1_000
 """Characters kept of a verdict's reason; the run's own report has all of it."""
@@ -40,6 +43,7 @@ OUTCOME_TYPE = pa.struct(
         ("acknowledged", pa.int64()),
         ("lost", pa.int64()),
         ("duplicated", pa.int64()),
+        ("events", pa.int64()),  # of clients, in the history that was judged
     ]
 )
 
@@ -62,12 +66,12 @@ def outcome_of_test(content: bytes) -> dict[str, Any]:
     seed = test.get("seed")
     return {
         **_empty(),
-        "test_name": f"{system}-{workload}-{bases or 'none'}",
-        "system": system,
-        "workload": workload,
-        "nemesis": nemesis or "none",
-        "cluster": str(test.get("cluster") or ""),
-        "seed": seed if type(seed) is int else None,
+        "test_name": in_utf8(f"{system}-{workload}-{bases or 'none'}"),
+        "system": in_utf8(system),
+        "workload": in_utf8(workload),
+        "nemesis": in_utf8(nemesis or "none"),
+        "cluster": in_utf8(str(test.get("cluster") or "")),
+        "seed": seed if type(seed) is int and -(2**63) <= seed < 2**63 else None,
         "configuration": json.dumps(configuration, sort_keys=True),
     }
 
@@ -79,7 +83,8 @@ def outcome_of_results(content: bytes) -> dict[str, Any]:
     name, counted by invalid keys where it has keys. Raises UnreadableRunError.
     """
     results = _json(content, "results.json")
-    if results.get("valid") not in (True, False, "unknown"):
+    valid = results.get("valid")
+    if valid is not True and valid is not False and valid != "unknown":
         raise UnreadableRunError("results.json has no verdict")
     checks = results.get("checks")
     checks = checks if isinstance(checks, dict) else {}
@@ -94,28 +99,33 @@ def outcome_of_results(content: bytes) -> dict[str, Any]:
         counts = stats.get("counts")
         if isinstance(counts, dict):
             anomalies += [
-                {"check": name, "kind": kind, "count": count}
+                {"check": in_utf8(name), "kind": in_utf8(kind), "count": count}
                 for kind, count in counts.items()
-                if type(count) is int and count > 0
+                if _is_count(count) and count > 0
             ]
             for kind, value in (("acknowledged", stats), ("lost", counts), ("duplicated", counts)):
-                if type(value.get(kind)) is int:
+                if _is_count(value.get(kind)):
                     outcome[kind] = (outcome[kind] or 0) + value[kind]
         elif check.get("valid") is False:
             keys = stats.get("invalid_keys")
-            anomalies.append({"check": name, "kind": name, "count": keys if type(keys) is int and keys else 1})
+            number = keys if _is_count(keys) and keys > 0 else 1
+            anomalies.append({"check": in_utf8(name), "kind": in_utf8(name), "count": number})
         if check.get("valid") is False:
             first = _completed_by(check.get("witness"))
             if first is not None:
                 firsts.append(first)
-    reason = str(results.get("reason") or "")
+    reason = in_utf8(str(results.get("reason") or ""))
+    ops = results.get("ops")
+    counted = [number for number in ops.values() if _is_count(number)] if isinstance(ops, dict) else []
+    verdict = "valid" if valid is True else "invalid" if valid is False else "unknown"
     outcome.update(
         run_id=_text(results.get("run_id")),
         started_at=_text(results.get("started_at")),
-        verdict={True: "valid", False: "invalid"}.get(results["valid"], "unknown"),
+        verdict=verdict,
         reason=reason[:MAX_REASON],
         version=_text(results.get("version")),
         anomalies=anomalies,
+        events=sum(counted) if counted else None,
     )
     if firsts:
         outcome["first_anomaly_ns"], outcome["first_anomaly_operations"] = min(firsts)
@@ -129,15 +139,19 @@ def _completed_by(witness: Any) -> tuple[int, int] | None:
     if not operations:
         return None
     try:
-        ended_ns = max(op.get("returned_ns") or op.get("invoked_ns") or 0 for op in operations)
+        ended_ns = int(max(op.get("returned_ns") or op.get("invoked_ns") or 0 for op in operations))
         invoked = max(int(op["index"]) + 1 for op in operations)
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return None
-    return int(ended_ns), invoked
+    return (ended_ns, invoked) if 0 <= ended_ns < 2**63 and _is_count(invoked) else None
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value < MAX_COUNT
 
 
 def _text(value: Any) -> str | None:
-    return None if value is None else str(value)
+    return None if value is None else in_utf8(str(value))
 
 
 def _json(content: bytes, name: str) -> dict[str, Any]:

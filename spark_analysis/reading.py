@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from checker.codecs import FormatError, read_bytes
-from checker.codecs.jsonl import EVENT_FIELDS, DamagedLine, read_batches
-from checker.faults import FaultPairing
+from checker.codecs.jsonl import DamagedLine, read_batches
+from checker.faults import NEMESIS, FaultPairing
 from checker.history import NEVER as CHECKER_NEVER
 from checker.history import History, HistoryError, plain
 from spark_analysis.operations import (
@@ -30,9 +30,11 @@ from spark_analysis.operations import (
     STATUS_NAMES,
     Fault,
     Identity,
+    Ints,
     Names,
     RunData,
     UnreadableRunError,
+    in_utf8,
     pair,
 )
 
@@ -77,7 +79,7 @@ def _read_parquet(content: Any, with_values: bool, *, may_be_empty: bool) -> Ite
         repeated = [
             name for name in _DICTIONARIES if name in schema.names and pa.types.is_string(schema.field(name).type)
         ]
-        file = pq.ParquetFile(pa.BufferReader(content), read_dictionary=repeated)
+        file = pq.ParquetFile(pa.BufferReader(content), read_dictionary=repeated, page_checksum_verification=True)
         table = _base_table(file, with_values)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise UnreadableRunError(f"not readable as Parquet: {_first_line(error)}") from None
@@ -177,11 +179,12 @@ def _names(table: pa.Table, name: str) -> Names:
 def _from_table(table: pa.Table, with_values: bool) -> RunData:
     if "index" in table.column_names:
         index = _numbers(table, "index")
-        steps = np.diff(index)
-        if (steps <= 0).any():
-            if len(np.unique(index)) != len(index):
+        if (np.diff(index) <= 0).any():
+            order = np.argsort(index, kind="stable")
+            table, index = table.take(pa.array(order)), index[order]
+            if (np.diff(index) == 0).any():
                 raise UnreadableRunError("two events have the same index")
-            table = table.take(pa.array(np.argsort(index, kind="stable")))
+        _check_whole(index)
     nemesis = _is_nemesis(table)
     faults = []
     rows = np.flatnonzero(nemesis)
@@ -211,6 +214,22 @@ def _from_table(table: pa.Table, with_values: bool) -> RunData:
         values=_strings(clients, "value") if with_values else None,
         errors=_strings(clients, "error") if with_values else None,
     )
+
+
+def _check_whole(index: Ints) -> None:
+    """Raise UnreadableRunError where events are missing by their numbers, which go up by one from 0 (or, as other tools
+    have it, from 1): of a part of a history no figure would be right, nor any verdict."""
+    if not len(index):
+        return
+    before = np.concatenate(([index[0] - 1 if index[0] in (0, 1) else -1], index[:-1]))
+    gaps = np.flatnonzero(index - before != 1)
+    if len(gaps):
+        last, found = int(before[gaps[0]]), int(index[gaps[0]])
+        where = f"index {found} comes after index {last}" if last >= 0 else f"the first index is {found}"
+        missing = int((index - before)[gaps[0]]) - 1
+        if missing < 0:
+            raise UnreadableRunError(f"{where}: events must be in order, none twice")
+        raise UnreadableRunError(f"{where}: {'1 event is' if missing == 1 else f'{missing} events are'} missing")
 
 
 def _strings(table: pa.Table, name: str) -> pa.Array:
@@ -312,10 +331,10 @@ def _read_jsonl(content: bytes) -> tuple[list[dict[str, Any]], list[str]]:
     events: list[dict[str, Any]] = []
     problems: list[str] = []
     try:
-        for batch in read_batches(io.BytesIO(content), EVENT_FIELDS):
+        for batch in read_batches(io.BytesIO(content)):
             for number, event in batch.whole():
-                if not isinstance(event, dict) or any(name not in event for name in ("process", "type", "f", "time")):
-                    raise UnreadableRunError(f"line {number} is not an event with process, type, f and time")
+                if (problem := _event_problem(event)) is not None:
+                    raise UnreadableRunError(f"line {number} is no event: {problem}")
                 events.append(event)
     except DamagedLine as line:
         if not line.is_cut:
@@ -324,23 +343,44 @@ def _read_jsonl(content: bytes) -> tuple[list[dict[str, Any]], list[str]]:
         problems.append(f"the last line was cut short and is left out ({line.size_bytes} bytes)")
     if not events:
         raise UnreadableRunError("the history has no events")
+    if any("index" in event for event in events):
+        try:
+            _check_whole(np.array([event["index"] for event in events], np.int64))
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise UnreadableRunError("an event has no index, or one that is no number, and others have one") from None
     return events, problems
+
+
+def _event_problem(event: Any) -> str | None:
+    """Why an object is no event; None where it is one. A truth value or a fraction is no number of a process."""
+    if not isinstance(event, dict):
+        return "it is no object"
+    missing = [name for name in ("process", "type", "f", "time") if name not in event]
+    if missing:
+        return f"it has no {', '.join(missing)}"
+    if type(event["process"]) is not int and event["process"] != NEMESIS:
+        return f"its process is {event['process']!r}"
+    if type(event["time"]) is not int:
+        return f"its time is {event['time']!r}"
+    if type(event["f"]) is not str:
+        return f"its f is {event['f']!r}"
+    return None
 
 
 def _from_events(events: list[dict[str, Any]], problems: list[str], with_values: bool) -> RunData:
     faults = _faults(
         (event["type"], event["f"], event["time"], event.get("value"))
         for event in events
-        if event["process"] == "nemesis"
+        if event["process"] == NEMESIS
     )
-    clients = [event for event in events if event["process"] != "nemesis"]
+    clients = [event for event in events if event["process"] != NEMESIS]
     try:
         return _assemble(
             identity=Identity(),
             kind=np.array([_type_code(event["type"]) for event in clients], np.int8),
             process=np.array([event["process"] for event in clients], np.int64),
             time_ns=np.array([event["time"] for event in clients], np.int64),
-            f=_encode([str(event["f"]) for event in clients]),
+            f=_encode([event["f"] for event in clients]),
             key=_encode([_key_text(event.get("key")) for event in clients]),
             node=_encode([_text(event.get("node")) for event in clients]),
             faults=faults,
@@ -357,11 +397,11 @@ def _from_events(events: list[dict[str, Any]], problems: list[str], with_values:
 def _encode(texts: list[str | None]) -> Names:
     codes: dict[str, int] = {}
     column = [-1 if text is None else codes.setdefault(text, len(codes)) for text in texts]
-    return Names(np.array(column, np.int32), list(codes))
+    return Names(np.array(column, np.int32), [in_utf8(name) for name in codes])
 
 
 def _text(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else json.dumps(plain(value))
+    return in_utf8(value) if isinstance(value, str) else None if value is None else json.dumps(plain(value))
 
 
 def _key_text(key: Any) -> str | None:
@@ -412,7 +452,7 @@ def _from_history(history: History, with_values: bool) -> RunData:
         problems=list(history.problems),
         values=list(history.value) if with_values else None,
         results=list(history.result) if with_values else None,
-        errors=pa.array([history.errors.get(row) for row in range(count)], pa.string()) if with_values else None,
+        errors=pa.array([_text(history.errors.get(row)) for row in range(count)], pa.string()) if with_values else None,
         key_objects=key_objects,
         processes=list(history.process),
         history=history if with_values else None,

@@ -1,8 +1,9 @@
 """Our own format: one JSON object a line, in the order events happened; and JSON arrays of the same events.
 
 :class:`JsonLines` is the one reader of such lines, of histories and traces, whole or still growing.  Lines are parsed
-in batches, as one JSON array each, which is about twice as fast as line by line; a batch that does not parse is read
-again line by line to name the line at fault.  A damaged line is always handed on: who reads refuses or counts it.
+in batches, as one JSON array each, which is about twice as fast as line by line; a batch that does not parse, or in
+which an object may have a name twice, is read again line by line to name the line at fault.  A damaged line is always
+handed on: who reads refuses or counts it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,7 +24,6 @@ from checker.history import History
 from checker.linearizability.budget import Budget, no_collection
 
 __all__ = [
-    "EVENT_FIELDS",
     "DamagedLine",
     "FormatError",
     "JsonBatch",
@@ -34,8 +35,6 @@ __all__ = [
     "read_jsonl_stream",
 ]
 
-#: What every event of a history has.
-EVENT_FIELDS = ("process", "type")
 #: Read at a time: some ten thousand events, whose dicts (about 0.5 KB each) never weigh more than some megabytes.
 CHUNK_BYTES = 1 << 20
 #: The longest line, so that a file without line ends does not fill the memory.  A log read has a few kilobytes.
@@ -89,16 +88,15 @@ class JsonBatch:
 class JsonLines:
     """Reads JSON lines from bytes, as they come.
 
-    ``fields`` are names that every object has.  By them an object that has one twice is recognised: two lines became
-    one.  ``max_line_bytes`` bounds what is held of a line without an end; that one is damaged, and the last one read.
+    A line whose object has a name twice is damaged: two lines became one, or one was changed, and nobody can tell which
+    of the two holds.  ``max_line_bytes`` bounds what is held of a line without an end; that one is damaged, and the
+    last one read.
     """
 
-    def __init__(self, fields: Sequence[str] = (), *, max_line_bytes: int = MAX_LINE_BYTES) -> None:
-        self._names = [f'"{name}"' for name in fields]
+    def __init__(self, *, max_line_bytes: int = MAX_LINE_BYTES) -> None:
         self._max_line_bytes = max_line_bytes
         self._rest = bytearray()
         self._next_line = 1
-        self._last_index: Any = None
         self._is_over = False
 
     def feed(self, data: bytes) -> JsonBatch:
@@ -146,21 +144,9 @@ class JsonLines:
             # The line ends stay, because no text within JSON may hold one.
             joined = text.removesuffix("\n").replace("\n", "\n,")
             objects = _all_at_once(joined)
-            if objects and not self._goes_on(objects) and not _has_each_once(text, self._names, lines):
-                objects = _all_at_once(joined, with_care=True)
             if objects is not None and len(objects) == lines:
                 return JsonBatch(objects, range(first, first + lines))
-        self._last_index = None
         return self._one_by_one(chunk, first)
-
-    def _goes_on(self, objects: Sequence[Any]) -> bool:
-        """Whether their ``index`` goes on from the batch before without a gap, as it would not if two became one."""
-        before = self._last_index
-        try:
-            first, self._last_index = objects[0]["index"], objects[-1]["index"]
-            return bool(first - before == 1 and self._last_index - first == len(objects) - 1)
-        except (TypeError, KeyError):
-            return False
 
     def _one_by_one(self, chunk: bytes, first: int) -> JsonBatch:
         objects, numbers, damaged = [], [], []
@@ -177,11 +163,9 @@ class JsonLines:
         return JsonBatch(objects, numbers, damaged)
 
 
-def read_batches(
-    file: BinaryIO, fields: Sequence[str] = (), *, max_line_bytes: int = MAX_LINE_BYTES
-) -> Iterator[JsonBatch]:
+def read_batches(file: BinaryIO, *, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[JsonBatch]:
     """All that a file holds, batch by batch; see :class:`JsonLines`.  Raises ``OSError``."""
-    lines = JsonLines(fields, max_line_bytes=max_line_bytes)
+    lines = JsonLines(max_line_bytes=max_line_bytes)
     while data := file.read(CHUNK_BYTES):
         yield lines.feed(data)
     yield lines.finish()
@@ -201,7 +185,7 @@ def _refuse(name: str) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object of those pairs; where a name stands twice, two lines became one."""
+    """The object of those pairs.  Raises ``ValueError`` where a name stands twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
@@ -215,18 +199,50 @@ _decode = json.JSONDecoder(parse_constant=_refuse).decode
 _decode_with_care = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_object).decode
 
 
-def _all_at_once(text: str, *, with_care: bool = False) -> list[Any] | None:
-    """Objects with commas between them; ``None`` where they are not surely that."""
+def _all_at_once(text: str) -> list[Any] | None:
+    """Objects with commas between them; ``None`` where they are not surely that, or one has a name twice."""
     try:
-        objects: list[Any] = (_decode_with_care if with_care else _decode)(f"[{text}]")
+        whole = f"[{text}]"
+        objects: list[Any] = _decode(whole)
+        return objects if _has_names_once(text, objects) else _decode_with_care(whole)
     except (ValueError, RecursionError):
         return None
-    return objects
 
 
-def _has_each_once(text: str, names: Sequence[str], objects: int) -> bool:
-    """Whether every one of the names stands as often as there are objects, so that none has one of them twice."""
-    return all(text.count(name) == objects for name in names)
+def _has_names_once(text: str, objects: list[Any]) -> bool:
+    """Whether it is certain that no object of a text has a name twice.
+
+    Behind each name of an object stands a quote and a colon.  Within a text a quote has a backslash before it, so that
+    the names can be counted; where one came twice, the parser has kept one of the two.  Nothing is certain where a name
+    has space behind it, or a backslash at its end.  (Each of these looks at all of the text; those for one character
+    are quick.)
+    """
+    if "\t" in text or "\r" in text or (" " in text and '" :' in text):
+        return False
+    names = text.count('":')
+    if "\\" in text:
+        if '\\\\":' in text:
+            return False
+        names -= text.count('\\":')
+    if set(map(type, objects)) != {dict}:
+        return False
+    at_top = sum(map(len, objects))
+    if names == at_top:
+        return True
+    # What an event holds is in its value, seldom elsewhere: a look there is quicker than one everywhere.
+    values = [value for value in map(_VALUE, objects) if value.__class__ in _HOLDERS]
+    return names == at_top + sum(map(_names_in, values)) or names == sum(map(_names_in, objects))
+
+
+def _names_in(value: Any) -> int:
+    """The names of all objects in a value.  Raises ``RecursionError`` for one that is nested too deeply."""
+    if value.__class__ is dict:
+        return len(value) + sum(_names_in(item) for item in value.values() if item.__class__ in _HOLDERS)
+    return sum(_names_in(item) for item in value if item.__class__ in _HOLDERS) if value.__class__ is list else 0
+
+
+_HOLDERS = frozenset({dict, list})
+_VALUE = methodcaller("get", "value")
 
 
 def read_jsonl(path: str | Path, *, lenient: bool = False, budget: Budget | None = None) -> History:
@@ -245,7 +261,7 @@ def read_jsonl_stream(file: BinaryIO, *, source: str, lenient: bool = False, bud
     """The same of an open file; ``source`` names it in errors."""
     events = FileEvents(source, lenient=lenient, budget=budget)
     with no_collection():
-        for batch in read_batches(file, EVENT_FIELDS):
+        for batch in read_batches(file):
             fed = 0
             for line in batch.damaged:  # in order: of what is wrong the first is named
                 if line.number == 1 and line.text[:2] in _OTHER_FILES:
@@ -284,10 +300,8 @@ def read_json_array(text: str, file: FileEvents) -> History:
         while text[at - 1 : at] in ("[", ","):
             cut = text.find("\n", at + _PART_CHARS)
             part = text[at : cut if cut >= 0 else len(text)].rstrip()
-            events = _all_at_once(part[:-1]) if part[-1:] == ("," if cut >= 0 else "]") else None
-            # Two events that became one leave a gap in the index; where there is none, they are looked for.
-            if events and not _has_index(events) and not _has_each_once(part, _NAMES_OF_ALL, len(events)):
-                events = _all_at_once(part[:-1], with_care=True)
+            is_whole = part[-1:] == ("," if cut >= 0 else "]") and '"\n:' not in part
+            events = _all_at_once(part[:-1]) if is_whole else None
             if events is None:
                 break
             lines = [number for number, row in enumerate(part.split("\n"), line) if row.strip(" \t\r[],")]
@@ -302,11 +316,6 @@ def read_json_array(text: str, file: FileEvents) -> History:
     return file.finish()
 
 
-def _has_index(events: Sequence[Any]) -> bool:
-    return isinstance(events[0], dict) and "index" in events[0]
-
-
-_NAMES_OF_ALL = [f'"{name}"' for name in EVENT_FIELDS]
 _PART_CHARS = 1 << 21
 """Text of an array that is parsed at a time: some twenty thousand events."""
 

@@ -10,19 +10,20 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as RichTable
 
 from harness.commands.report import (
     absolute,
     analysis_options,
-    ended_by_sigterm,
     require_spark,
     spark_progress,
     spark_session,
 )
 from harness.errors import OperatorError
 from harness.report.fleet import labels_of, share_text
-from harness.report.units import count, duration
+from harness.report.units import count, duration, plural
+from harness.signals import ended_by_signals
 
 if TYPE_CHECKING:
     from spark_analysis.comparison import Comparison
@@ -31,6 +32,9 @@ __all__ = ["compare_command"]
 
 EXIT_WORSE = 1
 EXIT_UNDECIDED = 2
+
+MAX_LEFT_OUT = 20
+"""Runs that could not be used that are named."""
 
 GROUP = ("system", "configuration", "workload", "nemesis", "cluster")
 
@@ -51,7 +55,7 @@ def compare_command(arguments: argparse.Namespace) -> int:
     try:
         options = analysis_options(arguments)
         with (
-            ended_by_sigterm(),
+            ended_by_signals(),
             spark_progress(console, arguments.verbose) as progress,
             spark_session(arguments) as session,
         ):
@@ -64,7 +68,9 @@ def compare_command(arguments: argparse.Namespace) -> int:
         raise OperatorError(str(error)) from None
     _print(result, by, console)
     if arguments.json:
-        print(json.dumps({"worse": result.worse, "better": result.better, "rows": result.table.rows}, indent=1))
+        left_out = [{"run": run, "problem": problem} for run, problem in result.left_out]
+        data = {"worse": result.worse, "better": result.better, "left_out": left_out, "rows": result.table.rows}
+        print(json.dumps(data, indent=1))
     if result.worse:
         return EXIT_WORSE
     return 0 if result.compared else EXIT_UNDECIDED
@@ -82,7 +88,7 @@ def _print(result: Comparison, by: tuple[str, ...], console: Console) -> None:
     for row in result.table.rows:
         style = {"worse": "red", "better": "green"}.get(row["outcome"], "dim")
         table.add_row(
-            labels[tuple(str(row[name]) for name in by)],
+            escape(labels[tuple(str(row[name]) for name in by)]),
             row["figure"].removesuffix("_ns").replace("_", " "),
             _value(row, "first"),
             _value(row, "second"),
@@ -95,6 +101,10 @@ def _print(result: Comparison, by: tuple[str, ...], console: Console) -> None:
     for place, only in (("the first", result.only_in_first), ("the second", result.only_in_second)):
         for group in only:
             console.print(f"only in {place} set, not compared: {group}", highlight=False, markup=False, soft_wrap=True)
+    for run, problem in result.left_out[:MAX_LEFT_OUT]:
+        console.print(f"left out: {run}: {problem}", highlight=False, markup=False, soft_wrap=True)
+    if (more := len(result.left_out) - MAX_LEFT_OUT) > 0:
+        console.print(f"left out: {plural(more, 'more run')}; --json has all", highlight=False)
     if not result.groups:
         console.print("no configuration is in both sets: leave a column out with --by to compare across it")
     words = "no difference could be shown" if result.compared else "too few runs to compare"
@@ -111,8 +121,8 @@ def _labels(groups: list[tuple[str, ...]], by: tuple[str, ...]) -> dict[tuple[st
 
 def _value(row: dict[str, Any], side: str) -> str:
     value = row[side]
-    if value is None:
-        return "–"
+    if value is None:  # a median of runs is none where the system came back in less than half of them
+        return "never" if row["figure"].startswith("longest_recovery") and row[f"n_{side}"] else "–"
     if row["figure"].endswith("_ns"):
         return duration(value)
     if row["figure"] in ("lost", "duplicated"):

@@ -28,6 +28,7 @@ from harness.exploration.rehearsal import (
 )
 from harness.exploration.search import Tally, elects_leaders, explore, mix_for, require_room, summary_of
 from harness.report import OutputConsole
+from harness.signals import interrupted_by_signals
 from harness.store import Store
 from harness.test import Test
 from nemesis.schedule import save_schedule
@@ -40,7 +41,7 @@ MAX_KEPT_RUNS = 10
 
 
 def explore_command(arguments: argparse.Namespace) -> int:
-    """Explore seeds. Returns 1 when any run was invalid, else 2 when any was unknown, else 0."""
+    """Explore seeds. Returns 1 when any run was invalid, else 2 when any was unknown or it was interrupted, else 0."""
     many = f"harness run --system {arguments.system} --test-count 10 makes many runs, each with a seed of its own"
     require_simulated(arguments.system, many)
     test = test_from(arguments)
@@ -59,9 +60,11 @@ def explore_command(arguments: argparse.Namespace) -> int:
     for line in _left_out(test):
         console.print(f"left out: {line}", highlight=False, markup=False)
     last_said_s = began_s = time.monotonic()
+    tally = Tally()
 
-    def on_result(tally: Tally, rehearsal: Rehearsal) -> None:
-        nonlocal last_said_s
+    def on_result(so_far: Tally, rehearsal: Rehearsal) -> None:
+        nonlocal last_said_s, tally
+        tally = so_far
         if rehearsal.valid is not True:
             word = "INVALID" if rehearsal.valid is False else "UNKNOWN"
             console.print(f"seed {rehearsal.seed}: {word}: {rehearsal.reason[:300]}", highlight=False, markup=False)
@@ -70,18 +73,28 @@ def explore_command(arguments: argparse.Namespace) -> int:
             last_said_s = now_s
             console.print(_line(tally, now_s - began_s), highlight=False)
 
-    tally = _explore(test, arguments, first, on_result, console, guide)
+    is_interrupted = False
+    try:
+        with interrupted_by_signals():
+            tally = _explore(test, arguments, first, on_result, console, guide)
+    except KeyboardInterrupt:
+        if not tally.runs:
+            raise
+        is_interrupted = True
+        console.print("interrupted; what was found by then is kept", highlight=False)
     show = console if arguments.json else OutputConsole()
     show.print(_line(tally, time.monotonic() - began_s), highlight=False)
     for what, count in sorted(tally.by_reason.items(), key=lambda each: -each[1]):
         show.print(f"{count:6}    {what}", highlight=False, markup=False)
-    kept = [_keep(test, failure, store, console) for failure in tally.failures[:MAX_KEPT_RUNS]]
+    gravest = sorted(tally.failures, key=lambda failure: failure.valid is not False)  # in their order otherwise
+    kept = [_keep(test, failure, store, console) for failure in gravest[:MAX_KEPT_RUNS]]
     if arguments.json:
         learned = {} if guide is None else {"guide": guide.summary()}
-        print(json.dumps({**summary_of(tally), **learned, "kept": kept}, indent=2))
+        summary = {**summary_of(tally), **learned, "interrupted": is_interrupted, "kept": kept}
+        print(json.dumps(summary, indent=2))
     if tally.runs == 0:
         raise OperatorError("--budget was over before the first seed had begun")
-    return 1 if tally.invalid else 2 if tally.unknown else 0
+    return 1 if tally.invalid else 2 if tally.unknown or is_interrupted else 0
 
 
 def _jobs(arguments: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from harness.commands.report import ended_by_sigterm, require_spark, spark_session
+from harness.commands.report import require_spark, spark_session
 from harness.errors import OperatorError
 from harness.exploration.rehearsal import Rehearsal, usable_choices
 from harness.exploration.remote_seeds import MODULE, question_for, rehearsal_of
@@ -56,7 +56,7 @@ def explore_on_cluster(
     )  # fmt: skip
     found = _Found(first)
     try:
-        with ended_by_sigterm(), spark_session(arguments, packages=PACKAGES, distribution=DISTRIBUTION) as session:
+        with spark_session(arguments, packages=PACKAGES, distribution=DISTRIBUTION) as session:
             spark = session.spark
 
             def run_seeds(seeds: Sequence[int], budget_s: float) -> Sequence[Rehearsal]:

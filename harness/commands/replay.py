@@ -12,6 +12,7 @@ from harness.execution import perform
 from harness.faults.triggers import count_triggers
 from harness.history_writer import read_history
 from harness.report import OutputConsole, print_summary
+from harness.report.units import plural
 from harness.store import RunDir, Store
 from harness.test import Test, test_from_json
 
@@ -46,6 +47,10 @@ def replay_command(arguments: argparse.Namespace) -> int:
         triggers = count_triggers(read_history(run_dir.history_path))
         came, waited = came + triggers[0], waited + triggers[1]
         print_summary(results, OutputConsole(), test=parts.test.to_json(), report_path=run_dir.report_path)
+        if results.get("interrupted") is not None and number + 1 < arguments.times:
+            left = plural(arguments.times - number - 1, "run")
+            console.print(f"stopped by {results['interrupted']}; {left} not made", highlight=False)
+            break
     hits = sum(verdict is False for verdict in verdicts)
     unknown = sum(verdict not in (True, False) for verdict in verdicts)
     print(f"invalid in {hits} of {len(verdicts)} runs" + (f", unknown in {unknown}" if unknown else ""))

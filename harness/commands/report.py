@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
-import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from harness.errors import EXIT_HARNESS_FAILED, OperatorError, how_to_get
-from harness.report.fleet import FleetData, headline, labels_of, render_fleet, share_text
+from harness.report.fleet import FleetData, check_tallies, headline, labels_of, render_fleet, share_text
 from harness.report.units import count, duration, plural
+from harness.signals import ended_by_signals
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
 __all__ = [
     "absolute",
     "analysis_options",
-    "ended_by_sigterm",
     "report_command",
     "require_spark",
     "spark_progress",
@@ -47,6 +48,7 @@ GROUP = ("system", "configuration", "workload", "nemesis", "cluster")
 def report_command(arguments: argparse.Namespace) -> int:
     """Analyse a store. Returns 0, since misbehaviour of the runs is the report's subject and not its failure; 255
     when memory ended before the report was complete, and what there is has been written."""
+    _require_sense(arguments)
     require_spark()
     from spark_analysis.analysis import analyse
     from spark_analysis.errors import AnalysisError
@@ -58,7 +60,7 @@ def report_command(arguments: argparse.Namespace) -> int:
     began_s = time.monotonic()
     try:
         options = analysis_options(arguments)
-        with ended_by_sigterm(), spark_progress(console, arguments.verbose) as progress:
+        with ended_by_signals(), spark_progress(console, arguments.verbose) as progress:
             with spark_session(arguments) as session:
                 progress.watch(session.spark)
                 result = analyse(session.spark, place, options, progress.phase, out=out, csv=arguments.csv)
@@ -76,26 +78,22 @@ def report_command(arguments: argparse.Namespace) -> int:
     except AnalysisError as error:
         raise OperatorError(str(error)) from None
     _summary(result, console)
-    console.print(f"report {page_path}", highlight=False, soft_wrap=True)
+    console.print(f"report {page_path}", highlight=False, markup=False, soft_wrap=True)
     if arguments.json:
         print(as_json(result.tables))
     for line in result.missing:
-        console.print(f"[bold red]not done[/], nor what comes after it: {line}", highlight=False, soft_wrap=True)
+        what = f"[bold red]not done[/], nor what comes after it: {escape(line)}"
+        console.print(what, highlight=False, soft_wrap=True)
     return EXIT_HARNESS_FAILED if result.missing else 0
 
 
-@contextlib.contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the command as Ctrl-C does: Spark is stopped and its scratch directory removed."""
-
-    def end(number: int, _: Any) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _require_sense(arguments: argparse.Namespace) -> None:
+    """Raise OperatorError for options of checking that mean nothing."""
+    if arguments.model is not None and not arguments.check:
+        raise OperatorError(f"--model {arguments.model} says what --check is to look for: give --check too")
+    for option, limit in (("timeout", arguments.checker_timeout), ("memory", arguments.checker_memory)):
+        if not 0 < limit < math.inf:
+            raise OperatorError(f"--checker-{option} must be positive and finite, not {limit:g}")
 
 
 def _compact(spark: SparkSession, place: str, arguments: argparse.Namespace, console: Console) -> None:
@@ -249,18 +247,26 @@ def _write_page(spark: SparkSession, out: str, page: str) -> str:
 
 def _figures(row: Mapping[str, Any], measures: Mapping[tuple[str, ...], Mapping[str, Any]]) -> list[str]:
     """What one configuration came to, in words."""
-    heal = measures.get((*(str(row[name]) for name in GROUP), "recovery_after_heal_ns"))
-    back = ""
-    if heal and heal["n"]:
-        back = f"back {duration(heal['p50'])} after heal" if heal["p50"] else "back at once"
     interval = f"{share_text(row['rate_low'])} to {share_text(row['rate_high'])}"
     return [
         plural(row["runs"], "run"),
         f"{count(row['invalid'])} invalid",
         f"{count(row['unknown'])} unknown",
         f"{share_text(row['rate'])} ({interval})",
-        back,
+        _back(measures.get((*(str(row[name]) for name in GROUP), "recovery_after_heal_ns"))),
     ]
+
+
+def _back(heal: Mapping[str, Any] | None) -> str:
+    """How soon after a heal the system was back, and from how many it never was."""
+    if heal is None:
+        return ""
+    faults = heal["n"] + heal["missing"]
+    never = f"never back after {count(heal['missing'])} of {plural(faults, 'heal')}" if heal["missing"] else ""
+    if not heal["n"]:
+        return never
+    back = f"back {duration(heal['p50'])} after heal" if heal["p50"] else "back at once"
+    return f"{back}, {never}" if never else back
 
 
 def _summary(result: Analysis, console: Console) -> None:
@@ -269,7 +275,7 @@ def _summary(result: Analysis, console: Console) -> None:
     measures = {(*(str(row[name]) for name in GROUP), row["measure"]): row for row in result.table("availability").rows}
     console.print(f"{plural(result.runs, 'run')}, {plural(result.operations, 'operation')}", highlight=False)
     if common:
-        console.print(f"[dim]{common}[/]", highlight=False, soft_wrap=True)
+        console.print(f"[dim]{escape(common)}[/]", highlight=False, soft_wrap=True)
     figures = [_figures(row, measures) for row in rates]
     widths = [max(map(len, column)) for column in zip(*figures, strict=True)]
     # A line for what a configuration is, which may be long, and one for its figures, aligned over all of them.
@@ -278,9 +284,14 @@ def _summary(result: Analysis, console: Console) -> None:
         style = "red" if row["invalid"] else "magenta" if row["unknown"] else ""
         line = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
         console.print(f"  {line.rstrip()}", style=style, highlight=False, markup=False, soft_wrap=True)
-    verdict, sentence, below = headline(rates)
+    problems = result.table("problems").rows
+    checks = next((table.rows for table in result.tables if table.name == "checks"), [])
+    for name, tally in check_tallies(checks).items():
+        words = ", ".join(f"{count(tally[verdict])} {verdict}" for verdict in ("valid", "invalid", "unknown"))
+        console.print(f"checked again as {name}: {words}", highlight=False, markup=False, soft_wrap=True)
+    verdict, sentence, below = headline(rates, checks, left_out=sum(row["left_out"] for row in problems))
     style = {"valid": "green", "invalid": "red", "unknown": "magenta"}[verdict]
-    console.print(f"[bold {style}]{sentence}[/] {below}", highlight=False, soft_wrap=True)
-    for row in result.table("problems").rows:
+    console.print(f"[bold {style}]{escape(sentence)}[/] {escape(below)}", highlight=False, soft_wrap=True)
+    for row in problems:
         kind = "left out" if row["left_out"] else "note"
         console.print(f"{kind}: {row['run']}: {row['problem']}", highlight=False, markup=False, soft_wrap=True)

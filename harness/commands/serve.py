@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import signal
 import socket
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from harness.commands.report import ended_by_sigterm
 from harness.errors import OperatorError, how_to_get
 from harness.report.units import plural
 from harness.serve.guard import App
+from harness.signals import ended_by_signals
 from harness.store import Store
 
 if TYPE_CHECKING:
@@ -32,7 +34,8 @@ GRACE_S = 5
 
 
 def serve_command(arguments: argparse.Namespace) -> int:
-    """Serve until Ctrl-C or SIGTERM. Returns 0. Raises OperatorError: a package, the store or the port is missing."""
+    """Serve until Ctrl-C, SIGTERM or SIGHUP. Returns 0. Raises OperatorError: a package, the store or the port is
+    missing."""
     require_serve()
     from harness.serve.app import RunList, make_app
     from harness.serve.guard import loopback_hosts
@@ -53,7 +56,7 @@ def serve_command(arguments: argparse.Namespace) -> int:
         )
         what = "reads and starts runs" if arguments.allow_run else "only reads"
         print(f"http://{ADDRESS}:{port}/  {plural(number, 'run')}; {what}; Ctrl-C ends it", flush=True)
-        with ended_by_sigterm():
+        with ended_by_signals(), _ended_by_sighup(server):
             try:
                 server.run(sockets=[listener])
             except KeyboardInterrupt:
@@ -62,6 +65,23 @@ def serve_command(arguments: argparse.Namespace) -> int:
                 if launcher is not None and (left := launcher.stop()) is not None:
                     print(f"harness: {left}", file=sys.stderr)
     return 0
+
+
+@contextlib.contextmanager
+def _ended_by_sighup(server: uvicorn.Server) -> Iterator[None]:
+    """The closing of its terminal ends the server as Ctrl-C does, and with it a run that was started here; under nohup
+    it goes on."""
+
+    def end(number: int, frame: object) -> None:
+        server.should_exit = True
+
+    before = signal.getsignal(signal.SIGHUP)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def make_server(app: App) -> uvicorn.Server:

@@ -17,6 +17,7 @@ from harness.errors import OperatorError
 from harness.exploration.rehearsal import SIMULATED, require_simulated
 from harness.exploration.shrinking import Shrunk, shrink
 from harness.report import OutputConsole
+from harness.signals import interrupted_by_signals
 from harness.store import Store
 from harness.test import test_from_json
 from nemesis.schedule import ScheduleError, load_schedule, save_schedule
@@ -42,9 +43,10 @@ def shrink_command(arguments: argparse.Namespace) -> int:
 
     console.print(f"shrinking {run_dir.name}: {len(schedule)} events, {test.time_limit_s:g} s", highlight=False)
     jobs = arguments.jobs or os.cpu_count() or 1
-    found = shrink(test, schedule, jobs=jobs, budget_s=arguments.budget, say=say)
+    with interrupted_by_signals():
+        found = shrink(test, schedule, jobs=jobs, budget_s=arguments.budget, say=say)
     path = _keep(found, Path(arguments.out) if arguments.out else run_dir.path / "shrunk")
-    word = "no single fault can be left out" if found.is_minimal else "the budget was used up before the end"
+    word = "no single fault can be left out" if found.is_minimal else "the search was over before its end"
     left = found.test
     clients = "1 client" if left.concurrency == 1 else f"{left.concurrency} clients"
     for line in (

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from checker.codecs.jsonl import EVENT_FIELDS, read_batches
+from checker.codecs.jsonl import read_batches
 from checker.workers import end_with_parent
 from harness.clusters.base import run_harness
 from harness.clusters.sim.loop import SimLoop
@@ -199,7 +199,7 @@ class KeptHistory(HistoryWriter):
         self.flush()
         fresh = io.BytesIO(self.data[self._read_bytes :])
         self._read_bytes = len(self.data)
-        for batch in read_batches(fresh, EVENT_FIELDS, max_line_bytes=MAX_LINE_BYTES):
+        for batch in read_batches(fresh, max_line_bytes=MAX_LINE_BYTES):
             self._events += [event for _, event in batch.whole()]
         return self._events
 

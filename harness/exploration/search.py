@@ -115,6 +115,10 @@ class Tally:
         self.by_reason[what] = self.by_reason.get(what, 0) + 1
         if len(self.failures) < MAX_KEPT_FAILURES:
             self.failures.append(rehearsal)
+        elif rehearsal.valid is False:  # a violation is worth more than the last of those that are unknown
+            unknown = [place for place, other in enumerate(self.failures) if other.valid is not False]
+            if unknown:
+                self.failures[unknown[-1]] = rehearsal
 
     @property
     def invalid(self) -> int:

@@ -170,10 +170,12 @@ def _key(test: Test, schedule: Schedule) -> Key:
 def shrink(test: Test, schedule: Schedule, *, jobs: int, budget_s: float, say: Listener) -> Shrunk:
     """The shortest run found within `budget_s` seconds that fails as `test` under `schedule` does.
 
-    `say` hears of every step. Raises OperatorError when the run does not fail in simulation.
+    `say` hears of every step. An interrupt ends the search as the end of the budget does, once something has been cut.
+    Raises OperatorError when the run does not fail in simulation.
     """
     deadline_s = time.monotonic() + budget_s
     shrinker = _Shrinker(test, schedule, jobs=jobs, deadline_s=deadline_s, say=say)
+    is_minimal = False
     try:
         if not shrinker.fails:
             raise OperatorError(
@@ -187,12 +189,17 @@ def shrink(test: Test, schedule: Schedule, *, jobs: int, budget_s: float, say: L
             shrinker.cut_time()
             shrinker.search()
             is_minimal = shrinker.drop_faults()
-        return Shrunk(
-            test=shrinker.test,
-            schedule=shrinker.schedule,
-            rehearsal=shrinker.rehearsal,
-            runs=shrinker.runs,
-            is_minimal=is_minimal,
-        )
+    except KeyboardInterrupt:
+        if shrinker.schedule == schedule and shrinker.test == test:
+            raise
+        say("interrupted; the shortest run so far is kept")
+        is_minimal = False
     finally:
         shrinker.close()
+    return Shrunk(
+        test=shrinker.test,
+        schedule=shrinker.schedule,
+        rehearsal=shrinker.rehearsal,
+        runs=shrinker.runs,
+        is_minimal=is_minimal,
+    )

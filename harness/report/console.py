@@ -106,7 +106,8 @@ def _keys_unseen() -> Iterator[None]:
     try:
         yield
     finally:
-        termios.tcsetattr(descriptor, termios.TCSANOW, before)
+        with contextlib.suppress(termios.error):  # of a terminal that was closed meanwhile
+            termios.tcsetattr(descriptor, termios.TCSANOW, before)
 
 
 def sparkline(values: list[int]) -> str:

@@ -6,7 +6,7 @@ single run: the same style sheet, the same SVG by hand, no script.
 
 from __future__ import annotations
 
-__all__ = ["FleetData", "headline", "labels_of", "render_fleet", "report_link", "share_text"]
+__all__ = ["FleetData", "check_tallies", "headline", "labels_of", "render_fleet", "report_link", "share_text"]
 
 import json
 import math
@@ -122,8 +122,25 @@ def labels_of(groups: Iterable[Sequence[str]]) -> tuple[dict[tuple[str, ...], st
     return labels, common
 
 
-def headline(rates: Sequence[Row]) -> tuple[str, str, str]:
-    """(verdict word, the sentence on top, the sentence below it) of the rates table."""
+def headline(rates: Sequence[Row], checks: Sequence[Row] = (), *, left_out: int = 0) -> tuple[str, str, str]:
+    """(verdict word, the sentence on top, the sentence below it) of the rates table, of what was checked again, and of
+    how many runs could not be used."""
+    verdict, sentence, below = _headline_of_rates(rates, left_out)
+    if left_out:
+        below += f" {plural(left_out, 'run')} could not be used, and {_are(left_out)} in no figure."
+    found = {row["run_id"] for row in checks if row["verdict"] == "invalid" and row["recorded_verdict"] != "invalid"}
+    if found:
+        new = f"{plural(len(found), 'run')} not recorded as invalid {_are(len(found))} invalid when checked again"
+        sentence, below = (new + ".", f"{sentence} {below}") if verdict != "invalid" else (sentence, f"{new}. {below}")
+        verdict = "invalid"
+    return verdict, sentence, below.strip()
+
+
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"
+
+
+def _headline_of_rates(rates: Sequence[Row], left_out: int) -> tuple[str, str, str]:
     labels, _ = labels_of(map(_group, rates))
     runs = sum(row["runs"] for row in rates)
     invalid = sum(row["invalid"] for row in rates)
@@ -147,7 +164,8 @@ def headline(rates: Sequence[Row]) -> tuple[str, str, str]:
     if clean:
         bound = max(row["rate_high"] for row in clean)
         sentence = f"No anomaly in {plural(runs - unknown, 'decided run')}; per configuration that still allows up to "
-        return "unknown" if unknown > runs / 2 else "valid", f"{sentence}{share_text(bound)}.", doubt.strip()
+        is_doubtful = unknown + left_out > (runs + left_out) / 2
+        return "unknown" if is_doubtful else "valid", f"{sentence}{share_text(bound)}.", doubt.strip()
     return "unknown", f"None of {plural(runs, 'run')} was decided.", "Nothing is shown, for good or ill."
 
 
@@ -353,18 +371,23 @@ def _latency_row(row: Row, labels: Mapping[tuple[str, ...], str], low: float, hi
     }  # fmt: skip
 
 
-def _checks(data: FleetData) -> dict[str, Any] | None:
-    rows = data.rows("checks")
-    if not rows:
-        return None
+def check_tallies(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
+    """Of each check how many runs and keys it looked at, and how many runs it found valid, invalid, unknown."""
     tally: dict[str, dict[str, int]] = {}
     for row in rows:
         kinds = tally.setdefault(row["check"], {"runs": 0, "valid": 0, "invalid": 0, "unknown": 0, "keys": 0})
         kinds["runs"] += 1
         kinds[row["verdict"]] += 1
         kinds["keys"] += row["keys"]
+    return tally
+
+
+def _checks(data: FleetData) -> dict[str, Any] | None:
+    rows = data.rows("checks")
+    if not rows:
+        return None
     bad = [row for row in rows if row["verdict"] != "valid"]
-    return {"tally": tally, "bad": bad[:MAX_ROWS], "left_out": max(0, len(bad) - MAX_ROWS)}
+    return {"tally": check_tallies(rows), "bad": bad[:MAX_ROWS], "left_out": max(0, len(bad) - MAX_ROWS)}
 
 
 def _local(place: str) -> Path | None:
@@ -392,8 +415,9 @@ def render_fleet(data: FleetData) -> str:
     """The page as one self-contained HTML text."""
     rates = data.rows("rates")
     labels, common = labels_of(map(_group, rates))
-    verdict, sentence, below = headline(rates)
     problems = list(data.rows("problems"))
+    left_out = sum(bool(row["left_out"]) for row in problems)
+    verdict, sentence, below = headline(rates, data.rows("checks"), left_out=left_out)
     kept = [row for row in data.rows("notable_runs")]
     return report_template("fleet.html").render(
         css=style("report.css", "fleet.css"),
@@ -411,7 +435,7 @@ def render_fleet(data: FleetData) -> str:
         labels={row["run_id"]: labels.get(_group(row), "") for row in kept},
         links={row["run_id"]: report_link(row["run_dir"], data.out) for row in kept[:MAX_ROWS]},
         left_out_runs=[row for row in problems if row["left_out"]][:MAX_ROWS],
-        left_out_count=sum(bool(row["left_out"]) for row in problems),
+        left_out_count=left_out,
         remarks=[row for row in problems if not row["left_out"]][:MAX_ROWS],
         problem_count=len(problems),
     )

@@ -7,12 +7,14 @@ __all__ = ["RunList", "make_app"]
 import asyncio
 import hmac
 import json
+import os
 import secrets
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import parse_qs, quote
 
 from starlette.applications import Starlette
@@ -76,7 +78,7 @@ class _Pages:
         self._runs = runs
         self._launcher = launcher
         self._token = secrets.token_urlsafe(24)
-        self._streams = 0
+        self._streams = _Streams()
         self._comparing = asyncio.Semaphore(MAX_COMPARISONS)
 
     def routes(self) -> list[Any]:
@@ -138,28 +140,26 @@ class _Pages:
 
         return self._page("run.html", **await run_in_threadpool(view))
 
-    def _open(self, request: Request) -> tuple[int, list[str]]:
+    def _open(self, request: Request) -> tuple[BinaryIO, list[str]]:
         run = self._find(request)
         parts = parts_of(request.path_params["path"])
-        return open_beneath(self._store.root, [run.test, run.time, *parts]), parts
+        return os.fdopen(open_beneath(self._store.root, [run.test, run.time, *parts]), "rb"), parts
 
     async def file(self, request: Request) -> Response:
-        fd, parts = await run_in_threadpool(self._open, request)
+        file, parts = await run_in_threadpool(self._open, request)
         kind = media_type(parts)
         headers = {"content-security-policy": report_policy()} if kind == "text/html" else {}
         if kind is None:
-            return self._attachment(fd, parts)
+            return self._attachment(request, file, parts)
         most_bytes = MAX_SHOWN_BYTES if kind == "text/plain" else None
-        return StreamingResponse(chunks(fd, most_bytes), media_type=f"{kind}; charset=utf-8", headers=headers)
+        return _content(request, file, most_bytes, media_type=f"{kind}; charset=utf-8", headers=headers)
 
     async def download(self, request: Request) -> Response:
-        return self._attachment(*await run_in_threadpool(self._open, request))
+        return self._attachment(request, *await run_in_threadpool(self._open, request))
 
-    def _attachment(self, fd: int, parts: list[str]) -> Response:
-        disposition = f"attachment; filename*=UTF-8''{quote(parts[-1], safe='')}"
-        return StreamingResponse(
-            chunks(fd), media_type="application/octet-stream", headers={"content-disposition": disposition}
-        )
+    def _attachment(self, request: Request, file: BinaryIO, parts: list[str]) -> Response:
+        headers = {"content-disposition": f"attachment; filename*=UTF-8''{quote(parts[-1], safe='')}"}
+        return _content(request, file, None, media_type="application/octet-stream", headers=headers)
 
     async def compare(self, request: Request) -> Response:
         names = [request.query_params.get(side, "") for side in ("first", "second")]
@@ -179,29 +179,26 @@ class _Pages:
 
     async def events(self, request: Request) -> Response:
         run = await run_in_threadpool(self._find, request)
-        if self._streams >= MAX_STREAMS:
+        if request.method == "HEAD":  # no body is wanted, and this one ends with the run
+            return _without_body("text/event-stream", {})
+        if self._streams.open >= MAX_STREAMS:
             return PlainTextResponse("too many live views are open\n", status_code=429)
-        return StreamingResponse(self._follow(run), media_type="text/event-stream")
-
-    async def _follow(self, run: RunSummary) -> AsyncIterator[str]:
-        """Events of a run until it is judged or dead: its state whenever it has changed, once a second at least."""
-        self._streams += 1
         tail = HistoryTail(self._store.root, [run.test, run.time, "history.jsonl"])
-        try:
-            while not self._is_ending():
-                is_behind = await run_in_threadpool(tail.read_on)
-                current = await run_in_threadpool(read_summary, self._store, run.name)
-                yield _event("state", snapshot(tail, is_real_time=run.cluster != "sim"))
-                if is_behind:
-                    continue
-                if current is None or current.verdict != "running" or tail.damage is not None:
-                    verdict = "unfinished" if current is None else current.verdict
-                    yield _event("end", {"verdict": verdict, "reason": "" if current is None else current.reason})
-                    return
-                await asyncio.sleep(POLL_INTERVAL_S)
-        finally:
-            self._streams -= 1
-            tail.close()
+        return _LiveView(self._follow(run, tail), tail, self._streams)
+
+    async def _follow(self, run: RunSummary, tail: HistoryTail) -> AsyncIterator[str]:
+        """Events of a run until it is judged or dead: its state whenever it has changed, once a second at least."""
+        while not self._is_ending():
+            is_behind = await run_in_threadpool(tail.read_on)
+            current = await run_in_threadpool(read_summary, self._store, run.name)
+            yield _event("state", snapshot(tail, is_real_time=run.cluster != "sim"))
+            if is_behind:
+                continue
+            if current is None or current.verdict != "running" or tail.damage is not None:
+                verdict = "unfinished" if current is None else current.verdict
+                yield _event("end", {"verdict": verdict, "reason": "" if current is None else current.reason})
+                return
+            await asyncio.sleep(POLL_INTERVAL_S)
 
     async def static(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -243,6 +240,64 @@ class _Pages:
         launches = [(" ".join(one.words), one.status, list(one.output)) for one in reversed(self._launcher.launches)]
         running = [run for run in (await run_in_threadpool(self._runs.get)).runs if run.verdict == "running"]
         return self._page("started.html", launches=launches, running=running[:10])
+
+
+@dataclass(slots=True)
+class _Streams:
+    """How many live views are open."""
+
+    open: int = 0
+
+
+class _FileAnswer(StreamingResponse):  # type: ignore[misc]
+    """A file that is closed with its answer, also where the client was gone before the end, or before the beginning."""
+
+    def __init__(self, file: BinaryIO, most_bytes: int | None, *, media_type: str, headers: Mapping[str, str]) -> None:
+        super().__init__(chunks(file, most_bytes), media_type=media_type, headers=headers)
+        self._file = file
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Send the file, and close it."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._file.close()
+
+
+class _LiveView(StreamingResponse):  # type: ignore[misc]
+    """A live view counts as open from the moment at which it was allowed, so that many that ask at once are counted.
+    The history that it follows is closed with it."""
+
+    def __init__(self, events: AsyncIterator[str], tail: HistoryTail, streams: _Streams) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self._tail = tail
+        self._streams = streams
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Send the events to their end, or until the client is gone."""
+        self._streams.open += 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._streams.open -= 1
+            self._tail.close()
+
+
+def _content(
+    request: Request, file: BinaryIO, most_bytes: int | None, *, media_type: str, headers: Mapping[str, str]
+) -> Response:
+    """A file as an answer. Where only the headers are asked for, nothing of it is read."""
+    if request.method == "HEAD":
+        file.close()
+        return _without_body(media_type, headers)
+    return _FileAnswer(file, most_bytes, media_type=media_type, headers=headers)
+
+
+def _without_body(media_type: str, headers: Mapping[str, str]) -> Response:
+    """The headers of an answer whose length nobody says beforehand."""
+    answer = Response(media_type=media_type, headers=dict(headers))
+    del answer.headers["content-length"]
+    return answer
 
 
 def _event(name: str, data: Mapping[str, Any]) -> str:

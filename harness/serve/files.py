@@ -24,7 +24,7 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 MAX_FILES = 400
 """Files of a run that its page lists; a broker's data can be thousands."""
@@ -87,13 +87,12 @@ def open_beneath(root: Path, parts: Sequence[str]) -> int:
     return fd
 
 
-def chunks(fd: int, most_bytes: int | None = None) -> Iterator[bytes]:
-    """The content of a file, up to `most_bytes` of it; closes it."""
-    with os.fdopen(fd, "rb") as file:
-        left = most_bytes if most_bytes is not None else os.fstat(fd).st_size
-        while left > 0 and (data := file.read(min(CHUNK_BYTES, left))):
-            left -= len(data)
-            yield data
+def chunks(file: BinaryIO, most_bytes: int | None = None) -> Iterator[bytes]:
+    """The content of a file, up to `most_bytes` of it."""
+    left = most_bytes if most_bytes is not None else os.fstat(file.fileno()).st_size
+    while left > 0 and (data := file.read(min(CHUNK_BYTES, left))):
+        left -= len(data)
+        yield data
 
 
 def read_json(root: Path, parts: Sequence[str]) -> dict[str, Any]:

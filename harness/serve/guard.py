@@ -51,8 +51,10 @@ App = Callable[[Scope, Any, Any], Awaitable[None]]
 
 
 def loopback_hosts(port: int) -> frozenset[str]:
-    """What the Host header may say of a server on `port` of this machine's loopback address."""
-    return frozenset(f"{name}:{port}" for name in ("127.0.0.1", "localhost"))
+    """What the Host header may say of a server on `port` of this machine's loopback address. Browsers leave the port of
+    HTTP itself away."""
+    names = ("127.0.0.1", "localhost")
+    return frozenset((*(f"{name}:{port}" for name in names), *(names if port == 80 else ())))
 
 
 class Guard:

@@ -116,10 +116,15 @@ def read_form(fields: Mapping[str, Sequence[str]]) -> Form:
         raise OperatorError("; ".join(problems))
     words = [f"--{name}={chosen[name]}" for name in chosen]
     words.append(f"--nemesis={','.join(nemeses) or 'none'}")
-    words += [f"--{name.replace('_', '-')}={number:g}" for name, number in numbers.items() if name != "seed"]
+    words += [f"--{name.replace('_', '-')}={_digits(number)}" for name, number in numbers.items() if name != "seed"]
     words += [f"--seed={test.seed}"] if "seed" in numbers else []
     words += [f"--set={key}={value}" for key, value in settings.items()]
     return Form(words)
+
+
+def _digits(number: float) -> str:
+    """A number with all of its digits: it is to be the one that was looked at."""
+    return str(int(number)) if number == int(number) else repr(number)
 
 
 def _only(fields: Mapping[str, Sequence[str]], name: str) -> str:

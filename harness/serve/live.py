@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from checker.codecs.jsonl import EVENT_FIELDS, DamagedLine, JsonLines
+from checker.codecs.jsonl import DamagedLine, JsonLines
 from checker.faults import NEMESIS
 from harness.history_writer import event_problem
 from harness.live_stats import LiveStats, OpenOperation
@@ -42,7 +42,7 @@ class HistoryTail:
         self._parts = parts
         self._clock_s = clock_s
         self._fd: int | None = None
-        self._lines = JsonLines(EVENT_FIELDS, max_line_bytes=MAX_LINE_BYTES)
+        self._lines = JsonLines(max_line_bytes=MAX_LINE_BYTES)
         self._read_at_s = clock_s()
         self.stats = LiveStats()
         self.last_ns = 0

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from checker.codecs import jsonl
-from checker.codecs.jsonl import EVENT_FIELDS, DamagedLine, JsonLines, read_batches
+from checker.codecs.jsonl import DamagedLine, JsonLines, read_batches
 
 EVENTS = [{"process": number, "type": "ok", "value": "a\nb}{"} for number in range(5)]
 LINES = [json.dumps(event).encode() for event in EVENTS]
@@ -22,7 +22,7 @@ BLANK = st.sampled_from([b"", b" \r"])
 
 def contents(data: bytes, *pieces: int) -> tuple[list[tuple[int, object]], list[int]]:
     """(line, object) of all objects and the damaged lines, of data that comes in pieces."""
-    lines = JsonLines(EVENT_FIELDS)
+    lines = JsonLines()
     edges = [0, *sorted(piece % (len(data) + 1) for piece in pieces), len(data)]
     batches = [lines.feed(data[begin:end]) for begin, end in itertools.pairwise(edges)]
     batches.append(lines.finish())
@@ -46,6 +46,35 @@ def test_lines_that_became_one_are_found_in_a_batch_that_parses() -> None:
     merged = b"\n".join([LINES[0], LINES[1][:-1] + b"," + LINES[2][1:], LINES[3], b""])
     assert json.loads(b"[" + merged.strip().replace(b"\n", b",") + b"]")
     assert contents(merged) == ([(1, EVENTS[0]), (3, EVENTS[3])], [2])
+
+
+@pytest.mark.parametrize(
+    "doubled",
+    [
+        '{"index":1,"process":0,"type":"ok","type":"fail","f":"write","value":1}',
+        '{"index":1,"process":0,"type":"ok","f":"write","value":1,"value":2}',
+        '{"index":1,"process":0,"type":"ok","f":"write","value":{"a":{"b":1,"b":2}}}',
+        '{"index":1,"process":0,"type":"ok","f":"write","value":[[{"a":1,"a":1}]]}',
+        '{"index":1,"process":0,"type" :"ok","type":"fail","f":"write","value":1}',
+        '{"index":1,"process":0,"type":"ok","f":"write","value":"\\":","f":"read"}',
+        '{"index":1,"process":0,"type":"ok","f":"write","value\\\\":1,"value\\\\":2,"x":"\\":"}',
+    ],
+)
+def test_a_name_that_stands_twice_is_found_where_no_event_is_missing(doubled: str) -> None:
+    before = '{"index":0,"process":0,"type":"invoke","f":"write","value":1}'
+    after = '{"index":2,"process":0,"type":"invoke","f":"write","value":2}'
+    data = f"{before}\n{doubled}\n{after}\n".encode()
+    assert json.loads(doubled)
+    assert contents(data) == ([(1, json.loads(before)), (3, json.loads(after))], [2])
+
+
+NAMES = st.text('a":\\ \t')
+
+
+@given(st.recursive(st.none() | NAMES, lambda inner: st.lists(inner) | st.dictionaries(NAMES, inner)))
+def test_whatever_has_each_name_once_is_read_all_at_once_or_line_by_line(value: object) -> None:
+    line = json.dumps({"index": 0, "value": value}, separators=(",", ":"))
+    assert contents(f"{line}\n{line}\n".encode()) == ([(1, json.loads(line)), (2, json.loads(line))], [])
 
 
 def test_what_comes_before_the_first_damage_is_handed_on_and_nothing_behind_it() -> None:

@@ -143,3 +143,21 @@ def test_faults_have_one_name_in_parquet_and_in_the_tables(options, faults):
     outcome = outcome_of_test(json.dumps(test.to_json()).encode())
     assert identity.nemesis == outcome["nemesis"] == faults
     assert identity.test_name == outcome["test_name"] == test.name
+
+
+def test_no_changed_byte_of_a_page_is_read_without_a_word(history, tmp_path):
+    """The bytes of pages lie before the footer, whose length stands before the last four bytes."""
+    path = tmp_path / "h.parquet"
+    write_parquet(history, path, RUN)
+    whole = path.read_bytes()
+    before = pq.read_table(path, page_checksum_verification=True)
+    pages = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    unnoticed = 0
+    for at in range(4, pages):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        try:
+            if not pq.read_table(path, page_checksum_verification=True).equals(before):
+                unnoticed += 1
+        except (OSError, ValueError):
+            continue
+    assert unnoticed == 0

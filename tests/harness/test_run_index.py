@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -154,6 +155,22 @@ def test_a_run_that_is_gone_is_not_in_the_cache_any_more(store: Store) -> None:
     run.path.rmdir()
     assert len(names(store)) == 1
     assert run.name not in (store.root / module.CACHE).read_text()
+
+
+def test_a_test_that_is_removed_while_it_is_listed_takes_no_other_run_along(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, gone = make(store, name="b-kept"), make(store, name="a-gone")
+    listed = module._folders
+
+    def remove(path: Path) -> list[str]:
+        found = listed(path)
+        if path == store.root:
+            shutil.rmtree(gone.path.parent)
+        return found
+
+    monkeypatch.setattr(module, "_folders", remove)
+    assert names(store) == [kept.name]
 
 
 @pytest.mark.parametrize(

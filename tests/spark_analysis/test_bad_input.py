@@ -74,6 +74,80 @@ def test_damaged_runs_are_left_out_and_named(spark: Any, synthetic: ModuleType, 
     assert (row["valid"], row["invalid"], row["unknown"]) == (1, 0, 2)
 
 
+def flip_a_bit_of(path: Path, column: str) -> None:
+    """In the last of the column's pages."""
+    import pyarrow.parquet as pq
+
+    group = pq.ParquetFile(path).metadata.row_group(0)
+    chunk = group.column(next(at for at in range(group.num_columns) if group.column(at).path_in_schema == column))
+    content = bytearray(path.read_bytes())
+    content[chunk.data_page_offset + chunk.total_compressed_size // 2] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def test_parts_of_histories_are_left_out_also_where_their_events_pair(
+    spark: Any, synthetic: ModuleType, tmp_path: Path
+) -> None:
+    """An operation that is not there changes every figure, and a verdict over the rest would be about another run."""
+    from spark_analysis.checking import CheckPlan
+
+    runs = [synthetic.make_run(tmp_path, number, operations=60, faults=0).path for number in range(5)]
+    rewrite(runs[1] / "history.parquet", lambda t: t.filter([i not in (20, 21) for i in range(t.num_rows)]))
+    rewrite(runs[2] / "history.parquet", lambda t: t.slice(0, t.num_rows - 10))
+    (runs[3] / "history.parquet").unlink()
+    lines = (runs[3] / "history.jsonl").read_text().splitlines(keepends=True)
+    (runs[3] / "history.jsonl").write_text("".join(lines[:30] + lines[31:]))
+    flip_a_bit_of(runs[4] / "history.parquet", "time_ns")
+    analysis = analysed(spark, tmp_path, check=CheckPlan())
+    assert "2 events are missing" in problem_of(analysis, runs[1].name)
+    assert problem_of(analysis, runs[2].name) == "the history has lost its end: 110 events of clients are left of 120"
+    assert "index 31 comes after index 29: 1 event is missing" in problem_of(analysis, runs[3].name)
+    assert "CRC checksum verification failed" in problem_of(analysis, runs[4].name)
+    assert analysis.runs == 1
+    assert [row["run_id"] for row in analysis.table("checks").rows] == ["run-0"]
+
+
+def test_words_and_numbers_that_no_table_holds(spark: Any, synthetic: ModuleType, tmp_path: Path) -> None:
+    """Each costs itself alone: a text that UTF-8 cannot hold, a number beyond 64 bits, a verdict that is none."""
+    runs = [synthetic.make_run(tmp_path, number, operations=60, faults=0).path for number in range(4)]
+
+    def change(path: Path, **changes: Any) -> None:
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    change(runs[0] / "results.json", reason="\udc80 half a pair", started_at="last Tuesday")
+    change(runs[0] / "test.json", seed=10**30, workload="register\udc80")
+    broken = {"valid": False, "stats": {"counts": {"lost": 10**30, "\udc80": 1}}, "reason": "", "witness": {
+        "operations": [{"index": 10**30, "returned_ns": 1e400}]}}  # fmt: skip
+    change(runs[1] / "results.json", checks={"log": broken})
+    change(runs[2] / "results.json", valid=1)
+    (runs[3] / "history.parquet").unlink()
+    text = (runs[3] / "history.jsonl").read_text()
+    (runs[3] / "history.jsonl").write_text(text.replace('"f":"read"', '"f":"read\\udc80"'))
+    analysis = analysed(spark, tmp_path, since="2026-01-01")
+    assert analysis.runs == 4
+    notes = {Path(row["run"]).name: row["problem"] for row in analysis.table("problems").rows}
+    assert notes[runs[2].name] == "results.json has no verdict"
+    assert sum(row["unknown"] for row in analysis.table("rates").rows) == 1
+    assert [(row["kind"], row["count"]) for row in analysis.table("anomalies").rows] == [("\\udc80", 1)]
+
+
+def test_a_run_and_its_copies_count_once(spark: Any, synthetic: ModuleType, tmp_path: Path) -> None:
+    from spark_analysis.compaction import compact
+    from spark_analysis.ingest import list_runs
+
+    place = tmp_path / "store"
+    runs = [synthetic.make_run(place, number, operations=60, faults=0).path for number in range(2)]
+    before = analysed(spark, place)
+    compact(spark, list_runs(spark, str(place)), str(place / "compacted"))
+    shutil.copytree(runs[0], place / "backup" / runs[0].name)
+    after = analysed(spark, place)
+    assert after.runs == 2
+    for name in ("rates", "outcomes", "latency", "availability"):
+        assert after.table(name).rows == before.table(name).rows
+    remarks = [row for row in after.table("problems").rows if "a copy of" in row["problem"]]
+    assert len(remarks) == 3 and not any(row["left_out"] for row in remarks)
+
+
 def test_older_and_newer_columns(spark: Any, synthetic: ModuleType, tmp_path: Path) -> None:
     import pyarrow as pa
 
@@ -155,6 +229,9 @@ def test_operator_errors_are_one_line(tmp_path: Path) -> None:
         (["report", place, "--memory", "plenty"], "memory is a number with m or g"),
         (["report", place, "--memory", "100m"], "at least 512m"),
         (["report", place, "--since", "soon"], "--since is a time"),
+        (["report", place, "--model", "register"], "give --check too"),
+        (["report", place, "--check", "--checker-timeout", "nan"], "--checker-timeout must be positive and finite"),
+        (["report", place, "--check", "--checker-memory", "0"], "--checker-memory must be positive and finite"),
         (["compare", place, place, "--alpha", "2"], "--alpha must be between"),
     ):
         done = command(arguments)

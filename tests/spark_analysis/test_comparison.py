@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -59,9 +60,21 @@ def test_more_successes_are_better_not_worse() -> None:
     assert (alone.groups, alone.only_in_first, alone.only_in_second) == (0, ("b",), ("c",))
 
 
+def test_runs_that_never_came_back_are_slower_than_any_that_did() -> None:
+    from spark_analysis.comparison import NEVER_NS, WORSE, compare_groups
+
+    figure = "longest_recovery_after_heal_ns"
+    first = [{**run, figure: 100 + n} for n, run in enumerate(runs_of("v" * 9, [1] * 9))]
+    second = [{**run, figure: NEVER_NS if n < 8 else 100} for n, run in enumerate(runs_of("v" * 9, [1] * 9))]
+    result = compare_groups({("b",): first}, {("b",): second}, by=BY, alpha=0.05, min_effect=0)
+    (row,) = [row for row in result.table.rows if row["figure"] == figure]
+    assert (row["outcome"], row["first"], row["second"]) == (WORSE, 104, None)
+    assert (row["n_first"], row["n_second"]) == (9, 9)
+
+
 def test_figures_of_every_run(spark: Any, store: Path, recounting: ModuleType) -> None:
     from spark_analysis.analysis import Options, selected_runs
-    from spark_analysis.comparison import per_run_figures
+    from spark_analysis.comparison import NEVER_NS, per_run_figures
 
     rows = {row.run_id: row for row in per_run_figures(selected_runs(spark, str(store), Options())).collect()}
     runs = recounting.recount(store)
@@ -73,9 +86,12 @@ def test_figures_of_every_run(spark: Any, store: Path, recounting: ModuleType) -
         assert (row.p50_ns, row.p99_ns) == (expected["p50"], expected["p99"])
         assert row.ok_share == len(ok) / len(run.operations)
         assert row.unavailable_ns == sum(b - a for a, b, _ in run.spans)
-        for name, values in zip(("start", "heal"), run.recoveries(), strict=True):
-            known = [value for value in values if value is not None]
-            assert row[f"longest_recovery_after_{name}_ns"] == (max(known) if known else None)
+        healed = [fault["end"] is not None for fault in run.faults]
+        for name, values, counts in zip(
+            ("start", "heal"), run.recoveries(), ([True] * len(healed), healed), strict=True
+        ):
+            longest = [NEVER_NS if value is None else value for value, does in zip(values, counts, strict=True) if does]
+            assert row[f"longest_recovery_after_{name}_ns"] == (max(longest) if longest else None)
         assert row.lost == run.count_of("lost")
 
 
@@ -89,3 +105,18 @@ def test_the_command_fails_a_build_that_got_worse(synthetic: ModuleType, tmp_pat
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     assert "1 worse, 0 better" in done.stderr
+
+
+def test_the_command_names_what_it_leaves_out(synthetic: ModuleType, tmp_path: Path) -> None:
+    for number in range(5):
+        synthetic.make_run(tmp_path / "a", number, operations=40)
+        damaged = synthetic.make_run(tmp_path / "b", number, operations=40)
+    (damaged.path / "history.parquet").write_bytes(b"PAR1 nonsense PAR1")
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json"],
+        cwd=ROOT, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f"left out: file:{damaged.path}: history.parquet: not readable as Parquet" in done.stderr
+    (left_out,) = json.loads(done.stdout)["left_out"]
+    assert left_out["run"] == f"file:{damaged.path}"

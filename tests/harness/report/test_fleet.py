@@ -37,6 +37,28 @@ def test_nothing_seen_is_not_nothing_there() -> None:
     assert headline([rate("log", 1, 0, 4)])[0] == "unknown"
 
 
+def test_what_is_found_by_checking_again_is_said_on_top() -> None:
+    rates = [rate("log", 10, 0)]
+    found = [
+        {"run_id": "a", "check": "register", "verdict": "invalid", "recorded_verdict": "valid"},
+        {"run_id": "b", "check": "register", "verdict": "invalid", "recorded_verdict": "invalid"},
+        {"run_id": "c", "check": "register", "verdict": "valid", "recorded_verdict": "unknown"},
+    ]
+    kind, sentence, below = headline(rates, found)
+    assert (kind, sentence) == ("invalid", "1 run not recorded as invalid is invalid when checked again.")
+    assert below.startswith("No anomaly in 10 decided runs")
+    kind, sentence, below = headline([rate("unsafe", 0, 10)], found)
+    assert kind == "invalid" and sentence.startswith("10 of 10 runs broke a promise")
+    assert below == "1 run not recorded as invalid is invalid when checked again."
+    assert headline(rates, found[1:]) == headline(rates)
+
+
+def test_runs_that_could_not_be_used_are_said_on_top() -> None:
+    kind, _, below = headline([rate("log", 10, 0)], left_out=1)
+    assert (kind, below) == ("valid", "1 run could not be used, and is in no figure.")
+    assert headline([rate("log", 1, 0)], left_out=9)[0] == "unknown"
+
+
 def test_labels_say_only_what_differs() -> None:
     groups = [("broker", json.dumps({"nodes": "5", "mode": m}), "register", "kill", "local") for m in ("a", "b")]
     labels, common = labels_of(groups)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import http.client
 import itertools
 import os
+import socket
+import struct
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from harness.serve.guard import MAX_BODY_BYTES, MAX_TARGET_BYTES
+from harness.serve.guard import MAX_BODY_BYTES, MAX_TARGET_BYTES, loopback_hosts
 from harness.serve.launch import Launcher
 from harness.store import Store
 
-from .conftest import Client, make_run
+from .conftest import DEADLINE_S, Client, make_run
 
 SECRET = "the secret of somebody else"
 
@@ -170,6 +176,11 @@ def test_hostile_requests_get_4xx_and_change_nothing(
     assert client.ask("/")[0] == 200, "and it still answers"
 
 
+def test_hosts_are_named_as_browsers_name_them() -> None:
+    assert loopback_hosts(8137) == {"127.0.0.1:8137", "localhost:8137"}
+    assert loopback_hosts(80) == {"127.0.0.1:80", "localhost:80", "127.0.0.1", "localhost"}
+
+
 def test_a_server_that_only_reads_has_no_form(place: tuple[Path, str], serve: Callable[..., Client]) -> None:
     client = serve()
     assert [client.ask(path)[0] for path in ("/new", "/started")] == [404, 404]
@@ -184,3 +195,61 @@ def test_links_are_neither_listed_nor_opened(place: tuple[Path, str], serve: Cal
     page = client.page(run)
     assert "linked" not in page and "pipe" not in page and "results.json" in page
     assert SECRET not in client.ask(f"{run}/files/linked.txt")[2]
+
+
+def test_clients_that_are_gone_leave_no_file_open(place: tuple[Path, str], serve: Callable[..., Client]) -> None:
+    client = serve()
+    directory, run = place
+    with open(directory / "store" / run.removeprefix("/runs/") / "some.bin", "wb") as file:
+        file.truncate(64 << 20)  # more than any buffer between the two takes
+
+    def open_files() -> list[str]:
+        paths = []
+        for fd in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                paths.append(os.readlink(f"/proc/self/fd/{fd}"))
+        return [path for path in paths if path.startswith(f"{directory}/store")]
+
+    gc.disable()  # which would close in the end what nobody has closed
+    try:
+        for _ in range(20):
+            _begin_to_read_and_go(client, f"{run}/download/some.bin")
+        deadline_s = time.monotonic() + DEADLINE_S
+        while open_files() and time.monotonic() < deadline_s:
+            client.ask("/")
+        assert open_files() == []
+    finally:
+        gc.enable()
+
+
+def _begin_to_read_and_go(client: Client, target: str) -> None:
+    with socket.create_connection(("127.0.0.1", client.port), timeout=DEADLINE_S) as connection:
+        connection.sendall(request(target, host=f"Host: 127.0.0.1:{client.port}"))
+        assert connection.recv(1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset at its end
+
+
+def test_where_only_headers_are_asked_for_nothing_is_read_or_followed(
+    store: Store, serve: Callable[..., Client]
+) -> None:
+    """A run at work has a live view that ends with it."""
+    client = serve()
+    run = store.create("broker-register-none")
+    run.write_test({})
+    run.history_path.write_bytes(b"")
+    try:
+        for way, kind in (
+            ("events", "text/event-stream"), ("files/test.json", "text/plain"), ("download/test.json", "octet-stream"),
+        ):  # fmt: skip
+            status, headers, text = client.ask(f"/runs/{run.name}/{way}", method="HEAD")
+            assert (status, text) == (200, "") and kind in headers["content-type"]
+            assert "content-length" not in headers
+        connection = http.client.HTTPConnection("127.0.0.1", client.port, timeout=DEADLINE_S)
+        with contextlib.closing(connection):
+            for method, path in (("HEAD", f"/runs/{run.name}/events"), ("GET", "/")):
+                connection.request(method, path)
+                answer = connection.getresponse()
+                assert answer.status == 200
+                answer.read()
+    finally:
+        run.release()

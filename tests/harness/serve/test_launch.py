@@ -46,6 +46,12 @@ def test_all_may_stand_beside_what_it_leaves_out() -> None:
     assert "--nemesis=all,promote" in read_form(fields(nemesis=["all", "promote"])).words
 
 
+def test_the_numbers_of_a_form_are_those_of_its_run() -> None:
+    numbers = {"time_limit": "86400.125", "rate": "1234.5678", "nodes": "5"}
+    arguments = build_parser().parse_args(["run", *read_form(fields(**{n: [t] for n, t in numbers.items()})).words])
+    assert (arguments.time_limit, arguments.rate, arguments.nodes) == (86400.125, 1234.5678, 5)
+
+
 @pytest.mark.parametrize(
     "changes",
     [

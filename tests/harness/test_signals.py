@@ -1,0 +1,68 @@
+"""Signals that ask a command to end: what it has found by then is kept, and nothing of it is left at work."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from harness.report.console import _keys_unseen
+from harness.signals import ended_by_signals, interrupted_by_signals
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_they_end_or_interrupt_and_are_given_back(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(SystemExit, match=str(128 + number)), ended_by_signals():
+        os.kill(os.getpid(), number)
+    with pytest.raises(KeyboardInterrupt), interrupted_by_signals():
+        os.kill(os.getpid(), number)
+    assert signal.getsignal(number) == before
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with ended_by_signals(), interrupted_by_signals():
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_terminal_that_was_closed_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, its = os.openpty()
+    with open(its, "rb", buffering=0) as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        with _keys_unseen():
+            os.close(ours)
+        with pytest.raises(termios.error):
+            termios.tcgetattr(its)
+
+
+@pytest.mark.timeout(300)
+def test_a_search_that_is_interrupted_keeps_the_failures_that_it_found(tmp_path: Path) -> None:
+    words = ["explore", "--nodes", "3", "--nemesis", "partition", "--set", "read_mode=unsafe", "--budget", "10m",
+             "--time-limit", "6", "--jobs", "1", "--json", "--store", str(tmp_path / "store")]  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-m", "harness", *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout is not None and process.stderr is not None
+        while (line := process.stderr.readline()) and "INVALID" not in line:
+            pass
+        process.send_signal(signal.SIGTERM)
+        said = process.stderr.read()
+        summary = process.stdout.read()
+    assert process.returncode == 1, said
+    assert "interrupted; what was found by then is kept" in said
+    assert '"interrupted": true' in summary
+    assert list((tmp_path / "store" / "schedules").glob("*.json"))
+    assert list((tmp_path / "store").glob("*/*/results.json"))
