@@ -167,7 +167,7 @@ def measure(name: str, *, points: int, runs: int, jobs: int) -> dict[str, Any]:
     took = {"wall_s": round(time.monotonic() - began_s, 1), "processor_s": round(_used_s() - used_s, 1)}
     result: dict[str, Any] = {
         "commit": checked_out_commit(), **took, "points": len(found.points), "most": points, "runs": runs,
-        "curves": _curves(found),
+        "curves": _curves(found), "begin_s": found.begin_s,
         "text": found.violation.text[:120], "seen_s": found.violation.at_s, "check": found.violation.check,
         "continuations": sum(point.runs + point.undecided for point in found.points),
     }  # fmt: skip
@@ -213,6 +213,14 @@ def distance_s(result: Mapping[str, Any]) -> float | None:
     return float(max(jump[1] - mistake[0], mistake[1] - jump[0]))
 
 
+def after_start_s(result: Mapping[str, Any]) -> float | None:
+    """How long after the run's beginning the mistake was made at the latest, where nearly every run fails without any
+    fault: what decides that is that the program was started. None for other runs."""
+    if result.get("jump_s") is not None or result.get("mistake_s") is None or "begin_s" not in result:
+        return None
+    return float(result["mistake_s"][1] - result["begin_s"]) if result["points"] == 1 else None
+
+
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     """The document."""
     lines = [
@@ -229,7 +237,7 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
         "| mutant | violation | seen | mistake | decided | curve | apart | continuations | core s |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    near = judged = 0
+    near = started = judged = 0
     for name in SCENARIOS:
         result = results.get(name)
         if result is None or "reason" in result:
@@ -238,6 +246,8 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
         apart = distance_s(result)
         judged += 1
         near += apart is not None and apart <= NEAR_S
+        after_s = after_start_s(result)
+        started += after_s is not None and after_s <= NEAR_S
         jump, mistake = result.get("jump_s"), result.get("mistake_s")
         lines.append(
             f"| {name} | {result['text'][:80].replace('|', '/')} "
@@ -247,7 +257,13 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
             f"| {'' if jump is None else 'planned' if result['has_faults'] else 'healed'} "
             f"| {'' if apart is None else f'{apart:.3f} s'} | {result['continuations']} | {result['processor_s']:.0f} |"
         )
-    lines += ["", f"Within a second of the mistake: {near} of {judged}.", *_reasons(results), ""]
+    lines += ["", f"Within a second of the mistake: {near} of {judged}."]
+    if started:
+        lines[-1] += (
+            f" Of {started} more nearly every run fails without any fault: no moment decides them but the start of the"
+            f" program, which is within a second of the mistake too; with them {near + started} of {judged}."
+        )
+    lines += [*_reasons(results), ""]
     return "\n".join([*lines, *_measured_on(results), ""])
 
 
@@ -275,11 +291,7 @@ def _reasons(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
         apart = distance_s(result)
         if apart is None:
             if result["points"] == 1:  # which is that of runs without any fault
-                seen_s = result["seen_s"]
-                after = "at its end"
-                if seen_s is not None:
-                    after = f"{(seen_s - mistake[0]) * 1000:.1f} ms after the mistake"
-                lines += ["", f"{name}: no moment decides it. Nearly every run shows it without any fault, {after}."]
+                lines += ["", f"{name}: {_without_moment(result, mistake)}"]
         elif apart > NEAR_S:
             until = "as planned" if result["has_faults"] else "healed"
             faults_first = sorted(result["account"], key=lambda words: not words.startswith("fault "))
@@ -297,6 +309,15 @@ def _reasons(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
                 why = f"the mistake lies within the rise, which takes {took_s:.3f} s with faults {until}: {at_jump}. "
             lines += ["", f"{name}: {why}{there}"]
     return lines
+
+
+def _without_moment(result: Mapping[str, Any], mistake: Sequence[float]) -> str:
+    shown = "at its end"
+    if result["seen_s"] is not None:
+        shown = f"{(result['seen_s'] - mistake[0]) * 1000:.1f} ms after the mistake"
+    words = f"no moment decides it. Nearly every run shows it without any fault, {shown}."
+    after_s = after_start_s(result)
+    return words if after_s is None else f"{words} The mistake is made {after_s:.3f} s after the start at the latest."
 
 
 def main() -> None:
