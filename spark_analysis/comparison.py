@@ -3,7 +3,7 @@
 The unit is the run, because operations of one run are not independent: the shares of invalid and of unknown
 runs are compared by Fisher's exact test with the difference and its interval (Newcombe) as the effect, and per-run
 figures (a run's p99, its unavailability, its longest recovery, its loss) by Mann-Whitney with Cliff's delta. Groups
-are compared where both sets have them; the p values of all comparisons are adjusted together (Holm).
+are compared where both sets have them; the p values of all comparisons are adjusted together (Tarone, Holm).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 __all__ = ["BETTER", "SAME", "TOO_FEW", "WORSE", "Comparison", "compare", "compare_groups", "per_run_figures"]
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -176,24 +177,49 @@ def compare_groups(first: Groups, second: Groups, *, by: Sequence[str], alpha: f
         table.rows += [{**place, **row} for row in _share_rows(first[group], second[group])]
         table.rows += [{**place, **row} for row in _figure_rows(first[group], second[group])]
     tested = [row for row in table.rows if row["p"] is not None]
-    for row, adjusted in zip(tested, holm([row["p"] for row in tested]), strict=True):
-        row["p_adjusted"] = adjusted
-        if adjusted <= alpha and abs(row["effect"]) >= min_effect:
-            worse = (row["effect"] > 0) != (row["figure"] in HIGHER_IS_BETTER)
-            row["outcome"] = WORSE if worse else BETTER
-        else:
-            row["outcome"] = SAME
+    _decide(tested, alpha=alpha, min_effect=min_effect)
     order = (*SHARES, *FIGURES)
     table.rows.sort(key=lambda row: (*group_key(row, by), order.index(row["figure"])))
     return Comparison(
         table=table,
         worse=sum(row["outcome"] == WORSE for row in table.rows),
         better=sum(row["outcome"] == BETTER for row in table.rows),
-        compared=len(tested),
+        compared=sum(row["outcome"] != TOO_FEW for row in tested),
         groups=len(common),
         only_in_first=tuple(" ".join(map(str, group)) for group in sorted(first.keys() - second.keys(), key=repr)),
         only_in_second=tuple(" ".join(map(str, group)) for group in sorted(second.keys() - first.keys(), key=repr)),
     )
+
+
+def _decide(tested: list[dict[str, Any]], *, alpha: float, min_effect: float) -> None:
+    """Adjust the p values and say what each comparison comes to.
+
+    A p value of so many runs cannot be arbitrarily small. A comparison that could not reach `alpha` among the others
+    whatever its figures were is none, and no other one pays for it (Tarone 1990); the rest are adjusted by Holm's
+    method.
+    """
+    least = [_least_p(row) for row in tested]
+    family = next(n for n in range(1, len(tested) + 2) if sum(p <= alpha / n for p, _ in least) <= n)
+    could = [row for row, (p, _) in zip(tested, least, strict=True) if p <= alpha / family]
+    for row, (_, p) in zip(tested, least, strict=True):
+        row["outcome"] = SAME if p <= alpha / family else TOO_FEW
+    for row, adjusted in zip(could, holm([row["p"] for row in could]), strict=True):
+        row["p_adjusted"] = adjusted
+        if adjusted <= alpha and abs(row["effect"]) >= min_effect:
+            worse = (row["effect"] > 0) != (row["figure"] in HIGHER_IS_BETTER)
+            row["outcome"] = WORSE if worse else BETTER
+
+
+def _least_p(row: dict[str, Any]) -> tuple[float, float]:
+    """The least p that a comparison could have come to: with as many invalid (or unknown) runs in all as there were,
+    and with any number of them. Of figures the two are the same."""
+    n, m = row["n_first"], row["n_second"]
+    if row["figure"] not in SHARES:
+        least = min(1.0, 2 / math.comb(n + m, n))
+        return least, least
+    hits = round(row["first"] * n + row["second"] * m)
+    extremes = ((min(n, hits), hits - min(n, hits)), (hits - min(m, hits), min(m, hits)))
+    return min(fisher_exact(a, n, b, m) for a, b in extremes), fisher_exact(0, n, m, m)
 
 
 def _share_rows(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -45,8 +45,33 @@ def test_worse_better_and_too_few() -> None:
     assert (found["p99_ns"]["first"], found["p99_ns"]["second"]) == (104, 204)
     assert outcomes(bad, good)["invalid"]["outcome"] == BETTER
     assert outcomes(good, bad, min_effect=0.95)["invalid"]["outcome"] == SAME
-    assert outcomes(good, bad, alpha=1e-9)["p99_ns"]["outcome"] == SAME
+    assert outcomes(good, bad, alpha=1e-9)["p99_ns"]["outcome"] == TOO_FEW, "no ten runs can show that"
+    assert outcomes(good, good[:5] + bad[5:], alpha=1e-4)["p99_ns"]["outcome"] == SAME
     assert {row["outcome"] for row in outcomes(good[:3], bad[:3]).values()} == {TOO_FEW}
+
+
+def test_what_so_few_runs_could_never_show_is_no_comparison() -> None:
+    """Four runs against four: the least p is 2 in 70, too much where there are two of them. A build in which all runs
+    are invalid must not pass for one in which nothing got worse."""
+    from spark_analysis.comparison import SAME, TOO_FEW, WORSE, compare_groups
+    from spark_analysis.statistics import fisher_exact
+
+    def compared(runs: int) -> Any:
+        good, bad = runs_of("v" * runs, list(range(runs))), runs_of("i" * runs, list(range(100, 100 + runs)))
+        return compare_groups({("b",): good}, {("b",): bad}, by=BY, alpha=0.05, min_effect=0)
+
+    few = compared(4)
+    assert {row["outcome"] for row in few.table.rows} == {TOO_FEW}
+    assert (few.compared, few.worse) == (0, 0)
+    enough = compared(5)
+    assert {row["figure"]: row["outcome"] for row in enough.table.rows} == {
+        "invalid": WORSE, "unknown": SAME, "p99_ns": WORSE,
+    }  # fmt: skip
+    (unknown, invalid) = (
+        next(row for row in enough.table.rows if row["figure"] == figure) for figure in ("unknown", "invalid")
+    )
+    assert unknown["p_adjusted"] is None, "no run is unknown, so that it shows nothing and costs the others nothing"
+    assert invalid["p_adjusted"] == 2 * fisher_exact(0, 5, 5, 5)
 
 
 def test_more_successes_are_better_not_worse() -> None:
@@ -116,7 +141,7 @@ def test_the_command_names_what_it_leaves_out(synthetic: ModuleType, tmp_path: P
         [sys.executable, "-m", "harness", "compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json"],
         cwd=ROOT, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 2, done.stderr
     assert f"left out: file:{damaged.path}: history.parquet: not readable as Parquet" in done.stderr
     (left_out,) = json.loads(done.stdout)["left_out"]
     assert left_out["run"] == f"file:{damaged.path}"
