@@ -228,17 +228,41 @@ def _exchange(config: BrokerConfig, options: argparse.Namespace) -> int:
     from node.exchange.importing import import_store
     from node.exchange.staging import ExchangeError
 
+    for option, path in (("--to", getattr(options, "to", "-")), ("--from", getattr(options, "source", "-"))):
+        if not path:
+            return _complain([f"{option}: the path is empty"], EXIT_OPERATOR)
+    heeded = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, _interrupt) for number in heeded}
     try:
         if options.command == "export-store":
-            lines = export_store(config, Path(options.to).absolute())
+            target = Path(options.to).absolute()
+            lines = export_store(config, target)
         else:
+            target = Path(config.data_dir)
             lines = import_store(config, Path(options.source).absolute())
     except ExchangeError as error:
         return _complain([str(error)], EXIT_OPERATOR)
     except OSError as error:
-        return _complain([str(error)], EXIT_OPERATOR if error.errno in _OPERATOR_ERRNOS else EXIT_FAILED)
-    print("\n".join(lines))
+        what = f"{error.filename or target}: {error.strerror or error}"
+        return _complain([what], EXIT_OPERATOR if error.errno in _OPERATOR_ERRNOS else EXIT_FAILED)
+    except KeyboardInterrupt:
+        is_there = target.is_dir() and any(target.iterdir())  # it came at the very end
+        left = f"{target} is there, and whole" if is_there else f"nothing is left of {target}"
+        return _complain([f"interrupted; {left}"], EXIT_OPERATOR)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    try:
+        print("\n".join(lines), flush=True)
+    except OSError:  # nobody reads what it holds, or there is no room for it: the store is there all the same
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
     return 0
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _run(serve: Callable[[], Coroutine[Any, Any, int]], uvloop: str) -> int:

@@ -10,7 +10,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table as RichTable
 
 from harness.commands.report import (
@@ -79,25 +78,10 @@ def compare_command(arguments: argparse.Namespace) -> int:
 def _print(result: Comparison, by: tuple[str, ...], console: Console) -> None:
     groups = list(dict.fromkeys(tuple(str(row[name]) for name in by) for row in result.table.rows))
     labels = _labels(groups, by)
-    table = RichTable(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("configuration", overflow="fold")
-    table.add_column("figure", no_wrap=True)
-    for name in ("A", "B", "effect", "p", "adjusted"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("", overflow="fold")
-    for row in result.table.rows:
-        style = {"worse": "red", "better": "green"}.get(row["outcome"], "dim")
-        table.add_row(
-            escape(labels[tuple(str(row[name]) for name in by)]),
-            row["figure"].removesuffix("_ns").replace("_", " "),
-            _value(row, "first"),
-            _value(row, "second"),
-            _effect(row),
-            _probability(row["p"]),
-            _probability(row["p_adjusted"]),
-            f"[{style}]{row['outcome']}[/]",
-        )
-    console.print(table)
+    for group in groups:
+        # A line for what a configuration is, which may be long, so that the figures have all of the width.
+        console.print(labels[group], style="bold", highlight=False, markup=False, soft_wrap=True)
+        console.print(_table([row for row in result.table.rows if tuple(str(row[name]) for name in by) == group]))
     for place, only in (("the first", result.only_in_first), ("the second", result.only_in_second)):
         for group in only:
             console.print(f"only in {place} set, not compared: {group}", highlight=False, markup=False, soft_wrap=True)
@@ -111,6 +95,27 @@ def _print(result: Comparison, by: tuple[str, ...], console: Console) -> None:
     if result.worse or result.better:
         words = f"{result.worse} worse, {result.better} better"
     console.print(f"[bold]{words}[/] of {count(result.compared)} comparisons", highlight=False)
+
+
+def _table(rows: list[dict[str, Any]]) -> RichTable:
+    """The figures of one configuration. Names and outcomes may take two lines, numbers never."""
+    table = RichTable(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("figure")
+    for name in ("A", "B", "effect", "p", "adjusted"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("")
+    for row in rows:
+        style = {"worse": "red", "better": "green"}.get(row["outcome"], "dim")
+        table.add_row(
+            row["figure"].removesuffix("_ns").replace("_", " "),
+            _value(row, "first"),
+            _value(row, "second"),
+            _effect(row),
+            _probability(row["p"]),
+            _probability(row["p_adjusted"]),
+            f"[{style}]{row['outcome']}[/]",
+        )
+    return table
 
 
 def _labels(groups: list[tuple[str, ...]], by: tuple[str, ...]) -> dict[tuple[str, ...], str]:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import json
+import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -395,6 +400,61 @@ def test_the_commands_say_what_they_did_or_why_not(tmp_path: Path, capsys: pytes
     assert f"set limits.segment_size_bytes = {SEGMENT_BYTES}" in capsys.readouterr().err
     assert main(["import-store", "--config", str(configuration), "--from", str(tmp_path / "nowhere")]) == 254
     assert "there is no store" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_command_in_one_line_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    ours(tmp_path)
+    configuration = tmp_path / "broker.toml"
+    configuration.write_text(CONFIG.format(data_dir=tmp_path / "ours"))
+    export = ["export-store", "--config", str(configuration), "--to", str(tmp_path / "out")]
+    whole, before = staging._sync, signal.getsignal(number)
+
+    def hit(path: Path, flags: int) -> None:
+        os.kill(os.getpid(), number)
+        whole(path, flags)
+
+    monkeypatch.setattr(staging, "_sync", hit)
+    assert main(export) == 254
+    assert capsys.readouterr().err == f"node: interrupted; nothing is left of {tmp_path / 'out'}\n"
+    assert not list(tmp_path.glob("out*"))
+    assert signal.getsignal(number) == before
+    monkeypatch.setattr(staging, "_sync", whole)
+    assert main(export) == 0
+
+
+def test_a_full_disk_is_named_by_the_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours(tmp_path)
+    configuration = tmp_path / "broker.toml"
+    configuration.write_text(CONFIG.format(data_dir=tmp_path / "ours"))
+
+    def full(path: Path, flags: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(staging, "_sync", full)
+    assert main(["export-store", "--config", str(configuration), "--to", str(tmp_path / "out")]) == 254
+    assert capsys.readouterr().err == f"node: {tmp_path / 'out'}: No space left on device\n"
+    assert main(["export-store", "--config", str(configuration), "--to", ""]) == 254
+    assert capsys.readouterr().err == "node: --to: the path is empty\n"
+
+
+def test_a_store_that_was_moved_is_no_failure_where_nobody_reads_what_it_holds(tmp_path: Path) -> None:
+    ours(tmp_path)
+    configuration = tmp_path / "broker.toml"
+    configuration.write_text(CONFIG.format(data_dir=tmp_path / "ours"))
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = ["export-store", "--config", str(configuration), "--to", str(tmp_path / "out")]
+    done = subprocess.run(
+        [sys.executable, "-m", "node", *words], stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "out" / "config" / "topics.json").exists()
 
 
 @given(
