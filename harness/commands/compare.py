@@ -78,13 +78,13 @@ def compare_command(arguments: argparse.Namespace) -> int:
 def _print(result: Comparison, by: tuple[str, ...], console: Console) -> None:
     groups = list(dict.fromkeys(tuple(str(row[name]) for name in by) for row in result.table.rows))
     labels = _labels(groups, by)
-    for group in groups:
+    for place in groups:
         # A line for what a configuration is, which may be long, so that the figures have all of the width.
-        console.print(labels[group], style="bold", highlight=False, markup=False, soft_wrap=True)
-        console.print(_table([row for row in result.table.rows if tuple(str(row[name]) for name in by) == group]))
-    for place, only in (("the first", result.only_in_first), ("the second", result.only_in_second)):
+        console.print(labels[place], style="bold", highlight=False, markup=False, soft_wrap=True)
+        console.print(_table([row for row in result.table.rows if tuple(str(row[name]) for name in by) == place]))
+    for side, only in (("the first", result.only_in_first), ("the second", result.only_in_second)):
         for group in only:
-            console.print(f"only in {place} set, not compared: {group}", highlight=False, markup=False, soft_wrap=True)
+            console.print(f"only in {side} set, not compared: {group}", highlight=False, markup=False, soft_wrap=True)
     for run, problem in result.left_out[:MAX_LEFT_OUT]:
         console.print(f"left out: {run}: {problem}", highlight=False, markup=False, soft_wrap=True)
     if (more := len(result.left_out) - MAX_LEFT_OUT) > 0:
