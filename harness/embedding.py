@@ -132,6 +132,7 @@ def _system(system: Any, client: Any) -> tuple[str, Any]:
         system_class = system if isinstance(system, type) else type(system)
         if not issubclass(system_class, System):
             raise OperatorError(f"{system!r:.80} is no harness.sdk.System, and no name of a system")
+        _require_no_attributes(system, "settings={...} of the run")
         name = _name_of(system_class)
         of_its_own = None if client is None else Client if isinstance(client, str) else _client_class(client)
         found = adapted(plugin_of(system_class, system_class.__name__.lower(), of_its_own))
@@ -146,8 +147,18 @@ def _system(system: Any, client: Any) -> tuple[str, Any]:
     return name, with_client(found, _client_class(client))
 
 
+def _require_no_attributes(given: Any, instead: str) -> None:
+    """Of an object the class is taken, as each run makes systems and clients of its own: what somebody has set on it
+    would be lost without a word. Raises OperatorError."""
+    if not isinstance(given, type) and getattr(given, "__dict__", None):
+        names = ", ".join(vars(given))
+        kind = type(given).__name__
+        raise OperatorError(f"{kind} is made anew for a run, without what this object has ({names}): give {instead}")
+
+
 def _client_class(client: Any) -> type[Client]:
     found = client if isinstance(client, type) else type(client)
+    _require_no_attributes(client, "attributes of a class")
     if not issubclass(found, Client):
         raise OperatorError(f"{client!r:.80} is no harness.sdk.Client, and no command of a program that is a client")
     return found

@@ -7,7 +7,7 @@ The harness writes one JSON object a line and waits for one line in answer, alwa
     {"id": 2, "type": "open", "process": 3, "host": "n1", "addresses": {"client": {"n1": "10.77.0.1:7000"}}, ...}
         -> {"id": 2, "type": "ok"}
     {"id": 3, "type": "invoke", "f": "write", "key": 5, "value": 17}
-        -> {"id": 3, "type": "ok"}, or "fail", or "info"; with a "value", or an "error"
+        -> {"id": 3, "type": "ok"}, or "fail", or "info"; with a "value", or an "error"; an "ok" may name its "node"
     {"id": 4, "type": "close"}
         -> {"id": 4, "type": "ok"}, and the program ends
 
@@ -246,7 +246,7 @@ class ProgramClient(Client):
         return self._outcome(f, answer)
 
     def _outcome(self, what: str, answer: Mapping[str, Any]) -> Any:
-        kind = answer["type"]
+        kind, self.node = answer["type"], answer.get("node")  # whatever it is: only a host's name is taken
         if kind == "ok":
             return answer.get("value")
         error = str(answer.get("error", "it did not say why"))

@@ -144,6 +144,8 @@ class Client:
     """The system's settings, defaults included."""
     environment: Mapping[str, str]
     """What programs that a client starts need in their environment, so that `harness clean` finds them."""
+    node: str | None = None
+    """Set it to the name of the host that answers, where the client knows: the report shows it beside what it did."""
     timeout_s: float
     """How long one operation may take. The harness ends the call then, by cancelling it."""
 

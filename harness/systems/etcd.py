@@ -38,7 +38,7 @@ class Etcd(EtcdMembers):
 
 class EtcdClient(RowsClient):
     async def open(self) -> None:
-        self.http = JsonHttp(self.url("client"))
+        self.http, self.node = JsonHttp(self.url("client")), self.host.name
 
     async def close(self) -> None:
         await self.http.close()

@@ -102,7 +102,7 @@ class ZooKeeper(System):
 
 class ZooKeeperClient(Client):
     async def open(self) -> None:
-        self.session = await opened(await self.connect(self.address("client")))
+        self.session, self.node = await opened(await self.connect(self.address("client"))), self.host.name
 
     async def close(self) -> None:
         if "session" in self.__dict__:

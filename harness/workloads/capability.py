@@ -154,11 +154,12 @@ class CapabilityWorkload(ABC):
 class CapabilityClient:
     """Carries out a workload's operations by the methods of a client of the SDK. See harness.worker.Client."""
 
-    __slots__ = ("_calls", "_client")
+    __slots__ = ("_calls", "_client", "_names")
 
     def __init__(self, client: Any, calls: Mapping[str, Call]) -> None:
         self._client = client
         self._calls = calls
+        self._names = frozenset(host.name for host in getattr(client, "hosts", ()))
 
     async def open(self) -> None:
         """Raises whatever the client raises, with the place in its code."""
@@ -181,7 +182,12 @@ class CapabilityClient:
             return self._failed(error, call.method, is_read)
         if type(value) not in _PLAIN and (problem := json_problem(value)) is not None:
             raise ClientMistake(f"{call.method} returned {problem}")
-        return Outcome("ok", value)
+        return Outcome("ok", value, node=self._node())
+
+    def _node(self) -> str | None:
+        """The host that answered, where the client names one."""
+        node = getattr(self._client, "node", None)
+        return node if isinstance(node, str) and node in self._names else None
 
     def _failed(self, error: Exception, method: str, is_read: bool) -> Outcome:
         """How an operation ended whose call raised."""

@@ -332,3 +332,17 @@ def test_the_example_in_java(toy_address: str, tmp_path: Path) -> None:
         return
     subprocess.run(["javac", "-d", str(tmp_path), str(EXAMPLES / "ToyClient.java")], check=True, timeout=170)
     check_example(f"java -cp {tmp_path} ToyClient", toy_address)
+
+
+def test_the_host_that_answered_stands_beside_what_succeeded(tmp_path: Path) -> None:
+    answer = 'say(type="ok", value=message["id"], node=["n1", "n9", 7][message["id"] % 3])'
+    done = driven(written(tmp_path, answer), operations=3)
+    assert {event.get("node") for event in done.events if event["type"] == "ok"} == {"n1", None}
+    assert sum(event.get("node") == "n1" for event in done.events) == 1, "n9 and 7 are no hosts"
+
+
+def test_who_answered_before_is_not_said_to_have_answered_what_failed(tmp_path: Path) -> None:
+    answer = 'say(type="ok", value=1, node="n1") if message["id"] == 3 else say(type="fail", error="no", node="n1")'
+    done = driven(written(tmp_path, answer), operations=2)
+    ended = [(event["type"], event.get("node")) for event in done.events if event["type"] != "invoke"]
+    assert ended == [("ok", "n1"), ("fail", None)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -16,7 +18,7 @@ from harness.clusters.netns_trial import why_no_namespaces
 from harness.embedding import judged_run
 from harness.errors import OperatorError
 from harness.library import cluster
-from harness.sdk import CommandFailed
+from harness.sdk import Client, CommandFailed, Host, System
 
 PORT = 7000
 WHY_NOT = why_no_namespaces(in_user_namespace=False) if os.geteuid() == 0 else "needs root"
@@ -189,3 +191,35 @@ def test_clients_may_use_threads_on_netns(tmp_path: Path) -> None:
     run = judged_run(f"{path}:System", cluster="netns", nodes=2, time_limit=2, rate=50, store=str(tmp_path / "store"))
     assert run.results["valid"] is True, run.results["reason"]
     assert run.results["ops"]["ok"] > 20 and run.results["ops"]["fail"] == 0
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("name", ["local", pytest.param("netns", marks=needs_netns)])
+def test_the_script_of_the_page_does_what_it_says(tmp_path: Path, name: str) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "library.md").read_text(encoding="utf-8")
+    script = page.partition("```python\n")[2].partition("```")[0]
+    assert 'cluster("auto", ' in script
+    (tmp_path / "script.py").write_text(script.replace('cluster("auto", ', f'cluster("{name}", '))
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    words = [sys.executable, "script.py"]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split("\n") == ["4 links cut, 2 others pass", "1", "here", "", ""], done.stderr
+
+
+def test_what_an_object_has_is_not_lost_without_a_word() -> None:
+    """A run makes systems and clients of its own: what was set on an object would not be tested."""
+
+    class KV(System):
+        def command(self, host: Host) -> list[str]:
+            return ["true"]
+
+    class Talk(Client):
+        pass
+
+    system, client = KV(), Talk()
+    system.bug = True  # type: ignore[attr-defined]
+    with pytest.raises(OperatorError, match=r"KV is made anew for a run, without what this object has \(bug\)"):
+        judged_run(system, client)
+    client.node = "n1"
+    with pytest.raises(OperatorError, match=r"Talk is made anew for a run, without what this object has \(node\)"):
+        judged_run(KV, client)
