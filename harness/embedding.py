@@ -150,8 +150,11 @@ def _system(system: Any, client: Any) -> tuple[str, Any]:
 def _require_no_attributes(given: Any, instead: str) -> None:
     """Of an object the class is taken, as each run makes systems and clients of its own: what somebody has set on it
     would be lost without a word. Raises OperatorError."""
-    if not isinstance(given, type) and getattr(given, "__dict__", None):
-        names = ", ".join(vars(given))
+    try:
+        names = "" if isinstance(given, type | str) else ", ".join(vars(given))
+    except TypeError:  # a class with slots
+        return
+    if names:
         kind = type(given).__name__
         raise OperatorError(f"{kind} is made anew for a run, without what this object has ({names}): give {instead}")
 

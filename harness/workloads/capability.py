@@ -26,7 +26,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from harness.errors import OperatorError, nearest
 from harness.generator import Generator, Nothing
@@ -151,6 +151,13 @@ class CapabilityWorkload(ABC):
         """Every check by name."""
 
 
+@runtime_checkable
+class KnowsHosts(Protocol):
+    """A client that was made by a system, which told it of its hosts."""
+
+    hosts: Sequence[Any]
+
+
 class CapabilityClient:
     """Carries out a workload's operations by the methods of a client of the SDK. See harness.worker.Client."""
 
@@ -159,7 +166,7 @@ class CapabilityClient:
     def __init__(self, client: Any, calls: Mapping[str, Call]) -> None:
         self._client = client
         self._calls = calls
-        self._names = frozenset(host.name for host in getattr(client, "hosts", ()))
+        self._names = frozenset(host.name for host in client.hosts) if isinstance(client, KnowsHosts) else frozenset()
 
     async def open(self) -> None:
         """Raises whatever the client raises, with the place in its code."""
@@ -186,7 +193,7 @@ class CapabilityClient:
 
     def _node(self) -> str | None:
         """The host that answered, where the client names one."""
-        node = getattr(self._client, "node", None)
+        node: Any = self._client.node if isinstance(self._client, NamesNode) else None
         return node if isinstance(node, str) and node in self._names else None
 
     def _failed(self, error: Exception, method: str, is_read: bool) -> Outcome:

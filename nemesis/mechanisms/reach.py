@@ -65,7 +65,7 @@ def unreached(
 ) -> str | None:
     """Why faults would not be met by a program, of which `looked` is what was seen of its processes
     (launcher/programs.look); None when they would. `needed_files` must be mapped by a program that meets them by the
-    shim; `needs_clock`: by the launcher, its clock must be moved."""
+    shim; `needs_clock`: by the launcher, its clock must be moved, else its calls must be reported by a filter."""
     if not looked:
         return "it has ended"
     for each in looked:
@@ -73,6 +73,8 @@ def unreached(
         if mechanism == SECCOMP:
             if needs_clock and each["clock"] is None:
                 return f"the clock of {name} is not moved{': ' + each['problem'] if each['problem'] else ''}"
+            if not needs_clock and each["filters"] == 0:
+                return f"the calls of {name} are not reported: its program gave it away before it could be seen"
             continue
         if each["problem"] and not each["maps"]:
             return f"{name} cannot be looked into: {each['problem']}"

@@ -178,9 +178,10 @@ class ShimControls:
             return f"the replica of {host} is out of reach: {why_not}"
         mechanism = PRELOAD if program is None else program.mechanism
         if mechanism == SECCOMP and not needs_clock:
-            return await self._supervised(host, program)
+            problem = await self._supervised(host, program)
+            if problem is not None or not self.faults[host].wants_traps:
+                return problem
         place = self.places[host]
-        problem = None
         for attempt in range(_LOOKS):
             await asyncio.sleep(_LOOK_PAUSE_S if attempt else 0)
             looked = await self._look(host, pid)

@@ -189,6 +189,7 @@ def _attach(
 def _stop_all(tree: ProcessTree, standing: contextlib.ExitStack) -> dict[int, Stopped]:
     """Stop all processes of the program. Raises OSError, TracingError, FilterError when there are too many."""
     stopped: dict[int, Stopped] = {}
+    tree.look_everywhere()
     while new := [pid for pid in tree.processes if pid not in stopped]:
         if len(tree.processes) > MAX_PROCESSES:
             raise FilterError("the program has too many processes", errno.E2BIG)
@@ -197,7 +198,7 @@ def _stop_all(tree: ProcessTree, standing: contextlib.ExitStack) -> dict[int, St
                 stopped[pid] = standing.enter_context(Stopped(pid, timeout_s=_STOP_TIMEOUT_S))
             except (ProcessLookupError, FileNotFoundError):
                 tree.processes.pop(pid)
-        tree.look()
+        tree.look_everywhere()
     return {pid: process for pid, process in stopped.items() if pid in tree.processes}
 
 

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
+from .marks import is_helper, mark_of, marked
 from .vdso import ClockError, read_offset_ns
 
 __all__ = ["DYNAMIC", "GO", "OTHER", "SCRIPT", "STATIC", "judge", "look", "program_kind"]
@@ -93,14 +94,26 @@ def judge(argv: Sequence[str]) -> dict[str, str]:
 
 
 def look(pid: int) -> list[dict[str, Any]]:
-    """What reaches a process, first, and each of its descendants: its `pid`; the path of its `program` and its `kind`;
-    the paths that it has mapped (`maps`); by how many nanoseconds its `clock` is moved by its vDSO (None: not at all).
+    """What reaches a process, first, and each other one of its program: its `pid`; the path of its `program` and its
+    `kind`; the paths that it has mapped (`maps`); by how many nanoseconds its `clock` is moved by its vDSO (None: not
+    at all); how many seccomp `filters` it has more than this process (None: the kernel does not say, before Linux 5.9).
     `problem` says what could not be found out. Nothing for processes that have ended."""
-    return [found for each in _descendants(pid) if (found := _look_at(each)) is not None]
+    mark = mark_of(pid)
+    pids = dict.fromkeys([*_descendants(pid), *(marked(mark) if mark is not None else ())])
+    own = _filters(os.getpid())
+    seen = [_look_at(each, own) for each in pids if each == pid or not is_helper(each)]
+    return [found for found in seen if found is not None]
 
 
-def _look_at(pid: int) -> dict[str, Any] | None:
+def _filters(pid: int) -> int | None:
+    with open(f"/proc/{pid}/status", "rb") as file:
+        counts = [int(line.split()[1]) for line in file if line.startswith(b"Seccomp_filters:")]
+    return counts[0] if counts else None
+
+
+def _look_at(pid: int, own_filters: int | None) -> dict[str, Any] | None:
     found: dict[str, Any] = {"pid": pid, "program": "", "kind": "", "maps": [], "clock": None, "problem": ""}
+    found["filters"] = None
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             if file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X"):
@@ -110,6 +123,8 @@ def _look_at(pid: int) -> dict[str, Any] | None:
         with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
             lines = (line.rstrip("\n").split(maxsplit=5) for line in file)
             found["maps"] = sorted({words[5] for words in lines if len(words) == 6 and words[5].startswith("/")})
+        filters = _filters(pid)
+        found["filters"] = None if filters is None or own_filters is None else filters - own_filters
         found["clock"] = read_offset_ns(pid)
     except (FileNotFoundError, ProcessLookupError):
         return None

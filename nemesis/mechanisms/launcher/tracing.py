@@ -15,14 +15,13 @@ import os
 import signal
 import time
 
+from .marks import HELPERS, mark_of, marked
+
 __all__ = ["ProcessTree", "Stopped", "TracingError", "read_memory", "write_memory"]
 
 _MAX_STOPS = 100
 """Signals that may come to a thread before one system call of ours is done in it."""
 _STOP_POLL_S = 0.0002
-
-_HELPERS = b"fault-"
-"""How the names of the launcher's own processes begin."""
 
 _PTRACE_CONT, _PTRACE_GETREGS, _PTRACE_SETREGS, _PTRACE_DETACH, _PTRACE_SYSCALL = 7, 12, 13, 17, 24
 _PTRACE_SEIZE, _PTRACE_INTERRUPT = 0x4206, 0x4207
@@ -170,19 +169,28 @@ class Stopped:
 
 
 class ProcessTree:
-    """The processes of a program: its first one and all that it has started, those included that were given away after
-    they had been seen once."""
+    """The processes of a program: its first one and all that it has started. Those that were given away are among them
+    once they have been seen, or after `look_everywhere`."""
 
     def __init__(self, program: int) -> None:
         """`program` is the number of its first process, which may be about to execute it. Raises ProcessLookupError."""
         self.processes = {program: _start_of(program)}
         """process -> its start time"""
         self._program = program
+        self._mark = mark_of(program)
 
     def runs(self) -> bool:
         """Whether any of them does still."""
         self.look()
         return bool(self.processes)
+
+    def look_everywhere(self) -> None:
+        """Find those as well that were given away before anybody had seen them, by their mark: that takes a look at
+        every process of the host."""
+        for pid in marked(self._mark) if self._mark is not None else ():
+            with contextlib.suppress(OSError):
+                self.processes.setdefault(pid, _start_of(pid))
+        self.look()
 
     def look(self) -> list[int]:
         """Find new processes, and forget those that have ended, which are returned."""
@@ -218,7 +226,7 @@ def _is_helper(pid: int) -> bool:
     of them waits for what waits for itself. Raises ProcessLookupError when it is gone."""
     try:
         with open(f"/proc/{pid}/comm", "rb") as file:
-            return file.read().startswith(_HELPERS)
+            return file.read().startswith(HELPERS)
     except OSError:
         raise ProcessLookupError(errno.ESRCH, "gone") from None
 

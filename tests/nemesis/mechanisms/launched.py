@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from nemesis.mechanisms.launcher.control import ProgramCounts, parse_programs
+from nemesis.mechanisms.launcher.marks import PROGRAM_VARIABLE
 from nemesis.mechanisms.launcher_archive import launcher_archive, launcher_command
 from nemesis.mechanisms.shim import CONTROL_BYTES, Counters, HostFaults, parse_counters
 from nemesis.target import ClockSkew, DiskFault
@@ -93,7 +94,9 @@ class Program:
         attaches: bool = False,
         keeps_account: bool = False,
         inherited: Sequence[int] = (),
+        mark: str | None = None,
     ) -> None:
+        self._environment = os.environ if mark is None else {**os.environ, PROGRAM_VARIABLE: mark}
         self.root = directory / "data"
         self.root.mkdir()
         self.control = directory / "control"
@@ -116,7 +119,9 @@ class Program:
     def again(self) -> Program:
         """Start it once more, after its end."""
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(self._command, pass_fds=self._inherited, stdin=pipe, stdout=pipe, text=True)
+        self.process = subprocess.Popen(
+            self._command, pass_fds=self._inherited, stdin=pipe, stdout=pipe, text=True, env=self._environment
+        )
         return self
 
     def apply(self) -> None:

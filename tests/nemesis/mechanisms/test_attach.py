@@ -17,11 +17,14 @@ from typing import Any
 
 import pytest
 
-from nemesis.mechanisms.launcher import attach
+from harness.clusters import host_agent
+from nemesis.mechanisms.launcher import attach, marks
 from nemesis.mechanisms.launcher.control import Control
+from nemesis.mechanisms.launcher.programs import look
 from nemesis.mechanisms.launcher.supervisor import Ledger, guard
 from nemesis.mechanisms.launcher.tracing import ProcessTree
 from nemesis.mechanisms.launcher_archive import why_no_clock, why_not_attached
+from nemesis.mechanisms.reach import SECCOMP, unreached
 from nemesis.mechanisms.shim import CONTROL_BYTES, HostFaults
 from nemesis.target import ClockSkew, DiskFault
 from tests.nemesis.mechanisms.launched import CHILD, NUMBER, OWN_FILTER, Program, wait_until
@@ -115,6 +118,48 @@ def test_all_processes_and_threads_of_a_busy_program_are_reached(tmp_path: Path)
     finally:
         program.close()
     wait_until(lambda: program.helpers() == {})
+
+
+DAEMON = """
+import os, sys, time
+if os.fork() == 0:
+    if os.fork() == 0:
+        os.setsid()
+        fd = os.open(os.path.join(sys.argv[1], "file"), os.O_RDWR | os.O_CREAT)
+        print(os.getpid(), flush=True)
+        for _ in sys.stdin:
+            try:
+                print(os.fsync(fd) or "ok", flush=True)
+            except OSError as error:
+                print(error.strerror, flush=True)
+    os._exit(0)
+os.wait()
+time.sleep(600)
+"""
+"""Its work is done by a process that is nobody's child from the first moment on."""
+
+
+def test_a_process_that_was_given_away_at_once_is_reached_by_its_mark(tmp_path: Path) -> None:
+    argv = [sys.executable, "-I", "-S", "-c", DAEMON, str(tmp_path / "data")]
+    program = Program(tmp_path, argv, attaches=True, mark="test-daemon")
+    daemon = int(program.answer())
+    try:
+        assert program.do("") == "ok"
+        (whole, (shell,)) = look(program.process.pid), [each for each in look(daemon) if each["pid"] == daemon]
+        assert {each["pid"] for each in whole} == {program.process.pid, daemon} and shell["filters"] == 0
+        problem = unreached(SECCOMP, whole, needed_files=(), needs_clock=False)
+        assert problem is not None and "are not reported" in problem
+        program.impair("error-fsync")
+        assert program.count().traps_reached == 2 and program.do("") == "Input/output error"
+        assert unreached(SECCOMP, look(program.process.pid), needed_files=(), needs_clock=False) is None
+    finally:
+        program.close()
+        os.kill(daemon, signal.SIGKILL)
+    wait_until(lambda: program.helpers() == {})
+
+
+def test_the_mark_is_the_one_that_agents_give() -> None:
+    assert marks.PROGRAM_VARIABLE == host_agent.PROGRAM_VARIABLE and host_agent.HELPERS.encode() == marks.HELPERS
 
 
 def test_a_stopped_program_is_reached_and_stays_stopped(program: Program) -> None:

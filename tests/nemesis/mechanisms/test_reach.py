@@ -117,7 +117,7 @@ def test_all_processes_of_a_program_are_looked_at() -> None:
 
 def seen(**other: Any) -> dict[str, Any]:
     process = {"pid": 7, "program": "/p", "kind": DYNAMIC, "maps": ["/lib", "/control"], "clock": 5, "problem": ""}
-    return {**process, **other}
+    return {**process, "filters": 1, **other}
 
 
 @pytest.mark.parametrize(
@@ -131,6 +131,8 @@ def seen(**other: Any) -> dict[str, Any]:
         (SECCOMP, [seen(kind=GO, maps=[])], True, None),
         (SECCOMP, [seen(kind=GO), seen(kind=GO, clock=None)], True, "is not moved"),
         (SECCOMP, [seen(kind=GO, clock=None)], False, None),
+        (SECCOMP, [seen(kind=GO, filters=None)], False, None),
+        (SECCOMP, [seen(kind=GO), seen(kind=GO, filters=0)], False, "are not reported"),
     ],
 )
 def test_every_process_has_to_be_within_reach(
