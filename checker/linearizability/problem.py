@@ -144,7 +144,7 @@ class Problem:
     def _prepare(self, crashed: bool) -> None:
         """What is known of every return without looking at what is open there."""
         rows, numbers = self.live_rows, self.live_kinds
-        self._ends = ends = list(map(self.returned.__getitem__, rows))
+        ends = list(map(self.returned.__getitem__, rows))
         self._order = order = sorted(range(len(ends)), key=ends.__getitem__)
         if crashed:
             del order[len(order) - ends.count(NEVER) :]

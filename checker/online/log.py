@@ -39,7 +39,6 @@ class _Places:
         self.reached = 0
         self._content: OrderedDict[int, Any] = OrderedDict()
         self._place: dict[Any, int] = {}
-        self._floor = 0
         self._appends: dict[Any, _Append] = {}
         #: Invocations of the appends without a place; offsets below ``reached`` without a message, and since when.
         self._spare: list[int] = []

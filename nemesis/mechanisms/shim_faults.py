@@ -16,7 +16,7 @@ from nemesis.mechanisms.disk_probe import PROBE_SCRIPT, parse_probe
 from nemesis.mechanisms.hosts import DIRECTORIES_SCRIPT, script_arguments
 from nemesis.mechanisms.launcher.control import UNCOUNTED, ProgramCounts
 from nemesis.mechanisms.reach import PRELOAD
-from nemesis.mechanisms.shim import WATCHED_KINDS, Counters
+from nemesis.mechanisms.shim import WATCHED_KINDS
 from nemesis.mechanisms.shim_controls import ShimControls
 from nemesis.mechanisms.undo_log import POWER_MODELS, take_back_script
 from nemesis.target import BitFlipped, ClockReading, ClockSkew, DiskFault, DiskProbe, FaultMet, PowerCut
@@ -380,7 +380,3 @@ class ShimDisks:
                 met=_grown((effect,), before[fault_id][host], counts),
             )
         return found
-
-    async def felt(self, host: str) -> Counters:
-        """How often the host's processes felt disk faults so far."""
-        return await self._controls.counters(host)

@@ -88,10 +88,6 @@ class MemberState:
         """Whether messages of `member_id` count. One that is not known may have come while this member was away."""
         return self._config.members_may_change or self.members.knows(member_id)
 
-    def is_quorum(self, count: int) -> bool:
-        """Whether `count` members, this one included, decide for all."""
-        return count >= self.members.quorum_size
-
     # Term and vote
 
     def load(self) -> None:

@@ -68,8 +68,6 @@ class SnapshotSender:
         self._peers = peers
         self._snapshots = snapshots
         self._on_higher_term = on_higher_term
-        self.sent_total = 0
-        """Snapshots that a follower has got since the start."""
 
     async def send(self, peer_id: str, term: int, index: int, quota: Quota) -> bool:
         """Let a follower have a snapshot that goes at least up to `index`. False where this member leads `term` no
@@ -105,7 +103,6 @@ class SnapshotSender:
                 raise PeerError(f"INSTALL_SNAPSHOT at byte {offset} was answered with {answer.code.name}")
             if answer.offset >= len(data):
                 logger.info("%s has the snapshot of entry %d", peer_id, snapshot.index)
-                self.sent_total += 1
                 return self._leads(term)
             steps_back += answer.offset < offset
             if steps_back > MAX_STEPS_BACK:

@@ -50,11 +50,6 @@ class UnitFiles:
         return len(self._tail)
 
     @property
-    def flushed_bytes(self) -> int:
-        """Position up to which the units are in the files."""
-        return self._written_bytes
-
-    @property
     def is_unsynced(self) -> bool:
         """Whether files hold written units that are not yet durable."""
         return bool(self._unsynced)
