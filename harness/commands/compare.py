@@ -20,6 +20,7 @@ from harness.commands.report import (
     spark_session,
 )
 from harness.errors import OperatorError
+from harness.report import OutputConsole
 from harness.report.fleet import labels_of, share_text
 from harness.report.units import count, duration, plural
 from harness.signals import ended_by_signals
@@ -49,7 +50,7 @@ def compare_command(arguments: argparse.Namespace) -> int:
     if not 0 <= arguments.min_effect <= 1:
         raise OperatorError(f"--min-effect must be 0 to 1, not {arguments.min_effect:g}")
     by = tuple(name.strip() for name in arguments.by.split(",") if name.strip())
-    console = Console(stderr=True)
+    console = OutputConsole(stderr=True)
     places = [absolute(arguments.first), absolute(arguments.second)]
     try:
         options = analysis_options(arguments)

@@ -77,17 +77,21 @@ def explore_command(arguments: argparse.Namespace) -> int:
     try:
         with interrupted_by_signals():
             tally = _explore(test, arguments, first, on_result, console, guide)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BrokenPipeError):
         if not tally.runs:
             raise
         is_interrupted = True
-        console.print("interrupted; what was found by then is kept", highlight=False)
     show = console if arguments.json else OutputConsole()
-    show.print(_line(tally, time.monotonic() - began_s), highlight=False)
-    for what, count in sorted(tally.by_reason.items(), key=lambda each: -each[1]):
-        show.print(f"{count:6}    {what}", highlight=False, markup=False)
-    gravest = sorted(tally.failures, key=lambda failure: failure.valid is not False)  # in their order otherwise
-    kept = [_keep(test, failure, store, console) for failure in gravest[:MAX_KEPT_RUNS]]
+    with console.without_reader(), show.without_reader():
+        if is_interrupted:
+            console.print("interrupted; what was found by then is kept", highlight=False)
+        show.print(_line(tally, time.monotonic() - began_s), highlight=False)
+        for what, count in sorted(tally.by_reason.items(), key=lambda each: -each[1]):
+            show.print(f"{count:6}    {what}", highlight=False, markup=False)
+        gravest = sorted(tally.failures, key=lambda failure: failure.valid is not False)  # in their order otherwise
+        kept = [_keep(test, failure, store, console) for failure in gravest[:MAX_KEPT_RUNS]]
+    if console.reader_is_gone or show.reader_is_gone:
+        raise BrokenPipeError
     if arguments.json:
         learned = {} if guide is None else {"guide": guide.summary()}
         summary = {**summary_of(tally), **learned, "interrupted": is_interrupted, "kept": kept}

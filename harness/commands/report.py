@@ -20,6 +20,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from harness.errors import EXIT_HARNESS_FAILED, OperatorError, how_to_get
+from harness.report import OutputConsole
 from harness.report.fleet import FleetData, check_tallies, headline, labels_of, render_fleet, share_text
 from harness.report.units import count, duration, plural
 from harness.signals import ended_by_signals
@@ -56,7 +57,7 @@ def report_command(arguments: argparse.Namespace) -> int:
 
     place = absolute(arguments.place)
     out = absolute(arguments.out if arguments.out is not None else "report")
-    console = Console(stderr=True)
+    console = OutputConsole(stderr=True)
     began_s = time.monotonic()
     try:
         options = analysis_options(arguments)

@@ -11,11 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from checker.faults import faults_of
 from harness.errors import OperatorError
 from harness.history_writer import read_history
+from harness.report import OutputConsole
 from harness.report.replay import EVER_NS, collect_replay, replay_page
 from harness.report.sequence import MAX_ARROWS, Leadership, sequence_page, sequence_svg
 from harness.report.trace_window import Window, choose, read_window
@@ -55,7 +54,7 @@ def trace_command(arguments: argparse.Namespace) -> int:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise OperatorError(f"--out {path}: {error.strerror}") from None
-    console = Console(stderr=True)
+    console = OutputConsole(stderr=True)
     left_out = f", {drawn.left_out.total():,} left out" if drawn.left_out else ""
     console.print(f"{len(drawn.messages)} messages between {len(hosts)} hosts{left_out}", highlight=False)
     print(path)
@@ -80,7 +79,7 @@ def _replay(arguments: argparse.Namespace) -> int:
         path.write_text(replay_page(replay), encoding="utf-8")
     except OSError as error:
         raise OperatorError(f"--out {path}: {error.strerror}") from None
-    console = Console(stderr=True)
+    console = OutputConsole(stderr=True)
     words = f"{len(replay.messages):,} messages, {len(replay.operations):,} operations, {len(replay.faults)} faults"
     console.print("; ".join([words, *replay.notes]), highlight=False, markup=False, soft_wrap=True)
     print(path)

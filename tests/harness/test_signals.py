@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import termios
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,22 +48,43 @@ def test_a_terminal_that_was_closed_costs_nothing(monkeypatch: pytest.MonkeyPatc
             termios.tcgetattr(its)
 
 
-@pytest.mark.timeout(300)
-def test_a_search_that_is_interrupted_keeps_the_failures_that_it_found(tmp_path: Path) -> None:
+@pytest.fixture
+def search(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A search that has found a failure and goes on."""
     words = ["explore", "--nodes", "3", "--nemesis", "partition", "--set", "read_mode=unsafe", "--budget", "10m",
              "--time-limit", "6", "--jobs", "1", "--json", "--store", str(tmp_path / "store")]  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, "-m", "harness", *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     with process:
-        assert process.stdout is not None and process.stderr is not None
+        assert process.stderr is not None
         while (line := process.stderr.readline()) and "INVALID" not in line:
             pass
-        process.send_signal(signal.SIGTERM)
-        said = process.stderr.read()
-        summary = process.stdout.read()
-    assert process.returncode == 1, said
+        assert line
+        yield process
+
+
+def _is_kept(store: Path) -> bool:
+    return bool(list((store / "schedules").glob("*.json")) and list(store.glob("*/*/results.json")))
+
+
+@pytest.mark.timeout(300)
+def test_a_search_that_is_interrupted_keeps_the_failures_that_it_found(
+    tmp_path: Path, search: subprocess.Popen[str]
+) -> None:
+    assert search.stdout is not None and search.stderr is not None
+    search.send_signal(signal.SIGTERM)
+    said, summary = search.stderr.read(), search.stdout.read()
+    assert search.wait() == 1, said
     assert "interrupted; what was found by then is kept" in said
     assert '"interrupted": true' in summary
-    assert list((tmp_path / "store" / "schedules").glob("*.json"))
-    assert list((tmp_path / "store").glob("*/*/results.json"))
+    assert _is_kept(tmp_path / "store")
+
+
+@pytest.mark.timeout(300)
+def test_a_search_whose_reader_goes_keeps_them_as_well(tmp_path: Path, search: subprocess.Popen[str]) -> None:
+    assert search.stdout is not None and search.stderr is not None
+    search.stderr.close()
+    assert search.stdout.read() == ""
+    assert search.wait() == 255
+    assert _is_kept(tmp_path / "store")

@@ -223,6 +223,20 @@ def command(arguments: list[str], **environment: str) -> subprocess.CompletedPro
     )  # fmt: skip
 
 
+def test_messages_that_nobody_reads_are_no_status_that_means_something(synthetic: ModuleType, tmp_path: Path) -> None:
+    """1 says that something got worse."""
+    synthetic.make_run(tmp_path / "store", 1, operations=40, faults=0)
+    reading, writing = os.pipe()
+    os.close(reading)
+    place = str(tmp_path / "store")
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "compare", place, place],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=writing, timeout=600,
+    )  # fmt: skip
+    os.close(writing)
+    assert (done.returncode, done.stdout) == (255, b"")
+
+
 def test_operator_errors_are_one_line(tmp_path: Path) -> None:
     place = str(tmp_path)
     for arguments, words in (
