@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import inspect
 import json
 import math
 import os
@@ -20,19 +22,20 @@ from checker.linearizability.budget import Budget
 from checker.linearizability.check import check
 from checker.log import check_log
 from checker.models import MODELS, Model, ModelError, parse_model
+from checker.models.registry import parse_fields
 from checker.nearest import nearest
 from checker.queue import check_total_queue
 from checker.sequential import check_sequential
 from checker.sessions import check_sessions
 from checker.sets import check_set, check_set_full
 from checker.simple import check_bank, check_counter, check_exclusion, check_long_fork, check_unique_ids
-from checker.transactions import check_transactions
+from checker.transactions import ISOLATION_LEVELS, check_transactions
 from checker.verdict import Result, Verdict
 from checker.words import short
 from checker.workers import map_in_processes
 from checker.write_skew import check_write_skew
 
-__all__ = ["PROPERTIES", "UNLIMITED", "main"]
+__all__ = ["PROPERTIES", "UNLIMITED", "main", "named_property", "property_options"]
 
 #: Exit status for arguments or files that make no sense.
 BAD_ARGUMENTS = 254
@@ -65,13 +68,68 @@ def _with_limits(checker: Callable[..., Result]) -> Check:
     return lambda history, timeout_s, memory_mb: checker(history)
 
 
+#: Those that take limits.
+_LIMITED: dict[str, Callable[..., Result]] = {
+    "list-append": functools.partial(check_transactions, workload="list-append"),
+    "rw-register": functools.partial(check_transactions, workload="rw-register"),
+    "log-losses": check_log,
+}
+
+
+def _within_limits(checker: Callable[..., Result]) -> Check:
+    return lambda history, timeout_s, memory_mb: checker(history, timeout_s=timeout_s, memory_mb=memory_mb)
+
+
 #: All checkers beside linearizability.
 PROPERTIES: dict[str, Check] = {
-    "list-append": lambda h, t, m: check_transactions(h, "list-append", timeout_s=t, memory_mb=m),
-    "rw-register": lambda h, t, m: check_transactions(h, "rw-register", timeout_s=t, memory_mb=m),
-    "log-losses": lambda h, t, m: check_log(h, timeout_s=t, memory_mb=m),
+    **{name: _within_limits(checker) for name, checker in _LIMITED.items()},
     **{name: _with_limits(checker) for name, checker in UNLIMITED.items()},
 }
+
+#: Parameters of checkers that are no options of theirs: limits, and what cannot be said in JSON.
+_NO_OPTIONS = frozenset({"timeout_s", "memory_mb", "workload", "version"})
+
+
+def property_options(name: str) -> dict[str, Any]:
+    """The options of a checker beside linearizability, and what they are by default."""
+    checker = _LIMITED[name] if name in _LIMITED else UNLIMITED[name]
+    return {
+        each.name: each.default
+        for each in inspect.signature(checker).parameters.values()
+        if each.kind is each.KEYWORD_ONLY and each.name not in _NO_OPTIONS
+    }
+
+
+def named_property(text: str) -> Check | None:
+    """The checker that ``NAME`` or ``NAME:FIELD=VALUE,...`` names beside linearizability; None where it is none.
+
+    Raises :class:`ModelError` with the mend for options that it does not take.
+    """
+    name, _, rest = text.partition(":")
+    if name not in PROPERTIES:
+        return None
+    options = property_options(name)
+    given = parse_fields(f"checker {name}", list(options), rest)
+    for field, value in given.items():
+        if (wanted := _not_an_option(field, value, options[field])) is not None:
+            raise ModelError(f"checker {name}: {field} must be {wanted}, not {value!r}")
+    if not given:
+        return PROPERTIES[name]
+    if name in _LIMITED:
+        return _within_limits(functools.partial(_LIMITED[name], **given))
+    return _with_limits(functools.partial(UNLIMITED[name], **given))
+
+
+def _not_an_option(field: str, value: Any, default: Any) -> str | None:
+    """What an option must be that this value is not; None where it is."""
+    if field == "level":
+        return None if value in ISOLATION_LEVELS else f"one of {', '.join(ISOLATION_LEVELS)}"
+    if isinstance(default, bool):
+        return None if isinstance(value, bool) else "true or false"
+    if isinstance(default, tuple):
+        is_list = isinstance(value, list) and all(isinstance(each, str) for each in value)
+        return None if is_list else 'a list of names, as ["read"]'
+    return None if isinstance(value, int | float) and not isinstance(value, bool) else "a number"
 
 
 #: Of these every operation plays a part, whatever its name.
@@ -144,8 +202,8 @@ def _parser() -> _Parser:
         "--model",
         required=True,
         metavar="M",
-        help="NAME or NAME:FIELD=JSON,... (cas-register:initial=0); sequential:NAME for sequential consistency; known: "
-        + ", ".join([*MODELS, *PROPERTIES]),
+        help="NAME or NAME:FIELD=JSON,... (cas-register:initial=0, list-append:level=serializable); sequential:NAME "
+        "for sequential consistency; known: " + ", ".join([*MODELS, *PROPERTIES]),
     )
     parser.add_argument("--format", choices=FORMATS, default="auto", metavar="F", help="one of " + ", ".join(FORMATS))
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes to use")
@@ -230,8 +288,9 @@ def _print(job: _Job, outcome: _Outcome, as_json: bool) -> _Outcome:
 
 def _named_check(name: str) -> Model | Check:
     """What ``--model`` names.  Raises :class:`ModelError`."""
-    if name in PROPERTIES:
-        return PROPERTIES[name]
+    found = named_property(name)
+    if found is not None:
+        return found
     model = name.removeprefix("sequential:")
     try:
         return parse_model(model)
@@ -307,7 +366,8 @@ def _look_for_unknown_functions(job: _Job, history: History) -> None:
 
     A model names what it does not know itself.  Operations that only other checkers know are of a larger history.
     """
-    if job.model not in PROPERTIES or job.model in _ANY_FUNCTION:
+    name = job.model.partition(":")[0]
+    if name not in PROPERTIES or name in _ANY_FUNCTION:
         return
     unknown = {f: history.f.count(f) for f in dict.fromkeys(history.f) if f not in _KNOWN_FUNCTIONS}
     for f, count in unknown.items():

@@ -56,6 +56,10 @@ NEMESIS_NAMES = frozenset({"nemesis", ":nemesis"})
 #: The name of an operation whose events name none; Elle's histories of transactions do so.
 UNNAMED_FUNCTION = "txn"
 
+#: Operations that answer with a value: where one of them ended ``ok`` and its event has none, null is meant, or the
+#: recorder gave it another name.
+READS = frozenset({"read", "get"})
+
 #: Sentences kept about what was left out: the number is exact, and more examples help nobody.
 MAX_PROBLEMS = 10
 
@@ -311,11 +315,17 @@ class HistoryBuilder:
         self._open: dict[Any, int] = {}
         self._rows = 0
         self._unnamed = 0
+        self._without_value = 0
         self._position = 0
         self._indexed: bool | None = None
         self._last_index = -1
         self._functions: dict[Any, str] = {}
         self._hosts: dict[str, str] = {}
+
+    @property
+    def is_indexed(self) -> bool:
+        """Whether the events so far carry an ``index``."""
+        return bool(self._indexed)
 
     def feed(self, events: Sequence[Mapping[str, Any]], where: Callable[[int], str] = "event {}".format) -> None:
         """Take the next events.
@@ -402,7 +412,9 @@ class HistoryBuilder:
                         open_rows[process] = row
                         raise HistoryError(f"process {process} completes {name!r}, but has {f_of[row]!r} open")
                     status[row] = outcome
-                    result[row] = get("value")
+                    answer = result[row] = get("value")
+                    if answer is None and outcome is OK and "value" not in event and f_of[row] in READS:
+                        self._without_value += 1
                     returned_ns[row] = get("time")
                     if outcome is OK:
                         returned[row] = position
@@ -515,6 +527,8 @@ class HistoryBuilder:
     def finish(self) -> History:
         """The history; operations still open stay ``info``."""
         history, rows = self.history, self._rows
+        if self._without_value:
+            history.note(f"{self._without_value} reads ended ok without a 'value', which was taken for null")
         for column in (history.returned, history.result, history.returned_ns, history.node, history.status):
             del column[rows:]
         return history

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
+import json
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -19,9 +20,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import checker  # noqa: E402
-from checker.cli import PROPERTIES  # noqa: E402
+from checker.cli import PROPERTIES, property_options  # noqa: E402
 from checker.models import Model  # noqa: E402
 from checker.models.registry import MODELS  # noqa: E402
+from checker.transactions import ISOLATION_LEVELS  # noqa: E402
 from harness import registry  # noqa: E402
 from harness.systems.base import Setting  # noqa: E402
 from harness.systems.broker_triggers import LOGGED_KINDS  # noqa: E402
@@ -52,6 +54,9 @@ CHECKERS: Mapping[str, Callable[..., Any]] = {
     "sessions": checker.check_sessions,
 }
 """The function behind each of the command line's names for what is not linearizability."""
+
+EXAMPLES = {"level": "snapshot-isolation", "allow_duplicates": "false", "linearizable": "true", "total": "800"}
+"""Option -> a value that is not its default, for the line that shows how it is given."""
 
 
 def pages() -> dict[Path, str]:
@@ -200,7 +205,10 @@ def values_of(setting: Setting) -> str:
 def checkers_index() -> str:
     """The list of models and of the checkers beside linearizability."""
     lines = [NOTE, "", "# Checkers", ""]
-    lines += ["`harness check FILE --model NAME` checks a recorded history; workloads use the same functions."]
+    lines += [
+        "`harness check FILE --model NAME` checks a [recorded history](../recorded-histories.md); workloads use the"
+    ]
+    lines += ["same functions. Options follow the name: `--model cas-register:initial=0`, `--model bank:total=800`."]
     lines += ["[checking.md](../checking.md) says how they decide, and how fast.", ""]
     lines += ["## Linearizability, against a model", ""]
     lines += table(["model", "what it is"], [
@@ -233,8 +241,22 @@ def model_page(name: str, model: type[Model]) -> str:
 def property_page(name: str, check: Callable[..., Any]) -> str:
     """One checker beside linearizability: what it looks for in which operations."""
     lines = [NOTE, "", f"# {name}", "", *markdown(inspect.getdoc(check)), ""]
-    lines += [f"    harness check history.jsonl --model {name}", "", f"In Python: `checker.{check.__name__}`."]
+    options = property_options(name)
+    if options:
+        lines += table(["option", "default"], [[f"`{each}`", f"`{as_json(options[each])}`"] for each in options])
+        if "level" in options:
+            lines += ["", f"Levels: {', '.join(f'`{level}`' for level in ISOLATION_LEVELS)}."]
+        first = next(iter(options))
+        lines += ["", f"    harness check history.jsonl --model {name}:{first}={EXAMPLES.get(first, 'VALUE')}", ""]
+    else:
+        lines += [f"    harness check history.jsonl --model {name}", ""]
+    lines += [f"In Python: `checker.{check.__name__}`."]
     return "\n".join(lines) + "\n"
+
+
+def as_json(value: Any) -> str:
+    """A default as it is given on the command line."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def default_of(each: dataclasses.Field[Any]) -> str:

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from checker import Log, Register, Result, check, check_log, check_sequential, parse_model
-from checker.cli import PROPERTIES
+from checker.cli import PROPERTIES, named_property
 from checker.history import History, HistoryError
 from checker.log import ANOMALIES
 from checker.models import ModelError
@@ -97,9 +97,10 @@ class CheckPlan:
     by_workload: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: dict(CHECKS_BY_WORKLOAD))
 
     def __post_init__(self) -> None:
-        if self.model is not None and self.model not in PROPERTIES:
+        if self.model is not None:
             try:
-                parse_model(self.model.removeprefix(SEQUENTIAL))
+                if named_property(self.model) is None:
+                    parse_model(self.model.removeprefix(SEQUENTIAL))
             except (ModelError, ValueError) as error:
                 raise AnalysisError(f"--model {self.model}: {error}") from None
 
@@ -111,7 +112,7 @@ class CheckPlan:
 
 
 def _spans_keys(name: str) -> bool:
-    return name in PROPERTIES or name.startswith(SEQUENTIAL)
+    return name.partition(":")[0] in PROPERTIES or name.startswith(SEQUENTIAL)
 
 
 def check_runs(spark: SparkSession, listing: Listing, runs: DataFrame, plan: CheckPlan) -> list[dict[str, Any]]:
@@ -328,8 +329,8 @@ def _run_check(history: History, name: str, plan: CheckPlan) -> Result:
     timeout_s, memory_mb = plan.timeout_s, plan.memory_mb
     if name == LOG_CONTENTS:
         return check_log(history, timeout_s=timeout_s, memory_mb=memory_mb)
-    if name in PROPERTIES:
-        return PROPERTIES[name](history, timeout_s, memory_mb)
+    if (other := named_property(name)) is not None:
+        return other(history, timeout_s, memory_mb)
     if name.startswith(SEQUENTIAL):
         model = parse_model(name.removeprefix(SEQUENTIAL))
         return check_sequential(history, model, timeout_s=timeout_s, memory_mb=memory_mb)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from checker.codecs.jsonl import not_utf8, read_json_array, read_jsonl, read_jsonl_stream
+from checker.codecs.pairs import looks_keyed, split_keys, unanswered
 from checker.codecs.source import FileEvents, FormatError
 from checker.history import History
 from checker.linearizability.budget import Budget
@@ -63,7 +64,7 @@ def read(path: str | Path, format: str = "auto", *, lenient: bool = False, budge
         with open(path, "rb") as file:
             format = _format_of(file.read(_HEAD_BYTES), source)
     if format == "jsonl":
-        return read_jsonl(path, lenient=lenient, budget=budget)
+        return _with_keys(read_jsonl(path, lenient=lenient, budget=budget))
     events = FileEvents(source, lenient=lenient, budget=budget)
     text = _decoded(_content(Path(path), events), format, source)
     events.check_memory("the decoding of its text")
@@ -87,7 +88,7 @@ def read_bytes(content: bytes, *, source: str, lenient: bool = False) -> History
     """
     format = _format_of(content[:_HEAD_BYTES], source)
     if format == "jsonl":
-        return read_jsonl_stream(io.BytesIO(content), source=source, lenient=lenient)
+        return _with_keys(read_jsonl_stream(io.BytesIO(content), source=source, lenient=lenient))
     text = _decoded(content, format, source)
     return _without_booleans(_read_text(text, format, FileEvents(source, lenient=lenient)), text)
 
@@ -96,6 +97,15 @@ def _without_booleans(history: History, text: str) -> History:
     """The history, marked where its text spares whoever compares its values a look at every one of them."""
     if "true" not in text and "false" not in text:
         history.booleans = False
+    return history
+
+
+def _with_keys(history: History) -> History:
+    """The history of a JSON file; taken apart by key where it names none, and its values are ``[key, value]`` pairs:
+    Jepsen's independent tests as JSON.  As one register they would be invalid, however right each key is."""
+    first = history.value[0] if len(history) else None
+    if not history.keyed and isinstance(first, list) and looks_keyed(history, unanswered(history)):
+        split_keys(history)
     return history
 
 
@@ -127,7 +137,7 @@ def _decoded(content: bytes, format: str, source: str) -> str:
 def _read_text(text: str, format: str, events: FileEvents) -> History:
     """Every format but JSONL, which is read by line."""
     if format == "json":
-        return read_json_array(text, events)
+        return _with_keys(read_json_array(text, events))
     # Histories of runs are JSONL: what starts a run need not wait for the parsers of other tools' formats.
     from checker.codecs.edn import read_edn_text
     from checker.codecs.lines import read_jepsen_log_text, read_limo_text

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from operator import call
 from typing import Any
 
+from checker.codecs.pairs import looks_keyed, split_keys
 from checker.codecs.source import BATCH_LINES, EVENT_IN_COMMENT, FileEvents
 from checker.history import History, freeze
 from checker.linearizability.budget import no_collection
@@ -183,8 +184,8 @@ def read_edn_text(text: str, file: FileEvents, *, keyed: bool | None = None) -> 
     _Reader(file).read(text)
     history = file.finish()
     unfinished = file.never_completed()
-    if keyed or (keyed is None and _looks_keyed(history, unfinished)):
-        _split_keys(history)
+    if keyed or (keyed is None and looks_keyed(history, unfinished)):
+        split_keys(history)
     return history
 
 
@@ -423,29 +424,3 @@ def _event(form: Any, *, is_outer: bool = True) -> Iterator[dict[str, Any]]:
             yield from _event(inner, is_outer=False)
     else:
         raise ValueError(f"an event must be a map, not {short(form, 60)}")
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2
-
-
-def _looks_keyed(history: History, unfinished: set[int]) -> bool:
-    found = False
-    for row, value in enumerate(history.value):
-        if not _is_pair(value) or isinstance(value[0], (list, dict)):
-            return False
-        result = history.result[row]
-        if row not in unfinished and (not _is_pair(result) or isinstance(result[0], (list, dict))):
-            return False
-        found = found or value[1] is None
-    return found
-
-
-def _split_keys(history: History) -> None:
-    for row, value in enumerate(history.value):
-        if _is_pair(value):
-            history.key[row], history.value[row] = freeze(value[0]), value[1]
-            history.keyed = True
-        result = history.result[row]
-        if _is_pair(result):
-            history.result[row] = result[1]

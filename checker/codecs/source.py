@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 from checker.history import History, HistoryBuilder, HistoryError
@@ -16,6 +17,14 @@ BATCH_LINES = 20_000
 
 #: Left out on purpose, or two lines that became one: nobody can tell.
 EVENT_IN_COMMENT = "an event within a comment"
+
+
+#: Share of a history's whole time by which the time of an event may lie before that of an earlier one.  Recorders that
+#: take the time before the place in the file have some microseconds; files of several clients put one behind the other,
+#: nearly all of it.
+MAX_STEP_BACK = 0.1
+
+_TIME = itemgetter("time")
 
 
 class FormatError(HistoryError):
@@ -57,6 +66,10 @@ class FileEvents:
         self._budget = budget
         self._builder = HistoryBuilder(lenient=lenient, contiguous=True)
         self._is_without_processes: bool | None = None
+        self._earliest: Any = None
+        self._latest: Any = None
+        self._step_back: tuple[Any, int] | None = None
+        """The greatest step back in time, and the line to which it leads."""
 
     def feed(self, events: Sequence[Any], lines: Sequence[int]) -> None:
         """Take events and the lines they stand on.
@@ -73,7 +86,46 @@ class FileEvents:
                 line, reason = None, f"row {line}: {reason}"
             raise FormatError(self.source, line, reason, can_be_left_out=True) from error
         if lines:
+            self._watch_times(events, lines)
             self.check_memory(f"{self._unit} {lines[-1]:,}")
+
+    def _watch_times(self, events: Sequence[Any], lines: Sequence[int]) -> None:
+        """Note how far times go back: the order of the lines is taken for that in which events happened, which an
+        ``index`` says, where there is one."""
+        if self._builder.is_indexed:
+            return
+        try:
+            times = list(map(_TIME, events))
+            in_order = sorted(times)
+        except (KeyError, TypeError):
+            return  # not every event has one that can be compared
+        if any(time.__class__ not in (int, float) for time in (in_order[0], in_order[-1])):
+            return
+        latest = self._latest
+        if times != in_order or (latest is not None and times[0] < latest):
+            for time, line in zip(times, lines, strict=True):
+                if latest is not None and time < latest:
+                    self._step_back = max(self._step_back or (0, 0), (latest - time, line))
+                else:
+                    latest = time
+        self._earliest = in_order[0] if self._earliest is None else min(self._earliest, in_order[0])
+        self._latest = in_order[-1] if self._latest is None else max(self._latest, in_order[-1])
+
+    def _refuse_times_that_go_back(self) -> None:
+        """Raise :class:`FormatError` for events that do not stand in the order in which they say that they happened:
+        what returned before what began is read off their order, and the verdict with it."""
+        if self._step_back is None or self._unit == "row":
+            return
+        step, line = self._step_back
+        if step <= MAX_STEP_BACK * (self._latest - self._earliest):
+            return
+        reason = (
+            f"its time is {step} before that of an event above it: the events of all processes must stand in the order "
+            "in which they happened; where every process wrote a file of its own, sort them by time"
+        )
+        if not self.lenient:
+            raise FormatError(self.source, line, reason)
+        self._builder.history.note(f"{self.source}:{line}: {reason}")
 
     def feed_alone(self, events: Sequence[Any], lines: Sequence[int]) -> None:
         """The same, for formats in which no event needs a process where none has one: all are then of process 0."""
@@ -112,4 +164,5 @@ class FileEvents:
 
     def finish(self) -> History:
         """The history of all that was fed."""
+        self._refuse_times_that_go_back()
         return self._builder.finish()

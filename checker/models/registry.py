@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from checker.models.base import Model, ModelError
@@ -14,7 +15,7 @@ from checker.models.keyvalue import KeyValue
 from checker.models.logs import Log, Topic
 from checker.models.registers import CASRegister, MultiRegister, Mutex, Register, VersionedRegister
 
-__all__ = ["MODELS", "parse_model"]
+__all__ = ["MODELS", "parse_fields", "parse_model"]
 
 MODELS: dict[str, type[Model]] = {
     cls.name: cls
@@ -47,21 +48,25 @@ def parse_model(text: str) -> Model:
         near = difflib.get_close_matches(name, MODELS, n=1)
         hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(sorted(MODELS))}"
         raise ModelError(f"no model {name!r}{hint}")
-    known = [field.name for field in dataclasses.fields(cls)]
-    fields = {}
-    for part in _split(rest):
+    return cls(**parse_fields(f"model {name}", [field.name for field in dataclasses.fields(cls)], rest))
+
+
+def parse_fields(title: str, known: Sequence[str], text: str) -> dict[str, Any]:
+    """What ``FIELD=JSON,...`` says; a value that is no JSON is a word.  Raises :class:`ModelError` with the mend."""
+    fields: dict[str, Any] = {}
+    for part in _split(text):
         field_name, equals, value = part.partition("=")
         if not equals or field_name not in known:
-            raise ModelError(f"model {name} has no field {field_name!r}; it has: {', '.join(known) or 'none'}")
+            raise ModelError(f"{title} has no field {field_name!r}; it has: {', '.join(known) or 'none'}")
         if field_name in fields:
-            raise ModelError(f"model {name}: {field_name} is given twice")
+            raise ModelError(f"{title}: {field_name} is given twice")
         try:
             fields[field_name] = json.loads(value, parse_constant=_refuse)
         except ValueError:
             fields[field_name] = value
         except RecursionError:
-            raise ModelError(f"model {name}: the value of {field_name} is nested too deeply") from None
-    return cls(**fields)
+            raise ModelError(f"{title}: the value of {field_name} is nested too deeply") from None
+    return fields
 
 
 def _refuse(word: str) -> Any:

@@ -1,0 +1,46 @@
+"""Independent ``[key value]`` pairs, as Jepsen has them: what was asked of a key stands beside it in the value."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Any
+
+from checker.history import History, freeze
+
+__all__ = ["looks_keyed", "split_keys", "unanswered"]
+
+
+def looks_keyed(history: History, open_rows: Container[int]) -> bool:
+    """Whether every value is such a pair, and some operation was asked with ``[key nil]``, as a read of a key is.
+
+    The rows of ``open_rows`` need have no answer.
+    """
+    found = False
+    for row, value in enumerate(history.value):
+        if not _is_pair(value) or isinstance(value[0], (list, dict)):
+            return False
+        result = history.result[row]
+        if row not in open_rows and (not _is_pair(result) or isinstance(result[0], (list, dict))):
+            return False
+        found = found or value[1] is None
+    return found
+
+
+def unanswered(history: History) -> set[int]:
+    """The rows without a result: recorders of our own form may leave a value out that says nothing new."""
+    return {row for row, result in enumerate(history.result) if result is None}
+
+
+def split_keys(history: History) -> None:
+    """Take the pairs apart."""
+    for row, value in enumerate(history.value):
+        if _is_pair(value):
+            history.key[row], history.value[row] = freeze(value[0]), value[1]
+            history.keyed = True
+        result = history.result[row]
+        if _is_pair(result):
+            history.result[row] = result[1]
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2

@@ -1,0 +1,152 @@
+"""Histories that a program of the user's own has recorded: what is easily got wrong is said, and not judged wrongly."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checker.cli import main
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "recorded-histories.md"
+
+Event = tuple[int, str, str, Any]
+"""Process, type, f, value."""
+
+PAIRS: Sequence[Event] = [
+    *((0, "invoke", "write", ["x", 1]), (0, "ok", "write", ["x", 1])),
+    *((0, "invoke", "write", ["y", 2]), (0, "ok", "write", ["y", 2])),
+    *((1, "invoke", "read", ["x", None]), (1, "ok", "read", ["x", 1])),
+]
+"""Right for each of its two registers, and wrong for one register that holds pairs."""
+
+
+def events_of(rows: Sequence[Event], **more: Any) -> list[dict[str, Any]]:
+    return [{"process": process, "type": kind, "f": f, "value": value, **more} for process, kind, f, value in rows]
+
+
+def write(path: Path, events: Sequence[dict[str, Any]]) -> str:
+    lines = [json.dumps(event) for event in events]
+    path.write_text(f"[{', '.join(lines)}]" if path.suffix == ".json" else "".join(f"{line}\n" for line in lines))
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["pairs.jsonl", "pairs.json"])
+def test_pairs_of_key_and_value_are_taken_apart_in_json_as_in_edn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    path = write(tmp_path / name, events_of(PAIRS))
+    assert main([path, "--model", "register"]) == 0
+    assert "3 operations, 2 keys" in capsys.readouterr().out
+    stale = [*PAIRS, (2, "invoke", "write", ["x", 3]), (2, "ok", "write", ["x", 3]), (1, "invoke", "read", ["x", None])]
+    assert main([write(tmp_path / name, events_of([*stale, (1, "ok", "read", ["x", 1])])), "--model", "register"]) == 1
+    assert "Key 'x'" in capsys.readouterr().out
+
+
+def test_pairs_are_values_where_events_have_a_key_or_no_read_asks_for_one(tmp_path: Path) -> None:
+    whole = [(0, "invoke", "write", [1, 2]), (0, "ok", "write", [1, 2]), (1, "invoke", "read", None)]
+    for answer, expected in (([1, 2], 0), ([1, 3], 1)):
+        rows = [*whole, (1, "ok", "read", answer)]
+        assert main([write(tmp_path / "plain.jsonl", events_of(rows)), "--model", "register"]) == expected
+        assert main([write(tmp_path / "keyed.jsonl", events_of(rows, key="k")), "--model", "register"]) == expected
+
+
+def test_files_of_several_clients_one_behind_the_other_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the order of the lines, the read of client 1 begins after both writes; by their times, between them."""
+    by_client = [
+        *((0, "invoke", "write", 1, 10), (0, "ok", "write", 1, 20), (0, "invoke", "write", 2, 50)),
+        *((0, "ok", "write", 2, 60), (1, "invoke", "read", None, 30), (1, "ok", "read", 1, 40)),
+    ]
+    events = [{"process": p, "type": t, "f": f, "value": value, "time": at} for p, t, f, value, at in by_client]
+    path = write(tmp_path / "clients.jsonl", events)
+    assert main([path, "--model", "register"]) == 254
+    said = capsys.readouterr().err
+    assert said.startswith(f"{path}:5: its time is 30 before that of an event above it") and "sort them by time" in said
+    assert main([path, "--model", "register", "--lenient"]) == 1
+    assert f"note: {path}:5: its time is 30 before" in capsys.readouterr().out
+    assert main([write(tmp_path / "sorted.jsonl", sorted(events, key=lambda e: e["time"])), "--model", "register"]) == 0
+    indexed = [{**event, "index": number} for number, event in enumerate(events)]
+    assert main([write(tmp_path / "indexed.jsonl", indexed), "--model", "register"]) == 1, "an index says the order"
+
+
+def test_a_clock_that_is_a_little_behind_is_no_reason_to_refuse(tmp_path: Path) -> None:
+    times = [10, 200, 195, 400]
+    rows = [(0, "invoke", "write", 1), (0, "ok", "write", 1), (1, "invoke", "read", None), (1, "ok", "read", 1)]
+    events = [{**event, "time": time} for event, time in zip(events_of(rows), times, strict=True)]
+    assert main([write(tmp_path / "history.jsonl", events), "--model", "register"]) == 0
+
+
+def test_a_read_without_a_value_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events = events_of([(0, "invoke", "write", 1), (0, "ok", "write", 1), (1, "invoke", "read", None)])
+    answer = {"process": 1, "type": "ok", "f": "read", "result": 1}
+    assert main([write(tmp_path / "history.jsonl", [*events, answer]), "--model", "register"]) == 1
+    assert "note: 1 reads ended ok without a 'value', which was taken for null" in capsys.readouterr().out
+    assert main([write(tmp_path / "history.jsonl", [*events, {**answer, "value": 1}]), "--model", "register"]) == 0
+    assert "note" not in capsys.readouterr().out
+
+
+TXN: Sequence[Event] = [
+    *((0, "invoke", "txn", [["append", "x", 1]]), (1, "invoke", "txn", [["r", "x", None], ["append", "y", 1]])),
+    *((1, "ok", "txn", [["r", "x", []], ["append", "y", 1]]), (0, "ok", "txn", [["append", "x", 1]])),
+    *((2, "invoke", "txn", [["r", "y", None], ["r", "x", None]]), (2, "ok", "txn", [["r", "y", [1]], ["r", "x", []]])),
+]
+"""The last begins after the append to x had returned, and does not see it: serializable, and not strictly so."""
+
+
+def test_a_level_of_isolation_can_be_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "txn.jsonl", events_of(TXN))
+    assert main([path, "--model", "list-append"]) == 1
+    assert main([path, "--model", "list-append:level=serializable"]) == 0
+    assert "serializable" in capsys.readouterr().out
+
+
+def test_options_of_other_checkers_can_be_given(tmp_path: Path) -> None:
+    twice = [(0, "invoke", "enqueue", 1), (0, "ok", "enqueue", 1)]
+    twice += [each for _ in range(2) for each in ((1, "invoke", "dequeue", None), (1, "ok", "dequeue", 1))]
+    path = write(tmp_path / "queue.jsonl", events_of(twice))
+    assert main([path, "--model", "total-queue"]) == 0
+    assert main([path, "--model", "total-queue:allow_duplicates=false"]) == 1
+    rows = [(0, "invoke", "read", None), (0, "ok", "read", {"a": 5, "b": 5})]
+    bank = write(tmp_path / "bank.jsonl", events_of(rows))
+    assert main([bank, "--model", "bank"]) == 0 and main([bank, "--model", "bank:total=11"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("list-append:level=serialisable", "level must be one of read-uncommitted, "),
+        ("list-append:isolation=serializable", "has no field 'isolation'; it has: level, linearizable_keys, "),
+        ("total-queue:allow_duplicates=1", "allow_duplicates must be true or false, not 1"),
+        ("bank:total=all", "total must be a number, not 'all'"),
+        ("sessions:reads=read", "reads must be a list of names"),
+        ("unique-ids:x=1", "checker unique-ids has no field 'x'; it has: none"),
+    ],
+)
+def test_options_that_a_checker_does_not_take_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str, said: str
+) -> None:
+    assert main([write(tmp_path / "txn.jsonl", events_of(TXN)), "--model", model]) == 254
+    captured = capsys.readouterr()
+    assert said in captured.err and captured.err.count("\n") == 1 and captured.out == ""
+
+
+def test_the_histories_of_the_page_are_judged_as_it_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"^```\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    statuses = {"history.jsonl": 1, "history.edn": 0}
+    for recorded, transcript in zip(blocks[::2], blocks[1::2], strict=True):
+        command, _, printed = transcript.partition("\n")
+        words = shlex.split(command.removeprefix("$ harness check "))
+        Path(words[0]).write_text(recorded)
+        assert main(words) == statuses.pop(words[0])
+        assert capsys.readouterr().out == printed
+    assert not statuses
