@@ -62,6 +62,11 @@ HISTORY_SCHEMA = pa.schema(
     ],
     metadata={"splitbrain.schema_version": SCHEMA_VERSION},
 )
+HISTORY_SCHEMA = HISTORY_SCHEMA.with_metadata(
+    # Pages have checksums, the list of columns has none: a name that was changed would look like a column that an
+    # older harness did not have.
+    {**HISTORY_SCHEMA.metadata, b"splitbrain.columns": ",".join(HISTORY_SCHEMA.names).encode()}
+)
 """The columns of a history, in order. Times are nanoseconds since the test began, `started_at` is UTC."""
 
 _encode_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode

@@ -73,6 +73,11 @@ def _check_schema(path: str, schema: Any) -> None:
     missing = [name for name in _REQUIRED if name not in schema.names]
     if missing:
         raise FormatError(path, None, f"not a history: it has no column {', '.join(missing)}")
+    # Files of earlier versions do not say which they were written with.
+    written = (schema.metadata or {}).get(b"splitbrain.columns", b"").decode(errors="replace").split(",")
+    missing = [name for name in written if name and name not in schema.names]
+    if missing:
+        raise FormatError(path, None, f"damaged: it was written with a column {missing[0]}, and has none")
 
 
 def _may_hold_booleans(table: Any) -> bool:

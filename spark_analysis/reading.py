@@ -107,6 +107,23 @@ def _check_schema(schema: pa.Schema) -> None:
     missing = [name for name in _REQUIRED if name not in schema.names]
     if missing:
         raise UnreadableRunError(f"not a history: it has no column {', '.join(missing)}")
+    # Files of earlier versions do not say which they were written with.
+    written = (schema.metadata or {}).get(b"splitbrain.columns", b"").decode(errors="replace").split(",")
+    missing = [name for name in written if name and name not in schema.names]
+    if missing:
+        raise UnreadableRunError(f"damaged: it was written with a column {missing[0]}, and has none")
+    for name in written:
+        if name and not _is_of_its_kind(name, schema.field(name).type):
+            raise UnreadableRunError(f"damaged: its column {name} is of type {schema.field(name).type}")
+
+
+def _is_of_its_kind(name: str, type: Any) -> bool:
+    """Whether a column has a type that one of its name may have in a file of ours."""
+    if name in _TYPES:
+        return bool(pa.types.is_boolean(type) if name == "is_nemesis" else pa.types.is_integer(type))
+    if name == "started_at" and pa.types.is_timestamp(type):
+        return bool(type == pa.timestamp("us", tz="UTC"))
+    return name not in (*_DICTIONARIES, "value", "error") or bool(pa.types.is_string(type))
 
 
 def _base_table(file: pq.ParquetFile, with_values: bool) -> pa.Table:

@@ -91,18 +91,21 @@ def test_parts_of_histories_are_left_out_also_where_their_events_pair(
     """An operation that is not there changes every figure, and a verdict over the rest would be about another run."""
     from spark_analysis.checking import CheckPlan
 
-    runs = [synthetic.make_run(tmp_path, number, operations=60, faults=0).path for number in range(5)]
+    runs = [synthetic.make_run(tmp_path, number, operations=60, faults=0).path for number in range(6)]
     rewrite(runs[1] / "history.parquet", lambda t: t.filter([i not in (20, 21) for i in range(t.num_rows)]))
     rewrite(runs[2] / "history.parquet", lambda t: t.slice(0, t.num_rows - 10))
     (runs[3] / "history.parquet").unlink()
     lines = (runs[3] / "history.jsonl").read_text().splitlines(keepends=True)
     (runs[3] / "history.jsonl").write_text("".join(lines[:30] + lines[31:]))
     flip_a_bit_of(runs[4] / "history.parquet", "time_ns")
+    content = (runs[5] / "history.parquet").read_bytes()
+    (runs[5] / "history.parquet").write_bytes(content.replace(b"\x18\x03key", b"\x18\x03kez"))
     analysis = analysed(spark, tmp_path, check=CheckPlan())
     assert "2 events are missing" in problem_of(analysis, runs[1].name)
     assert problem_of(analysis, runs[2].name) == "the history has lost its end: 110 events of clients are left of 120"
     assert "index 31 comes after index 29: 1 event is missing" in problem_of(analysis, runs[3].name)
     assert "CRC checksum verification failed" in problem_of(analysis, runs[4].name)
+    assert "it was written with a column key, and has none" in problem_of(analysis, runs[5].name)
     assert analysis.runs == 1
     assert [row["run_id"] for row in analysis.table("checks").rows] == ["run-0"]
 
@@ -153,7 +156,9 @@ def test_older_and_newer_columns(spark: Any, synthetic: ModuleType, tmp_path: Pa
 
     old, new = (synthetic.make_run(tmp_path, number, operations=80).path for number in (1, 2))
     before = analysed(spark, tmp_path)
-    rewrite(old / "history.parquet", lambda t: t.drop_columns(["is_nemesis", "error", "node", "index"]))
+    older = {"splitbrain.schema_version": "1"}  # which did not say with which columns it was written
+    optional = ["is_nemesis", "error", "node", "index"]
+    rewrite(old / "history.parquet", lambda t: t.drop_columns(optional).replace_schema_metadata(older))
     rewrite(
         new / "history.parquet",
         lambda t: (
