@@ -163,13 +163,18 @@ class Launcher:
         return launch
 
     def stop(self) -> str | None:
-        """End the run at work as Ctrl-C does, and wait. Returns what to say where it does not end in time."""
+        """End the run at work as Ctrl-C does, and wait. Returns what to say where it does not end in time.
+
+        A server that was started with SIGINT ignored, as by `&` in a script, has started its runs so; SIGTERM ends them
+        alike.
+        """
         with self._lock:
             launch = self.launches[-1] if self.launches else None
         if launch is None or launch.status is not None:
             return None
         with contextlib.suppress(ProcessLookupError):
-            launch.process.send_signal(signal.SIGINT)
+            is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+            launch.process.send_signal(signal.SIGTERM if is_ignored else signal.SIGINT)
         try:
             launch.process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -74,9 +75,10 @@ def sleeper(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> str:
     path = tmp_path / "sleeper"
     path.write_text(
         f"#!{sys.executable}\n"
-        "import sys, time\n"
-        "print(*sys.argv[1:], flush=True)\n"
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.default_int_handler)\n"
         "try:\n"
+        "    print(*sys.argv[1:], flush=True)\n"
         "    time.sleep(600)\n"
         "except KeyboardInterrupt:\n"
         "    print('healed', flush=True)\n"
@@ -109,6 +111,17 @@ def test_one_run_at_a_time_and_the_end_of_the_server_ends_it_as_ctrl_c_does(stor
     again = launcher.start(Form([]))
     wait_for(lambda: again.output)
     assert launcher.stop() is None and again.status == 2
+
+
+def test_a_run_ends_although_the_server_was_started_with_its_interrupts_ignored(store: Store, sleeper: str) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        launcher = Launcher(store.root)
+        launch = launcher.start(Form([]))
+        wait_for(lambda: launch.output)
+        assert launcher.stop() is None and launch.status == 2
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_run_that_does_not_end_is_named(store: Store, sleeper: str, monkeypatch: pytest.MonkeyPatch) -> None:
