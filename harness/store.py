@@ -22,7 +22,7 @@ Everything an operator can mend is a `StoreError` of one line.
 
 from __future__ import annotations
 
-__all__ = ["LATEST", "RunDir", "RunStatus", "Store", "StoreError", "is_run", "run_order"]
+__all__ = ["LATEST", "RunDir", "RunStatus", "Store", "StoreError", "is_run", "require_writable", "run_order"]
 
 import contextlib
 import enum
@@ -250,6 +250,18 @@ class Store:
             for folder in _directories(self.root):
                 found += [RunDir(path) for path in _directories(folder) if is_run(path)]
         return sorted(found, key=lambda run: (run_order(run.path.name), run.name))
+
+
+def require_writable(path: Path) -> None:
+    """Raise StoreError where nothing could be written below a directory, which need not be there yet: for commands that
+    write at the end of long work. Makes nothing."""
+    with _storing(f"write to {path}"):
+        there = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+        if not there.is_dir():
+            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(there, os.W_OK | os.X_OK):
+            code = errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES
+            raise OSError(code, os.strerror(code))
 
 
 def _directories(path: Path) -> list[Path]:

@@ -18,7 +18,7 @@ from harness.pasteable import harness_command, pasteable
 from harness.report import OutputConsole
 from harness.report.deciding import sentences_of
 from harness.report.page import write_report
-from harness.store import RunDir, RunStatus, Store
+from harness.store import RunDir, RunStatus, Store, require_writable
 from harness.test import Test, test_from_json
 from nemesis.schedule import ScheduleError, load_schedule
 
@@ -46,6 +46,7 @@ def explain_command(arguments: argparse.Namespace) -> int:
             f"be continued; {replaying(run_dir.path)}"
         )
     results = run_dir.read_results()
+    require_writable(run_dir.path)
     try:
         parts = parts_of(test, load_schedule(str(run_dir.path / "schedule.json")))
     except ScheduleError as error:

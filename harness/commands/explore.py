@@ -29,7 +29,7 @@ from harness.exploration.rehearsal import (
 from harness.exploration.search import Tally, elects_leaders, explore, mix_for, require_room, summary_of
 from harness.report import OutputConsole
 from harness.signals import interrupted_by_signals
-from harness.store import Store
+from harness.store import Store, require_writable
 from harness.test import Test
 from nemesis.schedule import save_schedule
 
@@ -48,6 +48,7 @@ def explore_command(arguments: argparse.Namespace) -> int:
     require_faults(test)
     require_room(test)
     store = Store(arguments.store)
+    require_writable(store.root)
     console = OutputConsole(stderr=True)
     first = 0 if arguments.seed is None else arguments.seed
     guide = _guide(test, arguments) if arguments.guide else None
@@ -167,13 +168,16 @@ def _keep(test: Test, failure: Rehearsal, store: Store, console: OutputConsole) 
     seed = failure.seed
     seeded, schedule = mix_for(test, seed, usable_choices(test))
     directory = Path(store.root) / "schedules"
-    directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{test.workload}-{seed}.json"
     if failure.schedule is not None:  # several runs of a guided search may have the same seed
         schedule = failure.schedule
         digest = hashlib.sha256(json.dumps(schedule.to_json()).encode()).hexdigest()
         path = directory / f"{test.workload}-{seed}-{digest[:12]}.json"
-    save_schedule(schedule, str(path))
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        save_schedule(schedule, str(path))
+    except OSError as error:
+        raise OperatorError(f"seed {seed} cannot be kept: {path}: {error.strerror}") from None
     kept = dataclasses.replace(seeded, nemesis=(), nemesis_schedule=str(path))
     run_dir, _ = perform(parts_of(kept, schedule), store, OutputConsole(file=io.StringIO(), quiet=True))
     console.print(f"seed {seed} kept: {run_dir.report_path}", highlight=False, markup=False, soft_wrap=True)

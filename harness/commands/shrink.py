@@ -18,7 +18,7 @@ from harness.exploration.rehearsal import SIMULATED, require_simulated
 from harness.exploration.shrinking import Shrunk, shrink
 from harness.report import OutputConsole
 from harness.signals import interrupted_by_signals
-from harness.store import Store
+from harness.store import Store, require_writable
 from harness.test import test_from_json
 from nemesis.schedule import ScheduleError, load_schedule, save_schedule
 
@@ -36,6 +36,8 @@ def shrink_command(arguments: argparse.Namespace) -> int:
         schedule = load_schedule(str(run_dir.path / "schedule.json"))
     except ScheduleError as error:
         raise OperatorError(f"{run_dir.name}: {error}") from None
+    directory = Path(arguments.out) if arguments.out else run_dir.path / "shrunk"
+    require_writable(directory)
     console = OutputConsole(stderr=True)
 
     def say(line: str) -> None:
@@ -45,7 +47,7 @@ def shrink_command(arguments: argparse.Namespace) -> int:
     jobs = arguments.jobs or os.cpu_count() or 1
     with interrupted_by_signals():
         found = shrink(test, schedule, jobs=jobs, budget_s=arguments.budget, say=say)
-    path = _keep(found, Path(arguments.out) if arguments.out else run_dir.path / "shrunk")
+    path = _keep(found, directory)
     word = "no single fault can be left out" if found.is_minimal else "the search was over before its end"
     left = found.test
     clients = "1 client" if left.concurrency == 1 else f"{left.concurrency} clients"

@@ -87,6 +87,7 @@ def harness(*words: str, cwd: Path, timeout_s: float = 60) -> subprocess.Complet
         (["audit", "--nemesis-schedule", "s.json"], "unknown option --nemesis-schedule"),
         (["explore", "--storage", "image"], "unknown option --storage"),
         (["explore", "--time-limit", "3"], "leaves random faults no room"),
+        (["explore", "--nemesis", "partition", "--store", "/dev/null/x"], "a part of the path is a file"),
         (["explore", "--guide", "--time-limit", "3.2"], "give more than 3.2"),
         (["clean", "--forget-unreachable"], "by --run RUN_ID"),
     ],

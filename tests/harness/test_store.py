@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import harness.store as module
-from harness.store import RunStatus, Store, StoreError
+from harness.store import RunStatus, Store, StoreError, require_writable
 
 NOON = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
 
@@ -205,6 +205,17 @@ def test_a_store_that_cannot_be_written_is_one_line(store, tmp_path, monkeypatch
     with pytest.raises(StoreError, match="read-only; choose another place with --store DIR") as caught:
         store.create("t")
     assert one_line(caught)
+
+
+def test_where_nothing_could_be_written_is_said_before_long_work(tmp_path, monkeypatch):
+    require_writable(tmp_path / "not" / "there" / "yet")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="a part of the path is a file"):
+        require_writable(tmp_path / "file" / "store")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(StoreError, match="permission denied; choose another place with --store DIR"):
+        require_writable(tmp_path / "store")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
