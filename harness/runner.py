@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from harness.blocking import no_blocking
 from harness.clusters.base import Cluster, HoldsFiles, SeesReplicas
 from harness.errors import OperatorError, SystemUnderTestError
 from harness.fail_fast import WatchedRecorder
@@ -32,7 +33,7 @@ from harness.history_writer import HistoryWriteError, HistoryWriter
 from harness.recovery import Answers, read_until_answered, wait_for_recovery, with_last_words
 from harness.runtime import harness_streams
 from harness.seeded import Streams, seeded
-from harness.systems.base import CheckOutcome, RefusesFaults, System
+from harness.systems.base import CheckOutcome, HasCodeFiles, RefusesFaults, System
 from harness.test import Test
 from harness.worker import Client, Recorder, Workers
 from harness.workloads.base import Workload
@@ -55,6 +56,9 @@ LEADER_INTERVAL_S = 1.0
 """Between two times that the system is asked who leads, for the panel: soon enough to see an election."""
 
 LEADER_TIMEOUT_S = 2.0
+
+BLOCKED_MARGIN_S = 2.0
+"""Beyond an operation's time, for which a plug-in may keep the harness from running."""
 
 CANCEL_GRACE_S = 1.0
 """For a phase that is given up to end in order. One that waits for a hung host would not end at all."""
@@ -161,6 +165,7 @@ class Run:
     _given_up: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while what is waited for is not worth it to who sent the third signal; the next phase begins without."""
     _signals_heard: int = 0
+    _was_blocked: bool = False
     _load_has_begun: bool = False
     _load_is_over: bool = False
     _current: str = "starting"
@@ -186,12 +191,13 @@ class Run:
                 self.clock.start()
                 zero_s = asyncio.get_running_loop().time()
                 started_wall_ms = wall_ms()
-                await self._phase("driving the load", self._drive)
-                await self._phase("healing", self._heal)
-                self.writer.flush()  # without a history there is nothing to wait for
-                await self._phase("waiting for recovery", self._recover)
-                await self._phase("final reads", self._final_reads)
-                await self._phase("waiting for replicas to agree", self._recover)
+                with self._no_blocking():
+                    await self._phase("driving the load", self._drive)
+                    await self._phase("healing", self._heal)
+                    self.writer.flush()  # without a history there is nothing to wait for
+                    await self._phase("waiting for recovery", self._recover)
+                    await self._phase("final reads", self._final_reads)
+                    await self._phase("waiting for replicas to agree", self._recover)
                 is_through = True
             finally:
                 try:
@@ -208,6 +214,19 @@ class Run:
             self.observed.system_facts = self.system.facts()
             self.observed.unexpected_exits = dict(self._target.processes.unexpected_exits)
         return self.observed
+
+    def _no_blocking(self) -> contextlib.AbstractContextManager[None]:
+        files = self.system.code_files if isinstance(self.system, HasCodeFiles) else ()
+        return no_blocking(files, limit_s=self.test.operation_timeout_s + BLOCKED_MARGIN_S, tell=self._on_blocked)
+
+    def _on_blocked(self, text: str) -> None:
+        """Code of a plug-in was ended that had stopped everything: what came of the run is no longer a test."""
+        if self._was_blocked:
+            return  # it has been said
+        self._was_blocked = True
+        self.observed.trouble.append(text)
+        self.listener.say(text if self._load_is_over else f"{text}; the load ends")
+        self._stop_requested.set()
 
     async def _set_up(self) -> None:
         self._enter("starting the cluster")

@@ -22,6 +22,7 @@ __all__ = [
     "CheckOutcome",
     "Fetched",
     "HasClientPrograms",
+    "HasCodeFiles",
     "LimitsClusters",
     "LongRequest",
     "MessagingConnection",
@@ -324,6 +325,16 @@ class HasClientPrograms(Protocol):
 
     client_environment: Mapping[str, str]
     """What such a program has in its environment, so that it can be recognised as the run's."""
+
+
+@runtime_checkable
+class HasCodeFiles(Protocol):
+    """A system whose code is somebody else's, and may wait without `await`."""
+
+    @property
+    def code_files(self) -> Collection[str]:
+        """The files of its code and of its clients', as code objects name them."""
+        ...
 
 
 @runtime_checkable

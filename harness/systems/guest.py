@@ -167,6 +167,12 @@ class GuestSystem:
             missing=missing,
         )
 
+    @property
+    def code_files(self) -> Collection[str]:
+        """The files in which the plug-in's classes are."""
+        classes = (*self.plugin.system_class.__mro__, *self.plugin.client_class.__mro__)
+        return {_file_of(cls) for cls in classes if cls not in (*System.__mro__, *Client.__mro__)}
+
     @classmethod
     def _with_defaults(cls, settings: Mapping[str, str]) -> dict[str, str]:
         return {setting.name: setting.default for setting in cls.settings} | dict(settings)

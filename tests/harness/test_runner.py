@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -253,3 +254,28 @@ def test_a_simulated_run_is_the_same_with_a_panel_which_says_who_leads(tmp_path:
     leaders = set(re.findall(r" leader  (\S+)", panel))
     assert len(leaders & {"n1", "n2", "n3"}) >= 2, "the first was cut off"
     assert re.search(r"cut off  n\d \| n\d n\d", panel) and "no violation" in panel
+
+
+def test_a_client_that_waits_without_await_is_ended_and_named(memory_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else could run until it is answered: not the healing of the fault that it waits for, and not Ctrl-C."""
+    monkeypatch.setattr(runner, "BLOCKED_MARGIN_S", 0.3)
+    ours, theirs = socket.socketpair()
+    seen: list[Any] = []
+
+    def blocking(system: Any) -> None:
+        class Blocking(type(system.connection("queue", process=0, thread=0))):  # type: ignore[misc]
+            async def latest(self, key: int) -> Any:
+                ours.recv(1)  # which nobody answers
+                raise AssertionError("nothing comes")
+
+        seen.append(system)
+        system.code_files = {__file__}
+        system.connection = lambda kind, *, process, thread: Blocking(system)
+
+    before = signal.getsignal(signal.SIGUSR2)
+    with ours, theirs:
+        _, results, said = memory_run(system=blocking, time_limit_s=60.0, operation_timeout_s=0.2)
+    assert results["valid"] == "unknown"
+    assert re.search(r"test_runner\.py:\d+ kept the harness from running for \d+ s: what a plug-in", results["reason"])
+    assert "must be awaited; the load ends" in " ".join(said.split())
+    assert seen[0].cluster.stopped and signal.getsignal(signal.SIGUSR2) is before
