@@ -12,7 +12,8 @@ What an exception of a client means:
     anything else                 info, and it is kept as an unexpected error, because the client has a bug
 
 A client may raise asyncio.CancelledError though nobody cancelled it: it awaited a task of its own that it had
-cancelled. That must not end its thread, without which the load would go on as if nothing were missing.
+cancelled. That must not end its thread, without which the load would go on as if nothing were missing. Nor must a
+client that calls sys.exit end the harness, whose exit status is a verdict.
 """
 
 from __future__ import annotations
@@ -284,7 +285,7 @@ class Workers:
                 await client.open()
         except BaseException as error:
             await _close_quietly(client)
-            if not isinstance(error, Exception) and not _is_its_own(error, asked):
+            if not isinstance(error, Exception | SystemExit) and not _is_its_own(error, asked):
                 raise
             await asyncio.sleep(REOPEN_PAUSE_S)
             return Outcome("fail", error=f"open: {_describe(error)}")
@@ -304,6 +305,9 @@ class Workers:
             return Outcome("info", error="timeout")
         except TimeoutError:
             return Outcome("info", error="timeout")
+        except SystemExit as error:  # its status is no verdict of ours
+            self._note_unexpected(error)
+            return Outcome("info", error=f"unexpected {_describe(error)}")
         except Exception as error:
             if not isinstance(error, TellsOutcome):
                 self._note_unexpected(error)
@@ -393,6 +397,6 @@ async def _close_quietly(client: Client) -> None:
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
             await closing
     except BaseException as error:
-        if not isinstance(error, Exception) and not _is_its_own(error, asked):
+        if not isinstance(error, Exception | SystemExit) and not _is_its_own(error, asked):
             raise
         logger.debug("closing a client: %s", _describe(error))

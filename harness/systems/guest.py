@@ -151,7 +151,7 @@ class GuestSystem:
         self._final: dict[str, dict[str, str]] = {}
         self._states: dict[str, Any] | None = None
         """What the replicas held in the end; None where nobody asked, or they never agreed to answer."""
-        self._unanswered: dict[str, Exception] = {}
+        self._unanswered: dict[str, Exception | SystemExit] = {}
         """Host -> what its `status` raised when it was last asked."""
         self._is_apart = False
         """Whether replicas have had the whole time of a recovery to become equal, and did not."""
@@ -181,7 +181,7 @@ class GuestSystem:
         cls = self.plugin.system_class
         try:
             system = cls()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._blame(error, f"{cls.__name__}()") from None
         names = Known("port", cls.ports)
         hosts = {}
@@ -346,7 +346,7 @@ class GuestSystem:
                 raise
             except _MISTAKES as error:
                 raise self._blame(error, "start_together") from None
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 if loop.time() > deadline_s:
                     if limit.expired():
                         said = f"start_together() did not end within {QUESTION_TIMEOUT_S:g} s"
@@ -431,7 +431,7 @@ class GuestSystem:
             if is_starting:
                 raise self._blame(error, f"ready({host.name})") from None
             return False
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             logger.debug("ready(%s): %s", host.name, error)
             return False
 
@@ -566,7 +566,7 @@ class GuestSystem:
             if found is None or isinstance(found, Status):
                 return found
             raise self._wrong("status", f"status({host.name}) returned {found!r:.80} and neither a Status nor None")
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._unanswered[host.name] = error
             logger.debug("status(%s): %s: %s", host.name, type(error).__name__, error)
             return None
@@ -641,7 +641,7 @@ class GuestSystem:
             try:
                 async with asyncio.timeout(QUESTION_TIMEOUT_S):
                     state = await self._system.state(host)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 return _Unread(str(self._blame(error, f"state({host.name})")), isinstance(error, _MISTAKES))
             if (problem := json_problem(state)) is not None:
                 wrong = self._wrong("state", f"state({host.name}) returned {problem}")
@@ -666,7 +666,7 @@ class GuestSystem:
             raise OperatorError(f"system {self.name} offers no {kind!r} connections")
         try:
             client = self.client_class()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._blame(error, f"{self.client_class.__name__}()") from None
         client.host = self._system.hosts[thread % len(self._system.hosts)]
         client.hosts = self._system.hosts
@@ -736,7 +736,7 @@ class GuestSystem:
                 return await work
         except OperatorError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if limit.expired():
                 raise self._wrong(what.partition("(")[0], f"{what} took more than {timeout_s:g} s") from None
             raise self._blame(error, what) from None
@@ -744,7 +744,7 @@ class GuestSystem:
     def _call_plainly(self, method: str, host: Host) -> Any:
         try:
             return getattr(self._system, method)(host)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._blame(error, f"{method}({host.name})") from None
 
     def _blame(self, error: BaseException, what: str) -> PluginError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -210,6 +211,32 @@ def test_a_client_that_raises_a_cancellation_of_its_own_keeps_its_thread(method:
     expected = {"open": ["fail", "info", "ok"], "invoke": ["info", "info", "ok"], "close": ["info", "ok", "ok"]}
     assert ended[:3] == expected[method]
     assert len(ended) == 5, "every operation ends, and the thread goes on"
+    assert bool(workers.unexpected_errors) == (method == "invoke")
+
+
+@pytest.mark.parametrize("method", ["open", "invoke", "close"])
+def test_a_client_that_exits_does_not_end_the_harness(method: str) -> None:
+    """The exit status of a run is its verdict: 0 would say that the system is right."""
+
+    class Exits(ScriptedClient):
+        async def open(self) -> None:
+            await super().open()
+            if method == "open":
+                sys.exit(0)
+
+        async def invoke(self, op: Op) -> Outcome:
+            if method == "invoke":
+                sys.exit(0)
+            return await super().invoke(op)
+
+        async def close(self) -> None:
+            await super().close()
+            if method == "close":
+                sys.exit(0)
+
+    events, workers = run(lambda op: Outcome("ok", 1), count=2, make=Exits)
+    ended = [event["type"] for event in events if event["type"] != "invoke"]
+    assert ended == {"open": ["fail"] * 2, "invoke": ["info"] * 2, "close": ["ok"] * 2}[method]
     assert bool(workers.unexpected_errors) == (method == "invoke")
 
 

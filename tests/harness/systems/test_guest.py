@@ -205,6 +205,20 @@ def test_a_line_to_wait_for_is_waited_for_anew_after_a_restart(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("method", ["setup", "ready", "status", "start_together"])
+def test_a_method_that_exits_is_blamed_and_does_not_end_the_harness(
+    write: Write, run_state: RunState, tmp_path: Path, method: str
+) -> None:
+    words = "self" if method == "start_together" else "self, host"
+    more = f"""
+        async def {method}({words}):
+            raise SystemExit(0)
+        ready_timeout_s = 1.0
+    """
+    said = blamed(write(more), run_state, tmp_path)
+    assert said.startswith("mine.py:") and ("SystemExit" in said or method == "ready"), said
+
+
 def test_who_leads_is_what_the_plug_in_says(write: Write, run_state: RunState, tmp_path: Path) -> None:
     more = """
         silent = ()
