@@ -25,8 +25,10 @@ import logging
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -110,7 +112,12 @@ def open_session(
             contextlib.nullcontext() if verbose else _quiet_gateway(),
             _environment(scratch, embedded=_is_embedded(master)) as source,
         ):
+            before = signal.getsignal(signal.SIGINT)
             spark = _start(master, memory, verbose, dict(settings or {}), name, scratch)
+            if threading.current_thread() is threading.main_thread():
+                # PySpark's own handler has Java cancel the jobs first, so that Ctrl-C looks like a job that failed. To
+                # leave the session ends them as well.
+                signal.signal(signal.SIGINT, before)
             try:
                 spark.sparkContext.setLogLevel("INFO" if verbose else "OFF")
                 ship(spark, scratch, packages, distribution)

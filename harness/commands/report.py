@@ -66,10 +66,10 @@ def report_command(arguments: argparse.Namespace) -> int:
                 progress.watch(session.spark)
                 result = analyse(session.spark, place, options, progress.phase, out=out, csv=arguments.csv)
                 if not result.missing:
-                    if arguments.compact is not None:
+                    page_path = _write_page(session.spark, out, _page(result, out, began_s))
+                    if arguments.compact is not None:  # last: what goes wrong there costs nothing of the report
                         progress.phase("compacting")
                         _compact(session.spark, place, arguments, console)
-                    page_path = _write_page(session.spark, out, _page(result, out, began_s))
             if result.missing:
                 progress.phase("writing what there is")
                 with spark_session(arguments) as session:  # the old one has ended, or has no memory left

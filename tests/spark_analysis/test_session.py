@@ -190,3 +190,10 @@ def test_java_classes_are_looked_up_once(spark: Any) -> None:
     for name in ("functions", "PythonUtils", "SparkSession"):
         assert getattr(java, name) is getattr(java, name)
     assert java.functions.lit(7).toString() == "7"
+
+
+def test_ctrl_c_is_an_interrupt_and_no_job_that_failed(spark: Any) -> None:
+    """PySpark would have a handler of its own, by which an analysis ends with whatever Java says of its job."""
+    handler = signal.getsignal(signal.SIGINT)
+    assert getattr(handler, "__module__", None) != "pyspark.context"
+    assert handler is signal.default_int_handler
