@@ -58,6 +58,8 @@ MISTAKEN_S = 5.0
 """How long `status` may raise one of them at the start: None in the place of a leader that is not known yet makes a
 TypeError, too."""
 
+ADDRESS_HINT = " (hosts of --cluster local share this machine: have the program listen on host.listen(port) alone)"
+
 MAX_STATE_CHARS = 300
 """Of a replica's state that is quoted where replicas differ."""
 
@@ -377,7 +379,9 @@ class GuestSystem:
         for name in names:
             if (problem := self._processes[name].first_problem()) is not None:
                 await asyncio.sleep(POLL_S)  # its last lines are on their way
-                raise self._wrong(self._starter, f"{problem} while starting{self._quoted(name)}")
+                quoted = self._quoted(name)
+                hint = ADDRESS_HINT if "address already in use" in quoted.lower() else ""
+                raise self._wrong(self._starter, f"{problem} while starting{quoted}{hint}")
 
     async def _wait_for_leader(self, deadline_s: float) -> None:
         """Ask all hosts until one says that it leads. What `status` raises may be over when it is asked again; a

@@ -231,6 +231,7 @@ class ClockDriver:
         self._counted: dict[int, int] = {}
         """process -> readings of its clock that the control file has"""
         self._is_used = False
+        self._generation = -1
 
     def serve(self) -> None:
         """Until the last process has ended."""
@@ -241,6 +242,9 @@ class ClockDriver:
             if not self._tree.processes:
                 return
             slots, generation = self._control.wall_clock_slots()
+            if slots and generation != self._generation:
+                self._tree.look_everywhere()
+            self._generation = generation
             if slots or self._is_used:
                 self._apply(slots, generation)
                 self._is_used = self._is_used or bool(slots)

@@ -205,6 +205,17 @@ def test_a_line_to_wait_for_is_waited_for_anew_after_a_restart(
     asyncio.run(main())
 
 
+def test_who_listens_on_every_address_is_told_where_to_listen(
+    write: Write, run_state: RunState, tmp_path: Path
+) -> None:
+    more = """
+        def programs(self, host):
+            return {"kv": ["sh", "-c", "echo 'listen tcp :7000: bind: address already in use'; exit 1"]}
+    """
+    said = blamed(write(more), run_state, tmp_path)
+    assert said.endswith("bind: address already in use" + guest.ADDRESS_HINT), said
+
+
 @pytest.mark.parametrize("method", ["setup", "ready", "status", "start_together"])
 def test_a_method_that_exits_is_blamed_and_does_not_end_the_harness(
     write: Write, run_state: RunState, tmp_path: Path, method: str

@@ -369,6 +369,36 @@ def test_a_driver_waits_for_the_program_and_not_for_the_launcher_s_own_processes
         running.communicate()
 
 
+DAEMON_CLOCK = """
+import os, sys, time
+if os.fork() == 0:
+    if os.fork() == 0:
+        os.setsid()
+        print(os.getpid(), flush=True)
+        for _ in sys.stdin:
+            print(int(time.time()), flush=True)
+    os._exit(0)
+os.wait()
+time.sleep(600)
+"""
+
+
+@needs_clock
+def test_the_clock_of_a_process_that_was_given_away_at_once_is_moved(tmp_path: Path) -> None:
+    argv = [sys.executable, "-I", "-S", "-c", DAEMON_CLOCK]
+    program = Program(tmp_path, argv, clock=True, mark="test-daemon-clock")
+    daemon = int(program.answer())
+    try:
+        assert abs(int(program.do("")) - time.time()) < 600
+        program.skew(ClockSkew(offset_ms=3_600_000))
+        assert abs(int(program.do("")) - time.time() - 3600) < 600
+        program.skew(None)
+        assert abs(int(program.do("")) - time.time()) < 600
+    finally:
+        program.close()
+        os.kill(daemon, signal.SIGKILL)
+
+
 @needs_clock
 def test_a_driver_that_is_killed_leaves_the_program_alone(clocked: Program) -> None:
     clocked.skew(ClockSkew(offset_ms=3_600_000))
