@@ -34,8 +34,8 @@ GRACE_S = 5
 
 
 def serve_command(arguments: argparse.Namespace) -> int:
-    """Serve until Ctrl-C, SIGTERM or SIGHUP. Returns 0. Raises OperatorError: a package, the store or the port is
-    missing."""
+    """Serve until Ctrl-C or SIGHUP, which return 0, or SIGTERM, which ends it with 143 once all is in order. Raises
+    OperatorError: a package, the store or the port is missing."""
     require_serve()
     from harness.serve.app import RunList, make_app
     from harness.serve.guard import loopback_hosts
