@@ -285,7 +285,7 @@ def main() -> None:
     unscripted = [name for name in options.names if name not in SCENARIOS and not options.blind]
     if unscripted:
         parser.error(f"no scenario is written for {', '.join(unscripted)}: look for it with --blind")
-    if options.blind:
+    if options.blind and not options.table_only:
         budget_s = options.budget or BLIND_BUDGET_S
         names = options.names or list(MUTANTS)
         measure_blind(

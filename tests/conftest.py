@@ -9,13 +9,18 @@ the run.
 
 Hypothesis has no deadline: tests assert no times, and a busy machine is no bug. Where `CI` is set the examples are the
 same on every run, so that a change is judged by itself; elsewhere they are new each time, so that the search goes on.
+
+Ctrl-C is heeded, also where the tests were started by `&` in a script, which has all that comes of it ignore SIGINT:
+tests send it to programs that they start.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
+import threading
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -35,6 +40,8 @@ def pytest_configure(config: pytest.Config) -> None:
             f"pytest-xdist does not keep the tests of a group together with pytest {pytest.__version__}: "
             "pip install 'pytest<9.2'"
         )
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if sys.implementation.name == "cpython":
         gc.disable()  # until the tests are collected
 
