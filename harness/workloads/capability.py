@@ -153,7 +153,7 @@ class CapabilityWorkload(ABC):
 
 @runtime_checkable
 class KnowsHosts(Protocol):
-    """A client that was made by a system, which told it of its hosts."""
+    """A client with the hosts of its system, which sets them when it makes the client."""
 
     hosts: Sequence[Any]
 
