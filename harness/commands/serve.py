@@ -24,7 +24,8 @@ __all__ = ["make_server", "require_serve", "serve_command"]
 
 ADDRESS = "127.0.0.1"
 MAX_CONNECTIONS = 128
-"""Requests at work at a time, live views included; more get 503."""
+"""Connections at a time, live views included. A new one takes the place of one that asks nothing; where all are at work
+it gets 503."""
 
 MAX_HEAD_BYTES = 32_768
 """Of a request's line and headers, before anything is looked at."""
@@ -85,11 +86,14 @@ def _ended_by_sighup(server: uvicorn.Server) -> Iterator[None]:
 
 
 def make_server(app: App) -> uvicorn.Server:
-    """A server for an application: HTTP/1.1 only, what clients send is bounded, headers of proxies mean nothing."""
+    """A server for an application: HTTP/1.1 only, what clients send and how long they take for it is bounded, headers of
+    proxies mean nothing."""
     import uvicorn
 
+    from harness.serve.connections import PatientProtocol
+
     config = uvicorn.Config(
-        app, loop="asyncio", http="h11", ws="none", lifespan="off", log_level="warning", access_log=False,
+        app, loop="asyncio", http=PatientProtocol, ws="none", lifespan="off", log_level="warning", access_log=False,
         proxy_headers=False, server_header=False, limit_concurrency=MAX_CONNECTIONS,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES, timeout_graceful_shutdown=GRACE_S,
     )  # fmt: skip

@@ -1,0 +1,176 @@
+"""Clients that ask nothing, never end what they ask, or never take the answer: their connections end, others are served."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.commands.serve import MAX_CONNECTIONS
+from harness.serve.launch import Launcher
+from harness.store import Store
+
+from .conftest import DEADLINE_S, Client, make_run
+
+connections = pytest.importorskip("harness.serve.connections", reason="the extra `serve` is not installed")
+
+PATIENCE_S = 0.5
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "PATIENCE_S", PATIENCE_S)
+
+
+def connect(stack: contextlib.ExitStack, client: Client) -> socket.socket:
+    return stack.enter_context(socket.create_connection(("127.0.0.1", client.port), timeout=DEADLINE_S))
+
+
+def read_to_end(connection: socket.socket) -> bytes:
+    """What comes until the server ends the connection; fails where it does not."""
+    got = b""
+    with contextlib.suppress(ConnectionError):  # cut off is as good as closed
+        while part := connection.recv(65_536):
+            got += part
+    return got
+
+
+def test_who_only_holds_connections_keeps_nobody_out(serve: Callable[..., Client]) -> None:
+    """At once, long before any of them is given up for its age."""
+    client = serve()
+    with contextlib.ExitStack() as stack:
+        held = [connect(stack, client) for _ in range(2 * MAX_CONNECTIONS)]
+        for connection in held[MAX_CONNECTIONS:]:
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(b"GET / HTTP/1.1\r\nHost: ")
+        assert client.ask("/")[0] == 200
+        assert read_to_end(held[0]) == b"", "the oldest of them made room"
+
+
+def test_live_views_make_no_room(store: Store, serve: Callable[..., Client]) -> None:
+    client = serve()
+    run = store.create("t")
+    run.write_test({})
+    run.history_path.write_bytes(b"")
+    try:
+        with contextlib.ExitStack() as stack:
+            view = stack.enter_context(
+                contextlib.closing(http.client.HTTPConnection("127.0.0.1", client.port, timeout=DEADLINE_S))
+            )
+            view.request("GET", f"/runs/{run.name}/events")
+            answer = view.getresponse()
+            assert answer.readline() == b"event: state\n"
+            for _ in range(2 * MAX_CONNECTIONS):
+                connect(stack, client)
+            assert client.ask("/")[0] == 200
+            run.write_results({"valid": True})
+            run.finish()
+            assert b'"verdict": "valid"' in answer.read(), "the view went on to its end"
+    finally:
+        run.release()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: 127.0.0.1:PORT\r\n"],
+    ids=["nothing", "half a line", "half a head"],
+)
+@pytest.mark.usefixtures("impatient")
+def test_a_request_that_does_not_come_is_given_up(serve: Callable[..., Client], sent: bytes) -> None:
+    client = serve()
+    with contextlib.ExitStack() as stack:
+        connection = connect(stack, client)
+        connection.sendall(sent.replace(b"PORT", str(client.port).encode()))
+        assert read_to_end(connection) == b""
+        assert client.ask("/")[0] == 200
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_second_request_that_does_not_come_is_given_up(serve: Callable[..., Client]) -> None:
+    """Its first byte ends what uvicorn itself waits between two requests."""
+    client = serve()
+    with contextlib.ExitStack() as stack:
+        connection = connect(stack, client)
+        host = f"Host: 127.0.0.1:{client.port}\r\n".encode()
+        connection.sendall(b"HEAD / HTTP/1.1\r\n" + host + b"\r\n")
+        assert connection.recv(65_536).startswith(b"HTTP/1.1 200")
+        connection.sendall(b"GET")
+        assert b"HTTP" not in read_to_end(connection)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_form_that_does_not_come_is_given_up(store: Store, serve: Callable[..., Client]) -> None:
+    client = serve(Launcher(store.root))
+    with contextlib.ExitStack() as stack:
+        connection = connect(stack, client)
+        lines = (
+            "POST /new HTTP/1.1", f"Host: 127.0.0.1:{client.port}", "Content-Length: 100",
+            "Content-Type: application/x-www-form-urlencoded", "", "token=",
+        )  # fmt: skip
+        connection.sendall("\r\n".join(lines).encode())
+        assert read_to_end(connection) == b""
+        assert client.ask("/")[0] == 200
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_answer_that_nobody_takes_is_given_up(tmp_path: Path, store: Store, serve: Callable[..., Client]) -> None:
+    client = serve()
+    run = make_run(store)
+    with open(run.path / "some.bin", "wb") as file:
+        file.truncate(64 << 20)  # more than any buffer between the two takes
+
+    def is_open() -> bool:
+        paths = []
+        for fd in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                paths.append(os.readlink(f"/proc/self/fd/{fd}"))
+        return any(path.endswith("/some.bin") for path in paths)
+
+    with contextlib.ExitStack() as stack:
+        connection = connect(stack, client)
+        head = f"GET /runs/{run.name}/download/some.bin HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\n\r\n"
+        connection.sendall(head.encode())
+        assert connection.recv(1) and is_open()
+        deadline_s = time.monotonic() + DEADLINE_S
+        while is_open() and time.monotonic() < deadline_s:
+            client.ask("/")
+        assert not is_open()
+        assert len(read_to_end(connection)) < 64 << 20
+
+
+def test_who_goes_on_asking_or_watching_is_not_given_up(
+    store: Store, serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "PATIENCE_S", 2.0)
+    client = serve()
+    run = store.create("t")
+    run.write_test({})
+    run.history_path.write_bytes(b"")
+    try:
+        with contextlib.ExitStack() as stack:
+            asking, watching = (
+                stack.enter_context(
+                    contextlib.closing(http.client.HTTPConnection("127.0.0.1", client.port, timeout=DEADLINE_S))
+                )
+                for _ in range(2)
+            )
+            watching.request("GET", f"/runs/{run.name}/events")
+            view = watching.getresponse()
+            asking.connect()
+            first = asking.sock
+            end_s = time.monotonic() + 3.0
+            while time.monotonic() < end_s:
+                asking.request("GET", "/")
+                assert asking.getresponse().read()
+                assert asking.sock is first, "on one connection"
+            run.write_results({"valid": True})
+            run.finish()
+            assert b'"verdict": "valid"' in view.read()
+    finally:
+        run.release()
