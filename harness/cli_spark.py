@@ -20,7 +20,9 @@ def add_spark_commands(commands: Any) -> None:
     )
     report.add_argument("--csv", action="store_true", help="write the tables as CSV too")
     report.add_argument("--json", action="store_true", help="print the tables as JSON on standard output")
-    report.add_argument("--compact", metavar="DIR", help="also copy the runs there as few large files (path or URI)")
+    report.add_argument(
+        "--compact", metavar="DIR", help="also copy the runs of the report there as few large files (path or URI)"
+    )
     report.add_argument("--check", action="store_true", help="check every history again inside Spark, key by key")
     report.add_argument(
         "--model", metavar="MODEL", help="check against this model whatever the workload (harness check)"

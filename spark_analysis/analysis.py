@@ -66,6 +66,8 @@ class Analysis:
     last_started_at: str | None = None
     missing: list[str] = field(default_factory=list)
     """What could not be computed and why, a line each; what could is there, and nothing has been written."""
+    run_dirs: frozenset[str] = frozenset()
+    """The places of the runs that are counted: those that the options leave, without copies and damaged ones."""
 
     def table(self, name: str) -> Table:
         """A table by its name. Raises KeyError."""
@@ -178,28 +180,9 @@ def _tables(
     spark: SparkSession, listing: Listing, every: DataFrame, options: Options, progress: Progress, out: str | None,
     csv: bool,
 ) -> Analysis:  # fmt: skip
-    from pyspark.sql import functions as F
-
     runs = every.filter("problem is null")
-    problems = Table(name="problems", columns={"run": "string", "problem": "string", "left_out": "boolean"})
-    problems.rows = [{"run": run, "problem": problem, "left_out": True} for run, problem in listing.problems]
-    problems.rows += [{"run": run, "problem": remark, "left_out": False} for run, remark in listing.remarks]
-    noted = every.filter("problem is not null or size(notes) > 0").select("run_dir", "problem", "notes")
-    for row in noted.orderBy("run_dir").collect():
-        if row.problem is not None:
-            problems.rows.append({"run": row.run_dir, "problem": row.problem, "left_out": True})
-        problems.rows += [{"run": row.run_dir, "problem": note, "left_out": False} for note in row.notes]
-    seen = runs.agg(
-        F.count(F.lit(1)).alias("runs"), F.sum("operations").alias("operations"), F.min("started_at").alias("first"),
-        F.max("started_at").alias("last"),
-    ).first()  # fmt: skip
-    if not seen or not seen.runs:
-        left = "; ".join(f"{row['run']}: {row['problem']}" for row in problems.rows[:3])
-        raise AnalysisError(f"no run of {listing.place} is left to analyse" + (f" ({left})" if left else ""))
-    result = Analysis(
-        place=listing.place, options=options, runs=seen.runs, operations=seen.operations or 0,
-        first_started_at=seen["first"], last_started_at=seen["last"],
-    )  # fmt: skip
+    problems = _problems(listing, every)
+    result = _overview(listing, runs, options, problems)
     progress("anomaly rates")
     result.tables += [anomaly_rates(runs), anomaly_kinds(runs)]
     progress("availability")
@@ -224,6 +207,37 @@ def _tables(
             break
     result.tables.append(problems)
     return result
+
+
+def _problems(listing: Listing, every: DataFrame) -> Table:
+    """What was left out, and remarks about what was not."""
+    problems = Table(name="problems", columns={"run": "string", "problem": "string", "left_out": "boolean"})
+    problems.rows = [{"run": run, "problem": problem, "left_out": True} for run, problem in listing.problems]
+    problems.rows += [{"run": run, "problem": remark, "left_out": False} for run, remark in listing.remarks]
+    noted = every.filter("problem is not null or size(notes) > 0").select("run_dir", "problem", "notes")
+    for row in noted.orderBy("run_dir").collect():
+        if row.problem is not None:
+            problems.rows.append({"run": row.run_dir, "problem": row.problem, "left_out": True})
+        problems.rows += [{"run": row.run_dir, "problem": note, "left_out": False} for note in row.notes]
+    return problems
+
+
+def _overview(listing: Listing, runs: DataFrame, options: Options, problems: Table) -> Analysis:
+    """How many runs there are, and which. Raises AnalysisError where none is left."""
+    from pyspark.sql import functions as F
+
+    seen = runs.agg(
+        F.count(F.lit(1)).alias("runs"), F.sum("operations").alias("operations"), F.min("started_at").alias("first"),
+        F.max("started_at").alias("last"), F.collect_list("run_dir").alias("run_dirs"),
+    ).first()  # fmt: skip
+    if not seen or not seen.runs:
+        left = "; ".join(f"{row['run']}: {row['problem']}" for row in problems.rows[:3])
+        raise AnalysisError(f"no run of {listing.place} is left to analyse" + (f" ({left})" if left else ""))
+    return Analysis(
+        place=listing.place, options=options, runs=seen.runs, operations=seen.operations or 0,
+        first_started_at=seen["first"], last_started_at=seen["last"],
+        run_dirs=frozenset(seen.run_dirs),
+    )  # fmt: skip
 
 
 def _write(spark: SparkSession, tables: list[Table], runs: DataFrame, out: str, csv: bool) -> list[Table]:

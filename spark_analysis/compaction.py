@@ -10,7 +10,7 @@ from __future__ import annotations
 
 __all__ = ["FILE_BYTES", "compact"]
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -23,6 +23,7 @@ from spark_analysis.ingest import (
     COMPACTED_OUTCOMES,
     PARQUET,
     Listing,
+    RunFiles,
     compacted_run_dir,
     history_files,
     outcomes_of,
@@ -52,18 +53,16 @@ _SCHEMA = pa.schema(
 _ID_SCHEMA = pa.schema([("run_dir", pa.string()), ("run_id", pa.string())])
 
 
-def compact(spark: SparkSession, listing: Listing, place: str) -> list[str]:
-    """Write the runs of `listing` to `place` (a path or URI) as few files. Returns what was left out, in words.
+def compact(spark: SparkSession, listing: Listing, place: str, run_dirs: Collection[str] | None = None) -> list[str]:
+    """Write the runs of `listing`, or those of them at `run_dirs`, to `place` (a path or URI) as few files. Returns
+    what of these was left out, in words.
 
-    Raises AnalysisError when two runs have one id, or the place cannot be written.
+    Raises AnalysisError when two of them have one id, or the place cannot be written.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    taken = [run for run in listing.runs if run.history is not None and run.history.endswith("/" + PARQUET)]
-    left_out = [f"{run.run_dir}: its history is not Parquet" for run in listing.runs if run not in taken]
-    if not taken:
-        raise AnalysisError(f"{listing.place} holds no run with a {PARQUET} to compact")
+    taken, left_out = _taken(listing, run_dirs)
     bins: list[tuple[str, int]] = []
     size = number = 0
     for run in taken:
@@ -120,6 +119,20 @@ def compact(spark: SparkSession, listing: Listing, place: str) -> list[str]:
     except Exception as error:
         raise AnalysisError(f"cannot compact to {place}: {one_line(error)}") from None
     return left_out
+
+
+def _taken(listing: Listing, run_dirs: Collection[str] | None) -> tuple[list[RunFiles], list[str]]:
+    """The runs to copy, and what of those asked for cannot be, in words. Raises AnalysisError where there are none."""
+    asked = [run for run in listing.runs if run_dirs is None or run.run_dir in run_dirs]
+    taken = [run for run in asked if (run.history or "").endswith("/" + PARQUET)]
+    places = {run.run_dir for run in taken}
+    left_out = [f"{run.run_dir}: its history is not Parquet" for run in asked if run.run_dir not in places]
+    # Which run is in which of these files, nobody knows here.
+    if run_dirs is None or any(run_dir.startswith(compacted_run_dir("")) for run_dir in run_dirs):
+        left_out += [f"{path}: it is compacted already" for path, _ in listing.compacted]
+    if not taken:
+        raise AnalysisError(f"{listing.place} holds no run with a {PARQUET} to compact")
+    return taken, left_out
 
 
 def _whole(content: Content) -> Iterator[pa.RecordBatch]:

@@ -69,7 +69,7 @@ def report_command(arguments: argparse.Namespace) -> int:
                     page_path = _write_page(session.spark, out, _page(result, out, began_s))
                     if arguments.compact is not None:  # last: what goes wrong there costs nothing of the report
                         progress.phase("compacting")
-                        _compact(session.spark, place, arguments, console)
+                        _compact(session.spark, result, absolute(arguments.compact), console)
             if result.missing:
                 progress.phase("writing what there is")
                 with spark_session(arguments) as session:  # the old one has ended, or has no memory left
@@ -97,11 +97,13 @@ def _require_sense(arguments: argparse.Namespace) -> None:
             raise OperatorError(f"--checker-{option} must be positive and finite, not {limit:g}")
 
 
-def _compact(spark: SparkSession, place: str, arguments: argparse.Namespace, console: Console) -> None:
+def _compact(spark: SparkSession, result: Analysis, out: str, console: Console) -> None:
+    """The runs that the report counts, and no others: each once, and those that --where and --since leave."""
     from spark_analysis.compaction import compact
     from spark_analysis.ingest import list_runs
 
-    for line in compact(spark, list_runs(spark, place), absolute(arguments.compact)):
+    listing = list_runs(spark, result.place, include=result.options.include)
+    for line in compact(spark, listing, out, result.run_dirs):
         console.print(f"not compacted: {line}", highlight=False, markup=False, soft_wrap=True)
 
 

@@ -86,8 +86,8 @@ def _ended_by_sighup(server: uvicorn.Server) -> Iterator[None]:
 
 
 def make_server(app: App) -> uvicorn.Server:
-    """A server for an application: HTTP/1.1 only, what clients send and how long they take for it is bounded, headers of
-    proxies mean nothing."""
+    """A server for an application: HTTP/1.1 only, what clients send and how long they take for it is bounded, headers
+    of proxies mean nothing."""
     import uvicorn
 
     from harness.serve.connections import PatientProtocol

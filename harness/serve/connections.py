@@ -1,7 +1,7 @@
 """How long a client may keep its connection without asking, or without taking what it asked for.
 
-uvicorn ends a connection that is idle after an answer. It waits without end for a first request, for the rest of one and
-for a client that reads nothing, and refuses everybody else once there are too many of these.
+uvicorn ends a connection that is idle after an answer. It waits without end for a first request, for the rest of one
+and for a client that reads nothing, and refuses everybody else once there are too many of these.
 """
 
 from __future__ import annotations
@@ -71,5 +71,5 @@ class PatientProtocol(H11Protocol):  # type: ignore[misc]
         rest_s = self.waiting_since_s + PATIENCE_S - self.loop.time()
         if rest_s <= 0 and (self.is_silent or self._is_full):
             self.give_up()
-        else:  # with nothing to wait for look again later: what begins to be waited for meanwhile has its time from then
+        else:  # what begins to be waited for meanwhile has its time from then
             self._timer = self.loop.call_later(rest_s if rest_s > 0 else PATIENCE_S, self._look)

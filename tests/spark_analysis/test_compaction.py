@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,3 +59,54 @@ def test_two_runs_of_one_id_are_refused(spark: Any, synthetic: ModuleType, tmp_p
     synthetic.make_run(tmp_path / "b", 1, operations=40)
     with pytest.raises(AnalysisError, match="two runs with one run_id"):
         compact(spark, list_runs(spark, str(tmp_path)), str(tmp_path / "few"))
+
+
+@pytest.fixture
+def report(spark: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]:
+    """`harness report` with these arguments, in the tests' own Spark."""
+    from harness.cli import main
+    from harness.commands import report as module
+
+    @contextlib.contextmanager
+    def session(_: Any) -> Iterator[SimpleNamespace]:
+        yield SimpleNamespace(spark=spark)
+
+    monkeypatch.setattr(module, "spark_session", session)
+    return lambda *words: main(["report", *map(str, words), "--out", str(tmp_path / "report")])
+
+
+def test_what_the_report_counts_is_copied_and_nothing_else(
+    report: Callable[..., int], spark: Any, synthetic: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from spark_analysis.analysis import Options, analyse
+
+    place = tmp_path / "store"
+    runs = [synthetic.make_run(place, number, operations=40, faults=0).path for number in range(6)]
+    died = synthetic.make_run(place, 7, operations=40, faults=0, finished=False).path
+    shutil.copytree(runs[4], place / "backup" / runs[4].name)
+    # A minute lies between two of them.
+    assert report(place, "--where", "seed != 5", "--since", "2026-03-01T12:02", "--compact", tmp_path / "few") == 0
+    said = capsys.readouterr().err
+    assert [line for line in said.splitlines() if line.startswith("not compacted: ")] == [
+        f"not compacted: file:{died}: its history is not Parquet"
+    ]
+    counted = analyse(spark, str(tmp_path / "few"), Options(), out=str(tmp_path / "tables"))
+    assert counted.run_dirs == {"compacted:run-2", "compacted:run-3", "compacted:run-4"}
+    assert counted.table("problems").rows == []
+
+
+def test_a_store_within_itself(
+    report: Callable[..., int], spark: Any, synthetic: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The compacted files are copies of the runs beside them; those of a run that is gone are named."""
+    from spark_analysis.analysis import Options, analyse
+
+    place = tmp_path / "store"
+    runs = [synthetic.make_run(place, number, operations=40, faults=0).path for number in range(3)]
+    assert report(place, "--compact", place / "few") == 0
+    assert "not compacted" not in capsys.readouterr().err
+    shutil.rmtree(runs[0])
+    assert report(place, "--compact", tmp_path / "others") == 0
+    said = capsys.readouterr().err
+    assert f"not compacted: file:{place}/few/compacted-events/part-" in said and "it is compacted already" in said
+    assert analyse(spark, str(tmp_path / "others"), Options()).run_dirs == {"compacted:run-1", "compacted:run-2"}

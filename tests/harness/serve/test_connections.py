@@ -1,4 +1,4 @@
-"""Clients that ask nothing, never end what they ask, or never take the answer: their connections end, others are served."""
+"""Clients that ask nothing, never end what they ask, or take no answer: their connections end, others are served."""
 
 from __future__ import annotations
 
