@@ -118,11 +118,11 @@ def selected_runs(spark: SparkSession, place: str, options: Options) -> DataFram
 
 
 def selection(spark: SparkSession, place: str, options: Options) -> tuple[DataFrame, list[tuple[str, str]]]:
-    """The same, and of each run that cannot be used its place and why. Raises AnalysisError."""
+    """The same, and of each run that is not used its place and why. Raises AnalysisError."""
     listing = list_runs(spark, place, include=options.include)
     runs = _selected(_kept(spark, listing, options), options)
     unusable = runs.filter("problem is not null").select("run_dir", "problem").orderBy("run_dir").collect()
-    return runs, [*listing.problems, *((row.run_dir, row.problem) for row in unusable)]
+    return runs, [*listing.problems, *listing.at_work, *((row.run_dir, row.problem) for row in unusable)]
 
 
 def _kept(spark: SparkSession, listing: Listing, options: Options) -> DataFrame:
@@ -213,7 +213,9 @@ def _problems(listing: Listing, every: DataFrame) -> Table:
     """What was left out, and remarks about what was not."""
     problems = Table(name="problems", columns={"run": "string", "problem": "string", "left_out": "boolean"})
     problems.rows = [{"run": run, "problem": problem, "left_out": True} for run, problem in listing.problems]
-    problems.rows += [{"run": run, "problem": remark, "left_out": False} for run, remark in listing.remarks]
+    problems.rows += [
+        {"run": run, "problem": remark, "left_out": False} for run, remark in listing.at_work + listing.remarks
+    ]
     noted = every.filter("problem is not null or size(notes) > 0").select("run_dir", "problem", "notes")
     for row in noted.orderBy("run_dir").collect():
         if row.problem is not None:

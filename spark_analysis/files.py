@@ -8,7 +8,7 @@ is that file's problem: `opened` says so in its place.
 
 from __future__ import annotations
 
-__all__ = ["Content", "contents", "escaped", "largest_file", "local_path", "opened"]
+__all__ = ["Content", "contents", "escaped", "is_local", "largest_file", "local_path", "opened"]
 
 import re
 from collections.abc import Iterator, Mapping
@@ -40,7 +40,7 @@ def contents(spark: SparkSession, sizes: Mapping[str, int]) -> DataFrame:
     """
     if not sizes:
         return spark.createDataFrame([], "path string, content binary")
-    if not all(map(_is_local, sizes)):
+    if not all(map(is_local, sizes)):
         reader = spark.read.format("binaryFile").option("ignoreMissingFiles", "true")
         return reader.option("ignoreCorruptFiles", "true").load(list(map(escaped, sizes))).select("path", "content")
     bins = _packed(sizes, spark.sparkContext.defaultParallelism)
@@ -82,7 +82,8 @@ def _packed(sizes: Mapping[str, int], cores: int) -> list[list[str]]:
     return bins
 
 
-def _is_local(path: str) -> bool:
+def is_local(path: str) -> bool:
+    """Whether a path, as Spark writes it, is of this machine's own file systems."""
     return path.startswith("file:/")
 
 

@@ -25,9 +25,11 @@ __all__ = [
     "run_dir_of",
 ]
 
+import fcntl
 import fnmatch
+import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -36,7 +38,7 @@ import pyarrow as pa
 
 from spark_analysis.digest import RUN_TYPE, digest
 from spark_analysis.errors import AnalysisError
-from spark_analysis.files import Content, contents, escaped, largest_file, opened
+from spark_analysis.files import Content, contents, escaped, is_local, largest_file, local_path, opened
 from spark_analysis.operations import Identity, RunData, UnreadableRunError
 from spark_analysis.outcomes import OUTCOME_TYPE, outcome_of_results, outcome_of_test
 from spark_analysis.reading import read_runs
@@ -49,6 +51,9 @@ GROUP = ("system", "configuration", "workload", "nemesis", "cluster")
 """What makes runs comparable: every table is by these columns first."""
 
 PARQUET, JSONL, RESULTS, TEST = "history.parquet", "history.jsonl", "results.json", "test.json"
+MARKER = "running"
+"""In the folder of a run that its harness has not finished: locked by it for as long as it lives."""
+
 COMPACTED, COMPACTED_OUTCOMES = "compacted-events", "compacted-outcomes"
 """Folders of a compacted store; in them are files as Spark names them."""
 
@@ -102,6 +107,8 @@ class Listing:
     compacted_outcomes: list[str] = field(default_factory=list)
     problems: list[tuple[str, str]] = field(default_factory=list)
     remarks: list[tuple[str, str]] = field(default_factory=list)
+    at_work: list[tuple[str, str]] = field(default_factory=list)
+    """Runs that have not come to an end yet, and what is said of them: they are in no figure, and no problem."""
 
 
 def list_runs(spark: SparkSession, place: str, *, include: Sequence[str] = ()) -> Listing:
@@ -111,7 +118,7 @@ def list_runs(spark: SparkSession, place: str, *, include: Sequence[str] = ()) -
     Raises AnalysisError when the place cannot be read or holds nothing.
     """
     foreign = (*FOREIGN, *include)
-    patterns = (PARQUET, JSONL, RESULTS, TEST, PART, *foreign)
+    patterns = (PARQUET, JSONL, RESULTS, TEST, MARKER, PART, *foreign)
     try:
         files = (
             spark.read.format("binaryFile")
@@ -142,13 +149,15 @@ def list_runs(spark: SparkSession, place: str, *, include: Sequence[str] = ()) -
             by_dir.setdefault(folder, {})[name] = (path, length)
     runs = {folder for folder, names in by_dir.items() if names.keys() & {PARQUET, JSONL, RESULTS, TEST}}
     for folder, names in by_dir.items():
-        if folder in runs:
+        if folder in runs and (state := _at_work(folder, names)) is not None:
+            listing.at_work.append((folder, state))
+        elif folder in runs:
             _add_run(listing, folder, names, limit_bytes)
         elif not _parents(folder) & runs:
             for name, (path, length) in names.items():
                 if any(fnmatch.fnmatch(name, pattern) for pattern in foreign):
                     _add(listing, limit_bytes, RunFiles(run_dir=path, history=path, size_bytes=length))
-    if not (listing.runs or listing.compacted or listing.problems):
+    if not (listing.runs or listing.compacted or listing.problems or listing.at_work):
         raise AnalysisError(f"{place} holds no runs: make some with `harness run --store DIR`, or name another place")
     return listing
 
@@ -166,6 +175,28 @@ def _prefix(place: str, paths: list[str]) -> str:
 def _parents(folder: str) -> set[str]:
     parts = folder.split("/")
     return {"/".join(parts[:size]) for size in range(1, len(parts))}
+
+
+def _at_work(folder: str, names: Collection[str]) -> str | None:
+    """What is said of a run that has not come to an end yet; None for one that has, or that was killed. Only where the
+    store is on this machine's file systems does a lock tell the two apart."""
+    if MARKER not in names or RESULTS in names or not is_local(folder):
+        return None
+    try:
+        marker = os.open(local_path(f"{folder}/{MARKER}"), os.O_RDONLY)
+    except FileNotFoundError:
+        return "it ended while the runs were being listed: not counted this time"
+    except OSError:
+        return None
+    try:
+        fcntl.flock(marker, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return "it is still running: not counted"
+    except OSError:  # a file system without locks
+        return None
+    finally:
+        os.close(marker)
+    return None
 
 
 def _add_run(listing: Listing, folder: str, names: dict[str, tuple[str, int]], limit_bytes: int) -> None:

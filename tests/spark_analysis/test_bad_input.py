@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -72,6 +74,47 @@ def test_damaged_runs_are_left_out_and_named(spark: Any, synthetic: ModuleType, 
     assert analysis.runs == 3
     (row,) = analysis.table("rates").rows
     assert (row["valid"], row["invalid"], row["unknown"]) == (1, 0, 2)
+
+
+def test_a_run_at_work_is_no_run_that_was_killed(
+    spark: Any, synthetic: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the lock that its harness holds as long as it lives, and not by what it has written so far."""
+    from spark_analysis import ingest
+    from spark_analysis.analysis import Options, selection
+
+    done, killed, at_work, at_its_start, judged = (
+        synthetic.make_run(tmp_path, number, operations=40, faults=0, finished=number in (0, 4)).path
+        for number in range(5)
+    )
+    (at_its_start / "history.jsonl").unlink()
+    (judged / "running").write_text("1\n")
+    with contextlib.ExitStack() as stack:
+        for run in (at_work, at_its_start, judged):
+            marker = stack.enter_context(open(run / "running"))
+            fcntl.flock(marker, fcntl.LOCK_EX)
+        analysis = analysed(spark, tmp_path)
+        assert not any(row["left_out"] for row in analysis.table("problems").rows)
+        said = {(Path(row["run"]).name, row["problem"]) for row in analysis.table("problems").rows}
+        waiting = {(run.name, "it is still running: not counted") for run in (at_work, at_its_start)}
+        assert waiting <= said and (killed.name, "no results: it counts as unknown") in said
+        (row,) = analysis.table("rates").rows
+        assert (row["valid"], row["unknown"]) == (2, 1)
+        assert analysis.run_dirs == {f"file:{run}" for run in (done, killed, judged)}
+        _, left_out = selection(spark, str(tmp_path), Options())
+        assert {(Path(run).name, why) for run, why in left_out} == waiting
+    # It ends between two looks: what is known of it is too old.
+    opened = os.open
+
+    def vanish(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if str(path).endswith("/running"):
+            Path(path).unlink()
+        return opened(path, flags, *more, **named)
+
+    monkeypatch.setattr(ingest.os, "open", vanish)
+    listing = ingest.list_runs(spark, str(tmp_path))
+    assert [run.run_dir for run in listing.runs] == [f"file:{done}", f"file:{judged}"]
+    assert {why for _, why in listing.at_work} == {"it ended while the runs were being listed: not counted this time"}
 
 
 def flip_a_bit_of(path: Path, column: str) -> None:
