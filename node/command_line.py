@@ -31,6 +31,7 @@ from node.config import (
 )
 from node.config_reader import check_dialled_address, check_member_id
 from node.logs import configure_logging
+from node.nearest import nearest
 from node.real_runtime import RealDisk, real_runtime
 from node.runtime import Disk
 from node.store.segments import SegmentError
@@ -71,16 +72,46 @@ class OperatorError(Exception):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Bad options are one line and status 254."""
+    """Bad options are one line and status 254, with a hint where a word is mistyped."""
 
     def error(self, message: str) -> NoReturn:
         raise OperatorError(f"{message} (see {self.prog} --help)")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As the base class does, but nothing may be left over: the parser whose words they are says so, and before it
+        says that an option is missing, which may be the one that is mistyped."""
+        for word in args or ():
+            if not word.startswith("-"):
+                if self._subparsers is not None:  # what follows is the command's
+                    break
+            elif word == "--":
+                break
+            elif not any(known.startswith(word.partition("=")[0]) for known in self._option_string_actions):
+                self._refuse(word)
+        found, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self._refuse(rest[0])
+        return found, rest
+
+    def _refuse(self, word: str) -> NoReturn:
+        option = word.partition("=")[0]
+        if not option.startswith("-"):
+            self.error(f"what is {word!r} for?")
+        known = sorted(each for each in self._option_string_actions if each.startswith("--"))
+        hint = nearest(option, known) or f"; known: {', '.join(known)}"
+        self.error(f"unknown option {option}{hint}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = list(map(str, action.choices))
+            hint = f"; known: {', '.join(known)}{nearest(str(value), known)}"
+            raise argparse.ArgumentError(None, f"unknown {str(action.metavar).lower()} {value!r}{hint}")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="node", description="A replicated message broker and its name server.")
     parser.add_argument("--version", action="version", version=f"node {node.__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     broker = commands.add_parser("broker", help="run one member of a broker group")
     broker.add_argument("--config", required=True, metavar="FILE", help="configuration in TOML")
     name_server = commands.add_parser("nameserver", help="run a name server")
@@ -122,7 +153,10 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command in `arguments`; returns the exit status."""
     _complete_streams()
     try:
-        options = _parser().parse_args(arguments)
+        parser = _parser()
+        options = parser.parse_args(arguments)
+        if options.command is None:  # required, said after what is wrong with the options before it
+            parser.error("a command is missing")
         overrides = overrides_of(os.environ)
         if options.command == "nameserver" and options.listen:
             overrides.append(f"listen={options.listen}")

@@ -7,13 +7,14 @@ simulated node is configured the same way.
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import posixpath
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
+
+from node.nearest import nearest
 
 __all__ = [
     "ConfigError",
@@ -115,9 +116,8 @@ class ConfigReader:
     def finish(self) -> None:
         for key in self._table:
             if key not in self._known:
-                near = difflib.get_close_matches(key, self._known, n=1, cutoff=0.5)
-                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(self._known)}"
-                self.problem(key, f"is no known key; {hint}")
+                hint = nearest(key, self._known) or f"; known are {', '.join(self._known)}"
+                self.problem(key, f"is no known key{hint}")
 
 
 def check_table(value: Any) -> dict[str, Any]:
@@ -204,9 +204,7 @@ def one_of(choices: Sequence[str]) -> Callable[[Any], str]:
 
     def check(value: Any) -> str:
         if value not in choices:
-            near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"{value!r} is not one of {', '.join(choices)}{hint}")
+            raise ValueError(f"{value!r} is not one of {', '.join(choices)}{nearest(str(value), choices)}")
         return str(value)
 
     return check

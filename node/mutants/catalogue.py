@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from node.nearest import nearest
+
 __all__ = ["CLIENT_MUTANTS", "MUTANTS", "NO_MUTANT", "SCRIPTED_MUTANTS", "Mutant", "check_mutant"]
 
 NO_MUTANT = "none"
@@ -178,5 +180,6 @@ CLIENT_MUTANTS = frozenset(name for name, mutant in MUTANTS.items() if mutant.is
 def check_mutant(name: object) -> str:
     """`name` itself when a mutant or "none" is called so; ValueError listing the names otherwise."""
     if not isinstance(name, str) or (name != NO_MUTANT and name not in MUTANTS):
-        raise ValueError(f"no mutant is called {name!r}; there are: {', '.join([NO_MUTANT, *MUTANTS])}")
+        known = [NO_MUTANT, *MUTANTS]
+        raise ValueError(f"no mutant is called {name!r}; there are: {', '.join(known)}{nearest(str(name), known)}")
     return name

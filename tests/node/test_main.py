@@ -90,9 +90,20 @@ def test_version(start: Start) -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ((), "arguments are required"),
-        (("brokr",), "invalid choice: 'brokr'"),
+        ((), "a command is missing (see node --help)"),
+        (("brokr",), "unknown command 'brokr'; known: broker, nameserver"),
+        (("brokr",), "; did you mean 'broker'? (see node --help)"),
+        (("--versoin",), "unknown option --versoin; did you mean '--version'? (see node --help)"),
         (("broker",), "required: --config"),
+        (
+            ("broker", "--config", "x", "--st=a=b"),
+            "unknown option --st; did you mean '--set'? (see node broker --help)",
+        ),
+        (("broker", "--config", "x", "--zzz"), "unknown option --zzz; known: --config, --help, --set ("),
+        (("nameserver", "here"), "what is 'here' for? (see node nameserver --help)"),
+        (("members", "--config", "x", "--add", "n2", "--remvoe"), "did you mean '--remove'? (see node members --help)"),
+        (("nameserver", "--lisetn=127.0.0.1:1"), "unknown option --lisetn; did you mean '--listen'?"),
+        (("broker", "--confg", "x"), "unknown option --confg; did you mean '--config'? (see node broker --help)"),
         (("broker", "--config", "/nonexistent/x.toml"), "/nonexistent/x.toml cannot be read: No such file"),
         (("broker", "--config", "/"), "/ cannot be read: Is a directory"),
         (("broker", "--config", "/dev/zero"), "/dev/zero is no configuration: it has more than"),
