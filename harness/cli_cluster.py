@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
+from harness.pages import page_in_help
 from harness.registry import DEFAULT_SYSTEM
 from nemesis.mechanisms.reach import MECHANISMS
 
@@ -20,7 +21,7 @@ def add_cluster_options(parser: Any) -> None:
     """Add the options that only some clusters have."""
     parser.add_argument(
         "--inventory", default=None, metavar="FILE",
-        help="the machines of an ssh cluster: TOML, or OpenSSH configuration (docs/hosts.md)",
+        help=f"the machines of an ssh cluster: TOML, or OpenSSH configuration ({page_in_help('hosts.md')})",
     )  # fmt: skip
     parser.add_argument(
         "--storage", default=None, metavar="WHERE",

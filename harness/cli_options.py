@@ -12,6 +12,7 @@ from harness import registry
 from harness.cli_cluster import NO_CLUSTER_OPTIONS, add_cluster_options
 from harness.cli_spark import add_spark_options
 from harness.errors import OperatorError
+from harness.pages import page_in_help
 
 __all__ = [
     "add_exploration_commands",
@@ -101,8 +102,8 @@ def add_plugin_argument(parser: argparse.ArgumentParser) -> None:
     """FILE.py, which says as well as --system what is tested."""
     parser.add_argument(
         "file", nargs="?", action=_NamesSystem, metavar="FILE.py",
-        help="the system under test, where it is one of your own (docs/your-own-system.md); FILE.py:CLASS, where there "
-        "are several in it",
+        help=f"the system under test, where it is one of your own ({page_in_help('your-own-system.md')}); "
+        "FILE.py:CLASS, where there are several in it",
     )  # fmt: skip
 
 
@@ -254,7 +255,7 @@ def add_exploration_commands(commands: Any) -> None:
     explore.add_argument("--guide", action="store_true", help="make runs of earlier ones that did something new")
     explore.add_argument("--stop-at-first", action="store_true", help="end with the first run that is not valid")
     explore.add_argument("--json", action="store_true", help="print the tally on standard output")
-    spark = explore.add_argument_group("on a Spark cluster (docs/spark.md)")
+    spark = explore.add_argument_group(f"on a Spark cluster ({page_in_help('spark.md')})")
     add_spark_options(spark, without_master="none: processes of this machine")
     spark.add_argument(
         "--executor-python", metavar="PATH",

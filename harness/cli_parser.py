@@ -36,10 +36,10 @@ MOVED = {"--replication": "replication", "--flush-mode": "flush_mode"}
 
 
 class _HelpFormatter(argparse.HelpFormatter):
-    """Breaks lines between words only: half of `multi-register` is no name that anybody could paste."""
+    """Breaks lines between words only: half of `multi-register`, or of a path, is nothing that anybody could paste."""
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False, break_long_words=False)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -1,8 +1,8 @@
 """How the wheel is built: by setuptools, with what a checkout has beside its packages put in.
 
 Into the wheel go the clock and disk shim, built here from its source for x86-64 and aarch64 (scripts/build_shims.py),
-and the files from which hosts are made (harness/host_files.py). Named in pyproject.toml as the build backend, and there
-as setuptools' `build_py`.
+the files from which hosts are made (harness/host_files.py) and the pages of docs/ (harness/pages.py). Named in
+pyproject.toml as the build backend, and there as setuptools' `build_py`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from build_shims import BUILT_DIRECTORY, COMPILER_PACKAGE, build_all  # noqa: E402 (beside this file)
 
 from harness.host_files import HOST_FILES, PACKAGED_DIRECTORY  # noqa: E402 (found through build_shims)
+from harness.pages import PACKAGED_PAGES  # noqa: E402
 
 __all__ = [
     "BuildPackages",
@@ -66,3 +67,7 @@ class BuildPackages(build_py):
             target = library / "harness" / PACKAGED_DIRECTORY / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, target)
+        for page in (ROOT / "docs").rglob("*.md"):
+            target = library / "harness" / PACKAGED_PAGES / page.relative_to(ROOT / "docs")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(page, target)

@@ -33,6 +33,7 @@ from harness.clusters.ssh_inventory import REAL_CLOCK, SshHost, load_inventory
 from harness.clusters.threads import all_of, in_thread
 from harness.errors import HarnessError, OperatorError
 from harness.faults.file_system_disks import FILE_SYSTEM_KINDS
+from harness.pages import page
 from harness.run_state import KIND_SSH_HOST, Claim
 
 __all__ = ["MAX_HOSTS", "SshCluster"]
@@ -168,7 +169,7 @@ class SshCluster(RemoteCluster):
 
 def _hosts_of(inventory: str | Sequence[SshHost] | None) -> list[SshHost]:
     if inventory is None:
-        raise OperatorError("the ssh cluster needs --inventory FILE (docs/hosts.md shows one)")
+        raise OperatorError(f"the ssh cluster needs --inventory FILE ({page('hosts.md')} shows one)")
     return load_inventory(inventory) if isinstance(inventory, str) else list(inventory)
 
 

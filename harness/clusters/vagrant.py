@@ -20,6 +20,7 @@ from harness.clusters.ssh import SshCluster
 from harness.clusters.ssh_connection import require_paramiko
 from harness.clusters.ssh_inventory import ACCEPT_NEW, REAL_CLOCK, SshHost, parse_ssh_config
 from harness.host_files import host_file
+from harness.pages import page
 from harness.programs import find_program
 
 __all__ = ["DEFAULT_SUBNET", "SUBNET_VARIABLE", "VagrantCluster", "vagrant_hosts"]
@@ -58,7 +59,7 @@ class VagrantCluster(SshCluster):
 def _vagrant() -> str:
     path = find_program("vagrant")
     if path is None:
-        raise ClusterUnavailable("vagrant is not installed (apt-get install vagrant; see docs/hosts.md)")
+        raise ClusterUnavailable(f"vagrant is not installed (apt-get install vagrant; see {page('hosts.md')})")
     return path
 
 

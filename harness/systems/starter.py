@@ -3,7 +3,8 @@
     harness run starter.py --nodes 3 --nemesis partition
 
 As it stands it tests a small server that is written here: the first host is the primary, and copies what it gets to
-the others. Put your own program into `command`, your own protocol into the client; docs/your-own-system.md goes on.
+the others. Put your own program into `command`, your own protocol into the client; your-own-system.md goes on, and
+`harness run --help` says where that page is.
 """
 
 import json

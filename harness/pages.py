@@ -1,0 +1,28 @@
+"""The pages of docs/, which messages name for what does not fit into a line.
+
+In a checkout they lie at its root, in an installation from a wheel they are data of this package.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from harness.pasteable import pasteable
+
+__all__ = ["PACKAGED_PAGES", "page", "page_in_help"]
+
+PACKAGED_PAGES = "docs"
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def page(name: str) -> str:
+    """A page such as "hosts.md", as a path for a command line that is typed in the current directory."""
+    packaged = _PACKAGE / PACKAGED_PAGES
+    return pasteable(os.path.join(packaged if packaged.is_dir() else _PACKAGE.parent / "docs", name))
+
+
+def page_in_help(name: str) -> str:
+    """The same for a help text of argparse, where % begins a placeholder."""
+    return page(name).replace("%", "%%")

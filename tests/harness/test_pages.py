@@ -1,0 +1,51 @@
+"""The pages that messages name: by a path that is there, in a checkout and (test_wheel.py) in an installation."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.pages import page, page_in_help
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("checker", "harness", "nemesis", "node", "spark_analysis")
+
+
+def texts_and_pages() -> Iterator[tuple[str, str, bool]]:
+    """(where, the text, whether it is the argument of `page`) of every string of the packages that is no docstring."""
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            silent = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+            named = {
+                id(node.args[0])
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in (page.__name__, page_in_help.__name__)
+                and node.args
+            }
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in silent:
+                    yield f"{path.relative_to(ROOT)}:{node.lineno}", node.value, id(node) in named
+
+
+def test_messages_name_pages_by_where_they_are() -> None:
+    """A wheel has no directory docs/ beside its packages."""
+    found = list(texts_and_pages())
+    of_our_own = re.compile(r"(?<![\w/])docs/[\w-]+\.md")
+    assert [where for where, text, _ in found if of_our_own.search(text)] == []
+    pages = [text for _, text, is_page in found if is_page]
+    assert len(pages) >= 5
+    assert [name for name in pages if not (ROOT / "docs" / name).is_file()] == []
+
+
+def test_a_page_is_a_path_from_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(ROOT)
+    assert page("hosts.md") == "docs/hosts.md"
+    monkeypatch.chdir(tmp_path)
+    assert page("hosts.md") == str(ROOT / "docs" / "hosts.md")
