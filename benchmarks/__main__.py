@@ -25,7 +25,17 @@ ONLY_BY_NAME = frozenset(
             "fuzz_dledger",
             "guarantees",
         ),
-        *("mutants", "node_compatibility", "power_cuts", "real_runs", "real_systems", "seeds", "side_by_side", "spark"),
+        *(
+            "mutants",
+            "node_compatibility",
+            "power_cuts",
+            "real_runs",
+            "real_systems",
+            "search_load",
+            "seeds",
+            "side_by_side",
+            "spark",
+        ),
         "store_exchange",
     )
 )

@@ -25,6 +25,7 @@ from typing import Any
 
 from benchmarks._runs import checked_out_commit
 from checker.workers import worker_pool
+from harness.cli_options import SEARCHED_LOAD
 from harness.exploration.rehearsal import SIMULATED, Rehearsal
 from harness.exploration.search import Tally, explore
 from harness.nursery import restart_with_nursery
@@ -37,10 +38,14 @@ RESULTS = PAGE.with_suffix(".json")
 
 CHUNK = 10
 """Seeds between two writes of the results."""
+LONG_CHUNK = 200
+"""The same of a campaign that takes days: at the end of each the processes wait for the last seed."""
 REASON_CHARACTERS = 300
 """Of a run's reason; more of it says the run itself, which its seed brings back."""
 MAX_KEPT_FAILURES = 20
 """Runs that are not valid, kept by seed and reason; the rest are counted."""
+MAX_REASONS = 200
+"""Kinds of reasons that are counted, so that a page stays one; a campaign has seen fewer than ten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,8 +163,9 @@ CAMPAIGNS: Mapping[str, Campaign] = {
     ),
     **{
         f"every-fault-{workload}": Campaign(
-            title="DLedger", seeds=50_000, nodes=5, workload=workload, nemesis=(ALL,), time_limit_s=15.0,
-            concurrency=20, operation_timeout_s=1.0, is_long=True,
+            title="DLedger", seeds=50_000, nodes=5, workload=workload, nemesis=(ALL,), is_long=True,
+            time_limit_s=SEARCHED_LOAD["time_limit"], rate=SEARCHED_LOAD["rate"],
+            concurrency=SEARCHED_LOAD["concurrency"], operation_timeout_s=SEARCHED_LOAD["operation_timeout"],
         )
         for workload in ("log", "register")
     },  # what `harness explore --nemesis all` does
@@ -173,6 +179,11 @@ class OtherCommit(Exception):
 def lost_by(reason: str) -> int:
     """How many acknowledged messages a verdict says are lost."""
     return sum(int(count) for count in re.findall(r"\(In all: (\d+) lost", reason))
+
+
+def _kind(reason: str) -> str:
+    """A verdict's reason without what varies from run to run, so that equal ones can be counted."""
+    return _short(re.sub(r"\d+", "#", re.sub(r"\bn\d+\b", "n#", reason)))
 
 
 def _short(reason: str) -> str:
@@ -190,6 +201,7 @@ def run(name: str, results: dict[str, Any], *, jobs: int, pool: Executor, path: 
             "commit": checked_out_commit(),
             **dict.fromkeys(("seeds", "valid", "invalid", "unknown", "operations", "faults", "took_s"), 0),
             "failures": [],
+            "reasons": {},
         },
     )
 
@@ -198,15 +210,20 @@ def run(name: str, results: dict[str, Any], *, jobs: int, pool: Executor, path: 
             f"{name}: its first {known['seeds']} seeds are of commit {known['commit']}: go on there, or begin --again"
         )
 
+    reasons: dict[str, int] = known.setdefault("reasons", {})
+
     def tell(tally: Tally, rehearsal: Rehearsal) -> None:
         known["took_s"] = round(known["took_s"] + rehearsal.took_s, 1)
         known["lost"] = known.get("lost", 0) + lost_by(rehearsal.reason)
         if rehearsal.valid is not True:
+            kind = f"{'invalid' if rehearsal.valid is False else 'unknown'}: {_kind(rehearsal.reason)}"
+            if kind in reasons or len(reasons) < MAX_REASONS:
+                reasons[kind] = reasons.get(kind, 0) + 1
             print(f"{name}, seed {rehearsal.seed}: {rehearsal.valid}: {rehearsal.reason}", flush=True)
 
     while known["seeds"] < campaign.seeds and (left_s := deadline_s - time.monotonic()) > 0:
         first = known["seeds"]
-        count = min(CHUNK, campaign.seeds - first)
+        count = min(LONG_CHUNK if campaign.is_long else CHUNK, campaign.seeds - first)
         tally = explore(
             campaign.test(), seeds=iter(range(first, first + count)), jobs=jobs, budget_s=left_s,
             stop_at_first=False, on_result=tell, pool=pool,
@@ -260,6 +277,9 @@ def render(results: Mapping[str, Any]) -> str:
                 f"- seed {each['seed']}: {'invalid' if each['valid'] is False else 'unknown'}: {each['reason']}"
                 for each in failures
             ]
+        if reasons := results.get(name, {}).get("reasons"):
+            lines += ["", f"{name}, all that were not valid, by reason (# for what varies):", ""]
+            lines += [f"- {count} {kind}" for kind, count in sorted(reasons.items(), key=lambda each: -each[1])]
     lines += ["", *_measured_on(results)]
     lines += ["", "The same campaigns by hand:", ""]
     lines += [f"    {CAMPAIGNS[name].command}" for name in CAMPAIGNS if name in results]

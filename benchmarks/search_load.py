@@ -1,0 +1,127 @@
+"""What load a searched seed should have: how soon blind seeds find mutants under each, by processor time.
+
+    python -m benchmarks search_load [--seeds 12] [--jobs N] [--json FILE]
+
+Five nodes, random mixes of all faults, mutants in play that one seed finds now and then; every mutant meets the same
+seeds under each load. A finding counts only if the same run without the mutant shows nothing. What is compared is
+findings for each 1,000 core seconds of searching (controls do not count). `harness explore` takes the best
+(`SEARCHED_LOAD`); docs/exploration.md tells of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks._blind import GROUNDS
+from checker.workers import worker_pool
+from harness.exploration.mutants import gives_away
+from harness.exploration.rehearsal import rehearse_test, usable_choices
+from harness.exploration.search import mix_for
+from harness.nursery import restart_with_nursery
+from node.mutants.catalogue import NO_MUTANT
+
+__all__ = ["LOADS", "Trial", "main", "table", "trial"]
+
+LOADS: Mapping[str, tuple[float, int]] = {"100/s, 20": (100.0, 20), "25/s, 20": (25.0, 20), "12/s, 10": (12.0, 10)}
+"""Operations per second, and clients."""
+
+MUTANTS: Sequence[tuple[str, str]] = (
+    ("accept-gap", "log"),
+    ("commit-beyond-end", "log"),
+    ("compare-index-only", "log"),
+    ("early-promotion", "log"),
+    ("lease-on-wall-clock", "register, leases"),
+    ("no-step-down", "log"),
+    ("queue-offset-reuse", "log"),
+    ("stale-leader-reads", "register"),
+    ("truncate-committed", "log"),
+    ("truncate-not-persisted", "log"),
+    ("vote-for-shorter-log", "log"),
+    ("vote-not-persisted", "log"),
+    ("vote-without-fsync", "log"),
+)
+"""Mutant and ground: those of DLedger that some blind search finds and not every seed does."""
+
+FIRST_SEED = 870_000
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One seed of one mutant under one load."""
+
+    mutant: str
+    load: str
+    seed: int
+    is_found: bool
+    core_s: float
+
+
+def trial(mutant: str, ground: str, load: str, seed: int) -> Trial:
+    """Run it, and its control where it shows something."""
+    rate, concurrency = LOADS[load]
+    test = dataclasses.replace(GROUNDS[ground].test_of(mutant), rate=rate, concurrency=concurrency)
+    seeded, schedule = mix_for(test, seed, usable_choices(test))
+    began_s = time.process_time()
+    is_found = gives_away(rehearse_test(seeded, schedule))
+    core_s = time.process_time() - began_s
+    if is_found:
+        control = dataclasses.replace(seeded, settings={**seeded.settings, "mutant": NO_MUTANT})
+        is_found = not gives_away(rehearse_test(control, schedule))
+    return Trial(mutant=mutant, load=load, seed=seed, is_found=is_found, core_s=core_s)
+
+
+def table(trials: Sequence[Trial]) -> list[str]:
+    """A row for each mutant and one for all: of how many seeds it was found by, and core seconds a seed."""
+    loads = [load for load in LOADS if any(each.load == load for each in trials)]
+    lines = [f"| mutant | {' | '.join(loads)} |", f"|---|{'---|' * len(loads)}"]
+    for name in dict.fromkeys(each.mutant for each in trials):
+        lines.append(_row(name, [[t for t in trials if (t.mutant, t.load) == (name, load)] for load in loads]))
+    lines.append(_row("all", [[t for t in trials if t.load == load] for load in loads]))
+    rates = []
+    for load in loads:
+        mine = [each for each in trials if each.load == load]
+        rates.append(f"{1000 * sum(t.is_found for t in mine) / sum(t.core_s for t in mine):.0f}")
+    lines.append(f"| findings in 1,000 core s | {' | '.join(rates)} |")
+    return lines
+
+
+def _row(name: str, cells: Sequence[Sequence[Trial]]) -> str:
+    said = [
+        f"{sum(t.is_found for t in cell)} of {len(cell)}, {sum(t.core_s for t in cell) / len(cell):.2f} s"
+        if cell
+        else "-"
+        for cell in cells
+    ]
+    return f"| {name} | {' | '.join(said)} |"
+
+
+def main() -> None:
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(prog="search_load", description="what load a searched seed should have")
+    parser.add_argument("--seeds", type=int, default=12, help="of each mutant under each load")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--json", type=Path, help="keep every trial in this file")
+    arguments = parser.parse_args(sys.argv[1:])
+    with worker_pool(arguments.jobs) as pool:
+        asked = [
+            pool.submit(trial, mutant, ground, load, FIRST_SEED + number)
+            for number in range(arguments.seeds)
+            for mutant, ground in MUTANTS
+            for load in LOADS
+        ]
+        trials = [future.result() for future in asked]
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps([dataclasses.asdict(each) for each in trials]) + "\n")
+    print("\n".join(table(trials)))
+
+
+if __name__ == "__main__":
+    restart_with_nursery([sys.executable, "-m", "benchmarks.search_load", *sys.argv[1:]])
+    main()
