@@ -31,6 +31,7 @@ from harness.faults.triggers import WatchedTriggers
 from harness.generator import Generator, Stagger, TimeLimit
 from harness.history_writer import HistoryWriteError, HistoryWriter
 from harness.recovery import Answers, read_until_answered, wait_for_recovery, with_last_words
+from harness.roles import ROLES, RoleLog
 from harness.runtime import harness_streams
 from harness.seeded import Streams, seeded
 from harness.systems.base import CheckOutcome, HasCodeFiles, RefusesFaults, System
@@ -53,7 +54,7 @@ GIVE_UP_AT = 3
 """Signals until the run no longer waits: the first ends the load, the second says what is waited for."""
 
 LEADER_INTERVAL_S = 1.0
-"""Between two times that the system is asked who leads, for the panel: soon enough to see an election."""
+"""Between two times that the system is asked who leads, for panel and replay: soon enough to see an election."""
 
 LEADER_TIMEOUT_S = 2.0
 
@@ -171,6 +172,7 @@ class Run:
     _current: str = "starting"
     """The phase, for whoever asks what the run is waiting for."""
     _target: RunTarget = field(init=False)
+    _roles: RoleLog = field(default_factory=RoleLog)
 
     def __post_init__(self) -> None:
         self._target = RunTarget(self.cluster, self.system)
@@ -211,7 +213,7 @@ class Run:
             self.observed.system_checks = await self.system.check(started_wall_ms=started_wall_ms)
             if isinstance(self.cluster, SeesReplicas):
                 self.observed.system_checks = {**self.observed.system_checks, **self.cluster.checks(zero_s=zero_s)}
-            self.observed.system_facts = self.system.facts()
+            self.observed.system_facts = self._facts()
             self.observed.unexpected_exits = dict(self._target.processes.unexpected_exits)
         return self.observed
 
@@ -289,11 +291,29 @@ class Run:
             self._faults.cancel()
 
     async def _follow_leaders(self) -> None:
-        """Tell who leads, from time to time, where somebody watches and the system can say it."""
-        cannot_tell = isinstance(self.system, RefusesFaults) and not self.system.tells_leader
-        while self.listener.is_watched and not cannot_tell:
-            self.listener.leads(await self._leaders())
+        """Tell who leads, from time to time, where somebody watches and the system can say it. What a system says that
+        can do so and logs nothing which is known here (any but the broker) is kept as well."""
+        if isinstance(self.system, RefusesFaults) and not self.system.tells_leader:
+            return
+        is_asked = isinstance(self.system, RefusesFaults) and not isinstance(self.cluster, SeesReplicas)
+        while is_asked or self.listener.is_watched:
+            if is_asked:
+                await asyncio.gather(*map(self._ask_for_role, self._target.hosts))
+            if self.listener.is_watched:
+                self.listener.leads(self._roles.leading() if is_asked else await self._leaders())
             await asyncio.sleep(LEADER_INTERVAL_S)
+
+    async def _ask_for_role(self, host: str) -> None:
+        try:
+            status = await self.system.status(host, timeout_s=LEADER_TIMEOUT_S)
+        except Exception as error:  # as with `_leaders`
+            logger.debug("asking %s for its role: %s: %s", host, type(error).__name__, error)
+            status = None
+        self._roles.note(self.clock.now_ns(), host, status)
+
+    def _facts(self) -> Mapping[str, Any]:
+        roles = {ROLES: [list(change) for change in self._roles.changes]} if self._roles.changes else {}
+        return {**self.system.facts(), **roles}
 
     async def _leaders(self) -> Sequence[str] | None:
         """Who says to lead; None where that is not known. A cluster that sees it is asked, and not the system, whose

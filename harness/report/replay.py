@@ -1,7 +1,8 @@
 """A run as one page to play, stop and step through: replicas in a ring, messages in flight, faults, operations.
 
 Messages are those of the network's trace, so only a simulated run has them; a page without any says so. Roles and terms
-are what the replicas logged, placed on the history's clock by the elections that the run's check of leaders found.
+are what the replicas logged, placed on the history's clock by the elections that the run's check of leaders found; of
+another system than the broker, what its replicas said when the run asked them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from harness.report.templating import json_data, report_template, script, style
 from harness.report.trace_window import LogState, Message, TraceError, Window, choose, read_window
 from harness.report.units import clip, operation_text, plural
 from harness.report.witness import witness_from
+from harness.roles import read_roles
 from harness.store import RunDir
 
 MAX_REPLAY_BYTES = 5_000_000
@@ -180,6 +182,13 @@ def _fault(fault: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _take_roles(replay: Replay, run_dir: RunDir, results: Mapping[str, Any], from_ns: int, to_ns: int) -> None:
+    asked = [
+        (time_ns // 1000, clip(host, 20), clip(role, 20), term) for time_ns, host, role, term in read_roles(results)
+    ]
+    if asked:
+        replay.roles = sorted(change for change in asked[:MAX_ROLES] if change[0] * 1000 <= to_ns)
+        replay.notes.append("roles are what the replicas said when they were asked, once a second under load")
+        return
     lines = [change for host in replay.replicas for change in _role_lines(run_dir.nodes_path / host)]
     zero_us = _zero_us(lines, terms_of(results.get("checks")))
     if zero_us is None:

@@ -48,7 +48,7 @@
     var host = hosts.indexOf(change[1]);
     if (host < 0) return;
     roles[host].at.push(change[0]); roles[host].role.push(change[2]); roles[host].term.push(change[3]);
-    if (change[2] === "leader") elections.push({ at: change[0], text: change[1] + " leads term " + change[3], host: host, term: change[3] });
+    if (change[2] === "leader") elections.push({ at: change[0], text: change[1] + " leads" + (change[3] ? " term " + change[3] : ""), host: host, term: change[3] });
   });
 
   // A leader is one until its role changes, or another is elected; who was killed says nothing.
