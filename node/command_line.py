@@ -59,6 +59,7 @@ _OPERATOR_ERRNOS = frozenset(
         errno.ENOTDIR,
         errno.ENOSPC,
         errno.EEXIST,
+        errno.EISDIR,
     )
 )
 
@@ -277,7 +278,7 @@ def _exchange(config: BrokerConfig, options: argparse.Namespace) -> int:
     except ExchangeError as error:
         return _complain([str(error)], EXIT_OPERATOR)
     except OSError as error:
-        what = f"{error.filename or target}: {error.strerror or error}"
+        what = _not_a_file(error) or f"{error.filename or target}: {error.strerror or error}"
         return _complain([what], EXIT_OPERATOR if error.errno in _OPERATOR_ERRNOS else EXIT_FAILED)
     except KeyboardInterrupt:
         is_there = target.is_dir() and any(target.iterdir())  # it came at the very end
@@ -313,11 +314,22 @@ def _run(serve: Callable[[], Coroutine[Any, Any, int]], uvloop: str) -> int:
         # Newer releases of asyncio say this of an address that the machine has not, without a number.
         no_address = error.errno is None and str(error).startswith("could not bind")
         status = EXIT_OPERATOR if no_address or error.errno in _OPERATOR_ERRNOS else EXIT_FAILED
-        return _complain([str(error)], status)
+        return _complain([_not_a_file(error) or str(error)], status)
     except SegmentError as error:
         return _complain([str(error)], EXIT_OPERATOR)
     except ValueError as error:
         return _complain([f"the store cannot be used: {error}"], EXIT_FAILED)
+
+
+def _not_a_file(error: OSError) -> str:
+    """What is in the place of one of the store's files, in words; "" where an error says something else."""
+    path = error.filename2 or error.filename
+    if error.errno != errno.EISDIR or path is None:
+        return ""
+    return (
+        f"{path} is a directory where the store has a file: move it away, and put that file back if there is one "
+        "(what can be made from the log is made anew)"
+    )
 
 
 def _loop_factory(uvloop: str) -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -187,7 +187,10 @@ class RealDisk:
     def read_file(self, path: str) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would be waited for
         try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            mode = os.fstat(descriptor).st_mode
+            if stat.S_ISDIR(mode):
+                raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+            if not stat.S_ISREG(mode):
                 raise OSError(errno.EINVAL, "not a regular file", path)
             with open(descriptor, "rb", closefd=False) as file:
                 return file.read()

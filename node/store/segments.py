@@ -16,6 +16,7 @@ one, and after a failure it is written again first.
 from __future__ import annotations
 
 import asyncio
+import errno
 import re
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -91,7 +92,8 @@ class SegmentedFile:
         """Find the files that exist. Creates the directory when there is none.
 
         The end is that of the last file; gaps and short files in between stay, `read` stops there and
-        the caller judges. Raises SegmentError for files that another segment size must have made, OSError.
+        the caller judges. Raises SegmentError for files that another segment size must have made, OSError; a directory
+        in the place of any of them is one now, and not when a reader comes there.
         """
         self._disk.make_dirs(self._directory)
         self._bases = [int(name) for name in self._disk.list(self._directory) if _NAME.fullmatch(name)]
@@ -101,6 +103,8 @@ class SegmentedFile:
                     f"{self._directory}/{segment_name(base)} does not begin at a multiple of"
                     f" {self._segment_size_bytes}: the store was written with another segment size"
                 )
+            if self._disk.exists(f"{self.path_at(base)}/."):  # of a directory alone
+                raise OSError(errno.EISDIR, "Is a directory", self.path_at(base))
         if not self._bases:
             self._begin = self._end = self._synced = 0
             return

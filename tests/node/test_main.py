@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -15,6 +16,9 @@ from pathlib import Path
 import pytest
 
 import node
+from node.client.broker_client import BrokerClient
+from node.client.errors import ClientError
+from node.real_runtime import real_runtime
 from tests.node.conftest import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -189,6 +193,83 @@ def test_a_data_directory_that_is_a_file_is_named(start: Start, tmp_path: Path) 
     (tmp_path / "file").write_text("")
     status, errors = finish(start("broker", "--config", write_config(tmp_path, data_dir="file/data")))
     assert status == 254 and str(tmp_path / "file") in errors and errors.count("\n") == 1
+
+
+def in_store(data: Path, pattern: str) -> Path:
+    """The first file of the store that has such a name."""
+    return sorted(path for path in data.glob(pattern) if path.is_file())[0]
+
+
+LEDGER_FILES = (
+    "dledger/data/*", "dledger/index/*", "dledger/checkpoint", "dledger/member_state", "consumequeue/t/0/*",
+    "consumequeue.checkpoint", "index/*",
+)  # fmt: skip
+CLASSIC_FILES = ("commitlog/*", "checkpoint", "checkpoint.bak", "consumequeue/t/0/*", "index/*")
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(("table", "patterns"), [("", LEDGER_FILES), ("[classic]", CLASSIC_FILES)])
+def test_a_directory_in_the_place_of_a_file_of_the_store_is_named(
+    start: Start, tmp_path: Path, table: str, patterns: tuple[str, ...]
+) -> None:
+    """The directory is left alone, and with the file back nothing is lost."""
+    path = Path(write_config(tmp_path))
+    text = path.read_text()
+    (port,) = free_ports(1)
+    path.write_text(text.replace('listen = "127.0.0.1:0"', f'listen = "127.0.0.1:{port}"') + table)
+    if table:
+        ledger, topics = text.index("[dledger]"), text.index("[[topics]]")
+        path.write_text(path.read_text().replace(text[ledger:topics], ""))
+    process = start("broker", "--config", str(path))
+    wait_until_ready(process)
+    sent = asyncio.run(send_until_stored(f"127.0.0.1:{port}", 10))
+    process.terminate()
+    assert finish(process)[0] == 0
+    for pattern in patterns:
+        file = in_store(tmp_path / "data", pattern)
+        file.rename(tmp_path / "kept")
+        file.mkdir()
+        (file / "of somebody else").write_text("x")
+        status, errors = finish(start("broker", "--config", str(path)))
+        (line,) = [line for line in errors.splitlines() if line.startswith("node: ")]
+        assert status == 254 and "Traceback" not in errors
+        assert line.startswith(f"node: {file} is a directory where the store has a file: move it away")
+        (file / "of somebody else").unlink()
+        file.rmdir()
+        (tmp_path / "kept").rename(file)
+    process = start("broker", "--config", str(path))
+    wait_until_ready(process)
+    assert asyncio.run(stored(f"127.0.0.1:{port}")) == sent
+    process.terminate()
+    assert finish(process)[0] == 0
+
+
+async def send_until_stored(address: str, number: int) -> list[bytes]:
+    """Send messages one after the other, each once the broker takes it."""
+    bodies = [b"%d" % each for each in range(number)]
+    async with BrokerClient(name_servers=[], runtime=real_runtime(1)) as client, asyncio.timeout(30):
+        for body in bodies:
+            while True:
+                try:
+                    await client.send("t", 0, body, address=address, properties={"KEYS": "k"})
+                    break
+                except ClientError as error:
+                    assert error.is_definite, error  # it does not lead yet
+                    await asyncio.sleep(0.05)
+    return bodies
+
+
+async def stored(address: str) -> list[bytes]:
+    """The messages that a broker gives once it gives any."""
+    async with BrokerClient(name_servers=[], runtime=real_runtime(1)) as client, asyncio.timeout(30):
+        while True:
+            try:
+                found = await client.pull("t", 0, 0, 32, address=address)
+                if found.messages:
+                    return [message.body for message in found.messages]
+            except ClientError:
+                pass
+            await asyncio.sleep(0.05)
 
 
 def test_a_damaged_topic_table_is_named(start: Start, tmp_path: Path) -> None:

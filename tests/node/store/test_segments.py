@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import random
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from node.real_runtime import RealDisk
 from node.store.segments import SegmentedFile, SegmentError, segment_name
 
 DIRECTORY = "/data/log"
@@ -296,3 +299,22 @@ def test_what_was_synced_survives_a_power_cut(new_disk: Any, pieces: list[tuple[
     disk.cut_power()
     row = opened(disk)
     assert row.read(0, synced) == written[:synced]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_directory_in_the_place_of_a_segment_is_found_before_anybody_reads(tmp_path: Path, place: int) -> None:
+    async def scenario(disk: RealDisk) -> None:
+        row = SegmentedFile(disk, str(tmp_path / "log"), segment_size_bytes=SEGMENT)
+        row.open()
+        await row.append(bytes(range(2 * SEGMENT + 7)), sync=True)
+        row.close()
+        path = tmp_path / "log" / segment_name(place * SEGMENT)
+        path.unlink()
+        path.mkdir()
+        again = SegmentedFile(disk, str(tmp_path / "log"), segment_size_bytes=SEGMENT)
+        with pytest.raises(IsADirectoryError) as caught:
+            again.open()
+        assert caught.value.filename == str(path)
+
+    with contextlib.closing(RealDisk()) as disk:
+        run(scenario(disk))
