@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -186,14 +186,15 @@ class Run:
         """
         if isinstance(self.cluster, HoldsFiles):
             self.observed.leave_files = self.cluster.leave_files
-        with self._signals():
+        with self._signals() as signals:
             is_through = False
             try:
-                await self._set_up()
+                with self._no_blocking(signals, is_under_load=False):
+                    await self._set_up()
                 self.clock.start()
                 zero_s = asyncio.get_running_loop().time()
                 started_wall_ms = wall_ms()
-                with self._no_blocking():
+                with self._no_blocking(signals, is_under_load=True):
                     await self._phase("driving the load", self._drive)
                     await self._phase("healing", self._heal)
                     self.writer.flush()  # without a history there is nothing to wait for
@@ -206,7 +207,8 @@ class Run:
                     self.writer.flush()
                 finally:
                     self._enter("taking the cluster down")
-                    await self._tear_down()
+                    with self._no_blocking(signals, is_under_load=False):
+                        await self._tear_down()
                     self._keep_last_words()
                     if not is_through and self.observed.leave_files is not None:
                         self.observed.leave_files()  # there will be no verdict that could ask for them
@@ -217,11 +219,22 @@ class Run:
             self.observed.unexpected_exits = dict(self._target.processes.unexpected_exits)
         return self.observed
 
-    def _no_blocking(self) -> contextlib.AbstractContextManager[None]:
-        files = self.system.code_files if isinstance(self.system, HasCodeFiles) else ()
-        return no_blocking(files, limit_s=self.test.operation_timeout_s + BLOCKED_MARGIN_S, tell=self._on_blocked)
+    def _no_blocking(self, signals: Collection[int], *, is_under_load: bool) -> contextlib.AbstractContextManager[None]:
+        if not isinstance(self.system, HasCodeFiles):
+            return contextlib.nullcontext()
+        allowed_s = self.test.operation_timeout_s if is_under_load else self.system.set_up_timeout_s
+        return no_blocking(
+            self.system.code_files, limit_s=allowed_s + BLOCKED_MARGIN_S,
+            tell=self._on_blocked if is_under_load else self._on_blocked_beside_load, signals=signals,
+        )  # fmt: skip
 
-    def _on_blocked(self, text: str) -> None:
+    def _on_blocked_beside_load(self, text: str, is_asked: bool) -> None:
+        """The same at the start or at the end: what was ended says so to whoever called it."""
+        self.listener.say(text)
+        if is_asked:
+            self._stop_requested.set()  # the signal's own handler follows, once the loop comes round
+
+    def _on_blocked(self, text: str, is_asked: bool) -> None:
         """Code of a plug-in was ended that had stopped everything: what came of the run is no longer a test."""
         if self._was_blocked:
             return  # it has been said
@@ -240,7 +253,7 @@ class Run:
         stop = asyncio.ensure_future(self._stop_requested.wait())
         try:
             await asyncio.wait({start, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if not start.done():
+            if not start.done() or (self._stop_requested.is_set() and start.exception() is not None):
                 raise SystemUnderTestError("interrupted before the system had started: there is nothing to check")
             start.result()
         finally:
@@ -442,7 +455,7 @@ class Run:
             given_up.cancel()
             task.cancel()
 
-    def _signals(self) -> contextlib.AbstractContextManager[None]:
+    def _signals(self) -> contextlib.AbstractContextManager[Collection[int]]:
         return _stop_on_signals(self._on_signal)
 
     def _on_signal(self, name: str) -> None:
@@ -476,7 +489,7 @@ def _watching(triggers: Triggers | None, schedule: Schedule) -> contextlib.Abstr
 @contextlib.contextmanager
 def _stop_on_signals(handler: Callable[[str], None]) -> Any:
     """Ctrl-C, SIGTERM and the closing of the terminal (SIGHUP, unless nohup has it ignored) end the load, not the run;
-    loops that know no signals (simulation) go without."""
+    loops that know no signals (simulation) go without. Yields which signals do."""
     loop = asyncio.get_running_loop()
     installed = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -488,7 +501,7 @@ def _stop_on_signals(handler: Callable[[str], None]) -> Any:
         except (RuntimeError, ValueError):  # RuntimeError covers loops that have no signals
             continue
     try:
-        yield
+        yield installed
     finally:
         for number in installed:
             loop.remove_signal_handler(number)

@@ -336,6 +336,11 @@ class HasCodeFiles(Protocol):
         """The files of its code and of its clients', as code objects name them."""
         ...
 
+    @property
+    def set_up_timeout_s(self) -> float:
+        """How long one of its methods may take while it is started or stopped."""
+        ...
+
 
 @runtime_checkable
 class StoresFiles(Protocol):

@@ -175,6 +175,11 @@ class GuestSystem:
         classes = (*self.plugin.system_class.__mro__, *self.plugin.client_class.__mro__)
         return {_file_of(cls) for cls in classes if cls not in (*System.__mro__, *Client.__mro__)}
 
+    @property
+    def set_up_timeout_s(self) -> float:
+        """What `setup` has, which may take the longest of all."""
+        return self._system.ready_timeout_s
+
     @classmethod
     def _with_defaults(cls, settings: Mapping[str, str]) -> dict[str, str]:
         return {setting.name: setting.default for setting in cls.settings} | dict(settings)

@@ -269,7 +269,7 @@ def test_a_client_that_waits_without_await_is_ended_and_named(memory_run: Any, m
                 raise AssertionError("nothing comes")
 
         seen.append(system)
-        system.code_files = {__file__}
+        system.code_files, system.set_up_timeout_s = {__file__}, 60.0
         system.connection = lambda kind, *, process, thread: Blocking(system)
 
     before = signal.getsignal(signal.SIGUSR2)
