@@ -58,6 +58,30 @@ class ScriptedClient:
         ScriptedClient.closed += 1
 
 
+WRITES = Calls(lambda context: Op("write", 3, 7))
+
+
+def workers_of(
+    recorder: Recorder, generator: Generator, script: Callable[[Op], Outcome | Exception | None], *, threads: int = 1,
+    timeout_s: float = 1.0, make: type[ScriptedClient] = ScriptedClient,
+) -> Workers:  # fmt: skip
+    """Threads with such clients, on the clock of the running loop."""
+    loop = asyncio.get_running_loop()
+
+    def make_client(process: int, thread: int) -> Client:
+        return make(script)
+
+    return Workers(
+        generator=generator,
+        threads=threads,
+        make_client=make_client,
+        recorder=recorder,
+        now_ns=lambda: int(loop.time() * 1e9),
+        random=random.Random(0),
+        operation_timeout_s=timeout_s,
+    )
+
+
 def run(
     script: Callable[[Op], Outcome | Exception | None], count: int = 1, threads: int = 1, timeout_s: float = 5.0,
     generator: Generator | None = None, make: type[ScriptedClient] = ScriptedClient,
@@ -66,19 +90,8 @@ def run(
     recorder = Recorder()
 
     async def main() -> Workers:
-        loop = asyncio.get_running_loop()
-
-        def make_client(process: int, thread: int) -> Client:
-            return make(script)
-
-        workers = Workers(
-            generator=generator or Limit(count, Calls(lambda context: Op("write", 3, 7))),
-            threads=threads,
-            make_client=make_client,
-            recorder=recorder,
-            now_ns=lambda: int(loop.time() * 1e9),
-            random=random.Random(0),
-            operation_timeout_s=timeout_s,
+        workers = workers_of(
+            recorder, generator or Limit(count, WRITES), script, threads=threads, timeout_s=timeout_s, make=make
         )
         await workers.run()
         return workers
@@ -134,24 +147,9 @@ def test_a_client_that_cannot_open_fails_for_certain() -> None:
         async def open(self) -> None:
             raise OSError("no route")
 
-    recorder = Recorder()
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        workers = Workers(
-            generator=Limit(1, Calls(lambda context: Op("write", 0, 1))),
-            threads=1,
-            make_client=lambda process, thread: Unreachable(lambda op: None),
-            recorder=recorder,
-            now_ns=lambda: int(loop.time() * 1e9),
-            random=random.Random(0),
-            operation_timeout_s=1.0,
-        )
-        await workers.run()
-
-    asyncio.run(main())
-    assert recorder.events[1]["type"] == "fail"
-    assert "no route" in recorder.events[1]["error"]
+    events, _ = run(lambda op: None, make=Unreachable)
+    assert events[1]["type"] == "fail"
+    assert "no route" in events[1]["error"]
 
 
 def test_a_client_that_could_not_open_is_never_invoked_and_the_next_operation_opens_another() -> None:
@@ -251,15 +249,7 @@ def test_who_cancels_a_thread_ends_it_whatever_its_client_does() -> None:
     recorder = Watched()
 
     async def main() -> None:
-        workers = Workers(
-            generator=Calls(lambda context: Op("write", 0, 1)),
-            threads=1,
-            make_client=lambda process, thread: ScriptedClient(lambda op: None),
-            recorder=recorder,
-            now_ns=lambda: 0,
-            random=random.Random(0),
-            operation_timeout_s=60.0,
-        )
+        workers = workers_of(recorder, WRITES, lambda op: None, timeout_s=60.0)
         task = asyncio.ensure_future(workers.run())
         await has_begun.wait()
         task.cancel()
@@ -281,15 +271,7 @@ def test_a_client_that_never_closes_does_not_hold_up_its_thread() -> None:
 
     async def main() -> float:
         loop = asyncio.get_running_loop()
-        workers = Workers(
-            generator=Limit(2, Calls(lambda context: Op("write", 0, 1))),
-            threads=1,
-            make_client=lambda process, thread: NeverCloses(lambda op: next(outcomes)),
-            recorder=recorder,
-            now_ns=lambda: int(loop.time() * 1e9),
-            random=random.Random(0),
-            operation_timeout_s=1.0,
-        )
+        workers = workers_of(recorder, Limit(2, WRITES), lambda op: next(outcomes), make=NeverCloses)
         began_s = loop.time()
         await workers.run()
         return loop.time() - began_s
@@ -304,15 +286,8 @@ def test_stop_ends_a_run_that_is_waiting() -> None:
 
     async def main() -> float:
         loop = asyncio.get_running_loop()
-        workers = Workers(
-            generator=Stagger(0.001, Calls(lambda context: Op("read")), due_ns=10**15),
-            threads=3,
-            make_client=lambda process, thread: ScriptedClient(lambda op: Outcome("ok")),
-            recorder=recorder,
-            now_ns=lambda: 0,
-            random=random.Random(0),
-            operation_timeout_s=1.0,
-        )
+        much_later = Stagger(0.001, WRITES, due_ns=int(loop.time() * 1e9) + 10**15)
+        workers = workers_of(recorder, much_later, lambda op: Outcome("ok"), threads=3)
         task = asyncio.ensure_future(workers.run())
         await asyncio.sleep(0.01)
         workers.stop()
@@ -343,17 +318,8 @@ def test_many_idle_threads_do_not_all_ask_for_each_operation() -> None:
             return Counting(self.inner.update(context, event))
 
     async def main() -> None:
-        loop = asyncio.get_running_loop()
-        workers = Workers(
-            generator=TimeLimit(20.0, Counting(Stagger(100.0, Calls(lambda context: Op("read"))))),
-            threads=50,
-            make_client=lambda process, thread: ScriptedClient(lambda op: Outcome("ok")),
-            recorder=recorder,
-            now_ns=lambda: int(loop.time() * 1e9),
-            random=random.Random(0),
-            operation_timeout_s=1.0,
-        )
-        await workers.run()
+        load = TimeLimit(20.0, Counting(Stagger(100.0, WRITES)))
+        await workers_of(recorder, load, lambda op: Outcome("ok"), threads=50).run()
 
     run_simulated(main(), seed=1)
     operations = [event["process"] for event in recorder.events if event["type"] == "invoke"]
