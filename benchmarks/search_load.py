@@ -1,6 +1,6 @@
 """What load a searched seed should have: how soon blind seeds find mutants under each, by processor time.
 
-    python -m benchmarks search_load [--seeds 12] [--jobs N] [--json FILE]
+    python -m benchmarks search_load [--load TEXT ...] [--seeds 12] [--jobs N] [--json FILE]
 
 Five nodes, random mixes of all faults, mutants in play that one seed finds now and then; every mutant meets the same
 seeds under each load. A finding counts only if the same run without the mutant shows nothing. What is compared is
@@ -29,8 +29,15 @@ from node.mutants.catalogue import NO_MUTANT
 
 __all__ = ["LOADS", "Trial", "main", "table", "trial"]
 
-LOADS: Mapping[str, tuple[float, int]] = {"100/s, 20": (100.0, 20), "25/s, 20": (25.0, 20), "12/s, 10": (12.0, 10)}
-"""Operations per second, and clients."""
+LOADS: Mapping[str, tuple[float, int, float]] = {
+    "100/s, 20, 15 s": (100.0, 20, 15.0),
+    "25/s, 20, 15 s": (25.0, 20, 15.0),
+    "12/s, 10, 15 s": (12.0, 10, 15.0),
+    "25/s, 20, 30 s": (25.0, 20, 30.0),
+    "25/s, 20, 10 s": (25.0, 20, 10.0),
+    "25/s, 20, 7 s": (25.0, 20, 7.0),
+}
+"""Operations per second, clients, and seconds."""
 
 MUTANTS: Sequence[tuple[str, str]] = (
     ("accept-gap", "log"),
@@ -65,8 +72,10 @@ class Trial:
 
 def trial(mutant: str, ground: str, load: str, seed: int) -> Trial:
     """Run it, and its control where it shows something."""
-    rate, concurrency = LOADS[load]
-    test = dataclasses.replace(GROUNDS[ground].test_of(mutant), rate=rate, concurrency=concurrency)
+    rate, concurrency, time_limit_s = LOADS[load]
+    test = dataclasses.replace(
+        GROUNDS[ground].test_of(mutant), rate=rate, concurrency=concurrency, time_limit_s=time_limit_s
+    )
     seeded, schedule = mix_for(test, seed, usable_choices(test))
     began_s = time.process_time()
     is_found = gives_away(rehearse_test(seeded, schedule))
@@ -105,6 +114,7 @@ def _row(name: str, cells: Sequence[Sequence[Trial]]) -> str:
 def main() -> None:
     """Measure, and print the table."""
     parser = argparse.ArgumentParser(prog="search_load", description="what load a searched seed should have")
+    parser.add_argument("--load", action="append", choices=LOADS, help="only this one; may be given again")
     parser.add_argument("--seeds", type=int, default=12, help="of each mutant under each load")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--json", type=Path, help="keep every trial in this file")
@@ -114,7 +124,7 @@ def main() -> None:
             pool.submit(trial, mutant, ground, load, FIRST_SEED + number)
             for number in range(arguments.seeds)
             for mutant, ground in MUTANTS
-            for load in LOADS
+            for load in arguments.load or LOADS
         ]
         trials = [future.result() for future in asked]
     if arguments.json is not None:
