@@ -116,7 +116,7 @@ def test_a_process_refuses_as_well(tmp_path: Path) -> None:
 
 
 def test_the_load_of_a_seed_is_told_as_it_is(tmp_path: Path, harness_here: Here) -> None:
-    for command, limit_s in (("run", 60), ("explore", 15), ("audit", 15)):
+    for command, limit_s in (("run", 60), ("explore", 10), ("audit", 10)):
         assert f"of load (default: {limit_s})" in harness_here(command, "--help", cwd=tmp_path).stdout
 
 
