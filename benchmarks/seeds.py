@@ -31,7 +31,7 @@ from harness.exploration.search import Tally, explore
 from harness.nursery import restart_with_nursery
 from harness.test import ALL, NemesisChoice, Test
 
-__all__ = ["CAMPAIGNS", "Campaign", "main", "render"]
+__all__ = ["CAMPAIGNS", "Campaign", "main", "render", "without_what_varies"]
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "seeds.md"
 RESULTS = PAGE.with_suffix(".json")
@@ -181,7 +181,7 @@ def lost_by(reason: str) -> int:
     return sum(int(count) for count in re.findall(r"\(In all: (\d+) lost", reason))
 
 
-def _kind(reason: str) -> str:
+def without_what_varies(reason: str) -> str:
     """A verdict's reason without what varies from run to run, so that equal ones can be counted."""
     return _short(re.sub(r"\d+", "#", re.sub(r"\bn\d+\b", "n#", reason)))
 
@@ -216,7 +216,7 @@ def run(name: str, results: dict[str, Any], *, jobs: int, pool: Executor, path: 
         known["took_s"] = round(known["took_s"] + rehearsal.took_s, 1)
         known["lost"] = known.get("lost", 0) + lost_by(rehearsal.reason)
         if rehearsal.valid is not True:
-            kind = f"{'invalid' if rehearsal.valid is False else 'unknown'}: {_kind(rehearsal.reason)}"
+            kind = f"{'invalid' if rehearsal.valid is False else 'unknown'}: {without_what_varies(rehearsal.reason)}"
             if kind in reasons or len(reasons) < MAX_REASONS:
                 reasons[kind] = reasons.get(kind, 0) + 1
             print(f"{name}, seed {rehearsal.seed}: {rehearsal.valid}: {rehearsal.reason}", flush=True)

@@ -1,0 +1,48 @@
+"""What the benchmarks of searches make of their results."""
+
+from __future__ import annotations
+
+from benchmarks.search_load import LOADS, MUTANTS, Trial, table, trial
+from benchmarks.seeds import render, without_what_varies
+from node.mutants.catalogue import MUTANTS as KNOWN
+
+
+def test_findings_are_counted_by_processor_time() -> None:
+    heavy, light = list(LOADS)[:2]
+    trials = [
+        *(Trial("accept-gap", heavy, seed, seed == 0, 2.0) for seed in range(4)),
+        *(Trial("accept-gap", light, seed, seed == 1, 0.5) for seed in range(4)),
+        *(Trial("no-step-down", light, seed, is_found=False, core_s=0.5) for seed in range(4)),
+    ]
+    assert table(trials) == [
+        f"| mutant | {heavy} | {light} |",
+        "|---|---|---|",
+        "| accept-gap | 1 of 4, 2.00 s | 1 of 4, 0.50 s |",
+        "| no-step-down | - | 0 of 4, 0.50 s |",
+        "| all | 1 of 4, 2.00 s | 1 of 8, 0.50 s |",
+        "| findings in 1,000 core s | 125 | 250 |",
+    ]
+
+
+def test_every_mutant_of_the_comparison_is_one() -> None:
+    assert {name for name, _ in MUTANTS} <= set(KNOWN)
+
+
+def test_a_seed_counts_only_where_the_same_run_without_the_mutant_shows_nothing() -> None:
+    found = [trial("ack-before-quorum", "log", "25/s, 20, 7 s", seed) for seed in (870_000, 870_001)]
+    assert any(each.is_found for each in found)
+    assert not trial("none", "log", "25/s, 20, 7 s", 870_000).is_found
+
+
+def test_reasons_that_differ_in_what_varies_are_one() -> None:
+    one, two = (f"f{n}: n{n} met no call in {n}.5 s" for n in (1, 3))
+    assert without_what_varies(one) == without_what_varies(two) == "f#: n# met no call in #.# s"
+
+
+def test_the_page_says_every_reason_and_how_often() -> None:
+    known = dict.fromkeys(("seeds", "valid", "invalid", "unknown", "operations", "faults", "took_s"), 0)
+    seen = {"commit": "c" * 40, "failures": [], **known, "seeds": 30, "valid": 27, "unknown": 3}
+    page = render({"every-fault-log": {**seen, "reasons": {"unknown: no call": 1, "unknown: no fault": 2}}})
+    lines = page.splitlines()
+    at = lines.index("every-fault-log, all that were not valid, by reason (# for what varies):")
+    assert lines[at + 2 : at + 4] == ["- 2 unknown: no fault", "- 1 unknown: no call"]
