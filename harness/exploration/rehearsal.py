@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
+import logging
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,8 +131,20 @@ def usable_choices(test: Test) -> list[tuple[str, list[str]]]:
 def rehearse_test(test: Test, schedule: Schedule, *, with_facts: bool = False) -> Rehearsal:
     """Run a test in simulation and judge it. A run that could not even start counts as `unknown`. `with_facts` sums up
     what it did, which takes some hundredths of its time."""
-    with rare_collections():
+    with rare_collections(), _without_last_resort():
         return _rehearse(test, schedule, with_facts=with_facts)
+
+
+@contextlib.contextmanager
+def _without_last_resort() -> Iterator[None]:
+    """Where nobody has set up logging, nothing is logged: Python would write the warnings of thousands of runs to
+    standard error, without saying whose they are. A run that is kept is made again, and has them in its own log."""
+    nowhere = logging.NullHandler()
+    logging.getLogger().addHandler(nowhere)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(nowhere)
 
 
 def _rehearse(test: Test, schedule: Schedule, *, with_facts: bool) -> Rehearsal:

@@ -6,6 +6,8 @@ import dataclasses
 import json
 import random
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -266,3 +268,14 @@ def test_a_system_that_cannot_be_simulated_is_refused_with_what_can_be_done(
         assert main(words) == 254
         told = capsys.readouterr().err
         assert told.startswith(refused + instead) and told.count("\n") == 1, told
+
+
+def test_what_a_rehearsal_warns_of_is_not_written_to_the_console() -> None:
+    script = (
+        "import logging\nfrom harness.exploration import rehearsal\n"
+        "warn = logging.getLogger('harness.faults').warning\n"
+        "rehearsal._rehearse = lambda test, schedule, with_facts: warn('n1 ended by itself')\n"
+        "rehearsal.rehearse_test(None, None); warn('beside a rehearsal')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stderr == "beside a rehearsal\n"
