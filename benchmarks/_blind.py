@@ -39,6 +39,7 @@ __all__ = [
     "GROUNDS",
     "LOADS",
     "MATTERS",
+    "SEARCHED",
     "SMALL",
     "blind_search",
     "blind_table",
@@ -52,7 +53,7 @@ __all__ = [
 DOCS = Path(__file__).parent.parent / "docs"
 RESULTS = DOCS / "mutants-blind.jsonl"
 
-FULL, SMALL = "full", "small"
+SEARCHED, FULL, SMALL = "searched", "full", "small"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,16 +68,21 @@ class Load:
 
 
 LOADS: Mapping[str, Load] = {
-    FULL: Load(
+    SEARCHED: Load(
         nodes=5, time_limit_s=SEARCHED_LOAD["time_limit"], rate=SEARCHED_LOAD["rate"],
         concurrency=SEARCHED_LOAD["concurrency"], text="`harness explore --nodes 5`",
+    ),
+    FULL: Load(
+        nodes=5, time_limit_s=15.0, rate=100.0, concurrency=20,
+        text="`harness explore --nodes 5 --time-limit 15 --rate 100`",
     ),
     SMALL: Load(
         nodes=3, time_limit_s=8.0, rate=60.0, concurrency=10,
         text="`harness explore --nodes 3 --time-limit 8 --rate 60 --concurrency 10`",
     ),
 }  # fmt: skip
-"""The small one takes a fifth of the processor time: for comparing two ways to search, which takes many searches."""
+"""The full one was the default, and takes three times the processor time of a seed. The small one takes less still: for
+comparing two ways to search, which takes many searches."""
 
 FIRST_SEED = 910_000
 LEAST_SEARCHES = 5
@@ -94,7 +100,7 @@ class Ground:
     settings: Mapping[str, str] = field(default_factory=dict)
     nemesis: tuple[str, ...] = (ALL,)
 
-    def test_of(self, mutant: str, load: Load = LOADS[FULL]) -> Test:
+    def test_of(self, mutant: str, load: Load = LOADS[SEARCHED]) -> Test:
         """The test of every seed, as `harness explore` has it where nothing is asked for but this."""
         return Test(
             system="broker", cluster=SIMULATED, nodes=load.nodes, workload=self.workload,
@@ -136,7 +142,7 @@ MATTERS: Mapping[str, Sequence[str]] = {
 
 
 def blind_search(
-    mutant: str, ground: str, *, number: int, budget_s: float, is_guided: bool = False, load: str = FULL
+    mutant: str, ground: str, *, number: int, budget_s: float, is_guided: bool = False, load: str = SEARCHED
 ) -> dict[str, Any]:
     """One search for `mutant`, the `number`th (from 0) on this ground, for `budget_s` seconds of one core: the runs
     with the mutant, and what the guide takes. Controls are run for findings only and do not count."""
@@ -180,7 +186,7 @@ def measure_blind(
     jobs: int,
     path: Path = RESULTS,
     ways: Sequence[bool] = (False,),
-    load: str = FULL,
+    load: str = SEARCHED,
     grounds: Sequence[str] = (),
     until_s: float = math.inf,
 ) -> None:
@@ -280,27 +286,41 @@ def quantile(ends: Iterable[tuple[float, bool]], ratio: float) -> float | None:
 def blind_table(
     results: Sequence[Mapping[str, Any]], conditions: Mapping[str, Sequence[str]] = MappingProxyType({})
 ) -> list[str]:
-    """The lines of the page on random searches with the full load, and then on those that a guide was compared by.
-    There are none without results."""
-    compared = guide_table(results, conditions)
-    results = [each for each in results if _key(each)[3:] == (False, FULL)]
-    if not results:
-        return compared
-    budgets = sorted({each["budget_s"] for each in results})
-    budget = " or ".join(f"{each:g}" for each in budgets)
+    """The lines of the page on random searches, those of the load that `explore` has by default first, and then on
+    those that a guide was compared by. There are none without results."""
+    lines: list[str] = []
+    for load in (SEARCHED, FULL):
+        mine = [each for each in results if _key(each)[3:] == (False, load)]
+        if mine:
+            lines += _searches_with(LOADS[load], mine)
+            lines += [line for text in conditions.get(load, ()) for line in ("", text)]
+            unclean = sum(len(each["unclean"]) for each in mine)
+            lines += ["", f"Runs of the node as it is that gave something away: {unclean}."]
+    if lines:
+        lines = [
+            "",
+            "## Without a hint",
+            "",
+            "The same mutants, looked for by who knows nothing of them: `python -m benchmarks mutants --blind`. A",
+            "search goes through seed after seed of random mixes of all faults, until a run gives the mutant away and",
+            "the same run without the mutant does not. Where a mutant can matter follows from the part of the program",
+            "that it is put into (`benchmarks/_blind.py`). One that finds nothing counts for what it says, that it",
+            "takes more (Kaplan and Meier); `>` stands where so many searches found nothing that there is no such",
+            f"figure, with the most that one of them had. Of fewer than {LEAST_SEARCHES} searches each is given.",
+            *lines,
+        ]
+    return [*lines, *guide_table(results, conditions)]
+
+
+def _searches_with(load: Load, results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A table of the searches with one load."""
+    budget = " or ".join(f"{each:g}" for each in sorted({each["budget_s"] for each in results}))
     found = {each["mutant"] for each in results if each["found"]}
     searched = {each["mutant"] for each in results}
     lines = [
         "",
-        "## Without a hint",
-        "",
-        "The same mutants, looked for by who knows nothing of them: `python -m benchmarks mutants --blind`. A",
-        "search is what `harness explore --nodes 5` does, seed after seed of random mixes of all faults, 15 s each,",
-        "until a run gives the mutant away and the same run without the mutant does not. Where a mutant can matter",
-        "follows from the part of the program that it is put into (`benchmarks/_blind.py`). A search has",
-        f"{budget} seconds of one core. One that finds nothing counts for what it says, that it takes more (Kaplan and",
-        "Meier); `>` stands where so many searches found nothing that there is no such figure, with the most that one",
-        f"of them had. Of fewer than {LEAST_SEARCHES} searches each is given instead.",
+        f"Runs of {load.text}, {load.time_limit_s:g} s each at {load.rate:g} operations a second; a search has",
+        f"{budget} seconds of one core.",
         "",
         f"{len(found)} of {len(searched)} mutants were found on some ground."
         f" Not found on any: {', '.join(name for name in MUTANTS if name in searched - found) or 'none'}.",
@@ -313,10 +333,7 @@ def blind_table(
             mine = [each for each in results if (each["mutant"], each["ground"]) == (name, ground)]
             if mine:
                 lines.append(f"| {name} | {ground} {_cells(mine)}")
-    unclean = sum(len(each["unclean"]) for each in results)
-    lines += [line for text in conditions.get(FULL, ()) for line in ("", text)]
-    lines += ["", f"Runs of the node as it is that gave something away: {unclean}."]
-    return [*lines, *compared]
+    return lines
 
 
 def guide_table(
@@ -348,7 +365,7 @@ def guide_table(
         hits = [sum(_hits(both[way]) for both in every) for way in (0, 1)]
         lines += ["", f"Together: found by {hits[0]} of {count} random and {hits[1]} of {count} guided searches."]
         lines += [f"Times sooner by the means: {_interval(every, _mean)}; by the medians: {_interval(every, _middle)}."]
-        if load != FULL:
+        if load == SMALL:
             lines += [line for text in conditions.get(load, ()) for line in ("", text)]
     if not lines:
         return []

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from benchmarks import _blind
 from benchmarks._blind import (
     FULL,
+    SEARCHED,
     SMALL,
     blind_table,
     guide_table,
@@ -75,16 +76,25 @@ def test_the_table_says_what_was_not_found() -> None:
 def test_a_measurement_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_blind, "blind_search", fake_search)
     path = tmp_path / "blind.jsonl"
-    known = result("accept-gap", "log", 0, seeds=99, is_found=False)
-    said = [{"conditions": "a busy machine"}, {"conditions": "a quiet one", "load": SMALL}, known]
+    known = {**result("accept-gap", "log", 0, seeds=99, is_found=False), "load": SEARCHED}
+    said = [
+        {"conditions": "a busy machine", "load": SEARCHED},
+        {"conditions": "of before"},
+        {"conditions": "a quiet one", "load": SMALL},
+        known,
+    ]
     path.write_text("".join(json.dumps(each) + "\n" for each in said))
     measure_blind(["accept-gap"], searches=2, budget_s=1.0, jobs=1, path=path)
     seen = [(each["ground"], each["number"], each["seeds"]) for each in read_results(path)]
     grounds = ["log", "register", "queue", "transactions"]
     assert seen == [("log", 0, 99), *((ground, 0, 1) for ground in grounds[1:]), *((each, 1, 1) for each in grounds)]
-    assert read_conditions(path) == {FULL: ["a busy machine"], SMALL: ["a quiet one"]}
+    assert read_conditions(path) == {SEARCHED: ["a busy machine"], FULL: ["of before"], SMALL: ["a quiet one"]}
     lines = blind_table(read_results(path), read_conditions(path))
-    assert "a busy machine" in lines and "a quiet one" not in lines, "nothing was searched both ways"
+    assert "a busy machine" in lines
+    assert not {"a quiet one", "of before"} & set(lines), "nothing was searched both ways, nor with that load"
+    before = {**known, "load": FULL}
+    both = "\n".join(blind_table([*read_results(path), before], read_conditions(path)))
+    assert both.index("| accept-gap | log | 1 of 2 |") < both.index("of before") and "| log | 0 of 1 |" in both
 
 
 def test_a_measurement_both_ways_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
