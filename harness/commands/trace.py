@@ -18,6 +18,7 @@ from harness.report import OutputConsole
 from harness.report.replay import EVER_NS, collect_replay, replay_page
 from harness.report.sequence import MAX_ARROWS, Leadership, sequence_page, sequence_svg
 from harness.report.trace_window import Window, choose, read_window
+from harness.report.units import plural
 from harness.store import RunDir, Store
 
 __all__ = ["MAX_HOSTS_DRAWN", "trace_command"]
@@ -80,7 +81,8 @@ def _replay(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise OperatorError(f"--out {path}: {error.strerror}") from None
     console = OutputConsole(stderr=True)
-    words = f"{len(replay.messages):,} messages, {len(replay.operations):,} operations, {len(replay.faults)} faults"
+    counts = ((replay.messages, "message"), (replay.operations, "operation"), (replay.faults, "fault"))
+    words = ", ".join(plural(len(each), noun) for each, noun in counts)
     console.print("; ".join([words, *replay.notes]), highlight=False, markup=False, soft_wrap=True)
     print(path)
     return 0

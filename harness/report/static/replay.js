@@ -236,7 +236,7 @@
     elections.forEach(function (one) {
       var x = xOf(one.at, begin, end, f.w), to = xOf(Math.min(end, one.end), begin, end, f.w);
       c.fillStyle = colours.ok; c.fillRect(x, f.h - 24, Math.max(2, to - x - 1), 14);
-      c.fillStyle = colours.surface; var leads = hosts[one.host] + " term " + one.term; x = Math.max(0, x);
+      c.fillStyle = colours.surface; var leads = hosts[one.host] + (one.term ? " term " + one.term : " leads"); x = Math.max(0, x);
       if (to - x > c.measureText(leads).width + 6) c.fillText(leads, x + 3, f.h - 13);
     });
     if (data.decided) {
