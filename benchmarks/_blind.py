@@ -31,6 +31,7 @@ from harness.exploration.mutants import gives_away
 from harness.exploration.rehearsal import SIMULATED, rehearse_test, usable_choices
 from harness.exploration.search import Candidate, mix_for
 from harness.test import ALL, NemesisChoice, Test
+from nemesis.schedule import Schedule
 from node.mutants.catalogue import MUTANTS, NO_MUTANT
 from node.mutants.switch import part_of
 
@@ -43,6 +44,7 @@ __all__ = [
     "SMALL",
     "blind_search",
     "blind_table",
+    "control_gives_away",
     "guide_table",
     "measure_blind",
     "quantile",
@@ -169,13 +171,18 @@ def blind_search(
         found["seeds"] += 1
         if not gives_away(run):
             continue
-        settings = {**candidate.test.settings, "mutant": NO_MUTANT}
-        if gives_away(rehearse_test(dataclasses.replace(candidate.test, settings=settings), candidate.schedule)):
+        if control_gives_away(candidate.test, candidate.schedule):
             found["unclean"].append(seed)
             continue
         found |= {"found": True, "checks": list(run.symptoms), "mutated": bool(candidate.operators)}
         break
     return {**found, "core_s": round(found["core_s"], 2)}
+
+
+def control_gives_away(test: Test, schedule: Schedule) -> bool:
+    """Whether the same run without the mutant shows something as well, so that a finding does not count."""
+    control = dataclasses.replace(test, settings={**test.settings, "mutant": NO_MUTANT})
+    return gives_away(rehearse_test(control, schedule))
 
 
 def measure_blind(

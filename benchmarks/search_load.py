@@ -19,25 +19,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks._blind import GROUNDS
+from benchmarks._blind import GROUNDS, Load, control_gives_away
 from checker.workers import worker_pool
 from harness.exploration.mutants import gives_away
 from harness.exploration.rehearsal import rehearse_test, usable_choices
 from harness.exploration.search import mix_for
 from harness.nursery import restart_with_nursery
-from node.mutants.catalogue import NO_MUTANT
 
 __all__ = ["LOADS", "Trial", "main", "table", "trial"]
 
-LOADS: Mapping[str, tuple[float, int, float]] = {
-    "100/s, 20, 15 s": (100.0, 20, 15.0),
-    "25/s, 20, 15 s": (25.0, 20, 15.0),
-    "12/s, 10, 15 s": (12.0, 10, 15.0),
-    "25/s, 20, 30 s": (25.0, 20, 30.0),
-    "25/s, 20, 10 s": (25.0, 20, 10.0),
-    "25/s, 20, 7 s": (25.0, 20, 7.0),
-}
-"""Operations per second, clients, and seconds."""
+LOADS: Mapping[str, Load] = {
+    text: Load(nodes=5, rate=rate, concurrency=concurrency, time_limit_s=time_limit_s, text=text)
+    for rate, concurrency, time_limit_s in (
+        (100.0, 20, 15.0), (25.0, 20, 15.0), (12.0, 10, 15.0), (25.0, 20, 30.0), (25.0, 20, 10.0), (25.0, 20, 7.0)
+    )
+    for text in (f"{rate:g}/s, {concurrency}, {time_limit_s:g} s",)
+}  # fmt: skip
+"""By operations per second, clients and seconds."""
 
 MUTANTS: Sequence[tuple[str, str]] = (
     ("accept-gap", "log"),
@@ -72,17 +70,13 @@ class Trial:
 
 def trial(mutant: str, ground: str, load: str, seed: int) -> Trial:
     """Run it, and its control where it shows something."""
-    rate, concurrency, time_limit_s = LOADS[load]
-    test = dataclasses.replace(
-        GROUNDS[ground].test_of(mutant), rate=rate, concurrency=concurrency, time_limit_s=time_limit_s
-    )
+    test = GROUNDS[ground].test_of(mutant, LOADS[load])
     seeded, schedule = mix_for(test, seed, usable_choices(test))
     began_s = time.process_time()
     is_found = gives_away(rehearse_test(seeded, schedule))
     core_s = time.process_time() - began_s
     if is_found:
-        control = dataclasses.replace(seeded, settings={**seeded.settings, "mutant": NO_MUTANT})
-        is_found = not gives_away(rehearse_test(control, schedule))
+        is_found = not control_gives_away(seeded, schedule)
     return Trial(mutant=mutant, load=load, seed=seed, is_found=is_found, core_s=core_s)
 
 

@@ -45,7 +45,8 @@ REASON_CHARACTERS = 300
 MAX_KEPT_FAILURES = 20
 """Runs that are not valid, kept by seed and reason; the rest are counted."""
 MAX_REASONS = 200
-"""Kinds of reasons that are counted, so that a page stays one; a campaign has seen fewer than ten."""
+"""Kinds of reasons that are counted each, so that a page stays one; a campaign has seen fewer than ten."""
+OTHER_REASONS = "other reasons"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,8 +218,8 @@ def run(name: str, results: dict[str, Any], *, jobs: int, pool: Executor, path: 
         known["lost"] = known.get("lost", 0) + lost_by(rehearsal.reason)
         if rehearsal.valid is not True:
             kind = f"{'invalid' if rehearsal.valid is False else 'unknown'}: {without_what_varies(rehearsal.reason)}"
-            if kind in reasons or len(reasons) < MAX_REASONS:
-                reasons[kind] = reasons.get(kind, 0) + 1
+            kind = kind if kind in reasons or len(reasons) < MAX_REASONS else OTHER_REASONS
+            reasons[kind] = reasons.get(kind, 0) + 1
             print(f"{name}, seed {rehearsal.seed}: {rehearsal.valid}: {rehearsal.reason}", flush=True)
 
     while known["seeds"] < campaign.seeds and (left_s := deadline_s - time.monotonic()) > 0:

@@ -7,14 +7,14 @@ import http.client
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from harness.commands.serve import MAX_CONNECTIONS
 from harness.serve.launch import Launcher
-from harness.store import Store
+from harness.store import RunDir, Store
 
 from .conftest import DEADLINE_S, Client, make_run
 
@@ -30,6 +30,20 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def connect(stack: contextlib.ExitStack, client: Client) -> socket.socket:
     return stack.enter_context(socket.create_connection(("127.0.0.1", client.port), timeout=DEADLINE_S))
+
+
+def connect_by_http(stack: contextlib.ExitStack, client: Client) -> http.client.HTTPConnection:
+    connection = http.client.HTTPConnection("127.0.0.1", client.port, timeout=DEADLINE_S)
+    return stack.enter_context(contextlib.closing(connection))
+
+
+@pytest.fixture
+def run_at_work(store: Store) -> Iterator[RunDir]:
+    run = store.create("t")
+    run.write_test({})
+    run.history_path.write_bytes(b"")
+    yield run
+    run.release()
 
 
 def read_to_end(connection: socket.socket) -> bytes:
@@ -53,27 +67,19 @@ def test_who_only_holds_connections_keeps_nobody_out(serve: Callable[..., Client
         assert read_to_end(held[0]) == b"", "the oldest of them made room"
 
 
-def test_live_views_make_no_room(store: Store, serve: Callable[..., Client]) -> None:
+def test_live_views_make_no_room(run_at_work: RunDir, serve: Callable[..., Client]) -> None:
     client = serve()
-    run = store.create("t")
-    run.write_test({})
-    run.history_path.write_bytes(b"")
-    try:
-        with contextlib.ExitStack() as stack:
-            view = stack.enter_context(
-                contextlib.closing(http.client.HTTPConnection("127.0.0.1", client.port, timeout=DEADLINE_S))
-            )
-            view.request("GET", f"/runs/{run.name}/events")
-            answer = view.getresponse()
-            assert answer.readline() == b"event: state\n"
-            for _ in range(2 * MAX_CONNECTIONS):
-                connect(stack, client)
-            assert client.ask("/")[0] == 200
-            run.write_results({"valid": True})
-            run.finish()
-            assert b'"verdict": "valid"' in answer.read(), "the view went on to its end"
-    finally:
-        run.release()
+    with contextlib.ExitStack() as stack:
+        view = connect_by_http(stack, client)
+        view.request("GET", f"/runs/{run_at_work.name}/events")
+        answer = view.getresponse()
+        assert answer.readline() == b"event: state\n"
+        for _ in range(2 * MAX_CONNECTIONS):
+            connect(stack, client)
+        assert client.ask("/")[0] == 200
+        run_at_work.write_results({"valid": True})
+        run_at_work.finish()
+        assert b'"verdict": "valid"' in answer.read(), "the view went on to its end"
 
 
 @pytest.mark.parametrize(
@@ -145,32 +151,21 @@ def test_an_answer_that_nobody_takes_is_given_up(tmp_path: Path, store: Store, s
 
 
 def test_who_goes_on_asking_or_watching_is_not_given_up(
-    store: Store, serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+    run_at_work: RunDir, serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "PATIENCE_S", 2.0)
     client = serve()
-    run = store.create("t")
-    run.write_test({})
-    run.history_path.write_bytes(b"")
-    try:
-        with contextlib.ExitStack() as stack:
-            asking, watching = (
-                stack.enter_context(
-                    contextlib.closing(http.client.HTTPConnection("127.0.0.1", client.port, timeout=DEADLINE_S))
-                )
-                for _ in range(2)
-            )
-            watching.request("GET", f"/runs/{run.name}/events")
-            view = watching.getresponse()
-            asking.connect()
-            first = asking.sock
-            end_s = time.monotonic() + 3.0
-            while time.monotonic() < end_s:
-                asking.request("GET", "/")
-                assert asking.getresponse().read()
-                assert asking.sock is first, "on one connection"
-            run.write_results({"valid": True})
-            run.finish()
-            assert b'"verdict": "valid"' in view.read()
-    finally:
-        run.release()
+    with contextlib.ExitStack() as stack:
+        asking, watching = connect_by_http(stack, client), connect_by_http(stack, client)
+        watching.request("GET", f"/runs/{run_at_work.name}/events")
+        view = watching.getresponse()
+        asking.connect()
+        first = asking.sock
+        end_s = time.monotonic() + 3.0
+        while time.monotonic() < end_s:
+            asking.request("GET", "/")
+            assert asking.getresponse().read()
+            assert asking.sock is first, "on one connection"
+        run_at_work.write_results({"valid": True})
+        run_at_work.finish()
+        assert b'"verdict": "valid"' in view.read()
