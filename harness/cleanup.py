@@ -8,7 +8,6 @@ whose harness still lives are left alone. Cleaning twice does nothing the second
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import re
@@ -40,8 +39,8 @@ from harness.process_table import (
 )
 from harness.programs import find_program
 from harness.run_state import Claim, RunRecord, StateError, load_run, runs_in, state_path
+from harness.scratch import remove_scratch_of_the_dead
 from nemesis.mechanisms.file_systems import thaw
-from nemesis.mechanisms.shim import library_directories
 
 __all__ = ["CleanReport", "clean"]
 
@@ -49,9 +48,6 @@ _KILL_TIMEOUT_S = 10.0
 """How long a killed process may take to end; one that takes longer hangs in the kernel and is reported."""
 
 _COMMAND_TIMEOUT_S = 10.0
-
-_SCRATCH = re.compile(rf"{run_state.TEMP_PREFIX}(?:shim|trial)-(\d+)-.+")
-"""Temporary directories that belong to no run, with the number of the process that made them."""
 
 _GROUP = re.compile(rf"{run_state.TEMP_PREFIX}(?P<run>.+)-(?:clients|ns\d+|n\d+)(?:-programs)?")
 """The control group of a host, or of its programs within that."""
@@ -132,7 +128,9 @@ def clean(
             forgotten=(lambda line: tell(result.notes, line)) if forgets_unreachable else None,
         ).run()
     if run_ids is None:
-        _remove_scratch(lambda line: tell(result.removed, line))
+        remove_scratch_of_the_dead(
+            removed=lambda line: tell(result.removed, line), left=lambda line: tell(result.left, line)
+        )
     if run_ids is None and state_root is None:
         _release_devices_of_the_dead(roots, result, tell)
         _note_groups_without_state(roots, lambda line: tell(result.notes, line))
@@ -141,23 +139,6 @@ def clean(
     if os.geteuid() != 0 and (line := _hint_at_root(run_ids)):
         tell(result.notes, line)
     return result
-
-
-def _remove_scratch(removed: Callable[[str], None]) -> None:
-    """What processes of this user that are gone had made to try what this machine can do, before there was a run."""
-    directories = sorted({run_state.temp_dir(), *library_directories()[:1]})
-    for path in (os.path.join(directory, name) for directory in directories for name in sorted(os.listdir(directory))):
-        match = _SCRATCH.fullmatch(os.path.basename(path))
-        if match is None or run_state.process_start_ticks(int(match[1])) is not None:
-            continue
-        status = _status(path)
-        if status is not None and status.st_uid == os.geteuid():
-            if stat.S_ISDIR(status.st_mode):
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
-            removed(f"trial of a process that is gone: {path}")
 
 
 def _release_devices_of_the_dead(

@@ -12,7 +12,6 @@ import errno
 import functools
 import inspect
 import os
-import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
@@ -23,7 +22,7 @@ from harness.clusters.loop_devices import image_mark
 from harness.clusters.threads import all_of
 from harness.clusters.trials import TrialFailed, TrialUnfinished, run_trial
 from harness.programs import find_program
-from harness.run_state import TEMP_PREFIX
+from harness.scratch import scratch_directory
 from nemesis.mechanisms import file_systems
 from nemesis.mechanisms.file_systems import CALL_TIMEOUT_S, OPERATIONS
 from nemesis.mechanisms.shell import ShellError
@@ -110,7 +109,7 @@ def why_no_file_systems() -> str | None:
     missing = sorted({package for name, package in PROGRAMS.items() if find_program(name) is None})
     if missing:
         return f"a file system per host needs {' '.join(missing)} (apt-get install {' '.join(missing)})"
-    with tempfile.TemporaryDirectory(prefix=f"{TEMP_PREFIX}trial-{os.getpid()}-") as directory:
+    with scratch_directory("trial") as directory:
         command = [find_program("sh") or "/bin/sh", "-c", _TRIAL, "trial", directory]
         try:
             run_trial("a loop device", ["--mount", "--propagation", "private"], command)

@@ -22,7 +22,7 @@ from harness.clusters.name_server import PORT
 from harness.clusters.threads import all_of
 from harness.clusters.trials import TrialFailed, TrialUnfinished, run_trial
 from harness.programs import find_program
-from harness.run_state import TEMP_PREFIX
+from harness.scratch import scratch_prefix
 from nemesis.mechanisms.shell import ShellError
 from nemesis.target import FaultMet, NameFault, NameLookup, ProcessMember
 
@@ -50,7 +50,7 @@ def why_no_names() -> str | None:
         return f"a name service per host needs {missing[0]} on this machine: make it, empty if need be"
     if os.geteuid() != 0:
         return "a name service per host needs mounts of its own: run as root, or use --cluster netns"
-    with tempfile.NamedTemporaryFile(prefix=f"{TEMP_PREFIX}trial-{os.getpid()}-") as file:
+    with tempfile.NamedTemporaryFile(prefix=scratch_prefix("trial")) as file:
         command = [find_program("sh") or "/bin/sh", "-c", _TRIAL, file.name, HOSTS_FILE, RESOLVER_FILE]
         try:
             run_trial("a file of names", ["--mount", "--propagation", "private"], command)

@@ -16,13 +16,13 @@ import json
 import os
 import struct
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.programs import SYSTEM_PATH, find_program
-from harness.run_state import TEMP_PREFIX, harness_is_live, harness_process
+from harness.run_state import harness_is_live, harness_process
+from harness.scratch import scratch_directory
 
 __all__ = ["MARK_BYTES", "ImageMark", "file_id", "image_mark", "loop_devices_of", "marked_devices", "release_device"]
 
@@ -161,7 +161,7 @@ def release_device(device: str) -> None:
     subprocess.SubprocessError."""
     thaw_it = 'mount -o noatime "$1" "$2" && { fsfreeze --unfreeze "$2"; umount "$2"; }'
     argv = [find_program("unshare") or "unshare", "--mount", "--propagation", "private", "--"]
-    with tempfile.TemporaryDirectory(prefix=f"{TEMP_PREFIX}trial-{os.getpid()}-") as directory:
+    with scratch_directory("trial") as directory:
         subprocess.run(
             [*argv, find_program("sh") or "/bin/sh", "-c", thaw_it, "thaw", device, directory],
             capture_output=True,

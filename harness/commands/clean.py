@@ -6,13 +6,12 @@ import argparse
 
 from harness.cleanup import clean
 from harness.errors import OperatorError
-from harness.spark_leftovers import remove_spark_leftovers
 
 __all__ = ["clean_command"]
 
 
 def clean_command(arguments: argparse.Namespace) -> int:
-    """Clean up after dead runs, and after dead reports unless runs are named.
+    """Clean up after dead runs, and other dead processes of ours unless runs are named.
 
     Returns 0 when nothing of ours is left, 255 when something resists. Raises OperatorError where hosts are to be
     forgotten of no run by name.
@@ -20,14 +19,7 @@ def clean_command(arguments: argparse.Namespace) -> int:
     if arguments.forgets_unreachable and not arguments.run_ids:
         raise OperatorError("--forget-unreachable: say of which run, by --run RUN_ID")
     report = clean(run_ids=arguments.run_ids, forgets_unreachable=arguments.forgets_unreachable, report=print)
-    lines: list[str] = []
-
-    def tell(line: str) -> None:
-        lines.append(line)
-        print(line)
-
-    is_clean = bool(arguments.run_ids) or remove_spark_leftovers(tell)
-    if not (report.removed or report.left or report.live or lines):
+    if not (report.removed or report.left or report.live):
         named = ", ".join(arguments.run_ids or ())
         print(f"nothing of run {named} is on this machine" if named else "nothing to clean")
-    return report.exit_status if is_clean else 255
+    return report.exit_status

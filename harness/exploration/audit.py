@@ -29,6 +29,7 @@ from harness.execution import rehearse
 from harness.exploration.rehearsal import parts_of, usable_choices
 from harness.exploration.search import mix_for
 from harness.report import OutputConsole
+from harness.scratch import scratch_directory
 from harness.test import Test, test_from_json
 
 __all__ = ["HASH_SEEDS", "Parting", "audit_seed", "first_difference"]
@@ -72,7 +73,7 @@ class Audited:
 
 def audit_seed(test: Test, seed: int, pythons: tuple[str, str]) -> Audited:
     """Run one seed twice and compare. Raises HarnessError when a run cannot be made."""
-    with tempfile.TemporaryDirectory(prefix="splitbrain-audit-") as directory:
+    with scratch_directory("audit") as directory:
         places = [Path(directory, name) for name in ("first", "second")]
         _run_both(test, seed, pythons, places, stack_of=0)
         for what in ("network", "history"):

@@ -20,7 +20,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +36,7 @@ from harness.history_writer import MAX_LINE_BYTES, HistoryWriter
 from harness.judge import judge
 from harness.runner import Observed, Run, SilentListener
 from harness.runtime import harness_runtime
+from harness.scratch import scratch_directory
 
 __all__ = ["INVARIANTS", "ONLINE", "Branch", "Course", "Fate", "Passage", "Symptom", "follow"]
 
@@ -119,7 +119,7 @@ def follow(parts: Parts, passage: Passage) -> Course:
     read_fd, write_fd = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
-    with tempfile.TemporaryDirectory(prefix="splitbrain-course-") as directory:
+    with scratch_directory("course") as directory:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:

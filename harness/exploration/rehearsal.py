@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import io
 import logging
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from harness.errors import HarnessError, OperatorError, SystemUnderTestError
 from harness.execution import Parts, TestClock, rehearse
 from harness.exploration.behaviour import Fact, facts_of
 from harness.report import OutputConsole
+from harness.scratch import scratch_directory
 from harness.systems.base import LimitsClusters
 from harness.test import ALL, Test
 from harness.workloads.choice import make_workload
@@ -154,7 +154,7 @@ def _rehearse(test: Test, schedule: Schedule, *, with_facts: bool) -> Rehearsal:
     if with_facts:
         parts = dataclasses.replace(parts, on_made=lambda cluster, clock: seen.append((StepObserver(cluster), clock)))
     try:
-        with tempfile.TemporaryDirectory(prefix="splitbrain-rehearsal-") as directory:
+        with scratch_directory("rehearsal") as directory:
             results = rehearse(parts, directory, OutputConsole(file=io.StringIO(), quiet=True))
     except (SystemUnderTestError, HarnessError) as error:
         results = {"valid": "unknown", "reason": str(error), "checks": {}, "faults": [], "ops": {}}

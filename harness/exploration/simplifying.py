@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-import tempfile
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -25,6 +24,7 @@ from hypothesis import strategies as st
 from hypothesis.configuration import set_hypothesis_home_dir
 from hypothesis.errors import NoSuchExample
 
+from harness.scratch import scratch_directory
 from harness.test import Test
 from nemesis.schedule import HEAL, INJECT, FaultEvent, Schedule
 
@@ -111,7 +111,7 @@ def simplest_that_fails(
             return False
 
     found = None
-    with tempfile.TemporaryDirectory(prefix="splitbrain-hypothesis-") as directory:
+    with scratch_directory("hypothesis") as directory:
         set_hypothesis_home_dir(directory)  # it keeps what it reads of our modules, and would do so where we are run
         try:
             found = find(

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from harness.errors import OperatorError
 from harness.programs import find_program
+from harness.scratch import scratch_directory
 
 __all__ = [
     "BySetting",
@@ -167,7 +168,7 @@ class _Maven(Recipe):
             "<groupId>fetched</groupId><artifactId>fetched</artifactId><version>1</version>"
             f"<dependencies>{''.join(jars)}</dependencies></project>"
         )
-        with tempfile.TemporaryDirectory() as project:
+        with scratch_directory("project") as project:
             Path(project, "pom.xml").write_text(pom, encoding="utf-8")
             out = f"-DoutputDirectory={os.path.join(directory, 'lib')}"
             _call(self, [_program(self, "mvn"), "-q", "-B", "dependency:copy-dependencies", out], cwd=project)
@@ -303,7 +304,10 @@ def fetched(recipe: Recipe) -> str:
         with _locked(f"{final}.lock"):
             if not is_fetched(recipe):  # somebody else may have fetched it while we waited
                 shutil.rmtree(final, ignore_errors=True)
-                with tempfile.TemporaryDirectory(dir=cache_directory(), prefix=".fetching-") as directory:
+                unfinished = f".fetching-{recipe.key}-"
+                for left_behind in Path(cache_directory()).glob(f"{glob.escape(unfinished)}*"):
+                    shutil.rmtree(left_behind, ignore_errors=True)  # by a process that was killed: we hold the lock
+                with tempfile.TemporaryDirectory(dir=cache_directory(), prefix=unfinished) as directory:
                     os.chmod(directory, 0o755)  # programs may run as another user
                     recipe.fetch(directory)
                     Path(directory, _DONE).touch()

@@ -181,7 +181,7 @@ def _trial(
 ) -> str | None:
     if not sys.platform.startswith("linux"):
         return "the launcher is for Linux"
-    with tempfile.TemporaryDirectory(prefix="splitbrain-launcher-") as directory:
+    with tempfile.TemporaryDirectory(prefix=f"splitbrain-launcher-{os.getpid()}-") as directory:
         archive, control = Path(directory, "launcher.pyz"), Path(directory, "control")
         archive.write_bytes(launcher_archive())
         faults = HostFaults()

@@ -517,15 +517,3 @@ def test_an_ordinary_user_is_told_about_roots_runs(
     assert len(report.notes) == 1 and "sudo harness clean" in report.notes[0]
     assert cleaned(str(tmp_path / "none"), [MINE]).notes == []
     assert os.path.exists(f"/run/netns/sb-{R1}-n1")
-
-
-def test_trials_of_dead_processes_go_and_those_of_living_ones_stay(temp: Path) -> None:
-    for name in (f"shim-{DEAD_PID}-x1", f"trial-{DEAD_PID}-x2", f"shim-{os.getpid()}-x3", "shim-nobody-x4", "notes"):
-        (temp / f"splitbrain-{name}").mkdir()
-        (temp / f"splitbrain-{name}" / "shim.so").write_text("half a library")
-    (temp / f"splitbrain-trial-{DEAD_PID}-x5").write_text("a file of names")
-    told: list[str] = []
-    report = clean(state_root=str(temp / "state"), report=told.append)
-    assert report.left == [] and len(report.removed) == len(told) == 3
-    left = sorted(path.name for path in temp.iterdir())
-    assert left == ["splitbrain-notes", f"splitbrain-shim-{os.getpid()}-x3", "splitbrain-shim-nobody-x4"]

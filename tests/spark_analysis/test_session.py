@@ -10,7 +10,6 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -152,23 +151,6 @@ def test_a_report_that_is_killed_leaves_nothing_that_clean_would_not_find(
     while scratch_of(process.pid) and time.monotonic() < deadline:  # its Java may still be putting files there
         subprocess.run(clean, cwd=ROOT, env=environment, check=False, capture_output=True, timeout=60)
     assert scratch_of(process.pid) == []
-
-
-def test_directories_that_are_not_ours_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from harness.run_state import process_start_ticks
-    from harness.spark_leftovers import remove_spark_leftovers
-
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    me = os.getpid()
-    stay = [f"splitbrain-spark-{me}-{process_start_ticks(me)}-live", "splitbrain-spark-notes", "splitbrain-r1-host"]
-    for name in (*stay, f"splitbrain-spark-{me}-1-earlier", "splitbrain-spark-4194304999-7-gone"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "splitbrain-spark-4194304999-8-link").symlink_to(tmp_path / stay[1])
-    told: list[str] = []
-    assert remove_spark_leftovers(told.append)
-    assert len(told) == 2
-    assert {path.name for path in tmp_path.iterdir()} == {*stay, "splitbrain-spark-4194304999-8-link"}
 
 
 def test_settings_reach_spark_and_others_are_refused(tmp_path: Path) -> None:

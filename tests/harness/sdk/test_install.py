@@ -65,6 +65,15 @@ def test_half_a_recipe_is_never_taken_for_a_whole_one(cache: Path) -> None:
     assert [entry for entry in os.listdir(cache) if not entry.endswith(".lock")] == []
 
 
+def test_what_a_killed_fetch_left_goes_with_the_next_one_of_its_recipe(cache: Path) -> None:
+    recipe, other = Counted(("thing",), ([],)), Counted(("other",), ([],))
+    for unfinished in (recipe, other):
+        (cache / f".fetching-{unfinished.key}-x1").mkdir(parents=True)
+    fetched(recipe)
+    left = {entry for entry in os.listdir(cache) if not entry.endswith(".lock")}
+    assert left == {recipe.key, f".fetching-{other.key}-x1"}
+
+
 def test_a_file_of_the_users_own_is_copied_again_when_it_changed(tmp_path: Path) -> None:
     source = tmp_path / "server.py"
     source.write_text("one")

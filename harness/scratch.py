@@ -1,0 +1,76 @@
+"""Temporary directories that belong to no run: what a search, a trial or a report puts aside while it works.
+
+Each says by its name whose it is, `splitbrain-<purpose>-<pid>-<start>-<random>`, so that one of a process that was
+killed is known from the moment it exists, and `harness clean` removes it. What belongs to a run is in the run's state
+instead (see harness.run_state).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+
+from harness.run_state import TEMP_PREFIX, process_start_ticks, temp_dir
+from nemesis.mechanisms.shim import library_directories
+
+__all__ = ["remove_scratch_of_the_dead", "scratch_directory", "scratch_prefix"]
+
+PURPOSES = ("audit", "course", "hypothesis", "launcher", "project", "rehearsal", "shim", "spark", "trial")
+_NAME = re.compile(rf"{TEMP_PREFIX}(?:{'|'.join(PURPOSES)})-(?P<pid>\d+)-(?:(?P<start>\d+)-)?\w+")
+"""Packages that do not know the harness leave the start time out: theirs count as live while any process has the id."""
+
+
+def scratch_prefix(purpose: str) -> str:
+    """How the name of a temporary file or directory of this process begins; `purpose` is one of `PURPOSES`."""
+    if purpose not in PURPOSES:
+        raise ValueError(f"{purpose}: no purpose of temporary directories")
+    pid = os.getpid()
+    return f"{TEMP_PREFIX}{purpose}-{pid}-{process_start_ticks(pid) or 0}-"
+
+
+@contextlib.contextmanager
+def scratch_directory(purpose: str) -> Iterator[str]:
+    """An empty directory for the time of a `with`."""
+    with tempfile.TemporaryDirectory(prefix=scratch_prefix(purpose), dir=temp_dir()) as directory:
+        yield directory
+
+
+def remove_scratch_of_the_dead(*, removed: Callable[[str], None], left: Callable[[str], None]) -> None:
+    """Remove what processes of this user that are gone have put aside; one of the two is told of each, in a line."""
+    for path in _of_the_dead():
+        try:
+            if stat.S_ISDIR(os.lstat(path).st_mode):
+                shutil.rmtree(path)
+            else:
+                os.unlink(path)
+        except FileNotFoundError:
+            continue  # somebody else cleans
+        except OSError as error:
+            left(f"{path}, of a process that is gone: {error.strerror}")
+        else:
+            removed(f"{path}, of a process that is gone")
+
+
+def _of_the_dead() -> list[str]:
+    roots = dict.fromkeys((temp_dir(), tempfile.gettempdir(), *library_directories()[:1]))
+    paths = (os.path.join(root, name) for root in roots if os.path.isdir(root) for name in sorted(os.listdir(root)))
+    found = []
+    for path in paths:
+        match = _NAME.fullmatch(os.path.basename(path))
+        if match is None or _is_live(int(match["pid"]), match["start"]):
+            continue
+        with contextlib.suppress(OSError):
+            status = os.lstat(path)
+            if status.st_uid == os.geteuid() and not stat.S_ISLNK(status.st_mode):
+                found.append(path)
+    return found
+
+
+def _is_live(pid: int, start: str | None) -> bool:
+    ticks = process_start_ticks(pid)
+    return ticks is not None and start in (None, str(ticks))

@@ -1,0 +1,114 @@
+"""Temporary directories of no run: those of killed processes go, all others stay."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.cleanup import CleanReport, clean
+from harness.run_state import process_start_ticks
+from harness.scratch import PURPOSES, scratch_directory, scratch_prefix
+
+ROOT = Path(__file__).resolve().parents[2]
+NOBODY = 4194304999
+"""A process id beyond the kernel's largest."""
+
+
+@pytest.fixture
+def temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def cleaned(temp: Path) -> CleanReport:
+    told: list[str] = []
+    report = clean(state_root=str(temp / "state"), report=told.append)
+    assert told == [*report.removed, *report.left]
+    return report
+
+
+def names_in(temp: Path) -> set[str]:
+    return {path.name for path in temp.iterdir()}
+
+
+@pytest.mark.parametrize("purpose", PURPOSES)
+def test_what_a_process_that_is_gone_had_put_aside_goes(temp: Path, purpose: str) -> None:
+    gone = temp / f"splitbrain-{purpose}-{NOBODY}-7-gone"
+    gone.mkdir()
+    (gone / "history.jsonl").write_text("half a line")
+    with scratch_directory(purpose) as mine:
+        report = cleaned(temp)
+        assert names_in(temp) == {os.path.basename(mine)}
+    assert report.removed == [f"{gone}, of a process that is gone"] and report.left == []
+    assert names_in(temp) == set()
+
+
+def test_what_is_not_known_to_be_of_the_dead_stays(temp: Path) -> None:
+    me = os.getpid()
+    stay = [f"splitbrain-spark-{me}-{process_start_ticks(me)}-live", f"splitbrain-shim-{me}-live"]
+    stay += ["splitbrain-shim-nobody-x4", "splitbrain-spark-notes", "splitbrain-r1-host", f"splitbrain-keep-{NOBODY}-x"]
+    for name in (*stay, f"splitbrain-spark-{me}-1-earlier", f"splitbrain-shim-{NOBODY}-x1"):
+        (temp / name).mkdir()
+    (temp / f"splitbrain-trial-{NOBODY}-8-file").write_text("a file of names")
+    link = temp / f"splitbrain-trial-{NOBODY}-8-link"
+    link.symlink_to(temp / stay[0])
+    assert len(cleaned(temp).removed) == 3
+    assert names_in(temp) == {*stay, link.name}
+    assert cleaned(temp).removed == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing resists root")
+def test_what_cannot_be_removed_is_told(temp: Path) -> None:
+    locked = temp / f"splitbrain-audit-{NOBODY}-7-gone" / "locked"
+    locked.mkdir(parents=True)
+    (locked / "events").write_text("")
+    locked.chmod(0o500)
+    report = cleaned(temp)
+    locked.chmod(0o700)
+    assert report.exit_status == 255 and len(report.left) == 1
+    assert "Permission denied" in report.left[0]
+
+
+def test_a_purpose_that_clean_does_not_know_is_refused() -> None:
+    with pytest.raises(ValueError, match="diary"):
+        scratch_prefix("diary")
+
+
+def test_a_search_that_was_killed_leaves_nothing_after_clean(temp: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(temp), "SPLITBRAIN_STATE_DIR": str(temp / "state")}
+    command = [
+        sys.executable,
+        "-m",
+        "harness",
+        "explore",
+        "--seeds",
+        "1000",
+        "--jobs",
+        "2",
+        "--store",
+        str(temp / "store"),
+    ]
+    search = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not any(temp.glob("splitbrain-rehearsal-*")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+    finally:
+        os.killpg(search.pid, signal.SIGKILL)
+        search.wait()
+    left = {path.name for path in temp.glob("splitbrain-rehearsal-*")}
+    assert left
+    deadline = time.monotonic() + 60
+    removed: list[str] = []
+    while any(temp.glob("splitbrain-*")) and time.monotonic() < deadline:  # its processes may still be ending
+        removed += cleaned(temp).removed
+    assert {os.path.basename(line.partition(",")[0]) for line in removed} >= left
+    assert not any(temp.glob("splitbrain-*"))
