@@ -37,6 +37,7 @@ from harness.exploration.continuations import Branch, Passage, follow
 from harness.exploration.deciding import Deciding, Jump, Search, decide, violations_of
 from harness.exploration.mutants import SCENARIOS, report_mutant
 from harness.exploration.rehearsal import parts_of
+from harness.exploration.symptoms import is_stuck
 from harness.nursery import restart_with_nursery
 from harness.store import Store
 from node.dledger import DLedgerServer
@@ -158,8 +159,8 @@ def measure(name: str, *, points: int, runs: int, jobs: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         run_dir = report_mutant(name, SEED, Store(directory))
         results = run_dir.read_results()
-        if results["valid"] is not False:
-            return {"reason": f"nothing to explain: the verdict on seed {SEED} is {results['valid']}, not invalid"}
+        if results["valid"] is not False and not is_stuck(results):
+            return {"reason": f"nothing to explain: the verdict on seed {SEED} is {results['valid']}"}
         violations = violations_of(parts, results, run_dir.history_path)
         began_s, used_s = time.monotonic(), _used_s()
         search = Search(seed=SEED, points=points, runs=runs, jobs=jobs, say=lambda line: print(f"  {line}", flush=True))

@@ -32,6 +32,7 @@ from harness.clusters.sim.loop import SimLoop
 from harness.errors import HarnessError
 from harness.execution import Parts, TestClock, make_system
 from harness.exploration.account import Account, Happening
+from harness.exploration.symptoms import STUCK, is_stuck
 from harness.history_writer import MAX_LINE_BYTES, HistoryWriter
 from harness.judge import judge
 from harness.runner import Observed, Run, SilentListener
@@ -57,8 +58,19 @@ class Symptom:
     """
 
     check: str
+    """Its name, or `STUCK`."""
     rule: str = ""
     until_s: float | None = None
+
+    def is_in(self, results: Mapping[str, Any]) -> bool | None:
+        """Whether the results of a whole run have it; None where its check could not tell."""
+        if self.check == STUCK:
+            return is_stuck(results)
+        check = results["checks"].get(self.check, {})
+        fails = {False: True, True: False}.get(check.get("valid"))
+        if fails and self.rule:
+            return any(one["rule"] == self.rule for one in check.get("violations", ()))
+        return fails
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,11 +337,7 @@ class _Conductor:
     def finish(self, observed: Observed) -> None:
         """The run has come to its end; what it left is judged."""
         results = judge(self._parts.test, self._parts.workload, self._history.events(), observed)
-        check = results["checks"].get(self._symptom.check, {})
-        fails = {False: True, True: False}.get(check.get("valid"))
-        if fails and self._symptom.rule:
-            fails = any(one["rule"] == self._symptom.rule for one in check.get("violations", ()))
-        self._leave(fails=fails)
+        self._leave(fails=self._symptom.is_in(results))
 
     def _leave(self, *, fails: bool | None) -> None:
         """Say what came of it and end this process."""

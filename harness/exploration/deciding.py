@@ -9,8 +9,8 @@ Where the same faults make nearly every run fail, whatever else happens, that cu
 one is made of continuations in which all faults are healed at that moment and none follows.
 
 The violation is the first of the run that can be seen as it happens, by the invariants or by the workload's online
-checker; else what a check finds once the run is over. One that nearly every run shows without any fault was not decided
-at any moment, so the next is looked at then.
+checker; else what a check finds once the run is over, or that its replicas are stuck then. One that nearly every run
+shows without any fault was not decided at any moment, so the next is looked at then.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from harness.errors import OperatorError
 from harness.execution import Parts
 from harness.exploration.account import Happening
 from harness.exploration.continuations import INVARIANTS, ONLINE, Branch, Course, Fate, Passage, Symptom, follow
+from harness.exploration.symptoms import STUCK, stuck_reason
 from harness.history_writer import read_history
 from harness.report.checks import timed_violations
 from harness.seeded import seeded
@@ -183,10 +184,13 @@ class Deciding:
 
 
 def violations_of(parts: Parts, results: Mapping[str, Any], history_path: Path) -> list[Violation]:
-    """The violations of an invalid run whose moment can be looked for, the first that showed first; those that show at
-    its end come last. Raises OperatorError for a run that is not invalid."""
-    if results.get("valid") is not False:
-        raise OperatorError("the run is not invalid: there is no violation whose moment could be looked for")
+    """The violations of a run whose moment can be looked for, the first that showed first; those that show at its end
+    come last, and after them that its replicas are stuck. Raises OperatorError for a run that has neither."""
+    stuck = stuck_reason(results)
+    if results.get("valid") is not False and stuck is None:
+        raise OperatorError(
+            "the run is not invalid and its replicas are not stuck: there is nothing whose moment could be looked for"
+        )
     checks = results.get("checks")
     found = [
         Violation(check=name, rule=text.partition(": ")[0], text=text, at_s=time_ns / 1e9)
@@ -200,6 +204,8 @@ def violations_of(parts: Parts, results: Mapping[str, Any], history_path: Path) 
         for name, check in (checks.items() if isinstance(checks, Mapping) else ())
         if isinstance(check, Mapping) and check.get("valid") is False and name != INVARIANTS
     ]
+    if stuck is not None:
+        found.append(Violation(check=STUCK, text=stuck, at_s=None))
     if not found:
         raise OperatorError("the run is invalid, and none of its checks says why: harness analyze judges it again")
     return found

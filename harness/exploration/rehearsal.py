@@ -17,6 +17,7 @@ from harness.clusters.sim.steps import StepObserver
 from harness.errors import HarnessError, OperatorError, SystemUnderTestError
 from harness.execution import Parts, TestClock, rehearse
 from harness.exploration.behaviour import Fact, facts_of
+from harness.exploration.symptoms import STUCK, is_stuck
 from harness.report import OutputConsole
 from harness.scratch import scratch_directory
 from harness.systems.base import LimitsClusters
@@ -29,9 +30,6 @@ from nemesis.schedule import Schedule
 __all__ = ["SIMULATED", "STUCK", "Rehearsal", "parts_of", "rehearse_test", "require_simulated", "usable_choices"]
 
 SIMULATED = "sim"
-
-STUCK = "stuck"
-"""The symptom of replicas that do not come back, or do not become equal, after everything was healed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +161,7 @@ def _rehearse(test: Test, schedule: Schedule, *, with_facts: bool) -> Rehearsal:
         valid=results["valid"],
         reason=results["reason"],
         failed_checks=tuple(name for name, check in results["checks"].items() if check["valid"] is False),
-        is_stuck=results["checks"].get("replicas", {}).get("valid") == "unknown",
+        is_stuck=is_stuck(results),
         faults=len(results["faults"]),
         operations=results["ops"].get("ok", 0),
         took_s=time.perf_counter() - began_s,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from harness.errors import OperatorError
 from harness.execution import Parts, perform
-from harness.exploration.continuations import INVARIANTS, Course, Fate, Passage, follow
+from harness.exploration.continuations import INVARIANTS, Course, Fate, Passage, Symptom, follow
 from harness.exploration.deciding import (
     MIN_WIDTH_S,
     MOST,
@@ -30,10 +30,12 @@ from harness.exploration.deciding import (
 )
 from harness.exploration.mutants import SCENARIOS
 from harness.exploration.rehearsal import parts_of
+from harness.exploration.symptoms import STUCK
 from harness.report import OutputConsole
 from harness.store import RunDir, Store
 
 ZERO_S = 1000.1
+LOST = {"valid": False, "reason": "message 3 is lost"}
 VIOLATION = Violation(check=INVARIANTS, rule="votes", text="votes: n1 voted twice", at_s=8.0)
 
 
@@ -245,6 +247,8 @@ def test_a_run_that_cannot_be_explained_says_why(tmp_path: Path) -> None:
     search = Search(seed=1, points=4, runs=2, jobs=1, say=quiet)
     with pytest.raises(OperatorError, match="not invalid"):
         violations_of(parts, {**results, "valid": True}, run_dir.history_path)
+    with pytest.raises(OperatorError, match="not invalid and its replicas are not stuck"):
+        violations_of(parts, {"valid": "unknown", "checks": {}}, run_dir.history_path)
     with pytest.raises(OperatorError, match="none of its checks"):
         violations_of(parts, {"valid": False, "checks": {}}, run_dir.history_path)
     other = tmp_path / "other.jsonl"
@@ -255,3 +259,26 @@ def test_a_run_that_cannot_be_explained_says_why(tmp_path: Path) -> None:
     with pytest.raises(OperatorError, match="does not show when the run is performed again: said by nobody"):
         decide(parts, [never], run_dir.history_path, search)
     assert follow(parts, Passage(symptom=violations[0].symptom)).fails is True
+
+
+def test_replicas_that_are_stuck_are_explained_although_the_verdict_is_unknown(tmp_path: Path) -> None:
+    """The master sent what it had not synced; after the cut the slaves have more than it, and wait for an operator."""
+    parts, run_dir, results = performed("ha-send-before-sync", tmp_path)
+    assert results["valid"] == "unknown"
+    (violation,) = violations_of(parts, results, run_dir.history_path)
+    assert violation.check == STUCK
+    assert "n2 does not follow" in violation.text
+    assert follow(parts, Passage(symptom=violation.symptom, history_path=run_dir.history_path)).fails is True
+    (_, *invalid) = violations_of(
+        parts, {**results, "valid": False, "checks": {**results["checks"], "log": LOST}}, run_dir.history_path
+    )
+    assert invalid == [violation], "last, as what says least"
+
+
+@pytest.mark.parametrize(
+    ("replicas", "fails"), [({"valid": "unknown", "reason": "n2 is away"}, True), ({"valid": True}, False), ({}, False)]
+)
+def test_a_continuation_is_stuck_where_its_replicas_cannot_be_compared(
+    replicas: dict[str, object], fails: bool
+) -> None:
+    assert Symptom(check=STUCK).is_in({"checks": {"replicas": replicas}}) is fails
