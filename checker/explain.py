@@ -394,8 +394,11 @@ def _sentence(history: History, model: Model, part: _Part, culprit: int, others:
     before = "whatever state came before" if part.any_start else f"starting from {short(model.start())}"
     if not others:
         return f"{what} is not possible, {before}."
-    first = [row for row in others if row not in part.crashed and history.returned[row] < history.invoked[culprit]]
-    during = [row for row in others if row not in first]
+    start = history.invoked[culprit]
+    first: list[int] = []
+    during: list[int] = []
+    for row in others:
+        (first if row not in part.crashed and history.returned[row] < start else during).append(row)
     pieces = []
     for rows, words in ((first, "returned before it was invoked"), (during, "ran, or may have run, beside it")):
         if rows:

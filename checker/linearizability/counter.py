@@ -63,18 +63,20 @@ def read_bounds(history: History, rows: Sequence[int], initial: int) -> list[tup
 def check_counter_bounds(history: History, rows: Sequence[int], model: Counter) -> Violation | None:
     """A violation: a read outside of the bounds that additions allow; ``None`` where the bounds leave one answer each.
 
-    That is so where no addition ran beside a read.  Raises :class:`NotApplicable` where one did or crashed, and for
-    floats: bounds alone prove nothing then.
+    That is so where no addition ran beside a read.  Raises :class:`NotApplicable` where one did or crashed and every
+    read lies within its bounds, and for floats: bounds alone prove nothing then.
     """
     if any(isinstance(number, float) for number in (model.initial, *(history.value[row] for row in rows))):
         raise NotApplicable("sums of floats depend on the order of what is added")
+    is_open = False
     for row, low, high in read_bounds(history, rows, model.initial):
         result = history.result[row]
         if not isinstance(result, (int, float)) or not low <= result <= high:
             text = f"{named_row(history, row, model)} is outside of what additions allow: {low} to {high}."
             return Violation(rows=tuple(rows), text=text, minimal=False)
-        if low != high:
-            raise NotApplicable("an addition ran beside a read, so bounds do not settle it")
+        is_open = is_open or low != high
+    if is_open:
+        raise NotApplicable("an addition ran beside a read, so bounds do not settle it")
     if any(history.status[row] == INFO and history.f[row] != "read" for row in rows):
         raise NotApplicable("an addition crashed, so bounds do not settle it")
     return None

@@ -45,6 +45,7 @@ from checker.codecs import read
 from checker.codecs.edn import _balanced
 from checker.codecs.source import FileEvents
 from checker.drawing import svg
+from checker.explain import _Part, _sentence
 from checker.linearizability import engine, general
 from checker.linearizability.wing_gong import is_linearizable as is_linearizable_as_published
 from checker.models.registry import parse_model
@@ -455,6 +456,39 @@ def test_what_came_after_a_wrong_read_of_a_counter_is_not_shown() -> None:
     later = [line for _ in range(4) for line in done(0, "increment", 1, 1)]
     result = check(made(*done(0, "increment", 1, 1), *done(1, "read", None, 5), *later), Counter())
     assert shown_by(result) == [(0, "increment", 1), (1, "read", 5)]
+
+
+def test_a_read_out_of_bounds_settles_a_counter_also_behind_one_beside_an_addition() -> None:
+    beside = [(0, "invoke", "add", 1), *done(1, "read", None, 1), (0, "ok", "add", 1)]
+    result = check(made(*beside, *done(1, "read", None, 7)), Counter())
+    assert result.verdict is Verdict.INVALID
+    assert result.stats["engines"] == {"A7 counter bounds": 1}
+    within = check(made(*beside, *done(1, "read", None, 1)), Counter())
+    assert within.verdict is Verdict.VALID
+    assert within.stats["engines"] == {engine.GENERAL: 1}
+
+
+class _Row(int):
+    """A row that counts how often rows are compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        _Row.compared += 1
+        return int(self) == other
+
+    __hash__ = int.__hash__
+
+
+def test_words_for_an_explanation_take_time_in_proportion_to_its_operations() -> None:
+    size = 500
+    lines = [*(line for _ in range(size) for line in done(0, "add", 1, 1)), *done(1, "read", None, 7)]
+    history = History.from_events(made(*lines))
+    _Row.compared = 0
+    rows = [_Row(row) for row in range(size)]
+    text = _sentence(history, Counter(), _Part((*rows, size)), size, rows)
+    assert f"and {size - 6} more returned before it was invoked" in text
+    assert _Row.compared <= 10 * size
 
 
 def test_what_had_left_a_bag_is_not_said_to_have_been_inside() -> None:
