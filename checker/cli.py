@@ -308,6 +308,12 @@ def _run(jobs: list[_Job], processes: int) -> list[_Outcome]:
     return [_check_file(job) for job in jobs]
 
 
+_OUT_OF_MEMORY = _Outcome(
+    result=Result(
+        verdict=Verdict.UNKNOWN,
+        reason="undecided: this process was given no more memory (ulimit -v bounds it, or the machine has none)",
+    )
+)
 _KILLED = _Outcome(
     result=Result(verdict=Verdict.UNKNOWN, stats={}, reason="undecided: the process that checked it was killed")
 )
@@ -326,6 +332,8 @@ def _check_file(job: _Job) -> _Outcome:
         return _Outcome(error=f"{job.path}: {error.strerror or error}")
     except RecursionError:
         return _Outcome(error=f"{job.path}: a value is nested too deeply")
+    except MemoryError:
+        return _OUT_OF_MEMORY
     except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
         if os.environ.get("SPLITBRAIN_TRACEBACK"):
             raise
@@ -334,20 +342,21 @@ def _check_file(job: _Job) -> _Outcome:
 
 
 def _read_and_check(job: _Job) -> Result:
-    budget = None if job.memory_mb is None else Budget(memory_mb=job.memory_mb)
+    budget = Budget(memory_mb=job.memory_mb)
     try:
         if job.parquet is not None and job.format == "auto" and is_parquet(job.path):
             history = job.parquet(job.path, lenient=job.lenient, budget=budget)
         else:
             history = read(job.path, job.format, lenient=job.lenient, budget=budget)
     except MemoryLimitError as error:
-        return Result(verdict=Verdict.UNKNOWN, reason=f"undecided: {error}")
+        mend = "" if job.memory_mb else "; without --memory MB the limit is half of what is free"
+        return Result(verdict=Verdict.UNKNOWN, reason=f"undecided: {error}{mend}")
     if not len(history):
         events = f": its {history.nemesis_events} events are the nemesis's" if history.nemesis_events else ""
         raise FormatError(job.path, None, f"no operation of a client{events}")
     _look_for_unknown_functions(job, history)
     memory_mb = job.memory_mb
-    if memory_mb is not None and budget is not None:
+    if memory_mb is not None:
         memory_mb = max(LEAST_MEMORY_MB, memory_mb - budget.used_bytes() / (1 << 20))
     return _with_what_was_read(_check_history(job, history, memory_mb), history)
 

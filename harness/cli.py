@@ -139,6 +139,9 @@ def _guarded(action: Callable[[], int]) -> int:
     except BrokenPipeError:
         discard_output()
         return EXIT_HARNESS_FAILED
+    except MemoryError:
+        say("harness: out of memory: the machine, or a limit such as `ulimit -v`, gives no more; have it give more")
+        return EXIT_OPERATOR
     except Exception as error:
         if isinstance(error, OSError) and error.errno in NO_ROOM:
             discard_output()

@@ -16,13 +16,15 @@ import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
+from checker.free_memory import free_bytes
+
 __all__ = ["Budget", "LimitReached", "no_collection", "resident_bytes"]
 
 _PAGE_BYTES = resource.getpagesize()
 
-#: Share of the memory the machine has free that a check without an explicit limit may take.
+#: Share of the memory that this process may still take that a check without an explicit limit may take.
 DEFAULT_MEMORY_SHARE = 0.5
-#: Used where the machine does not say how much memory is free.
+#: Used where nothing says how much memory is free.
 DEFAULT_MEMORY_BYTES = 1 << 30
 _MIB = 1 << 20
 #: Memory that any machine which runs Python has; asking how much is free costs more than a small check.
@@ -51,14 +53,8 @@ def resident_bytes() -> int:
 
 
 def _default_memory_bytes() -> int:
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(int(line.split()[1]) * 1024 * DEFAULT_MEMORY_SHARE)
-    except (OSError, ValueError):
-        pass
-    return DEFAULT_MEMORY_BYTES
+    free = free_bytes()
+    return DEFAULT_MEMORY_BYTES if free is None else int(free * DEFAULT_MEMORY_SHARE)
 
 
 class LimitReached(Exception):
@@ -117,8 +113,8 @@ class _Watch:
 class Budget:
     """What a check may use: ``timeout_s`` seconds from now, ``memory_mb`` MiB beyond what the process holds now.
 
-    Without ``timeout_s`` time is unlimited.  Without ``memory_mb`` the limit is half of the machine's free memory:
-    a check never runs a machine out of memory.
+    Without ``timeout_s`` time is unlimited.  Without ``memory_mb`` the limit is half of what the machine, the container
+    and ``ulimit -v`` leave: a check never runs a machine out of memory.
     """
 
     def __init__(self, *, timeout_s: float | None = None, memory_mb: float | None = None) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from harness.cli import main
 from harness.report import OutputConsole
 from harness.store import Store
 
@@ -97,3 +98,14 @@ def test_a_current_directory_that_is_gone_is_one_line(tmp_path: Path, words: str
     )  # fmt: skip
     assert done.returncode == 254
     assert done.stderr == "harness: the current directory is gone: change to one that is there\n"
+
+
+def test_a_command_that_gets_no_memory_says_so_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def starve(arguments: object) -> int:
+        raise MemoryError
+
+    monkeypatch.setattr("harness.cli._perform", starve)
+    assert main(["runs", "--store", str(tmp_path)]) == 254
+    assert capsys.readouterr().err.startswith("harness: out of memory: ")
