@@ -220,11 +220,21 @@ def _parser() -> _Parser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None, *, parquet: Reader | None = None) -> int:
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def main(
+    argv: Sequence[str] | None = None,
+    *,
+    parquet: Reader | None = None,
+    write: Callable[[Path, str], None] = _write,
+) -> int:
     """Run the command; returns the exit status: 0 valid, 1 invalid, 2 unknown, 254 for bad arguments or files.
 
     Of several files, 1 if any is invalid, else 254 if any cannot be read, else 2 if any is undecided, else 0.
     ``parquet`` reads Parquet files, which takes more than the standard library; without it they are refused.
+    ``write`` writes the page.
     """
     try:
         options = _parser().parse_args(argv)
@@ -261,7 +271,7 @@ def main(argv: Sequence[str] | None = None, *, parquet: Reader | None = None) ->
     if options.html and results:
         bad = next((result for result in results if result.verdict is Verdict.INVALID), results[0])
         try:
-            Path(options.html).write_text(html(bad), encoding="utf-8", errors="backslashreplace")
+            write(Path(options.html), html(bad))
         except OSError as error:
             print(f"{options.html}: {error.strerror}", file=sys.stderr)
             return BAD_ARGUMENTS

@@ -1,13 +1,14 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and in whose place an older one stays until then."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from pathlib import Path
 
-__all__ = ["replace_file", "sync_directory", "write_all"]
+__all__ = ["replace_file", "sync_directory", "write_all", "write_output"]
 
 
 def replace_file(path: Path, data: bytes, *, is_synced: bool = False) -> None:
@@ -27,6 +28,26 @@ def replace_file(path: Path, data: bytes, *, is_synced: bool = False) -> None:
         raise
     if is_synced:
         sync_directory(path.parent)
+
+
+_NOT_REPLACED = frozenset({errno.EACCES, errno.EPERM, errno.EBUSY, errno.EROFS})
+"""Errors of a directory in which no other file can take the place of one that may be written by itself: it belongs to
+somebody else, or the file is a mount of its own."""
+
+
+def write_output(path: Path, text: str) -> None:
+    """Write what a command was asked to write to `path`: a file whole or not at all, so that a full disk costs no older
+    one, and behind a link the file that it leads to; a device or a pipe as it is. Raises OSError."""
+    data = text.encode("utf-8", "backslashreplace")
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
+    try:
+        replace_file(path.resolve(), data)
+    except OSError as error:
+        if error.errno not in _NOT_REPLACED or not path.is_file():
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        path.write_bytes(data)
 
 
 def sync_directory(path: str | os.PathLike[str]) -> None:

@@ -97,9 +97,10 @@ def _perform(arguments: argparse.Namespace) -> int:
 
 def _check(words: Sequence[str]) -> int:
     from checker.cli import main as checker_main
+    from harness.atomic_files import write_output
     from harness.parquet_reader import read_parquet
 
-    return int(checker_main(list(words), parquet=read_parquet))
+    return int(checker_main(list(words), parquet=read_parquet, write=write_output))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

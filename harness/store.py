@@ -32,6 +32,7 @@ import json
 import math
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -200,15 +201,18 @@ class Store:
         with _storing(f"store runs in {self.root}"):
             folder.mkdir(parents=True, exist_ok=True)
             path = _make_unique(folder, stamp)
-            lock_fd = os.open(path / MARKER, os.O_RDWR | os.O_CREAT, 0o644)
+            lock_fd = -1
             try:
+                lock_fd = os.open(path / MARKER, os.O_RDWR | os.O_CREAT, 0o644)
                 with contextlib.suppress(OSError):  # a file system without locks: see RunDir.status
                     fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.write(lock_fd, f"{os.getpid()}\n".encode())
                 _point(folder / LATEST, path.name)
                 _point(self.root / LATEST, f"{test_name}/{path.name}")
             except BaseException:
-                os.close(lock_fd)
+                shutil.rmtree(path, ignore_errors=True)  # a run that never began is none
+                if lock_fd >= 0:
+                    os.close(lock_fd)
                 raise
         return RunDir(path, lock_fd)
 

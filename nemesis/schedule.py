@@ -33,6 +33,7 @@ __all__ = [
     "load_schedule",
     "periodic",
     "save_schedule",
+    "schedule_text",
 ]
 
 INJECT = "inject"
@@ -205,11 +206,16 @@ def _pair_up(entries: Sequence[tuple[int, Mapping[str, Any]]], problems: list[st
     return events
 
 
-def save_schedule(schedule: Schedule, path: str) -> None:
-    """Write the list form to a file, one event a line. Raises OSError."""
+def schedule_text(schedule: Schedule) -> str:
+    """The list form as a file has it, one event a line."""
     lines = ",\n ".join(json.dumps(event) for event in schedule.to_json())
+    return f"[{lines}]\n"
+
+
+def save_schedule(schedule: Schedule, path: str) -> None:
+    """Write the list form to a file. Raises OSError."""
     with open(path, "w", encoding="utf-8") as file:
-        file.write(f"[{lines}]\n")
+        file.write(schedule_text(schedule))
 
 
 def load_schedule(path: str, *, known: Mapping[str, Collection[str]] | None = None) -> Schedule:

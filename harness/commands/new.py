@@ -24,11 +24,16 @@ def new_command(arguments: argparse.Namespace) -> int:
         raise OperatorError(f"{name!r} is no name for a module: small letters, digits and _, such as my_store")
     path = f"{name}.py"
     try:
-        with open(path, "x", encoding="utf-8") as file:
-            file.write(source_for(name))
+        file = open(path, "x", encoding="utf-8")  # noqa: SIM115 (what was there already is not ours to remove)
     except FileExistsError:
         raise OperatorError(f"{path} is already there") from None
     except OSError as error:
+        raise OperatorError(f"cannot write {path}: {error.strerror}") from None
+    try:
+        with file:
+            file.write(source_for(name))
+    except OSError as error:
+        os.unlink(path)
         raise OperatorError(f"cannot write {path}: {error.strerror}") from None
     print(f"wrote {path}, which can be run as it stands: harness run {path} {TRY_WITH}")
     return 0

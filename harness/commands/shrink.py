@@ -13,6 +13,7 @@ import os
 import shlex
 from pathlib import Path
 
+from harness.atomic_files import write_output
 from harness.errors import OperatorError
 from harness.exploration.rehearsal import SIMULATED, require_simulated
 from harness.exploration.shrinking import Shrunk, shrink
@@ -20,7 +21,7 @@ from harness.report import OutputConsole
 from harness.signals import interrupted_by_signals
 from harness.store import Store, require_writable
 from harness.test import test_from_json
-from nemesis.schedule import ScheduleError, load_schedule, save_schedule
+from nemesis.schedule import ScheduleError, load_schedule, schedule_text
 
 __all__ = ["replaying", "shrink_command"]
 
@@ -76,8 +77,8 @@ def _keep(found: Shrunk, directory: Path) -> Path:
     test = dataclasses.replace(found.test, nemesis=(), nemesis_schedule=None)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        save_schedule(found.schedule, str(path))
-        (directory / "test.json").write_text(json.dumps(test.to_json(), indent=2) + "\n", encoding="utf-8")
+        write_output(path, schedule_text(found.schedule))
+        write_output(directory / "test.json", json.dumps(test.to_json(), indent=2) + "\n")
     except OSError as error:
         raise OperatorError(f"cannot write {error.filename or directory}: {error.strerror}") from None
     return path

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from checker.faults import faults_of
+from harness.atomic_files import write_output
 from harness.errors import OperatorError
 from harness.history_writer import read_history
 from harness.report import OutputConsole
@@ -52,7 +53,7 @@ def trace_command(arguments: argparse.Namespace) -> int:
     draw = sequence_svg if path.suffix == ".svg" else sequence_page
     text = draw(drawn, title=run_dir.name, hosts=hosts, faults=_faults(run_dir), leaders=_leaders(run_dir))
     try:
-        path.write_text(text, encoding="utf-8")
+        write_output(path, text)
     except OSError as error:
         raise OperatorError(f"--out {path}: {error.strerror}") from None
     console = OutputConsole(stderr=True)
@@ -77,7 +78,7 @@ def _replay(arguments: argparse.Namespace) -> int:
         raise OperatorError(f"--out {path}: a replay is an .html file")
     replay = collect_replay(run_dir, from_ns=from_ns, to_ns=to_ns)
     try:
-        path.write_text(replay_page(replay), encoding="utf-8")
+        write_output(path, replay_page(replay))
     except OSError as error:
         raise OperatorError(f"--out {path}: {error.strerror}") from None
     console = OutputConsole(stderr=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from harness.atomic_files import write_output
 from harness.errors import OperatorError
 from harness.gallery.finding import FOUND, Finding
 from harness.gallery.recording import is_of, outcomes_of, statistics_of
@@ -57,11 +58,11 @@ def write_pages(directory: str, found: Mapping[str, str]) -> None:
     root = Path(directory)
     try:
         (root / PICTURES).mkdir(parents=True, exist_ok=True)
+        for path, text in found.items():
+            write_output(root / path, text)
         for old in (root / PICTURES).glob("*.svg"):
             if f"{PICTURES}/{old.name}" not in found:
                 old.unlink()
-        for path, text in found.items():
-            (root / path).write_text(text, encoding="utf-8")
     except OSError as error:
         raise OperatorError(f"cannot write {error.filename}: {os.strerror(error.errno or 0)}") from None
 

@@ -114,3 +114,18 @@ def test_what_the_operator_can_mend_is_one_line(
     assert done.returncode == 254, done.stderr
     assert expected in done.stderr and len(done.stderr.strip().splitlines()) == 1
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("trace.html", ["--from", "0", "--to", "1"]), ("replay.html", ["--replay"])]
+)
+def test_a_drawing_that_finds_no_room_costs_no_older_one(traced: Path, name: str, options: list[str]) -> None:
+    (run,) = traced.glob("store/*/2*")
+    (run / name).write_text("old")
+    words = [sys.executable, "-m", "harness", "trace", "latest", *options]
+    done = subprocess.run(
+        ["/bin/sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *words],
+        cwd=traced, env={"PYTHONPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (254, f"harness: --out {run / name}: File too large\n")
+    assert (run / name).read_text() == "old"
