@@ -157,11 +157,12 @@ def _start(
         wanted.setdefault("spark.driver.bindAddress", "127.0.0.1")
     else:
         wanted.setdefault("spark.executor.extraJavaOptions", _OUT_OF_MEMORY)
-    options = list(_JAVA_OPTIONS)
+    # What Java puts aside (its own directory, libraries that it unpacks) stays behind where it is killed.
+    options = [*_JAVA_OPTIONS, f'"-Djava.io.tmpdir={scratch}"']
     if not verbose:
         log4j = Path(scratch) / "log4j2.properties"
         log4j.write_text("rootLogger.level = off\n", encoding="utf-8")
-        options.append(f"-Dlog4j.configurationFile={log4j}")
+        options.append(f'"-Dlog4j.configurationFile={log4j}"')
     wanted.setdefault("spark.driver.extraJavaOptions", " ".join(options))
     for key, value in wanted.items():
         builder = builder.config(key, value)

@@ -167,6 +167,11 @@ def test_settings_reach_spark_and_others_are_refused(tmp_path: Path) -> None:
             spark_session(arguments(text))
 
 
+def test_what_java_puts_aside_is_where_clean_finds_it(spark: Any) -> None:
+    directory = Path(spark.sparkContext._jvm.java.lang.System.getProperty("java.io.tmpdir"))
+    assert directory in scratch_of(os.getpid())
+
+
 def test_java_classes_are_looked_up_once(spark: Any) -> None:
     java = spark.sparkContext._jvm
     for name in ("functions", "PythonUtils", "SparkSession"):
