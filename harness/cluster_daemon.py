@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import fcntl
 import json
 import logging
 import os
@@ -20,7 +21,7 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,7 @@ from nemesis.mechanisms.shell import ShellError
 __all__ = ["CONTROL", "DESCRIPTION", "MAX_MESSAGE_BYTES", "NO_SYSTEM", "ClusterDaemon", "Spec", "connect_control"]
 
 CONTROL = "control.sock"
+LOCK = "lock"
 DESCRIPTION = "cluster.json"
 NO_SYSTEM = "none"
 
@@ -82,6 +84,24 @@ def connect_control(directory: str) -> socket.socket:
         connection.close()
         raise
     return connection
+
+
+@contextlib.contextmanager
+def _only_daemon(spec: Spec) -> Iterator[None]:
+    """Hold the cluster's directory for the time of a `with`: a second daemon would write into the files of the first
+    one's hosts and take its socket away, so that no command could reach it any more. Raises OperatorError."""
+    lock = os.open(os.path.join(spec.directory, LOCK), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            mend = "wait for its end, or take another --name"
+            raise OperatorError(f"cluster {spec.name} is just being brought up or taken down: {mend}") from None
+        except OSError as error:  # a file system without locks
+            logger.warning("%s is not held: %s", spec.directory, error)
+        yield
+    finally:
+        os.close(lock)
 
 
 class ClusterDaemon:
@@ -259,7 +279,8 @@ class ClusterDaemon:
 
 
 async def _serve(spec: Spec) -> None:
-    await ClusterDaemon(spec).serve()
+    with _only_daemon(spec):
+        await ClusterDaemon(spec).serve()
 
 
 def main(arguments: list[str]) -> int:

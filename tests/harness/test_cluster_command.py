@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,34 @@ def test_up_status_exec_logs_down(tmp_path: Path) -> None:
     )  # fmt: skip
     assert find_processes(marked_with(RUN_VARIABLE, str(described["run_id"]))) == []
     assert not (tmp_path / "state").exists() or os.listdir(tmp_path / "state") == []
+
+
+def test_of_two_that_bring_up_one_cluster_at_a_time_one_does(tmp_path: Path) -> None:
+    words = ("up", "--cluster", "local", "--nodes", "1", "--system", "none")
+    with ThreadPoolExecutor(2) as pool:
+        ended = list(pool.map(lambda _: cluster(tmp_path, *words), range(2)))
+    try:
+        said = {each.returncode: each.stderr for each in ended}
+        assert sorted(said) == [0, 254]
+        assert said[254].startswith("harness: cluster main is ") and said[254].count("\n") == 1
+        assert cluster(tmp_path, "status").returncode == 0
+    finally:
+        down = cluster(tmp_path, "down")
+    assert down.returncode == 0, down.stderr
+    assert cluster(tmp_path, "status").returncode == 254
+
+
+def test_a_daemon_leaves_alone_what_another_one_holds(tmp_path: Path) -> None:
+    directory = tmp_path / "clusters" / "main"
+    directory.mkdir(parents=True)
+    (directory / "control.sock").write_text("another one's")
+    with (directory / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        up = cluster(tmp_path, "up", "--cluster", "local", "--nodes", "1", "--system", "none")
+    mend = "wait for its end, or take another --name"
+    assert up.stderr == f"harness: cluster main is just being brought up or taken down: {mend}\n"
+    assert up.returncode == 254
+    assert (directory / "control.sock").read_text() == "another one's"
 
 
 def test_a_killed_daemon_is_noticed_and_cleaned_up_after(tmp_path: Path) -> None:
