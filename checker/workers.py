@@ -95,17 +95,17 @@ def _map(
                     lost.append(place)
                     continue
                 if until is not None and until(answer):
-                    pool.shutdown(wait=False, cancel_futures=True)
-                    _kill(pool)
+                    _end(pool)
                     return []
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            _kill(pool)
+            _end(pool)
             raise
     return sorted(lost)
 
 
-def _kill(pool: concurrent.futures.ProcessPoolExecutor) -> None:
-    """End the processes of a pool whose answers nobody wants any more; a search can take hours."""
-    for process in list((getattr(pool, "_processes", None) or {}).values()):
+def _end(pool: concurrent.futures.ProcessPoolExecutor) -> None:
+    """End a pool and its processes, whose answers nobody wants any more; a search can take hours."""
+    processes = list((getattr(pool, "_processes", None) or {}).values())  # to shut down forgets them
+    pool.shutdown(wait=False, cancel_futures=True)
+    for process in processes:
         process.kill()

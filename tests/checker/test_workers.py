@@ -101,5 +101,28 @@ def test_no_process_outlives_whoever_began_it(tmp_path: Path) -> None:
             time.sleep(0.02)
 
 
+ENDED = """
+import os, signal, sys, time
+from checker.workers import map_in_processes
+
+def work(number):
+    if number == 1:
+        return number
+    if sys.argv[1] == "interrupted":
+        os.kill(os.getppid(), signal.SIGINT)
+    time.sleep(600)
+
+try:
+    map_in_processes(work, [1, 2], 2, until=lambda answer: sys.argv[1] == "answered")
+except KeyboardInterrupt:
+    pass
+"""
+
+
+@pytest.mark.parametrize("how", ["answered", "interrupted"])
+def test_work_that_nobody_wants_any_more_is_not_waited_for(how: str) -> None:
+    assert subprocess.run([sys.executable, "-c", ENDED, how], timeout=60, check=False).returncode == 0
+
+
 def test_only_the_one_that_is_killed_is_lost() -> None:
     assert map_in_processes(square_or_die, [3, 1, 2, 4, 5], 2) == [None, 1, 4, 16, 25]
