@@ -31,7 +31,7 @@ ONLY_BY_NAME = frozenset(
             "power_cuts",
             "real_runs",
             "real_systems",
-            "search_load",
+            "search_seeds",
             "seeds",
             "side_by_side",
             "spark",

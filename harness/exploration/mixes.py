@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from nemesis.impairments import Activity, faults_that_impair
 from nemesis.schedule import HEAL, INJECT, FaultEvent, Schedule
@@ -28,10 +29,11 @@ __all__ = [
     "ELECTION_S",
     "LENGTHS_S",
     "LONGER_THAN_S",
-    "MAX_FAULTS_PER_S",
+    "ODDS",
     "QUIET_END_S",
     "QUIET_START_S",
     "Choices",
+    "Odds",
     "Timed",
     "fits_beside",
     "lost_leader",
@@ -40,19 +42,26 @@ __all__ = [
     "variant_of",
 ]
 
-MAX_FAULTS_PER_S = 1.2
-"""Faults begun per second, at most: with 1.5 s each on average, about two are in force at any time."""
 
-LEADER_RATIO = 0.5
-"""Of the faults that can be aimed at a leader. Most of what goes wrong begins with the loss of one, and few of the
-variants that there are are aimed at it: drawn evenly, one of 60 seeds cut its leader off for two seconds."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Odds:
+    """How likely a mix has what; each but the first from 0 to 1. `python -m benchmarks search_seeds` compares them by
+    what blind searches find."""
 
-LOST_RATIO = 0.35
-"""Of the mixes in which a leader is lost for LOST_S. Whatever leases, confirmed reads and the step-down of a leader
-without a quorum are for shows only then, and drawn like all others such a fault was in one of ten mixes."""
+    faults_per_s: float = 1.2
+    """Faults begun per second, at most: with 1.5 s each on average, about two are in force at any time."""
+    leader: float = 0.5
+    """Of the faults that can be aimed at a leader, those that are. Most of what goes wrong begins with the loss of one,
+    and few of the variants that there are are aimed at it: drawn evenly, one of 60 seeds cut its leader off for two
+    seconds."""
+    lost: float = 0.7
+    """Of the mixes, those in which a leader is lost for LOST_S. Whatever leases, confirmed reads and the step-down of a
+    leader without a quorum are for shows only then, and drawn like all others such a fault was in one of ten mixes."""
+    cut: float = 0.5
+    """Of these, those in which it is cut off, and lives: only such a leader can go on leading and answering."""
 
-CUT_RATIO = 0.5
-"""Of these, those in which it is cut off, and lives: only such a leader can go on leading and answering."""
+
+ODDS = Odds()
 
 LOST_S = (2.0, 5.0)
 """Four to ten leases of the fast timings: the next leader is there, and clients have met both."""
@@ -119,6 +128,7 @@ def random_mix(
     nodes: int = 5,
     events: int | None = None,
     elects: bool = True,
+    odds: Odds = ODDS,
 ) -> Schedule:
     """Overlapping faults between a quiet start and a quiet end, decided by `rng`.
 
@@ -133,8 +143,8 @@ def random_mix(
         return Schedule(())
     timed: list[Timed] = []
     for _ in range(MAX_DRAWS):
-        count = events // 2 if events is not None else max(1, round(span_s * MAX_FAULTS_PER_S * rng.random()))
-        timed = _draw(choices, rng, count, end_s, nodes=nodes, elects=elects)
+        count = events // 2 if events is not None else max(1, round(span_s * odds.faults_per_s * rng.random()))
+        timed = _draw(choices, rng, count, end_s, nodes=nodes, elects=elects, odds=odds)
         if count == 0 or any(_is_sure(fault, time_limit_s) for fault in timed):
             break
     return schedule_of(timed)
@@ -161,16 +171,18 @@ def schedule_of(faults: Sequence[Timed]) -> Schedule:
     return Schedule(tuple(found))
 
 
-def _draw(choices: Choices, rng: random.Random, count: int, end_s: float, *, nodes: int, elects: bool) -> list[Timed]:
+def _draw(
+    choices: Choices, rng: random.Random, count: int, end_s: float, *, nodes: int, elects: bool, odds: Odds
+) -> list[Timed]:
     """`count` faults that can be had together, less those for which no place was found."""
     span_s = end_s - QUIET_START_S
     timed: list[Timed] = []
-    if count > 0 and rng.random() < LOST_RATIO:
-        timed += lost_leader(choices, rng, QUIET_START_S, end_s)
+    if count > 0 and rng.random() < odds.lost:
+        timed += lost_leader(choices, rng, QUIET_START_S, end_s, odds)
     for _ in range(count - len(timed)):
         for _ in range(MAX_TRIES):
             nemesis, variants = choices[rng.randrange(len(choices))]
-            variant = variant_of(rng, variants)
+            variant = variant_of(rng, variants, odds)
             at_s, when = _begin(rng, timed, span_s)
             length_s = rng.uniform(*rng.choice(LENGTHS_S))
             fault = (at_s, max(at_s + 0.05, min(end_s, at_s + length_s)), nemesis, variant, when)
@@ -180,13 +192,13 @@ def _draw(choices: Choices, rng: random.Random, count: int, end_s: float, *, nod
     return timed
 
 
-def lost_leader(choices: Choices, rng: random.Random, from_s: float, end_s: float) -> list[Timed]:
+def lost_leader(choices: Choices, rng: random.Random, from_s: float, end_s: float, odds: Odds = ODDS) -> list[Timed]:
     """A fault that takes a leader away for LOST_S between two moments; none where nothing does or the time is short."""
     aimed = {name: [variant for variant in variants if "leader" in variant] for name, variants in choices}
     kinds = [name for name in aimed if name in _LOSES and aimed[name]]
     if not kinds or end_s - from_s <= LOST_S[0]:
         return []
-    nemesis = "partition" if "partition" in kinds and rng.random() < CUT_RATIO else rng.choice(kinds)
+    nemesis = "partition" if "partition" in kinds and rng.random() < odds.cut else rng.choice(kinds)
     length_s = rng.uniform(LOST_S[0], min(LOST_S[1], end_s - from_s))
     at_s = from_s + rng.uniform(0.0, end_s - from_s - length_s)
     return [(at_s, at_s + length_s, nemesis, rng.choice(aimed[nemesis]), None)]
@@ -199,10 +211,10 @@ def fits_beside(timed: Sequence[Timed], fault: Timed, nodes: int, *, elects: boo
     return _finds_leaders([*timed, fault], nodes, elects=elects)
 
 
-def variant_of(rng: random.Random, variants: Sequence[str]) -> str:
-    """Any variant; LEADER_RATIO of the time one aimed at the leader, where there is one."""
+def variant_of(rng: random.Random, variants: Sequence[str], odds: Odds = ODDS) -> str:
+    """Any variant; so often as `odds` say one aimed at the leader, where there is one."""
     aimed = [variant for variant in variants if "leader" in variant]
-    if aimed and rng.random() < LEADER_RATIO:
+    if aimed and rng.random() < odds.leader:
         variants = aimed
     return variants[rng.randrange(len(variants))]
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from checker.workers import worker_pool
 from harness.errors import HarnessError, OperatorError
-from harness.exploration.mixes import LONGER_THAN_S, QUIET_END_S, QUIET_START_S, random_mix
+from harness.exploration.mixes import LONGER_THAN_S, ODDS, QUIET_END_S, QUIET_START_S, Odds, random_mix
 from harness.exploration.rehearsal import Rehearsal, rehearse_test, usable_choices
 from harness.test import Test
 from nemesis.schedule import Schedule
@@ -49,7 +49,9 @@ def require_room(test: Test) -> None:
         )
 
 
-def mix_for(test: Test, seed: int, choices: Sequence[tuple[str, Sequence[str]]]) -> tuple[Test, Schedule]:
+def mix_for(
+    test: Test, seed: int, choices: Sequence[tuple[str, Sequence[str]]], *, odds: Odds = ODDS
+) -> tuple[Test, Schedule]:
     """The run of one seed: the test with that seed, and the faults that the seed decides."""
     seeded = dataclasses.replace(test, seed=seed)
     return seeded, random_mix(
@@ -58,6 +60,7 @@ def mix_for(test: Test, seed: int, choices: Sequence[tuple[str, Sequence[str]]])
         time_limit_s=test.time_limit_s,
         nodes=test.nodes,
         elects=elects_leaders(test),
+        odds=odds,
     )
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from harness.cli_options import SEARCHED_LOAD, duration_s
 from harness.errors import OperatorError
-from harness.exploration.mixes import QUIET_END_S, random_mix
+from harness.exploration.mixes import QUIET_END_S, Odds, random_mix
 from harness.exploration.rehearsal import rehearse_test, usable_choices
 from harness.exploration.search import Tally, explore, mix_for
 from harness.exploration.shrinking import shrink
@@ -115,6 +115,22 @@ def test_mixes_overlap_and_use_every_choice() -> None:
         most = max(most, in_force)
     assert most >= 3
     assert {event.nemesis for event in schedule} == {"partition", "kill", "pause"}
+
+
+def test_as_many_mixes_lose_a_leader_for_long_as_are_asked_for() -> None:
+    """One that is a leader by name, and cannot be reached or does not run for two seconds or more."""
+    choices = [("partition", ["leader", "one"]), ("clock", ["bump@leader"]), ("link", ["loss@leader"])]
+
+    def loses(schedule: Schedule) -> bool:
+        begun = {
+            event.fault_id: event.at_s for event in schedule if (event.action, event.variant) == (INJECT, "leader")
+        }
+        heals = [event for event in schedule if event.action == HEAL and event.fault_id in begun]
+        return any(event.at_s - begun[event.fault_id] >= 2.0 for event in heals)
+
+    for odds, least, most in ((Odds(lost=1.0), 200, 200), (Odds(lost=0.0), 0, 90)):
+        mixes = [random_mix(choices, random.Random(seed), time_limit_s=10, odds=odds) for seed in range(200)]
+        assert least <= sum(map(loses, mixes)) <= most
 
 
 def test_half_of_the_faults_that_can_be_are_aimed_at_the_leader() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from benchmarks.search_load import LOADS, MUTANTS, Trial, table, trial
+from benchmarks.search_seeds import MUTANTS, WAYS, Trial, table, trial
 from benchmarks.seeds import render, without_what_varies
 from node.mutants.catalogue import MUTANTS as KNOWN
 
 
 def test_findings_are_counted_by_processor_time() -> None:
-    heavy, light = list(LOADS)[:2]
+    heavy, light = list(WAYS)[:2]
     trials = [
         *(Trial("accept-gap", heavy, seed, seed == 0, 2.0) for seed in range(4)),
         *(Trial("accept-gap", light, seed, seed == 1, 0.5) for seed in range(4)),
