@@ -43,6 +43,9 @@ SAME_SEED_RATIO = 0.5
 MAX_COUNT = 255
 """Runs counted of one fact; what was met so often is not rare."""
 
+MAX_MADE = 50_000
+"""Runs that are not made again, the latest ones: 5 MB. What is mutated is seldom older."""
+
 MAX_OPERATORS = 3
 """One after the other on one schedule."""
 
@@ -99,6 +102,8 @@ class Guide:
         self._learned = 0
         self._ended: dict[int, tuple[Candidate, Rehearsal]] = {}
         """Runs of which it has not learned yet; `lag` at most."""
+        self._made: dict[int, None] = {}
+        """Hashes of seed and schedule of the last MAX_MADE runs."""
 
     def summary(self) -> Mapping[str, object]:
         """What it has learned, as JSON data."""
@@ -124,8 +129,14 @@ class Guide:
         while self._learned < self._proposed - self._lag + 1:
             self._learn(*self._ended.pop(self._learned))
             self._learned += 1
-        number = self._proposed
+        candidate = self._next(self._proposed, seed)
         self._proposed += 1
+        self._made[hash((candidate.test.seed, candidate.schedule))] = None
+        if len(self._made) > MAX_MADE:
+            del self._made[next(iter(self._made))]
+        return candidate
+
+    def _next(self, number: int, seed: int) -> Candidate:
         rng = random.Random(f"{seed}/guide")
         test, mix = mix_for(self._test, seed, self._choices)
         if number < FIRST_RUNS or not self._corpus or rng.random() < RANDOM_RATIO:
@@ -154,7 +165,7 @@ class Guide:
         schedule = mutate(origin.schedule, idea, names)
         if not schedule.events:
             return Candidate(number=number, test=test, schedule=mix)
-        keeps = keeps and schedule != origin.schedule  # else it would be the same run
+        keeps = keeps and hash((origin.test.seed, schedule)) not in self._made  # else it would be the same run
         return Candidate(
             number=number, test=origin.test if keeps else test, schedule=schedule, operators=names, kinds=tuple(kinds)
         )

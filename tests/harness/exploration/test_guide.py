@@ -69,9 +69,18 @@ def test_first_runs_and_a_part_of_the_others_are_those_of_a_search_without_a_gui
 
 
 def test_no_run_is_made_twice() -> None:
-    made = search(200, 1, random.Random(1))
+    made = search(400, 1, random.Random(1))
     assert len({(candidate.test.seed, candidate.schedule) for candidate in made}) == len(made)
     assert sum(candidate.test.seed != 100 + candidate.number for candidate in made) > 20, "some keep their origin's"
+
+
+def test_what_is_remembered_of_the_runs_before_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.exploration.guide.MAX_MADE", 3)
+    guide = Guide(make_test(), choices=CHOICES, lag=1)
+    for number in range(8):
+        candidate = guide.propose(number)
+        guide.note(candidate, result(candidate))
+    assert len(guide._made) == 3
 
 
 def test_the_corpus_is_bounded_and_keeps_what_is_rare(monkeypatch: pytest.MonkeyPatch) -> None:
