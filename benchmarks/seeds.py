@@ -297,7 +297,7 @@ def _measured_on(results: Mapping[str, Any]) -> list[str]:
     for commit, names in by_commit.items():
         took_s = sum(results[name]["took_s"] for name in names)
         which = f"Of commit {commit[:12]}" if commit else "Of a commit that was not kept, when mixes had fewer faults"
-        lines.append(f"{which}: {', '.join(names)}; {took_s:,.0f} core seconds.")
+        lines.append(f"{which}: {', '.join(names)}; all runs took {took_s:,.0f} s, some beside other programs.")
     return lines
 
 
