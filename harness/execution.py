@@ -31,7 +31,7 @@ from harness.run_state import RunState
 from harness.runner import Observed, Run
 from harness.runtime import harness_runtime
 from harness.seeded import seeded
-from harness.store import RunDir, Store
+from harness.store import RunDir, Store, StoreError
 from harness.systems.base import HasClientPrograms
 from harness.test import ALL, Test
 from harness.workloads.base import Workload
@@ -237,7 +237,13 @@ def perform(parts: Parts, store: Store, console: OutputConsole) -> tuple[RunDir,
 
 def rehearse(parts: Parts, directory: str, console: OutputConsole) -> dict[str, Any]:
     """Run a test below `directory` and judge it; no report is made. Raises as `perform`."""
-    run_dir = Store(directory).create(parts.test.name)
+    try:
+        run_dir = Store(directory).create(parts.test.name)
+    except StoreError as error:
+        reason = error.__cause__.strerror if isinstance(error.__cause__, OSError) else error
+        raise OperatorError(
+            f"a simulated run needs some room in {directory}: {reason}; free some, or set TMPDIR to another place"
+        ) from None
     run_id = f"rehearsal-{secrets.token_hex(6)}"
     try:
         observed = run_harness(parts.cluster_class, _observe(parts, run_dir, run_id, console), seed=parts.test.seed)

@@ -24,7 +24,7 @@ from typing import Any
 
 from harness.clusters.sim.cluster import SimCluster
 from harness.clusters.sim.network import TraceEvent
-from harness.errors import HarnessError
+from harness.errors import EXIT_OPERATOR, HarnessError, OperatorError
 from harness.execution import rehearse
 from harness.exploration.rehearsal import parts_of, usable_choices
 from harness.exploration.search import mix_for
@@ -72,7 +72,8 @@ class Audited:
 
 
 def audit_seed(test: Test, seed: int, pythons: tuple[str, str]) -> Audited:
-    """Run one seed twice and compare. Raises HarnessError when a run cannot be made."""
+    """Run one seed twice and compare. Raises HarnessError when a run cannot be made, OperatorError where the operator
+    can mend that."""
     with scratch_directory("audit") as directory:
         places = [Path(directory, name) for name in ("first", "second")]
         _run_both(test, seed, pythons, places, stack_of=0)
@@ -126,6 +127,8 @@ def _run_both(test: Test, seed: int, pythons: Sequence[str], places: Sequence[Pa
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise HarnessError(f"seed {seed} cannot be run by {python}: {error}") from None
+        if done.returncode == EXIT_OPERATOR:
+            raise OperatorError(f"seed {seed}: {done.stderr.strip()}")
         if done.returncode != 0:
             last = done.stderr.strip().splitlines()[-1:] or [f"status {done.returncode}"]
             raise HarnessError(f"seed {seed} cannot be run by {python}: {last[0]}")
@@ -190,4 +193,8 @@ def _child(asked: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    _child(json.load(sys.stdin))
+    try:
+        _child(json.load(sys.stdin))
+    except OperatorError as error:
+        print(error, file=sys.stderr)
+        sys.exit(EXIT_OPERATOR)

@@ -16,6 +16,7 @@ from harness import cli
 from harness.atomic_files import write_output
 from harness.commands import shrink
 from harness.errors import OperatorError
+from harness.exploration.rehearsal import rehearse_test
 from harness.gallery.page import write_pages
 from harness.store import Store, StoreError
 from harness.test import Test
@@ -117,3 +118,16 @@ def test_a_run_that_finds_no_room_to_begin_leaves_no_broken_one(tmp_path: Path) 
         store.create("broker")
     assert store.runs() == []
     assert not list((tmp_path / "broker").iterdir())
+
+
+def test_a_search_without_room_for_its_runs_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    test = Test(
+        system="broker", cluster="sim", nodes=3, workload="register", nemesis=(), nemesis_interval_s=5,
+        time_limit_s=4, concurrency=3, rate=20, seed=1,
+    )  # fmt: skip
+    with full_disk(), pytest.raises(OperatorError, match=r"needs some room in .*: File too large; .* TMPDIR"):
+        rehearse_test(test, Schedule(()))
+    with full_disk():
+        assert cli.main(["audit", "--nodes", "3", "--nemesis", "kill", "--time-limit", "4", "--seeds", "1"]) == 254
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert line.startswith("harness: seed 0: a simulated run needs some room in") and "TMPDIR" in line

@@ -133,6 +133,8 @@ class SimCluster:
         self._asked_for: dict[tuple[str, str], None] = {}
         """Paths whose files are to be in the run's directory once the cluster has stopped."""
         self._trace: TraceWriter | None = None
+        self._unwritten: OSError | None = None
+        """The first of the hosts' logs that could not be written."""
         for host, address in self._addresses.items():
             machine = self._machines[host] = SimHost(loop, self.network, host, address)
             machine.disk.make_dirs(self.data_dir(host))
@@ -225,7 +227,8 @@ class SimCluster:
         return process is not None and process.is_running
 
     async def stop(self) -> None:
-        """End every process; write the hosts' logs, and the files that were asked for, where the run is. Idempotent."""
+        """End every process; write the hosts' logs, and the files that were asked for, where the run is. Idempotent.
+        Raises OSError where one of them could not be written."""
         self.invariants.stop()
         await self.network.heal_all()
         for machine in self._machines.values():
@@ -236,6 +239,8 @@ class SimCluster:
         if self._trace is not None:
             self.network.trace = None
             self._trace.close()
+        if self._unwritten is not None:
+            raise self._unwritten
 
     def bind_address(self, host: str) -> str:
         """The address of a host, the same for everyone in the run."""
@@ -286,8 +291,12 @@ class SimCluster:
         return SimProcess(self._machines[host].start(program_of(program.argv)))
 
     def _write_log(self, process: Incarnation) -> None:
+        """A disk of this machine that is full must not be what kills or keeps up a program of the simulation."""
         host = process.host
-        _write(os.path.join(self._work_dir, host.name, self._log_names[host.name]), host.log.text().encode())
+        try:
+            _write(os.path.join(self._work_dir, host.name, self._log_names[host.name]), host.log.text().encode())
+        except OSError as error:
+            self._unwritten = self._unwritten or error
 
 
 def _write(path: str, content: bytes) -> None:

@@ -193,6 +193,23 @@ def test_programs_start_pause_end_and_leave_their_logs(tmp_path: Path) -> None:
     assert "2026-01-01T00:00:02" in log and "cannot assign" in log
 
 
+def test_a_log_that_cannot_be_written_is_told_at_the_end_and_changes_nothing_before(tmp_path: Path) -> None:
+    """As on a full disk of this machine, which is none of the simulation's."""
+    (tmp_path / EXTRA_HOST).write_text("a file in the place of the host's directory")
+
+    seen: list[int | None] = []
+
+    async def main(cluster: SimCluster) -> None:
+        process = await cluster.spawn(EXTRA_HOST, name_server(f"{cluster.bind_address(EXTRA_HOST)}:9876"))
+        await asyncio.sleep(1)
+        await process.kill()
+        seen.append(process.exit_status())
+
+    with pytest.raises(FileExistsError, match=EXTRA_HOST):
+        run(main, tmp_path)
+    assert seen == [-9]
+
+
 def test_only_the_node_runs_here(tmp_path: Path) -> None:
     async def main(cluster: SimCluster) -> None:
         for argv in (["sleep", "1"], ["python", "-m", "http.server"], ["python", "-m", "node", "zookeeper"]):
