@@ -117,6 +117,29 @@ def test_mixes_overlap_and_use_every_choice() -> None:
     assert {event.nemesis for event in schedule} == {"partition", "kill", "pause"}
 
 
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**63))
+def test_no_links_are_disturbed_that_two_partitions_may_cut(seed: int) -> None:
+    choices = [("partition", ["leader-minority", "halves"]), ("link", ["loss@minority", "delay@one", "loss@all"])]
+    schedule = random_mix(choices, random.Random(seed), time_limit_s=20, events=40)
+    in_force: dict[str, str] = {}
+    for event in schedule:
+        if event.action == HEAL:
+            del in_force[event.fault_id]
+            continue
+        in_force[event.fault_id] = f"{event.nemesis} {event.variant}"
+        links = [words for words in in_force.values() if words.startswith("link") and not words.endswith("@all")]
+        partitions = [words for words in in_force.values() if words.startswith("partition")]
+        assert not links or len(partitions) <= 1
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_mix_is_more_than_errors_of_reads_that_nobody_may_make(seed: int) -> None:
+    choices = [("disk-error", ["read@leader", "read@one"]), ("kill", ["sigkill@one"])]
+    schedule = random_mix(choices, random.Random(seed), time_limit_s=5)
+    assert "kill" in {event.nemesis for event in schedule}
+
+
 def test_as_many_mixes_lose_a_leader_for_long_as_are_asked_for() -> None:
     """One that is a leader by name, and cannot be reached or does not run for two seconds or more."""
     choices = [("partition", ["leader", "one"]), ("clock", ["bump@leader"]), ("link", ["loss@leader"])]
