@@ -21,6 +21,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -51,3 +52,11 @@ def pytest_collection_finish() -> None:
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
         gc.enable()
+
+
+@pytest.fixture
+def hears_hangups() -> Iterator[None]:
+    """SIGHUP as a terminal leaves it: what `nohup` started has inherited that it is ignored, and keeps that."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -95,8 +96,11 @@ def is_over(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 def replicas_left(tmp_path: Path) -> list[str]:
     """Command lines of processes that the run has left behind."""
-    found = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    return [line for line in found.splitlines() if str(tmp_path) in line]
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it is ending
+            found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return [line for line in found if str(tmp_path) in line]
 
 
 @pytest.mark.cluster

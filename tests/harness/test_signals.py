@@ -18,6 +18,7 @@ from harness.signals import ended_by_signals, interrupted_by_signals
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.usefixtures("hears_hangups")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_they_end_or_interrupt_and_are_given_back(number: signal.Signals) -> None:
     before = signal.getsignal(number)

@@ -153,8 +153,8 @@ def test_a_process_that_was_given_away_at_once_is_reached_by_its_mark(tmp_path: 
         assert program.count().traps_reached == 2 and program.do("") == "Input/output error"
         assert unreached(SECCOMP, look(program.process.pid), needed_files=(), needs_clock=False) is None
     finally:
+        os.kill(daemon, signal.SIGKILL)  # it would end by itself at the end of its input
         program.close()
-        os.kill(daemon, signal.SIGKILL)
     wait_until(lambda: program.helpers() == {})
 
 

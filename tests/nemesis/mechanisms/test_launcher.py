@@ -395,8 +395,8 @@ def test_the_clock_of_a_process_that_was_given_away_at_once_is_moved(tmp_path: P
         program.skew(None)
         assert abs(int(program.do("")) - time.time()) < 600
     finally:
+        os.kill(daemon, signal.SIGKILL)  # it would end by itself at the end of its input
         program.close()
-        os.kill(daemon, signal.SIGKILL)
 
 
 @needs_clock

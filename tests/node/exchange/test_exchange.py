@@ -402,6 +402,7 @@ def test_the_commands_say_what_they_did_or_why_not(tmp_path: Path, capsys: pytes
     assert "there is no store" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("hears_hangups")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_command_in_one_line_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals
