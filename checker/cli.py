@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import inspect
 import json
@@ -224,17 +225,22 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
+def _silently(_: str) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
 def main(
     argv: Sequence[str] | None = None,
     *,
     parquet: Reader | None = None,
     write: Callable[[Path, str], None] = _write,
+    working: Callable[[str], contextlib.AbstractContextManager[None]] = _silently,
 ) -> int:
     """Run the command; returns the exit status: 0 valid, 1 invalid, 2 unknown, 254 for bad arguments or files.
 
     Of several files, 1 if any is invalid, else 254 if any cannot be read, else 2 if any is undecided, else 0.
     ``parquet`` reads Parquet files, which takes more than the standard library; without it they are refused.
-    ``write`` writes the page.
+    ``write`` writes the page; ``working`` is told what is done while it takes its time.
     """
     try:
         options = _parser().parse_args(argv)
@@ -260,7 +266,8 @@ def main(
             )
             for path in options.files
         ]
-        outcomes = _run(jobs, options.jobs)
+        with working(f"checking {jobs[0].path}" if shared else f"checking {len(jobs)} files"):
+            outcomes = _run(jobs, options.jobs)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0
     except (_BadArguments, ModelError) as error:

@@ -98,9 +98,10 @@ def _perform(arguments: argparse.Namespace) -> int:
 def _check(words: Sequence[str]) -> int:
     from checker.cli import main as checker_main
     from harness.atomic_files import write_output
+    from harness.elapsed_line import elapsed_line
     from harness.parquet_reader import read_parquet
 
-    return int(checker_main(list(words), parquet=read_parquet, write=write_output))
+    return int(checker_main(list(words), parquet=read_parquet, write=write_output, working=elapsed_line))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 
 from checker.history import HistoryError as DisorderedHistory
 from harness import registry
+from harness.elapsed_line import elapsed_line
 from harness.errors import OperatorError
 from harness.execution import exit_status_of, judge_run
 from harness.report import OutputConsole, print_summary
@@ -56,7 +57,8 @@ def analyze_command(arguments: argparse.Namespace) -> int:
     observed = _observed_from(before, workload)
     facts = {name: before[name] for name in FACTS if name in before}
     try:
-        results = judge_run(run_dir, test, workload, observed, facts, judged=sum(before.get("ops", {}).values()))
+        with elapsed_line(f"judging {run_dir.name}"):
+            results = judge_run(run_dir, test, workload, observed, facts, judged=sum(before.get("ops", {}).values()))
     except DisorderedHistory as error:
         raise OperatorError(f"{run_dir.history_path} is damaged: {error}") from None
     run_dir.write_results(results)

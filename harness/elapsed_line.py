@@ -1,0 +1,54 @@
+"""A line on a terminal that says what is done and for how long, so that a minute of work does not look like a hang.
+
+A timer signal writes it, no thread: what works here forks, and a child of a process with threads may inherit a lock
+that nobody gives back. Children do not inherit timers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
+
+__all__ = ["elapsed_line"]
+
+EVERY_S = 1.0
+"""Until the line first shows, and between two of them: what is over sooner needs none."""
+
+
+@contextlib.contextmanager
+def elapsed_line(what: str) -> Iterator[None]:
+    """Show `what` and the seconds on standard error for the time of a `with`, where that is a terminal; the line is
+    gone at the end. Nothing is shown from other threads than the main one, or where somebody else uses the timer."""
+    if not sys.stderr.isatty() or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    if signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL:
+        yield
+        return
+    fd, began_s, shown = sys.stderr.fileno(), time.monotonic(), ""
+
+    def show(_number: int, _frame: FrameType | None) -> None:
+        nonlocal shown
+        shown = f"{what}: {time.monotonic() - began_s:,.0f} s"
+        _write(fd, f"\r{shown}")
+
+    signal.signal(signal.SIGALRM, show)
+    signal.setitimer(signal.ITIMER_REAL, EVERY_S, EVERY_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        if shown:
+            _write(fd, f"\r{' ' * len(shown)}\r")
+
+
+def _write(fd: int, text: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal was closed
+        os.write(fd, text.encode())
