@@ -33,7 +33,7 @@ __all__ = ["WAYS", "Trial", "Way", "main", "table", "trial"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """What is compared."""
+    """A load and a mix of faults, to be compared with others."""
 
     load: Load = LOADS[SEARCHED]
     odds: Odds = ODDS
@@ -77,7 +77,7 @@ FIRST_SEED = 870_000
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One seed of one mutant, searched in one way."""
+    """One seed of one mutant, searched in one way; `core_s` is the processor time (s) without the control."""
 
     mutant: str
     way: str

@@ -234,13 +234,13 @@ def main(
     *,
     parquet: Reader | None = None,
     write: Callable[[Path, str], None] = _write,
-    working: Callable[[str], contextlib.AbstractContextManager[None]] = _silently,
+    progress: Callable[[str], contextlib.AbstractContextManager[None]] = _silently,
 ) -> int:
     """Run the command; returns the exit status: 0 valid, 1 invalid, 2 unknown, 254 for bad arguments or files.
 
     Of several files, 1 if any is invalid, else 254 if any cannot be read, else 2 if any is undecided, else 0.
     ``parquet`` reads Parquet files, which takes more than the standard library; without it they are refused.
-    ``write`` writes the page; ``working`` is told what is done while it takes its time.
+    ``write`` writes the page; ``progress`` shows a step's words for as long as the step takes.
     """
     try:
         options = _parser().parse_args(argv)
@@ -266,7 +266,7 @@ def main(
             )
             for path in options.files
         ]
-        with working(f"checking {jobs[0].path}" if shared else f"checking {len(jobs)} files"):
+        with progress(f"checking {jobs[0].path}" if shared else f"checking {len(jobs)} files"):
             outcomes = _run(jobs, options.jobs)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0

@@ -101,7 +101,7 @@ def _check(words: Sequence[str]) -> int:
     from harness.elapsed_line import elapsed_line
     from harness.parquet_reader import read_parquet
 
-    return int(checker_main(list(words), parquet=read_parquet, write=write_output, working=elapsed_line))
+    return int(checker_main(list(words), parquet=read_parquet, write=write_output, progress=elapsed_line))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -41,7 +41,8 @@ def scratch_directory(purpose: str) -> Iterator[str]:
 
 
 def remove_scratch_of_the_dead(*, removed: Callable[[str], None], left: Callable[[str], None]) -> None:
-    """Remove what processes of this user that are gone have put aside; one of the two is told of each, in a line."""
+    """Remove temporary files and directories of this user's processes that have ended. Each is reported to `removed`,
+    or with the reason to `left`, in one line."""
     for path in _of_the_dead():
         try:
             if stat.S_ISDIR(os.lstat(path).st_mode):
