@@ -11,8 +11,9 @@ them apart is evidence of how far the log had been durable:
 - units of the index: they reach their files only after the entries they point to are durable.
 
 If the log cannot be read up to the furthest of these, recovery ends in LedgerCorrupt, which names file and byte.
-A power cut can take unsynced bytes in any order, so that entries of the last write stand behind a torn one: they
-are cut off with it.
+So it does where every sector of what cannot be read was written (`torn_write.py`): of the last write of a killed
+process there is no other evidence. A power cut can take unsynced bytes in any order, so that entries of the last write
+stand behind a torn one: they are cut off with it.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from node.dledger.entry import (
 from node.dledger.files import Checkpoint, LedgerFiles
 from node.dledger.index import IndexUnit, pack_unit
 from node.dledger.membership import decode_members
+from node.dledger.torn_write import is_torn_write
 from node.store.segments import SegmentedFile, SegmentError
 
 __all__ = ["SCAN_SIZE_BYTES", "Recovered", "recover"]
@@ -138,6 +140,8 @@ async def recover(files: LedgerFiles, *, scan_size_bytes: int = SCAN_SIZE_BYTES)
     durable = _durable_position(files, checkpoint, scan)
     if problem := data.first_gap(durable):  # also in files that are too old to be read now
         raise SegmentError(f"{problem}, although the log had been durable up to position {durable}")
+    if not is_torn_write(data, scan.stopped_at):
+        raise files.error_at(scan.stopped_at, f"{scan.reason}, although all of it had been written")
     begin = begin or scan.first
     if begin is None:
         await _make_empty(files, checkpoint)

@@ -10,7 +10,9 @@ Old segments can be removed from the front, and the row can be cut at the end; p
 
 A sync that fails says nothing about which bytes are on the disk, and on Linux a second sync may succeed without
 having written them. So everything that was written since the last successful sync is kept until the next
-one, and after a failure it is written again first.
+one, and after a failure it is written again first. A write that fails may have left a part of itself behind the end.
+That is cut off before the next one, durably: whoever scans after a crash may rely on nothing but zeros behind what was
+written last.
 """
 
 from __future__ import annotations
@@ -63,6 +65,8 @@ class SegmentedFile:
         self._unsynced: list[tuple[int, bytes]] = []
         self._dirty: dict[int, None] = {}
         self._rewrite = False
+        self._has_remains = False
+        """Whether a write that failed may have left bytes behind the end."""
         self._begin = 0
         self._end = 0
         self._synced = 0
@@ -162,6 +166,8 @@ class SegmentedFile:
         far as this object is concerned.
         """
         start = self._end
+        if self._has_remains:
+            await self.truncate(start)
         ranges = [(start, start + len(data))]
         if len(data) > self.room_at(start):
             ranges = list(self._split(start, start + len(data)))
@@ -182,6 +188,7 @@ class SegmentedFile:
                 await self._sync_dirty()
         except OSError:
             self._rewrite = bool(self._unsynced)
+            self._has_remains = True
             self._end = start
             raise
 
@@ -192,7 +199,7 @@ class SegmentedFile:
         base = start - start % segment
         size_bytes = len(data) + len(trailer)
         if (
-            not data or self._rewrite or not self._bases or self._bases[-1] != base
+            not data or self._rewrite or self._has_remains or not self._bases or self._bases[-1] != base
             or size_bytes > base + segment - start
             or (sync and self._dirty and (len(self._dirty) > 1 or base not in self._dirty))
         ):  # fmt: skip
@@ -209,6 +216,7 @@ class SegmentedFile:
         except BaseException:
             self._busy = None
             self._rewrite = bool(self._unsynced)
+            self._has_remains = True
             raise
 
     def _appended(self, start: int, data: bytes, sync: bool, on_done: Ended, error: BaseException | None) -> None:
@@ -216,6 +224,7 @@ class SegmentedFile:
         self._busy = None
         if error is not None:
             self._rewrite = bool(self._unsynced)
+            self._has_remains = True
         else:
             self._end = start + len(data)
             if sync:
@@ -262,13 +271,14 @@ class SegmentedFile:
             self._dirty[base] = None
             await self._file(base).truncate(position - base)
         await self.sync()
+        self._has_remains = False
 
     async def reset(self, position: int) -> None:
         """Forget everything, durably; the row is empty and begins at `position`. Raises OSError."""
         while self._bases:
             await self._remove(self._bases[-1])
         self._unsynced.clear()
-        self._rewrite = False
+        self._rewrite = self._has_remains = False
         self._begin = self._end = self._synced = position
 
     async def remove_before(self, position: int) -> None:

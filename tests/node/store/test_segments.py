@@ -182,6 +182,25 @@ def test_a_refused_append_changes_nothing_and_can_be_repeated(disk: Any) -> None
     assert row.read(0, 50) == b"beforeafter"
 
 
+@pytest.mark.parametrize("is_told", [False, True])
+@pytest.mark.parametrize("failed_bytes", [20, 100])
+def test_what_a_failed_write_left_is_cut_off_before_the_next(disk: Any, failed_bytes: int, is_told: bool) -> None:
+    """Whoever finds the end after a crash takes what is not zero behind it for written: an old write must not be."""
+    row = opened(disk)
+    run(row.append(b"before", sync=True))
+    disk.fail_syncs = True
+    with pytest.raises(OSError, match="Input/output"):
+        run(append(row, b"F" * failed_bytes, sync=True, is_told=is_told))
+    disk.fail_syncs = False
+    assert disk.files[f"{DIRECTORY}/{segment_name(0)}"][6:26] == b"F" * 20
+    at_write: list[bytes] = []
+    disk.before_write = lambda path: at_write.append(disk.synced[path])
+    run(append(row, b"after", sync=False, is_told=is_told))
+    assert at_write == [b"before"]
+    assert bytes(disk.files[f"{DIRECTORY}/{segment_name(0)}"]) == b"beforeafter"
+    assert disk.list(DIRECTORY) == [segment_name(0)]
+
+
 def test_what_a_failed_sync_may_have_dropped_is_written_again(disk: Any) -> None:
     """After a failed fsync the kernel may take dirty pages for clean: a second fsync alone then proves nothing."""
     row = opened(disk)
@@ -237,6 +256,9 @@ def test_behaves_like_one_long_byte_string(new_disk: Any, operations: list[Any],
         if kind == "append":
             await append(row, arguments[0], sync=arguments[1], is_told=arguments[2])
             model += arguments[0]
+            if arguments[0]:
+                held = sum(len(disk.files[f"{DIRECTORY}/{name}"]) for name in disk.list(DIRECTORY))
+                assert held == len(model) - begin // size_bytes * size_bytes, "of a write that failed nothing is left"
         elif kind == "truncate":
             position = begin + int((len(model) - begin) * arguments[0])
             await row.truncate(position)
