@@ -6,7 +6,7 @@ is made. They are Raft's (Ongaro and Ousterhout, figure 3 and section 5) and tho
     votes            a member gives one vote in a term; in a group whose members may change it may give it over to the
                      one who leads that term, by following it (node.dledger.membership)
     election         a term has one leader
-    completeness     a leader's log holds every entry that is committed
+    completeness     a leader's log holds every entry that was committed in an earlier term
     matching         entries of the same index and term are the same, and so is all before them
     commitment       what one member has committed at an index, no other member has otherwise
     durability       what a leader commits is on the disks of a majority (flush mode sync)
@@ -108,6 +108,8 @@ class Invariants:
         self._committed: dict[int, _Seen] = {}
         self._committed_by: dict[int, str] = {}
         self._last_committed = -1
+        self._committed_in: dict[int, int] = {}
+        """Term -> the last entry that was first known to be committed by a member of that term."""
         self._entries: dict[tuple[int, int], tuple[int, str]] = {}
         self._leaders: dict[int, str] = {}
         self._votes: dict[tuple[int, str], str] = {}
@@ -184,13 +186,15 @@ class Invariants:
         before = self._leaders.setdefault(term, host)
         if before != host:
             self._broken("election", f"{before} and {host} lead term {term}")
-        seen = self._committed.get(self._last_committed)
+        # Votes may come so late that a later term has a leader already: what that one commits, this one need not have.
+        index = max((last for each, last in self._committed_in.items() if each < term), default=-1)
+        seen = self._committed.get(index)
         member = self._members.get(host)
-        if seen is not None and member is not None and _entry_of(member.ledger, self._last_committed) != seen:
+        if seen is not None and member is not None and _entry_of(member.ledger, index) != seen:
             self._broken(
                 "completeness",
-                f"{host} leads term {term} without entry {self._last_committed} of term {seen.term}, which "
-                f"{self._committed_by[self._last_committed]} has committed",
+                f"{host} leads term {term} without entry {index} of term {seen.term}, which "
+                f"{self._committed_by[index]} has committed",
             )
 
     def _look(self) -> None:
@@ -309,7 +313,7 @@ class Invariants:
         if not self._check_committed(host, member):
             return
         if member.committed > self._last_committed:
-            self._last_committed = member.committed
+            self._last_committed = self._committed_in[member.ledger.member_state.term] = member.committed
             if member.ledger.member_state.is_leader and member.ledger.config.flush_mode == "sync":
                 self._check_durability(host, member.ledger, member.committed)
             self._prune()

@@ -37,7 +37,7 @@ class Ledger:
     def __init__(self, *entries: tuple[int, int]) -> None:
         self.store = Store(list(entries), durable_index=len(entries) - 1)
         members = SimpleNamespace(ids=("n1", "n2", "n3"), quorum_size=2)
-        self.member_state = SimpleNamespace(is_leader=False, members=members)
+        self.member_state = SimpleNamespace(is_leader=False, members=members, term=0)
         timing = SimpleNamespace(lease_ms=500)
         self.config = SimpleNamespace(flush_mode="sync", timing=timing, members_may_change=False)
         self.elector = SimpleNamespace(leadership=None)
@@ -82,6 +82,7 @@ class Group:
     def lead(self, host: str, term: int) -> None:
         for name, ledger in self.ledgers.items():
             ledger.member_state.is_leader = name == host
+        self.ledgers[host].member_state.term = term
         for listener in self.watch.tell.role:
             listener(host, term, Role.LEADER)
 
@@ -162,6 +163,29 @@ def test_a_leader_without_a_committed_entry(group: Group) -> None:
     group.start("n3", Ledger((1, 10)))
     group.lead("n3", 2)
     assert group.rules == ["recovery", "completeness"]
+
+
+def test_a_leader_that_is_late_need_not_have_what_a_later_term_has_committed(group: Group) -> None:
+    """The votes for n1 in term 2 were on their way while n2 was elected in term 3 and committed an entry."""
+    group.lead("n2", 3)
+    group.append((3, 32), on="n2 n3")
+    group.commit("n2", 2)
+    group.lead("n1", 2)
+    assert group.rules == []
+    group.lead("n1", 4)
+    assert group.rules == ["completeness"]
+    assert "n1 leads term 4 without entry 2 of term 3, which n2 has committed" in group.invariants.violations[0].text
+
+
+def test_a_leader_that_is_late_has_what_earlier_terms_have_committed(group: Group) -> None:
+    group.append((1, 12), on="n2 n3")
+    group.commit("n2", 2)  # heard of it in term 0, as far as is known
+    group.lead("n2", 3)
+    group.append((3, 33), on="n2 n3")
+    group.commit("n2", 3)
+    group.lead("n1", 2)
+    assert group.rules == ["completeness"]
+    assert "n1 leads term 2 without entry 2 of term 1" in group.invariants.violations[0].text
 
 
 def test_two_entries_of_one_index_and_term(group: Group) -> None:
