@@ -38,7 +38,7 @@ SEARCHED_LOAD: Mapping[str, Any] = {"time_limit": 10.0, "rate": 25.0, "concurren
 """Of a seed that is searched. A lost leader holds every operation that it was asked until that times out, while another
 one is elected within 0.7 s. With six clients that wait for 3 s each, none was left after 0.1 s, and none saw the new
 leader before the old one was back; of 20 with one second, some go on throughout. At 100 operations a second for
-15 s a seed takes three times the processor time and shows hardly more (`python -m benchmarks search_load`)."""
+15 s a seed takes three times the processor time and shows hardly more (`python -m benchmarks search_seeds`)."""
 
 
 def whole_number(text: str, least: int, most: float, must_be: str) -> int:

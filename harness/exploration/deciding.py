@@ -160,6 +160,8 @@ class Deciding:
     """The beginning of the simulation, before the load (so not above 0)."""
     end_s: float = 0.0
     jump: Jump | None = None
+    is_cut_short: bool = False
+    """Whether no more moments could be looked at before one was found."""
     account: list[Happening] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -171,7 +173,7 @@ class Deciding:
         return {
             "violation": asdict(self.violation), "seed": self.seed, "runs": self.runs, "begin_s": self.begin_s,
             "end_s": self.end_s, "points": [asdict(point) for point in self.curve_points()], "jump": jump,
-            "account": [asdict(one) for one in self.account],
+            "is_cut_short": self.is_cut_short, "account": [asdict(one) for one in self.account],
         }  # fmt: skip
 
     def curve_points(self) -> list[Point]:
@@ -314,7 +316,9 @@ class _Decider:
             return None
         load_s = self._parts.test.time_limit_s if found.violation.at_s is None else None
         coarse = coarse_moments(found.begin_s, found.end_s, load_s=load_s)
-        for has_faults in (WITH_FAULTS, WITHOUT_FAULTS):
+        self.add([found.begin_s], has_faults=WITH_FAULTS, is_coarse=True)
+        begins_high = any(point.share >= ALWAYS for point in found.curve(has_faults=WITH_FAULTS))
+        for has_faults in (WITHOUT_FAULTS,) if begins_high else (WITH_FAULTS, WITHOUT_FAULTS):
             self.add(coarse, has_faults=has_faults, is_coarse=True)
             first = best_jump(found.curve(has_faults=has_faults))
             # A rise that is no clear one is not worth the moments that the other curve needs.
@@ -389,6 +393,7 @@ def decide(parts: Parts, violations: Sequence[Violation], history_path: Path, se
         tried.append(found)
         found.jump = decider.search()
         left = decider.left
+        found.is_cut_short = found.jump is None and left == 0
         if found.jump is not None:
             found.account = decider.account(found.jump)
             return found

@@ -76,6 +76,8 @@ def sentences_of(explanation: Mapping[str, Any]) -> list[str]:
         curve = healed or planned
         if not curve:
             return [*found, "No run was continued."]
+        if explanation.get("is_cut_short") is True:
+            return [*found, "No moment was found before as many had been looked at as may be: --points allows more."]
         return [*found, f"No moment decides it: from {_of(curve[0])} that fail to {_of(curve[-1])} there is no jump."]
     before_s, after_s = moment
     curve = planned if jump.get("has_faults") is True else healed

@@ -112,6 +112,22 @@ def test_where_the_faults_decide_the_second_curve_has_the_step(step_s: float) ->
     assert points <= 40
 
 
+def test_a_curve_that_begins_high_gets_no_more_moments() -> None:
+    found, _ = searched(lambda at_s, has_faults: 1.0 if has_faults or at_s >= 5.0 else 0.0, points=18)
+    assert len(found.curve(has_faults=True)) == 1
+    assert found.jump is not None
+    assert found.jump.before.at_s < 5.0 <= found.jump.after.at_s
+    assert not found.is_cut_short
+
+
+def test_a_search_that_had_too_few_moments_is_told_from_one_that_found_none() -> None:
+    few, points = searched(lambda at_s, has_faults: 1.0 if has_faults or at_s >= 5.0 else 0.0, points=2)
+    assert (points, few.jump, few.is_cut_short) == (2, None, True)
+    assert few.to_json()["is_cut_short"] is True
+    none, points = searched(lambda at_s, has_faults: 0.5)
+    assert (none.jump, none.is_cut_short) == (None, False)
+
+
 def test_the_second_curve_has_its_moments_where_the_first_is_doubtful() -> None:
     """Most fail with the faults, all once it is decided; the step is clear only where the faults are healed."""
     found, points = searched(

@@ -1,0 +1,53 @@
+"""What is said of the curves of `harness explain`, also of an odd file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.report.deciding import deciding_view, sentences_of
+
+
+def point(at_s: float, fails: int, holds: int, *, has_faults: bool = False) -> dict[str, Any]:
+    return {"at_s": at_s, "has_faults": has_faults, "fails": fails, "holds": holds, "undecided": 0}
+
+
+VIOLATION = {"text": "n1 has lost it"}
+
+
+@pytest.mark.parametrize(
+    ("explanation", "said"),
+    [
+        (
+            {"points": [point(-0.05, 9, 1), point(0.0, 2, 8, has_faults=True)], "jump": None},
+            "No moment decides it: 9 of 10 fail from the start on without any fault.",
+        ),
+        (
+            {"points": [point(0.0, 1, 9), point(4.0, 3, 7)], "jump": None, "is_cut_short": False},
+            "No moment decides it: from 1 of 10 that fail to 3 of 10 there is no jump.",
+        ),
+        (
+            {"points": [point(0.0, 0, 10)], "jump": None, "is_cut_short": True},
+            "No moment was found before as many had been looked at as may be: --points allows more.",
+        ),
+        ({"points": [], "jump": None}, "No run was continued."),
+        ({"points": "odd", "jump": 7}, "No run was continued."),
+    ],
+)
+def test_why_there_is_no_moment(explanation: dict[str, Any], said: str) -> None:
+    assert sentences_of({"violation": VIOLATION, **explanation}) == ["Explained: n1 has lost it", said]
+
+
+def test_the_faults_may_decide_it() -> None:
+    points = [point(0.0, 10, 0, has_faults=True), point(0.0, 0, 10), point(1.5, 1, 9), point(1.75, 10, 0)]
+    explanation = {"points": points, "jump": {"before_s": 1.5, "after_s": 1.75, "has_faults": False}}
+    assert sentences_of(explanation) == [
+        "The faults decide it: with them, 10 of 10 fail by other randomness from the start on.",
+        "Decided between 1.5000 s and 1.7500 s: of the runs that are this one up to the first moment, and from there "
+        "on have other randomness and no fault, 1 of 10 fail; from the second, 10 of 10.",
+    ]
+    view = deciding_view(explanation)
+    assert view is not None
+    assert view["curves"] == ["planned", "healed"]
+    assert [name for name, _ in view["drawings"]] == ["Until the violation", "Around the moment"]
