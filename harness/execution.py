@@ -24,6 +24,7 @@ from harness.errors import HarnessError, OperatorError, how_to_get
 from harness.faults.target import PlannedTarget, prepare
 from harness.history_writer import HistoryWriter, read_history
 from harness.judge import judge
+from harness.large_history import too_large_to_judge
 from harness.report import LiveProgress, OutputConsole
 from harness.report.store_page import update_store_page
 from harness.report.units import plural
@@ -326,16 +327,18 @@ def judge_run(
     some, which is noted as trouble: it stays with the results when they are judged once more.
     """
     reader = read_history(run_dir.history_path)
-    events = list(reader)
+    too_large = too_large_to_judge(reader)
+    events = list(reader) if too_large is None else [event for event in reader if event["process"] == NEMESIS]
     notes = []
     if reader.truncated:
         notes.append(f"the history ends in the middle of a line ({len(reader.dropped)} characters dropped)")
-    if missing := _missing_events(events):
+    if too_large is None and (missing := _missing_events(events)):
         notes.append(f"{plural(missing, 'event')} of the history are missing")
-    left = sum(event["process"] != NEMESIS for event in events)
+    left = sum(event["process"] != NEMESIS for event in events) if too_large is None else sum(too_large.ops.values())
     if left < judged:
         observed.trouble.append(f"the history has lost its end: {left:,} events of clients are left of {judged:,}")
-    results = judge(test, workload, events, observed, history_note="; ".join(notes) or None)
+    note = "; ".join(notes) or None
+    results = judge(test, workload, events, observed, history_note=note, too_large=too_large)
     return {**results, **facts}
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from checker.faults import count_unmet, faults_of, is_proven
+from harness.large_history import TooLarge, counts_by_f
 from harness.recovery import RECOVERS, judge_recovery
 from harness.runner import Observed
 from harness.systems.base import CheckOutcome
@@ -29,20 +30,31 @@ MAX_NAMED_EXITS = 3
 
 
 def judge(
-    test: Test, workload: Workload, events: Sequence[Event], observed: Observed, *, history_note: str | None = None
+    test: Test,
+    workload: Workload,
+    events: Sequence[Event],
+    observed: Observed,
+    *,
+    history_note: str | None = None,
+    too_large: TooLarge | None = None,
 ) -> dict[str, Any]:
     """Check a history and put everything together as results.json holds it.
 
-    `events` is the whole history in order; `history_note` says what is wrong with the history file itself.
+    `events` is the whole history in order, or the events of faults alone where it is `too_large`; `history_note` says
+    what is wrong with the history file itself.
     """
     clients = [event for event in events if event["process"] != "nemesis"]
     context = CheckContext(timeout_s=test.checker_timeout_s, memory_mb=test.checker_memory_mb)
-    checks: dict[str, CheckOutcome] = dict(workload.check(clients, context))
+    checks: dict[str, CheckOutcome] = {}
+    if too_large is None:
+        checks.update(workload.check(clients, context))
+    else:
+        checks.update({name: CheckOutcome("unknown", too_large.reason) for name in workload.check_names})
     checks.update(observed.system_checks)
     faults = faults_of(events)
     if observed.recovery is not None:
         checks[RECOVERS] = judge_recovery(observed.recovery, faults, observed.trouble)
-    ops = Counter(event["type"] for event in clients)
+    ops = Counter(event["type"] for event in clients) if too_large is None else too_large.ops
     errors = dict(Counter(_error_class(e["error"]) for e in clients if "error" in e).most_common(20))
     doubts = [*_doubts(test, ops, faults, observed, errors), *_untested(clients)]
     if history_note is not None:
@@ -61,7 +73,7 @@ def judge(
         "valid": valid,
         "reason": reason,
         "ops": {kind: ops.get(kind, 0) for kind in ("invoke", "ok", "fail", "info")},
-        "ops_by_f": _by_f(clients),
+        "ops_by_f": counts_by_f(clients) if too_large is None else too_large.ops_by_f,
         "errors": errors,
         "faults": faults,
         "checks": {name: outcome.to_json() for name, outcome in checks.items()},
@@ -132,7 +144,7 @@ def _doubts(
 def _untested(clients: Sequence[Event]) -> Iterable[str]:
     """Kinds of operations of which none succeeded, while others did: a history without reads is linearizable whatever
     the system holds, and one without writes shows nothing either."""
-    by_f = _by_f(clients)
+    by_f = counts_by_f(clients)
     if not any(counts.get("ok") for counts in by_f.values()):
         return  # which is said of the run as a whole
     for f, counts in by_f.items():
@@ -157,14 +169,6 @@ def _detail(proof: Any) -> str:
     if not isinstance(proof, Mapping):
         return "there is no proof"
     return str(proof.get("detail") or "its proof failed")
-
-
-def _by_f(clients: Iterable[Event]) -> dict[str, dict[str, int]]:
-    counts: dict[str, Counter[str]] = {}
-    for event in clients:
-        if event["type"] != "invoke":
-            counts.setdefault(str(event["f"]), Counter())[event["type"]] += 1
-    return {f: dict(sorted(counter.items())) for f, counter in sorted(counts.items())}
 
 
 def _error_class(error: str) -> str:

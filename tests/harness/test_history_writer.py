@@ -272,6 +272,19 @@ def test_a_missing_history_is_one_line(tmp_path):
         list(read_history(tmp_path / "nothing"))
 
 
+def test_events_share_their_words_up_to_a_bound(tmp_path, monkeypatch):
+    path = tmp_path / "history.jsonl"
+    line = '{"time":1,"process":0,"type":"ok","f":"%s","node":"n1"}\n'
+    path.write_text("".join(line % f for f in ("read", "read", "write", "write")))
+    events = list(read_history(path))
+    for name in ("type", "f", "node"):
+        assert events[0][name] is events[1][name]
+    monkeypatch.setattr(module, "MAX_SHARED_WORDS", 3)
+    events = list(read_history(path))
+    assert events[0]["f"] is events[1]["f"]
+    assert [event["f"] for event in events] == ["read", "read", "write", "write"]
+
+
 def test_a_line_without_end_does_not_fill_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MAX_LINE_BYTES", 1000)
     path = write_lines(tmp_path / "h", GOOD, "x" * 5000)

@@ -1,0 +1,53 @@
+"""Histories that take more memory than is free: unknown, with what was counted, and valid where there is more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness import cli, large_history
+from harness.history_writer import read_history
+from harness.large_history import BYTES_PER_BYTE, too_large_to_judge
+from harness.store import Store
+
+RUN = ("run", "--cluster", "sim", "--nodes", "3", "--nemesis", "partition=leader", "--time-limit", "3", "--seed", "1")
+
+
+def test_a_run_whose_history_is_too_large_ends_with_results_and_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(large_history, "free_bytes", lambda: 100_000)
+    store = str(tmp_path / "store")
+    words = [*RUN, "--nemesis-interval", "1", "--store", store]
+    assert cli.main(words) == 2
+    run_dir = Store(store).find("latest")
+    results = run_dir.read_results()
+    assert results["valid"] == "unknown"
+    assert "not judged: " in results["checks"]["linearizable"]["reason"]
+    assert "0.00 GB are free; harness analyze judges them where there is more" in results["reason"]
+    assert results["checks"]["replicas"]["valid"] is True, "what was asked of the replicas needs no history"
+    assert results["faults"] and all(fault["proven"] for fault in results["faults"])
+    assert "not judged" in run_dir.report_path.read_text()
+    assert cli.main(["analyze", str(run_dir.path), "--store", store]) == 2
+    assert run_dir.read_results()["trouble"] == results["trouble"], "it has not lost its end"
+    monkeypatch.undo()
+    assert cli.main(["analyze", str(run_dir.path), "--store", store]) == 0
+    judged = run_dir.read_results()
+    for name in ("ops", "ops_by_f", "faults"):
+        assert judged[name] == results[name], name
+    capsys.readouterr()
+
+
+def test_where_the_limit_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "history.jsonl"
+    path.write_text('{"index":0,"time":0,"process":0,"type":"invoke","f":"read","key":1,"value":null}\n')
+    needed = path.stat().st_size * BYTES_PER_BYTE
+    for free, fits in ((needed, True), (needed - 1, False), (None, True)):
+        monkeypatch.setattr(large_history, "free_bytes", lambda free=free: free)
+        found = too_large_to_judge(read_history(path))
+        assert (found is None) is fits
+    monkeypatch.setattr(large_history, "free_bytes", lambda: 0)
+    found = too_large_to_judge(read_history(path))
+    assert found is not None and dict(found.ops) == {"invoke": 1} and found.ops_by_f == {}
+    assert too_large_to_judge(read_history(tmp_path / "nothing")) is None, "which reading it will say"
