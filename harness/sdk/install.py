@@ -9,6 +9,7 @@ own, containers and machines behind SSH: there `apt-get install` is run on the h
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import glob
 import hashlib
@@ -52,8 +53,9 @@ OLD_COPY_S = 86400.0
 
 _DONE = ".complete"
 _ELF = b"\x7fELF"
-_ERROR_LINE = re.compile(r"E:|ERROR|\[ERROR\]|npm E")
-"""How the registries' clients begin a line that says what is wrong."""
+_ERROR_LINE = re.compile(r"E:|ERROR(?!: Exception:$)|\[ERROR\]|npm E")
+"""How the registries' clients begin a line that says what is wrong; pip's `ERROR: Exception:` only begins a traceback,
+whose last line says it."""
 
 
 @dataclass(frozen=True)
@@ -314,8 +316,17 @@ def fetched(recipe: Recipe) -> str:
                     os.rename(directory, final)
                     os.mkdir(directory)  # for the end of the block to remove
     except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise _no_room(recipe) from None
         raise OperatorError(f"install {recipe}: {error.strerror}: {error.filename}") from None
     return final
+
+
+def _no_room(recipe: Recipe) -> OperatorError:
+    places = " or ".join(dict.fromkeys((cache_directory(), tempfile.gettempdir())))
+    return OperatorError(
+        f"install {recipe}: no space left in {places}: make room, or name others by SPLITBRAIN_CACHE and TMPDIR"
+    )
 
 
 @contextlib.contextmanager
@@ -385,6 +396,8 @@ def _call(
         raise OperatorError(f"install {recipe}: {argv[0]} took more than {FETCH_TIMEOUT_S:g} s") from None
     if done.returncode != 0:
         said = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        if any(os.strerror(errno.ENOSPC) in line for line in said):
+            raise _no_room(recipe)
         errors = [line for line in said if _ERROR_LINE.match(line)] or said or [""]
         raise OperatorError(f"install {recipe}: {os.path.basename(argv[0])} failed: {errors[-1][:300]}")
     return done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -132,6 +133,36 @@ def test_a_registrys_refusal_is_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
     name = os.path.basename(sys.executable)
     wrong = "ERROR: No matching distribution found for nothing==9"
     assert str(caught.value) == f"install pip nothing==9: {name} failed: {wrong}"
+
+
+@pytest.mark.parametrize(
+    ("said", "wrong"),
+    [
+        (
+            "ERROR: Exception:\nTraceback (most recent call last):\nOSError: [Errno 28] No space left on device\n",
+            r"no space left in .* SPLITBRAIN_CACHE and TMPDIR",
+        ),
+        ("ERROR: Exception:\nTraceback:\nValueError: a mistake of pip's\n", "failed: ValueError: a mistake of pip's"),
+    ],
+)
+def test_an_accident_of_a_registrys_client_is_said(monkeypatch: pytest.MonkeyPatch, said: str, wrong: str) -> None:
+    def fail(argv: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(argv, 2, "", said)
+
+    monkeypatch.setattr(install.subprocess, "run", fail)
+    with pytest.raises(OperatorError, match=wrong) as caught:
+        fetched(pip("nothing==9"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_full_disk_is_said_with_where_to_make_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(recipe: Recipe, directory: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", directory)
+
+    monkeypatch.setenv("SPLITBRAIN_CACHE", str(tmp_path))
+    monkeypatch.setattr(type(pip("nothing==9")), "fetch", full)
+    with pytest.raises(OperatorError, match=f"no space left in {tmp_path} or .*: make room"):
+        fetched(pip("nothing==9"))
 
 
 def test_a_registrys_client_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
