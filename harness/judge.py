@@ -45,16 +45,19 @@ def judge(
     """
     clients = [event for event in events if event["process"] != "nemesis"]
     context = CheckContext(timeout_s=test.checker_timeout_s, memory_mb=test.checker_memory_mb)
-    checks: dict[str, CheckOutcome] = {}
+    checks: dict[str, CheckOutcome]
+    ops: Mapping[str, int]
+    ops_by_f: Mapping[str, Mapping[str, int]]
     if too_large is None:
-        checks.update(workload.check(clients, context))
+        checks = dict(workload.check(clients, context))
+        ops, ops_by_f = Counter(event["type"] for event in clients), counts_by_f(clients)
     else:
-        checks.update({name: CheckOutcome("unknown", too_large.reason) for name in workload.check_names})
+        checks = {name: CheckOutcome("unknown", too_large.reason) for name in workload.check_names}
+        ops, ops_by_f = too_large.ops, too_large.ops_by_f
     checks.update(observed.system_checks)
     faults = faults_of(events)
     if observed.recovery is not None:
         checks[RECOVERS] = judge_recovery(observed.recovery, faults, observed.trouble)
-    ops = Counter(event["type"] for event in clients) if too_large is None else too_large.ops
     errors = dict(Counter(_error_class(e["error"]) for e in clients if "error" in e).most_common(20))
     doubts = [*_doubts(test, ops, faults, observed, errors), *_untested(clients)]
     if history_note is not None:
@@ -73,7 +76,7 @@ def judge(
         "valid": valid,
         "reason": reason,
         "ops": {kind: ops.get(kind, 0) for kind in ("invoke", "ok", "fail", "info")},
-        "ops_by_f": counts_by_f(clients) if too_large is None else too_large.ops_by_f,
+        "ops_by_f": ops_by_f,
         "errors": errors,
         "faults": faults,
         "checks": {name: outcome.to_json() for name, outcome in checks.items()},
