@@ -16,6 +16,9 @@ from spark_analysis.statistics import QUANTILES
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+UNFINISHED = ".unfinished"
+"""Where tables are until all are written, and the end of a file's name until it is. Spark reads no such folder."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Table:
@@ -67,44 +70,80 @@ def quantile_columns(kind: str) -> dict[str, str]:
 def write_tables(spark: SparkSession, tables: Iterable[Table], place: str, *, csv: bool) -> list[str]:
     """Write every table to `place` (a path or URI) as Parquet, `NAME.parquet`, and as `NAME.csv` when asked.
 
-    Each is a folder of one file, as Spark writes; older ones are replaced. Lists go into CSV as JSON. Returns the
-    paths written. Raises AnalysisError.
+    Each is a folder of one file, as Spark writes. Older ones are replaced after all have been written: where one
+    cannot be, on a full disk for instance, they stay as they were. Lists go into CSV as JSON. Returns the paths
+    written. Raises AnalysisError.
     """
     from pyspark.sql import functions as F
 
+    folder = place.rstrip("/")
+    path = unfinished = f"{folder}/{UNFINISHED}"
     written = []
-    for table in tables:
-        frame = table.to_frame(spark).coalesce(1)
-        path = f"{place.rstrip('/')}/{table.name}.parquet"
+    try:
+        files = _Files(spark, folder)
         try:
-            frame.write.mode("overwrite").parquet(path)
-            written.append(path)
-            if csv:
-                flat = [
-                    F.to_json(name).alias(name) if kind.startswith(("array", "struct")) else F.col(name)
-                    for name, kind in table.columns.items()
-                ]
-                path = f"{place.rstrip('/')}/{table.name}.csv"
-                frame.select(*flat).write.mode("overwrite").option("header", "true").option("escape", '"').csv(path)
+            for table in tables:
+                path = f"{folder}/{table.name}.parquet"
+                frame = table.to_frame(spark).coalesce(1)
+                frame.write.mode("overwrite").parquet(f"{unfinished}/{table.name}.parquet")
                 written.append(path)
-        except Exception as error:
-            raise AnalysisError(f"cannot write {path}: {one_line(error)}") from None
+                if csv:
+                    flat = [
+                        F.to_json(name).alias(name) if kind.startswith(("array", "struct")) else F.col(name)
+                        for name, kind in table.columns.items()
+                    ]
+                    path = f"{folder}/{table.name}.csv"
+                    writer = frame.select(*flat).write.mode("overwrite").option("header", "true").option("escape", '"')
+                    writer.csv(f"{unfinished}/{table.name}.csv")
+                    written.append(path)
+            for path in written:
+                files.replace(f"{unfinished}/{path.rpartition('/')[2]}", path)
+        finally:
+            files.delete(unfinished)
+    except Exception as error:
+        raise AnalysisError(f"cannot write {path}: {one_line(error)}") from None
     return written
 
 
 def write_text(spark: SparkSession, path: str, text: str) -> None:
-    """Write one text file to a path or URI, through Hadoop, replacing an older one. Raises AnalysisError."""
-    context: Any = spark.sparkContext
+    """Write one text file to a path or URI, through Hadoop. An older one is replaced once all is written. Raises
+    AnalysisError."""
+    unfinished = f"{path}{UNFINISHED}"
     try:
-        target = context._jvm.org.apache.hadoop.fs.Path(path)
-        system = target.getFileSystem(context._jsc.hadoopConfiguration())
-        stream = system.create(target, True)
+        files = _Files(spark, path)
+        try:
+            files.write(unfinished, text)
+            files.replace(unfinished, path)
+        finally:
+            files.delete(unfinished)
+    except Exception as error:
+        raise AnalysisError(f"cannot write {path}: {one_line(error)}") from None
+
+
+class _Files:
+    """The files of one file system, as Hadoop sees them. Every method raises what Hadoop raises."""
+
+    def __init__(self, spark: SparkSession, path: str) -> None:
+        context: Any = spark.sparkContext
+        self._path = context._jvm.org.apache.hadoop.fs.Path
+        self._system = self._path(path).getFileSystem(context._jsc.hadoopConfiguration())
+
+    def write(self, path: str, text: str) -> None:
+        stream = self._system.create(self._path(path), True)
         try:
             stream.write(bytearray(text.encode("utf-8")))
         finally:
             stream.close()
-    except Exception as error:
-        raise AnalysisError(f"cannot write {path}: {one_line(error)}") from None
+
+    def replace(self, path: str, target: str) -> None:
+        """Move what is at `path` to `target`; what was there is gone. Hadoop would move a folder into an older one."""
+        self.delete(target)
+        if not self._system.rename(self._path(path), self._path(target)):
+            raise OSError(f"{path} could not be moved there")
+
+    def delete(self, path: str) -> None:
+        """Whatever is there; nothing where there is nothing."""
+        self._system.delete(self._path(path), True)
 
 
 def as_json(tables: Iterable[Table]) -> str:

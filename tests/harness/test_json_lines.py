@@ -23,6 +23,7 @@ from harness.json_lines import ProgramClient, client_program, program_class
 from harness.systems import toy_server
 from harness.workloads.client_register import ClientRegisterWorkload
 from harness.workloads.unique_ids import UniqueIdsWorkload
+from tests.ports import free_port
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "clients"
 
@@ -278,9 +279,7 @@ def test_the_command_line_blames_in_one_line(tmp_path: Path, capsys: pytest.Capt
 @pytest.fixture
 def toy_address() -> Iterator[str]:
     """The toy's server on a free port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     server = subprocess.Popen([sys.executable, toy_server.__file__, "127.0.0.1", str(port)])
     try:
         deadline_s = time.monotonic() + 60

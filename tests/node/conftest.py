@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from node.client import BrokerClient, ClientError, ClientTimings
 from node.config import parse_broker_config
 from node.nameserver import NameServer, NameServerOptions
 from node.real_runtime import RealDisk, real_runtime
+from tests.ports import free_ports
 
 FAST = ClientTimings(
     route_interval_s=0.5, heartbeat_interval_s=1.0, rebalance_interval_s=0.5, persist_interval_s=0.3,
@@ -44,15 +44,6 @@ class Served:
         fields = {"consumerGroup": group, "topic": topic, "queueId": queue_id}
         reply = await client.invoke(self.address, Command.request(14, fields))
         return reply.get_int("offset") if reply.code == 0 else -1
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, each another one."""
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 async def until(condition: Callable[[], bool], *, timeout_s: float = 20.0) -> None:

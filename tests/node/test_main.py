@@ -19,7 +19,7 @@ import node
 from node.client.broker_client import BrokerClient
 from node.client.errors import ClientError
 from node.real_runtime import real_runtime
-from tests.node.conftest import free_ports
+from tests.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
+from tests.ports import free_port
 
 pytest.importorskip("pyspark", reason="the spark extra is not installed")
 pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.timeout(900)]
@@ -221,16 +222,14 @@ def test_older_and_newer_columns(spark: Any, synthetic: ModuleType, tmp_path: Pa
 def test_places_that_hold_nothing(spark: Any, tmp_path: Path) -> None:
     from spark_analysis.errors import AnalysisError
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        free_port = probe.getsockname()[1]
+    port = free_port()
     spark.sparkContext._jsc.hadoopConfiguration().set("ipc.client.connect.max.retries", "0")
     for place, words in (
         (str(tmp_path), "holds no runs"),
         (str(tmp_path / "absent"), "there is no such place"),
         ("gopher://somewhere/store", "cannot read gopher://somewhere/store.*spark.jars.packages"),
         ("s3a://bucket/store", "cannot read s3a://bucket/store: .*spark.jars.packages"),
-        (f"hdfs://127.0.0.1:{free_port}/store", f"cannot read hdfs://127.0.0.1:{free_port}/store: ConnectException"),
+        (f"hdfs://127.0.0.1:{port}/store", f"cannot read hdfs://127.0.0.1:{port}/store: ConnectException"),
         (f"file://{tmp_path / 'absent'}", "there is no such place"),
     ):
         with pytest.raises(AnalysisError, match=words) as caught:

@@ -225,6 +225,35 @@ def test_written_tables_hold_the_same(analysis: Any, spark: Any, store: Path, tm
     assert len(lines) == 1 + len(table.rows)
 
 
+def test_older_tables_and_pages_stay_as_they_are_until_all_new_ones_are_written(spark: Any, tmp_path: Path) -> None:
+    from spark_analysis.errors import AnalysisError
+    from spark_analysis.tables import Table, write_tables, write_text
+
+    def table(name: str, value: object) -> Table:
+        return Table(name=name, columns={"n": "int"}, rows=[{"n": value}])
+
+    def written() -> list[int]:
+        names = sorted(path.name for path in tmp_path.iterdir())
+        assert names == ["a.csv", "a.parquet", "b.csv", "b.parquet"], "nothing else stays there"
+        return [spark.read.parquet(str(tmp_path / name)).first().n for name in ("a.parquet", "b.parquet")]
+
+    write_tables(spark, [table("a", 1), table("b", 2)], str(tmp_path), csv=True)
+    assert written() == [1, 2]
+    with pytest.raises(AnalysisError, match=r"cannot write .*/b\.parquet: "):
+        write_tables(spark, [table("a", 3), table("b", "no number")], str(tmp_path), csv=True)
+    assert written() == [1, 2]
+    write_tables(spark, [table("a", 3), table("b", 4)], str(tmp_path), csv=True)
+    assert written() == [3, 4]
+    page = tmp_path / "report.html"
+    for text in ("one", "another"):
+        write_text(spark, str(page), text)
+        assert page.read_text() == text
+    with pytest.raises(AnalysisError, match=r"cannot write .*/report\.html: "):
+        write_text(spark, str(page), "no text: \udc80")
+    assert page.read_text() == "another"
+    assert sorted(path.name for path in tmp_path.glob("*report*")) == [".report.html.crc", "report.html"]
+
+
 def test_since_and_where(spark: Any, store: Path, runs: Any) -> None:
     from spark_analysis.analysis import Options, selected_runs
 

@@ -13,18 +13,13 @@ import pytest
 
 from harness.clusters.link_proxy import MAX_PENDING_PER_LINK, LinkProxy
 from harness.clusters.link_pump import MAX_HELD_BYTES
+from tests.ports import free_port
 
 Eventually = Callable[..., Any]
 SILENCE_S = 0.15
 """How long nothing must be heard for it to count as silence; on loopback bytes take well under a millisecond."""
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class World:

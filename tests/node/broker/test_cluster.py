@@ -6,9 +6,7 @@ import asyncio
 import json
 import os
 import shutil
-import socket
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +18,9 @@ from node.dledger import DLedgerCode, DLedgerError
 from node.real_runtime import RealDisk, real_runtime
 from node.remoting import Command, RemotingClient, RemotingError
 from node.store.record import Message, decode_records
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.cluster
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 class Group:

@@ -9,7 +9,6 @@ import random
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ import pytest
 
 from node.remoting import Command, RemotingClient, RemotingError
 from node.store.record import decode_records
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.cluster
 
@@ -35,10 +35,7 @@ class Broker:
         self.directory = directory
         self.data = directory / "data"
         self.log = directory / "broker.log"
-        with socket.socket() as one, socket.socket() as two:
-            one.bind(("127.0.0.1", 0))
-            two.bind(("127.0.0.1", 0))
-            self.port, self.ledger_port = one.getsockname()[1], two.getsockname()[1]
+        self.port, self.ledger_port = free_ports(2)
         self.address = f"127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
         self.config = directory / "broker.toml"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from node.remoting import Command, Connection, RemotingClient, RemotingServer
 from node.runtime import Runtime
 from node.store.record import Message
 from node.store.record_batch import encode_record
+from tests.ports import free_port
 
 
 @dataclass
@@ -98,18 +98,12 @@ async def staged(*, name_servers: int = 0, dead_name_server: bool = False, **opt
             stack.push_async_callback(server.stop)
         known = [f"127.0.0.1:{server.port}" for server in servers]
         if dead_name_server:
-            known.insert(0, f"127.0.0.1:{closed_port()}")
+            known.insert(0, f"127.0.0.1:{free_port()}")
         client = await stack.enter_async_context(BrokerClient(name_servers=known, runtime=runtime, **options))
         stage = Stage(broker, servers, client, clock)
         yield stage
         for registrar in stage.registrars:
             await registrar.close()
-
-
-def closed_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -212,7 +206,7 @@ def test_what_never_left_is_definite_and_what_got_no_answer_is_not() -> None:
     async def scenario() -> None:
         async with staged(request_timeout_ms=50) as s:
             with pytest.raises(NotSent) as refused:
-                await s.client.send("T", 0, b"", address=f"127.0.0.1:{closed_port()}")
+                await s.client.send("T", 0, b"", address=f"127.0.0.1:{free_port()}")
             assert refused.value.is_definite and refused.value.code is None
             with pytest.raises(NotSent):
                 await s.client.send("T", 0, bytes(17 * 2**20), address=s.address)
@@ -347,7 +341,7 @@ def test_routes_are_translated_cached_and_forgotten_on_failure() -> None:
             (group,) = route.groups
             assert (group.name, group.cluster, group.write_queues, group.perm) == ("b", "c", 4, 6)
             await s.client.send("T", 0, b"")
-            await s.register(s.name_servers[0], f"127.0.0.1:{closed_port()}")
+            await s.register(s.name_servers[0], f"127.0.0.1:{free_port()}")
             await s.client.send("T", 0, b"")  # the cached route
             s.clock.now_ns += 31 * 10**9
             with pytest.raises(NotSent):
@@ -357,7 +351,7 @@ def test_routes_are_translated_cached_and_forgotten_on_failure() -> None:
             s.answer(310, {"code": 14, "remark": "NOT_LEADER leader=- addr=-"}, SENT)
             with pytest.raises(NotLeader):
                 await s.client.send("T", 0, b"")
-            await s.register(s.name_servers[0], f"127.0.0.1:{closed_port()}")
+            await s.register(s.name_servers[0], f"127.0.0.1:{free_port()}")
             with pytest.raises(NotSent):
                 await s.client.send("T", 0, b"")
 

@@ -46,18 +46,9 @@ from node.dledger.rpc import PushType
 from node.dledger.tools import GroupRefuses, change_members, give_lead
 from node.real_runtime import RealDisk, real_runtime
 from node.remoting import Command, RemotingClient
+from tests.ports import free_ports
 
 ResponseT = TypeVar("ResponseT", bound=Response)
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 class RealGroup:

@@ -20,6 +20,7 @@ from node.remoting import (
     ServerLimits,
     encode,
 )
+from tests.ports import free_port
 
 
 async def silent(command: Command, connection: Connection) -> Command | None:
@@ -27,17 +28,11 @@ async def silent(command: Command, connection: Connection) -> Command | None:
     return None
 
 
-def closed_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 def test_nobody_listening_is_definite() -> None:
     async def scenario() -> None:
         client = RemotingClient()
         with pytest.raises(ConnectFailed) as caught:
-            await client.invoke(f"127.0.0.1:{closed_port()}", Command.request(1), timeout_ms=1000)
+            await client.invoke(f"127.0.0.1:{free_port()}", Command.request(1), timeout_ms=1000)
         assert caught.value.is_definite
         for address in ("", "127.0.0.1", ":1", "h:0", "h:65536", "h:x", "h:-1", "h:1٣"):
             with pytest.raises(ConnectFailed, match="no address"):
