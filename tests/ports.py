@@ -7,6 +7,7 @@ Linux chooses (from 32768 on), and every process has a block of them for itself,
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import socket
@@ -15,15 +16,11 @@ from collections.abc import Iterator
 __all__ = ["free_port", "free_ports"]
 
 _BLOCKS = range(20_000, 32_600, 300)
-_blocks: list[tuple[socket.socket, Iterator[int]]] = []
-"""The one block of this process: what holds it, and its ports, over and over."""
 
 
 def free_ports(count: int) -> list[int]:
     """Ports that nobody listens on, each another one. A port comes again after 298 others."""
-    if not _blocks:
-        _blocks.append(_own_block())
-    _, ports = _blocks[0]
+    _, ports = _own_block()
     return list(itertools.islice(filter(_is_free, ports), count))
 
 
@@ -32,8 +29,10 @@ def free_port() -> int:
     return free_ports(1)[0]
 
 
+@functools.cache
 def _own_block() -> tuple[socket.socket, Iterator[int]]:
-    """The first port of a block is held for UDP, by which other processes see that the block is taken."""
+    """What holds the block of this process, and its ports, over and over. The first port of a block is held for UDP, by
+    which other processes see that the block is taken."""
     at = os.getpid() % len(_BLOCKS)
     for first in (*_BLOCKS[at:], *_BLOCKS[:at]):
         holder = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
