@@ -249,8 +249,14 @@ def _collide(one: Timed, other: Timed, nodes: int) -> bool:
 
 
 def _overlap(one: Timed, other: Timed) -> bool:
-    """Whether two faults are in force at a time, or being proven."""
-    return one[0] <= other[1] + PROOF_S and other[0] <= one[1] + PROOF_S
+    """Whether two faults are in force at a time, or being proven: by their times in the schedule, which are rounded, so
+    that the answer is the same before and after it was written."""
+    return _in_ms(one[0]) <= _proven_s(other) and _in_ms(other[0]) <= _proven_s(one)
+
+
+def _proven_s(fault: Timed) -> float:
+    """When the heal of a fault is proven."""
+    return _in_ms(_in_ms(fault[1]) + PROOF_S)
 
 
 def _hides_links(timed: Sequence[Timed]) -> bool:

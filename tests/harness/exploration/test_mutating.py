@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from harness.exploration.mixes import QUIET_END_S, QUIET_START_S, fits_beside, random_mix
+from harness.exploration.mixes import QUIET_END_S, QUIET_START_S, Timed, fits_beside, random_mix
 from harness.exploration.mutating import OPERATORS, Ground, Idea, assemble, faults_of_schedule, mutate
 from nemesis.schedule import HEAL, INJECT, Schedule
 
@@ -35,11 +35,28 @@ def idea_of(seed: int, ground: Ground, from_s: float) -> Idea:
     )  # fmt: skip
 
 
+def timed() -> st.SearchStrategy[Timed]:
+    """Faults whose ends lie about as far from others' begins as a proof takes, off a millisecond or on it."""
+    begins = st.floats(1.0, 1.002) | st.floats(2.0, 2.002)
+    lengths = st.floats(0.4985, 0.5015) | st.floats(0.05, 1.0)
+    kinds = st.sampled_from([(nemesis, variant) for nemesis, variants in CHOICES for variant in variants])
+    return st.builds(lambda at_s, length_s, kind: (at_s, at_s + length_s, *kind, None), begins, lengths, kinds)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(one=timed(), two=timed())
+@example(one=(7.738, 7.9609, "restart", "rolling@all", None), two=(8.461, 9.701, "kill", "sigkill@leader", None))
+def test_what_has_room_beside_another_has_it_once_it_is_written(one: Timed, two: Timed) -> None:
+    written = [(round(begin_s, 3), round(heal_s, 3), *kind) for begin_s, heal_s, *kind in (one, two)]
+    assert fits_beside([one], two, 5, elects=True) == fits_beside(written[:1], written[1], 5, elects=True)  # type: ignore[arg-type]
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     seed=st.integers(0, 2**40), limit_s=st.floats(5.0, 30.0), nodes=st.sampled_from((3, 5)), names=NAMES,
     from_ratio=st.floats(0.0, 1.0),
 )  # fmt: skip
+@example(seed=206423334, limit_s=16.40625, nodes=3, names=["wait", "add"], from_ratio=0.203125)
 def test_what_is_mutated_is_valid_within_bounds_and_healed(
     seed: int, limit_s: float, nodes: int, names: list[str], from_ratio: float
 ) -> None:
