@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,8 +26,13 @@ OPTIONAL_ON_THE_HOST = {"node": {"uvloop"}}
 """Used where the host happens to have it, imported behind a guard and never required."""
 
 
-def imports_of(path: Path) -> Iterator[tuple[int, str, bool]]:
+@functools.cache
+def imports_of(path: Path) -> tuple[tuple[int, str, bool], ...]:
     """(line, module, at module level) of every import in a file; relative ones are resolved."""
+    return tuple(_imports_of(path))
+
+
+def _imports_of(path: Path) -> Iterator[tuple[int, str, bool]]:
     tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
     package = path.relative_to(ROOT).with_suffix("").parts[:-1]
     module_level = {id(node) for node in tree.body}

@@ -75,6 +75,7 @@ def test_a_pattern_matches_what_it_shows_and_nothing_else() -> None:
     assert not pattern.fullmatch("none thing\nlast line\n")
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
 def test_the_commands_print_what_the_page_shows(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from checker import check_consumer_progress
-from harness.generator import Context, EachThread, Generator, Op, Unpaced
+from harness.generator import Context, EachThread, Generator, Op, Step, Unpaced, Wait
 from harness.systems.base import CheckOutcome
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake, is_whole_number
 from harness.workloads.checks import as_outcome
-from harness.workloads.queues import MAX_FINAL_ATTEMPTS
+from harness.workloads.queues import MAX_FINAL_ATTEMPTS, RETRY_NS
 
 __all__ = ["ConsumerProgressWorkload"]
 
@@ -69,15 +69,20 @@ class _LastLook(Unpaced):
 
     left: int = 2
     attempts: int = 0
+    due_ns: int = 0
 
-    def next(self, context: Context) -> tuple[Op | None, Generator]:
+    def next(self, context: Context) -> tuple[Step, Generator]:
         if not self.left or self.attempts == MAX_FINAL_ATTEMPTS:
             return None, self
+        if context.time_ns < self.due_ns:
+            return Wait(self.due_ns), self
         queue = (context.thread + self.left - 1) % context.threads
         return Op("fetch", None, {"group": GROUP, "queue": queue}), replace(self, attempts=self.attempts + 1)
 
     def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
-        return replace(self, left=self.left - 1) if event["type"] == "ok" else self
+        if event["type"] == "ok":
+            return replace(self, left=self.left - 1)
+        return self if event["type"] == "invoke" else replace(self, due_ns=context.time_ns + RETRY_NS)
 
 
 class ConsumerProgressWorkload(CapabilityWorkload):

@@ -15,7 +15,7 @@ DRAIN_LIMIT_S = 60.0
 """Patience of each thread. A group that has not caught up a minute after the last heal stays behind, and shows."""
 
 PAUSE_NS = 50_000_000
-"""Between two attempts at the end, the first of which found nothing."""
+"""Between two attempts at the end, the first of which found nothing, or was refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,8 @@ class TakeUntilQuiet(Unpaced):
 class Drain(Unpaced):
     """One thread's final receives: `f` until the group is done, at least for `at_least_s`.
 
-    After each receive that brought nothing it asks for the group's `lag`; a lag of 0 ends the thread.
+    After each receive that brought nothing it asks for the group's `lag`; a lag of 0 ends the thread. A broker waits
+    for messages before it answers that there are none, but what it refuses it refuses at once.
     """
 
     f: str
@@ -58,16 +59,21 @@ class Drain(Unpaced):
     began_ns: int = -1
     asks: bool = False
     is_done: bool = False
+    due_ns: int = 0
 
     def next(self, context: Context) -> tuple[Step, Generator]:
         began_ns = context.time_ns if self.began_ns < 0 else self.began_ns
         if self.is_done or context.time_ns - began_ns > DRAIN_LIMIT_S * 1e9:
             return None, self
+        if context.time_ns < self.due_ns:
+            return Wait(self.due_ns), self
         if self.asks:
             return Op("lag"), replace(self, asks=False)
         return Op(self.f), replace(self, began_ns=began_ns)
 
     def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
+        if event["type"] in ("fail", "info"):
+            return replace(self, due_ns=context.time_ns + PAUSE_NS)
         if event["type"] != "ok":
             return self
         if event["f"] == "lag":

@@ -6,13 +6,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.generator import Context, Generator, IgnoresEvents, Op, Step, Unpaced
+from harness.generator import Context, Generator, IgnoresEvents, Op, Step, Unpaced, Wait
 
-__all__ = ["MAX_FINAL_ATTEMPTS", "Numbered", "ReadWhole", "distinct_writes", "message_numbers"]
+__all__ = ["MAX_FINAL_ATTEMPTS", "RETRY_NS", "Numbered", "ReadWhole", "distinct_writes", "message_numbers"]
 
 MAX_FINAL_ATTEMPTS = 20
 """Tries per key at a final read. A key that cannot be read after that is left unread, which the checkers
 see; trying for ever would turn a dead system into a run without an end."""
+
+RETRY_NS = 100_000_000
+"""Between two tries of a final read: a replica that refuses at once does so for a reason, such as an election, which
+twenty tries in a row would not outlast; and thousands of refusals tell nobody more than twenty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,30 +49,41 @@ class ReadWhole(Unpaced):
     max_messages: int
     offsets: tuple[int, ...] = ()
     attempts: tuple[int, ...] = ()
+    due_ns: tuple[int, ...] = ()
+    """When each key may be read again."""
 
     def next(self, context: Context) -> tuple[Step, Generator]:
-        offsets = self.offsets or (0,) * self.keys
-        attempts = self.attempts or (0,) * self.keys
+        if not self.offsets:
+            nothing = (0,) * self.keys
+            return replace(self, offsets=nothing, attempts=nothing, due_ns=nothing).next(context)
+        waits_ns = []
         for key in range(context.thread, self.keys, context.threads):
-            if offsets[key] >= 0 and attempts[key] < MAX_FINAL_ATTEMPTS:
-                op = Op("read", key, {"offset": offsets[key], "max": self.max_messages})
-                return op, replace(self, offsets=offsets, attempts=attempts)
-        return None, self
+            if self.offsets[key] < 0 or self.attempts[key] >= MAX_FINAL_ATTEMPTS:
+                continue
+            if self.due_ns[key] <= context.time_ns:
+                return Op("read", key, {"offset": self.offsets[key], "max": self.max_messages}), self
+            waits_ns.append(self.due_ns[key])
+        return (Wait(min(waits_ns)) if waits_ns else None), self
 
     def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
         if event["type"] == "invoke" or event.get("f") != "read" or not self.offsets:
             return self
         key = event["key"]
-        offset, attempts = self.offsets[key], self.attempts[key] + 1
+        offset, attempts, due_ns = self.offsets[key], self.attempts[key] + 1, context.time_ns + RETRY_NS
         if event["type"] == "ok":
             value = event["value"]
-            offset, attempts = value["offset"] + len(value["messages"]), 0
+            offset = value["offset"] + len(value["messages"])
             if offset >= value["tail"]:
                 offset = -1  # read to its end
-            elif not value["messages"]:
-                attempts = self.attempts[key] + 1  # no progress although there is more: counts as a try
+            elif value["messages"]:  # otherwise there was no progress although there is more: counts as a try
+                attempts, due_ns = 0, 0
         return replace(
             self,
-            offsets=(*self.offsets[:key], offset, *self.offsets[key + 1 :]),
-            attempts=(*self.attempts[:key], attempts, *self.attempts[key + 1 :]),
+            offsets=_with(self.offsets, key, offset),
+            attempts=_with(self.attempts, key, attempts),
+            due_ns=_with(self.due_ns, key, due_ns),
         )
+
+
+def _with(values: tuple[int, ...], place: int, value: int) -> tuple[int, ...]:
+    return (*values[:place], value, *values[place + 1 :])

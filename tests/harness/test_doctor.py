@@ -143,6 +143,7 @@ def test_unknown_names_are_one_line(
         assert done.returncode == 254 and "did you mean" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 @pytest.mark.skipif(NO_SHIM is not None, reason=str(NO_SHIM))
 def test_faults_are_proven_on_a_real_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

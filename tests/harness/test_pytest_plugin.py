@@ -127,6 +127,7 @@ def test_stale(splitbrain):
     assert re.fullmatch(r"at      test_kv\.py:\d+", lines[4])
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_two_runs_at_a_time_under_xdist_and_inside_of_event_loops(session: Path) -> None:
     status, said = run_pytest(session, """

@@ -89,7 +89,8 @@ def test_the_schedule_gives_the_mutant_away(name: str) -> None:
     test, schedule = load(name)
     seen = []
     for seed in SEEDS:
-        mutated = dataclasses.replace(test, seed=seed, settings={**test.settings, "mutant": str(MUTANT_OF[name])})
+        settings = {**test.settings, "mutant": str(MUTANT_OF[name])}
+        mutated = dataclasses.replace(test, seed=seed, settings=settings, fail_fast=True)
         found = rehearse_test(mutated, schedule)
         if gives_away(found):
             return

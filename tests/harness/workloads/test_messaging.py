@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from harness.generator import Context, Generator, Limit, Op
+from harness.clusters.sim.loop import START_S
+from harness.clusters.sim.simulation import run_simulated
+from harness.generator import Context, Generator, Limit, Op, Step, Wait
 from harness.systems.base import CheckOutcome
 from harness.worker import Client, Workers
 from harness.workloads.base import CheckContext
@@ -21,7 +23,7 @@ from harness.workloads.transactions import TransactionsWorkload, as_prepare_and_
 
 CONTEXT = CheckContext(timeout_s=20, memory_mb=512)
 EVENT_MS = 10.0
-"""The test's clock goes on by this with every event."""
+"""The test's clock goes on by this with every event, and by what is waited in virtual time."""
 
 WORKLOADS = [QueueWorkload(keys=2), DelayWorkload(keys=2), TransactionsWorkload(keys=2)]
 
@@ -103,7 +105,7 @@ class Recorder:
         self.events: list[dict[str, Any]] = []
 
     def now_ns(self) -> int:
-        return int(len(self.events) * EVENT_MS * 1e6)
+        return int(len(self.events) * EVENT_MS * 1e6 + (asyncio.get_running_loop().time() - START_S) * 1e9)
 
     def append(self, event: dict[str, Any]) -> dict[str, Any]:
         recorded = {"index": len(self.events), "time": self.now_ns(), **event}
@@ -131,7 +133,7 @@ def drive(workload: Any, group: Group) -> tuple[list[dict[str, Any]], CheckOutco
     async def main() -> None:
         await phase(workload.final_generator(), await phase(Limit(400, workload.generator()), 0))
 
-    asyncio.run(main())
+    run_simulated(main(), seed=1)
     checks = dict(workload.check(recorder.events, CONTEXT))
     assert tuple(checks) == workload.check_names
     return recorder.events, checks[workload.check_names[0]]
@@ -212,11 +214,10 @@ def test_draining_ends_when_the_group_is_done_and_not_before() -> None:
     context = Context(random=random.Random(1))
     drain: Generator = Drain("receive", at_least_s=2.0)
 
-    def ask(time_s: float) -> Op | None:
+    def ask(time_s: float) -> Step:
         nonlocal drain
         context.time_ns = int(time_s * 1e9)
         step, drain = drain.next(context)
-        assert step is None or isinstance(step, Op)
         return step
 
     def tell(f: str, value: Any, type_: str = "ok") -> None:
@@ -235,7 +236,8 @@ def test_draining_ends_when_the_group_is_done_and_not_before() -> None:
     tell("lag", 4)
     assert ask(103) == Op("receive")
     tell("receive", [], "info")
-    assert ask(103) == Op("receive")
+    assert ask(103) == Wait(103_050_000_000), "what was refused is not asked for at once"
+    assert ask(103.05) == Op("receive")
     tell("receive", [])
     assert ask(104) == Op("lag")
     tell("lag", 0)

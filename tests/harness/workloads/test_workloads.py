@@ -106,7 +106,7 @@ def drive(
     async def phase(generator: Generator, first_process: int) -> int:
         workers = Workers(
             generator=generator, threads=5, make_client=make, recorder=recorder,
-            now_ns=lambda: len(recorder.events) * 1000, random=random.Random(3),
+            now_ns=lambda: int(asyncio.get_running_loop().time() * 1e9), random=random.Random(3),
             operation_timeout_s=5, first_process=first_process,
         )  # fmt: skip
         await workers.run()
@@ -189,26 +189,6 @@ def test_the_final_reads_see_every_message() -> None:
         for value in event["value"]["messages"]
     }
     assert appended and appended <= seen
-
-
-def test_final_reads_give_up_on_a_queue_that_cannot_be_read() -> None:
-    class Broken(MemoryConnection):
-        async def read(self, key: int, offset: int, max_messages: int) -> tuple[int, list[Any], int]:
-            raise Lost("gone")
-
-    workload = LogWorkload(keys=2)
-    recorder = Recorder()
-
-    async def main() -> None:
-        workers = Workers(
-            generator=workload.final_generator(), threads=2,
-            make_client=lambda process, thread: workload.client(Broken(Queues(2))), recorder=recorder,
-            now_ns=lambda: len(recorder.events), random=random.Random(0), operation_timeout_s=1,
-        )  # fmt: skip
-        await workers.run()
-
-    asyncio.run(main())
-    assert 2 <= len([event for event in recorder.events if event["type"] == "info"]) <= 100
 
 
 def test_values_are_distinct_over_the_run() -> None:

@@ -50,7 +50,7 @@ def test_a_difference_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert store_exchange.differences(seen, seen._replace(ends={"t/0": 1, "h/0": 3}), grown=("h",)) == []
 
 
-@pytest.mark.parametrize("flush_mode", ["sync", "async"])
+@pytest.mark.parametrize("flush_mode", [pytest.param("sync", marks=pytest.mark.long), "async"])
 def test_apaches_store_finds_what_ours_finds_after_power_cuts(flush_mode: str) -> None:
     figures = _store_power_cuts.power_cuts(4, flush_mode=flush_mode, seed=4711)
     assert figures["images"] == 4 and figures["messages"] > 100

@@ -155,6 +155,7 @@ def _history_in_a_process(tmp_path: Path, name: str, hash_seed: str) -> str:
     return hashlib.sha256(history.read_bytes()).hexdigest()
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_history_in_every_process(tmp_path: Path) -> None:
     assert _history_in_a_process(tmp_path, "one", "0") == _history_in_a_process(tmp_path, "two", "4711")
 

@@ -1,0 +1,106 @@
+"""What is asked for at the end of a run, where nobody answers, or late: so often, and not all at once."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from harness.generator import Context, Generator, Op, Wait
+from harness.workloads.consumer_progress import ConsumerProgressWorkload
+from harness.workloads.delay import DelayWorkload
+from harness.workloads.draining import DRAIN_LIMIT_S
+from harness.workloads.log import LogWorkload
+from harness.workloads.queues import MAX_FINAL_ATTEMPTS, RETRY_NS
+
+THREADS = 3
+TAKES_NS = 1_000_000
+"""From a call to its refusal."""
+
+Answer = Callable[[Op, int], dict[str, Any]]
+"""(operation, nanoseconds since the beginning) -> how it ended"""
+
+
+def refused(op: Op, time_ns: int) -> dict[str, Any]:
+    return {"type": "fail", "value": op.value, "error": "nobody leads"}
+
+
+def drive(generator: Generator, answer: Answer) -> list[tuple[int, int, Op]]:
+    """(thread, nanoseconds, operation) of all that is asked for; each thread has a time of its own."""
+    asked = []
+    context = Context(random.Random(0), threads=THREADS)
+    times_ns = dict.fromkeys(range(THREADS), 0)
+    while times_ns:
+        thread = min(times_ns, key=lambda each: (times_ns[each], each))
+        context.thread, context.time_ns = thread, times_ns[thread]
+        step, generator = generator.next(context)
+        if step is None:
+            del times_ns[thread]
+        elif isinstance(step, Wait):
+            assert step.until_ns > times_ns[thread]
+            times_ns[thread] = step.until_ns
+        else:
+            asked.append((thread, times_ns[thread], step))
+            told = {"process": thread, "f": step.f, "key": step.key, "value": step.value}
+            generator = generator.update(context, {**told, "type": "invoke"})
+            times_ns[thread] += TAKES_NS
+            context.time_ns = times_ns[thread]
+            generator = generator.update(context, told | answer(step, times_ns[thread]))
+    return asked
+
+
+def times_of(asked: list[tuple[int, int, Op]], key: int) -> list[int]:
+    return [time_ns for _, time_ns, op in asked if op.key == key]
+
+
+def test_a_queue_that_nobody_reads_is_tried_for_two_seconds() -> None:
+    asked = drive(LogWorkload(keys=5).final_generator(), refused)
+    for key in range(5):
+        times_ns = times_of(asked, key)
+        assert len(times_ns) == MAX_FINAL_ATTEMPTS
+        assert all(later - sooner >= RETRY_NS for sooner, later in pairwise(times_ns))
+    assert asked[-1][1] < 2.5e9, "two queues of one thread are waited for at the same time"
+
+
+def test_what_is_answered_is_read_on_at_once() -> None:
+    def read(op: Op, time_ns: int) -> dict[str, Any]:
+        if time_ns < 0.35e9:
+            return refused(op, time_ns)
+        offset = op.value["offset"]
+        return {"type": "ok", "value": {"offset": offset, "messages": list(range(32)), "tail": 320}}
+
+    asked = drive(LogWorkload(keys=1).final_generator(), read)
+    assert [op.value["offset"] for _, _, op in asked] == [0, 0, 0, 0, *range(0, 320, 32)]
+    answered_ns = [time_ns for _, time_ns, _ in asked[4:]]
+    assert answered_ns[-1] - answered_ns[0] == 9 * TAKES_NS
+
+
+def test_an_answer_without_progress_is_a_try() -> None:
+    def empty(op: Op, time_ns: int) -> dict[str, Any]:
+        return {"type": "ok", "value": {"offset": op.value["offset"], "messages": [], "tail": 7}}
+
+    assert len(drive(LogWorkload(keys=1).final_generator(), empty)) == MAX_FINAL_ATTEMPTS
+
+
+def test_a_committed_offset_that_nobody_tells_is_asked_for_during_two_seconds() -> None:
+    asked = drive(ConsumerProgressWorkload().final_generator(), refused)
+    assert len(asked) == THREADS * MAX_FINAL_ATTEMPTS
+    assert 1.9e9 < asked[-1][1] < 2.5e9
+
+
+def test_one_that_is_told_after_an_election_is_found() -> None:
+    def elects(op: Op, time_ns: int) -> dict[str, Any]:
+        return refused(op, time_ns) if time_ns < 1e9 else {"type": "ok", "value": {**op.value, "offset": 3}}
+
+    asked = drive(ConsumerProgressWorkload().final_generator(), elects)
+    assert len([op for _, time_ns, op in asked if time_ns + TAKES_NS >= 1e9]) == 2 * THREADS
+
+
+@pytest.mark.parametrize("kind", ["fail", "info"])
+def test_a_group_that_nobody_serves_is_not_asked_without_a_pause(kind: str) -> None:
+    asked = drive(DelayWorkload().final_generator(), lambda op, _: {"type": kind, "value": None})
+    assert asked[-1][1] <= DRAIN_LIMIT_S * 1e9
+    assert THREADS <= len(asked) <= THREADS * DRAIN_LIMIT_S * 1e9 / 50_000_000
