@@ -28,6 +28,9 @@ and what it did not do in its time is no evidence."""
 
 _TICK_S = 0.1
 
+MAX_FAILURE_CHARACTERS = 200
+"""Of how an operation ended, in a reason that is a sentence."""
+
 _AGAIN_S = 0.5
 """Between two rounds of final reads, where a system refuses them at once."""
 
@@ -72,6 +75,8 @@ class Answers:
     asked: int
     succeeded: int
     should_succeed: bool
+    last_failure: str
+    """Of the last operation that did not succeed, if any: its name and how it ended."""
 
 
 async def read_until_answered(
@@ -99,7 +104,15 @@ async def read_until_answered(
             return outcome
     within = f"within {loop.time() - began_s:.0f} s"
     reason = f"{outcome.reason}, and answered nobody: of {asked} final operations {within} none succeeded"
+    if answers.last_failure:
+        reason += f" (the last one, {_short(answers.last_failure)})"
     return _unless_stalled(dataclasses.replace(outcome, valid=False, reason=reason), stalls)
+
+
+def _short(text: str) -> str:
+    """In one line, of which the beginning is enough: the history has all of it."""
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_FAILURE_CHARACTERS else f"{line[:MAX_FAILURE_CHARACTERS]}…"
 
 
 def _unless_stalled(outcome: CheckOutcome, stalls: _Stalls) -> CheckOutcome:

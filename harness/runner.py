@@ -374,7 +374,7 @@ class Run:
         workers = self._make_workers(TimeLimit(FINAL_READ_LIMIT_S, self.workload.final_generator()), self.writer)
         await self._work(workers)
         should_succeed = not self._stop_requested.is_set() and not self._succeeded.isdisjoint(workers.asked)
-        return Answers(workers.completed, workers.succeeded.total(), should_succeed)
+        return Answers(workers.completed, workers.succeeded.total(), should_succeed, workers.last_failure)
 
     async def _work(self, workers: Workers) -> None:
         try:

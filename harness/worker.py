@@ -142,6 +142,8 @@ class Workers:
     """The names of the operations that were asked for."""
     succeeded: Counter[str] = field(default_factory=Counter)
     """How many of each name were answered `ok`."""
+    last_failure: str = ""
+    """Which operation was the last that did not succeed, and how it ended."""
     _stopping: bool = False
     _context: Context = field(init=False)
     _next_process: int = field(init=False)
@@ -217,6 +219,8 @@ class Workers:
                 self.asked.add(step.f)
                 if outcome.type == "ok":
                     self.succeeded[step.f] += 1
+                else:
+                    self.last_failure = f"{step.f}: {outcome.error}"
                 self._tell(thread, process, self.recorder.append(_completion(invocation, outcome)))
                 if client is not None and (outcome.type == "info" or outcome.is_broken):
                     await _close_quietly(client)

@@ -601,7 +601,8 @@ class GuestSystem:
                 missing = [name for name in problems if name in self._hosts]
                 return CheckOutcome("unknown" if is_mistaken else False, reason, {"missing": missing})
             await asyncio.sleep(POLL_S)
-        outcome = CheckOutcome(True, f"{len(self._hosts)} hosts served after {loop.time() - began_s:.1f} s")
+        hosts = f"{len(self._hosts)} host{'s' if len(self._hosts) > 1 else ''}"
+        outcome = CheckOutcome(True, f"{hosts} served after {loop.time() - began_s:.1f} s")
         if type(self._system).state is not System.state:
             await self._wait_until_equal(began_s + (QUESTION_TIMEOUT_S if self._is_apart else timeout_s))
         return outcome
