@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -195,12 +195,8 @@ class Run:
                 zero_s = asyncio.get_running_loop().time()
                 started_wall_ms = wall_ms()
                 with self._no_blocking(signals, is_under_load=True):
-                    await self._phase("driving the load", self._drive)
-                    await self._phase("healing", self._heal)
-                    self.writer.flush()  # without a history there is nothing to wait for
-                    await self._phase("waiting for recovery", self._recover)
-                    await self._phase("final reads", self._final_reads)
-                    await self._phase("waiting for replicas to agree", self._recover)
+                    async with self._following_leaders():
+                        await self._phases()
                 is_through = True
             finally:
                 try:
@@ -262,6 +258,15 @@ class Run:
             await asyncio.gather(start, stop, return_exceptions=True)
         await self._target.learn_baseline_skew()
 
+    async def _phases(self) -> None:
+        """All that the system is used for, and waited for."""
+        await self._phase("driving the load", self._drive)
+        await self._phase("healing", self._heal)
+        self.writer.flush()  # without a history there is nothing to wait for
+        await self._phase("waiting for recovery", self._recover)
+        await self._phase("final reads", self._final_reads)
+        await self._phase("waiting for replicas to agree", self._recover)
+
     async def _phase(self, title: str, work: Callable[[], Awaitable[None]]) -> None:
         """Run one phase; trouble is kept and the phases after it still happen."""
         self._enter(title)
@@ -287,7 +292,6 @@ class Run:
                 run_schedule(self.schedule, target=self._target, nemeses=self.nemeses, rng=rng, record=self._record)
             )
             stopper = group.create_task(self._stop_when_asked(workers))
-            follower = group.create_task(self._follow_leaders())
             try:
                 await self._work(workers)
                 self._succeeded = frozenset(workers.succeeded)
@@ -295,13 +299,25 @@ class Run:
                 # The schedule heals what it has injected when it is cancelled.
                 faults.cancel()
                 stopper.cancel()
-                follower.cancel()
 
     def end_faults(self) -> None:
         """Heal what is in force, and inject nothing more; the load goes on. For the time before the load, too."""
         self.schedule = Schedule(())
         if self._faults is not None:
             self._faults.cancel()
+
+    @contextlib.asynccontextmanager
+    async def _following_leaders(self) -> AsyncIterator[None]:
+        """From the load until replicas agree: many a leader is elected only once the last fault is healed."""
+        follower = asyncio.create_task(self._follow_leaders(), name="leaders")
+        try:
+            yield
+        finally:
+            follower.cancel()
+            for error in await asyncio.gather(follower, return_exceptions=True):
+                if isinstance(error, Exception):
+                    logger.error("who leads could not be followed", exc_info=error)
+                    self.observed.trouble.append(f"following who leads: {type(error).__name__}: {error}")
 
     async def _follow_leaders(self) -> None:
         """Tell who leads, from time to time, where somebody watches and the system can say it. What a system says that

@@ -187,7 +187,7 @@ def _take_roles(replay: Replay, run_dir: RunDir, results: Mapping[str, Any], fro
     ]
     if asked:
         replay.roles = sorted(change for change in asked[:MAX_ROLES] if change[0] * 1000 <= to_ns)
-        replay.notes.append("roles are what the replicas said when they were asked, once a second under load")
+        replay.notes.append("roles are what the replicas said when they were asked, once a second")
         return
     lines = [change for host in replay.replicas for change in _role_lines(run_dir.nodes_path / host)]
     zero_us = _zero_us(lines, terms_of(results.get("checks")))

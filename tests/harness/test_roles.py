@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import harness.runner
 from harness.report.replay import collect_replay, replay_page
 from harness.roles import MAX_CHANGES, RoleLog, read_roles
+from harness.systems.base import CheckOutcome
 
 LEADS, FOLLOWS = {"leads": "true", "term": "1"}, {"leads": "false", "term": "1"}
 
@@ -66,8 +68,42 @@ def test_a_system_that_tells_who_leads_is_asked_during_the_load(
     replay = collect_replay(run_dir)
     assert [(host, role, term) for _, host, role, term in replay.roles] == [tuple(change) for change in changes]
     assert all(0 <= at_us <= 60_000_000 for at_us, *_ in replay.roles)
-    assert "roles are what the replicas said when they were asked, once a second under load" in replay.notes
+    assert "roles are what the replicas said when they were asked, once a second" in replay.notes
     assert '"leader"' in replay_page(replay)
+
+
+def test_who_is_elected_after_the_load_is_seen_too(memory_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness.runner, "LEADER_INTERVAL_S", 0.05)
+    leader = "n1"
+
+    def electing(system: Any) -> None:
+        async def status(host: str, *, timeout_s: float) -> Mapping[str, str] | None:
+            return {"leads": str(host == leader).lower()}
+
+        async def recover(*, timeout_s: float) -> CheckOutcome:
+            nonlocal leader
+            leader = "n2"
+            await asyncio.sleep(0.5)
+            return CheckOutcome(True, "it is back")
+
+        system.cannot, system.tells_leader, system.status, system.recover = {}, True, status, recover
+
+    _, results, _ = memory_run(system=electing)
+    assert results["valid"] is True, results["reason"]
+    assert [change[1:] for change in results["system"]["roles"]][-2:] == [["n1", "follower", 0], ["n2", "leader", 0]]
+
+
+def test_what_breaks_the_following_of_leaders_is_trouble(memory_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(system: Any) -> None:
+        def note(self: RoleLog, *about: Any) -> None:
+            raise ValueError("no room")
+
+        monkeypatch.setattr(RoleLog, "note", note)
+        system.cannot, system.tells_leader = {}, True
+
+    _, results, _ = memory_run(system=broken)
+    assert results["valid"] == "unknown"
+    assert "following who leads: ValueError: no room" in results["trouble"]
 
 
 def test_a_system_that_does_not_tell_is_not_asked(memory_run: Any) -> None:
