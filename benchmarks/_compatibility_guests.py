@@ -3,6 +3,7 @@ are run against either, unmodified."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -10,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +39,8 @@ __all__ = [
 PEERS = Path(__file__).resolve().parent.parent / "tests" / "node" / "interop" / "java"
 ALI_ONS_VERSION, GO_VERSION, GRPC_VERSION = "3.12.0", "v2.1.2", "5.0.7"
 CLUSTER, BROKER_NAME = "splitbrain", "broker-a"
+ROUTE_TIMEOUT_S = 60.0
+"""A broker that has failed to tell its name server tries again after half a minute."""
 PEER_TIMEOUT_S = 300
 """For all that a client does, on a machine that is busy."""
 MOVED_IN_5 = ("org.apache.rocketmq.common.protocol.heartbeat.", "org.apache.rocketmq.remoting.protocol.heartbeat.")
@@ -104,11 +107,24 @@ def _our_name_server(directory: Path) -> Iterator[str]:
             process.terminate()
 
 
+async def _wait_for_routes(client: RemotingClient, name_server: str, topics: Iterable[str]) -> None:
+    """Until the name server knows where the topics are: a broker that has made one may tell it some time later, and
+    clients ask nobody else."""
+    async with asyncio.timeout(ROUTE_TIMEOUT_S):
+        for topic in topics:
+            fields = {"topic": topic}
+            while True:
+                command = Command.request(RequestCode.GET_ROUTE_INFO_BY_TOPIC, fields)
+                if (await client.invoke(name_server, command, timeout_ms=20_000)).code == 0:
+                    break
+                await asyncio.sleep(0.1)
+
+
 async def create_topics(
     side: Side, topics: Mapping[str, int], *, types: Mapping[str, str] | None = None, ordered_group: str = ""
 ) -> None:
     """Topics with so many queues, and of the message type that `types` has for some; and a group that wants messages in
-    order. Raises AssertionError where the broker refuses."""
+    order. Raises AssertionError where the broker refuses; TimeoutError where the name server does not hear of them."""
     client = RemotingClient()
     try:
         for topic, queues in topics.items():
@@ -118,6 +134,7 @@ async def create_topics(
             command = Command.request(RequestCode.UPDATE_AND_CREATE_TOPIC, fields)
             reply = await client.invoke(side.broker, command, timeout_ms=20_000)
             assert reply.code == 0, (side.name, topic, reply.remark)
+        await _wait_for_routes(client, side.name_server, topics)
         if ordered_group:
             body = json.dumps({"groupName": ordered_group, "consumeMessageOrderly": True}).encode()
             command = Command.request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTION_GROUP, {}, body)

@@ -123,34 +123,37 @@ def test_a_connection_that_java_resets_is_not_logged_with_a_traceback(
     assert "Traceback" not in capsys.readouterr().err
 
 
-def scratch_of(pid: int) -> list[Path]:
-    return list(Path(os.environ.get("TMPDIR", "/tmp")).glob(f"splitbrain-spark-{pid}-*"))
+def scratch_of(pid: int, place: Path | None = None) -> list[Path]:
+    return list((place or Path(os.environ.get("TMPDIR", "/tmp"))).glob(f"splitbrain-spark-{pid}-*"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_report_that_is_killed_leaves_nothing_that_clean_would_not_find(
     store: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
+    """In a place of its own: tests beside it clean up after the dead as well."""
     report = [sys.executable, "-m", "harness", "report", str(store), "--out", str(tmp_path / "out")]
     clean = [sys.executable, "-m", "harness", "clean"]
-    environment = {**os.environ, "SPLITBRAIN_STATE_DIR": str(tmp_path / "states")}
-    process = subprocess.Popen(report, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    place = tmp_path / "temporary"
+    place.mkdir()
+    environment = {**os.environ, "SPLITBRAIN_STATE_DIR": str(tmp_path / "states"), "TMPDIR": str(place)}
+    process = subprocess.Popen(report, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
         assert any(line.startswith("reading") for line in process.stderr)
         live = subprocess.run(clean, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
-        (scratch,) = scratch_of(process.pid)
+        (scratch,) = scratch_of(process.pid, place)
         assert str(scratch) not in live.stdout
         process.send_signal(number)
         process.wait(timeout=60)
     finally:
         process.kill()
         process.wait()
-    assert bool(scratch_of(process.pid)) == (number == signal.SIGKILL)
+    assert bool(scratch_of(process.pid, place)) == (number == signal.SIGKILL)
     deadline = time.monotonic() + 60
-    while scratch_of(process.pid) and time.monotonic() < deadline:  # its Java may still be putting files there
+    while scratch_of(process.pid, place) and time.monotonic() < deadline:  # its Java may still be putting files there
         subprocess.run(clean, cwd=ROOT, env=environment, check=False, capture_output=True, timeout=60)
-    assert scratch_of(process.pid) == []
+    assert scratch_of(process.pid, place) == []
 
 
 def test_settings_reach_spark_and_others_are_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -23,7 +24,8 @@ def test_every_difference_has_a_reason_and_is_on_the_page(tmp_path: Path, guest:
         rows = compare(guest, tmp_path)
     except OperatorError as error:
         pytest.skip(str(error))
-    assert {row.call: row.unexplained() for row in rows if row.unexplained()} == {}
+    unexplained = {row.call: {"apache": row.apache, "ours": row.ours} for row in rows if row.unexplained()}
+    assert not unexplained, json.dumps(unexplained, indent=1)
     section = PAGE.read_text(encoding="utf-8").partition(f"## {guest}\n")[2].partition("\n## ")[0]
     cells = [line.split(" | ") for line in section.splitlines() if line.startswith("| `")]
     told = [(call.strip("| `"), ours == "the same") for call, _, ours, *_ in cells]
