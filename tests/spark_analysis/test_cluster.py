@@ -211,6 +211,7 @@ def test_seeds_on_a_cluster_give_what_they_give_here_also_when_an_executor_dies(
     assert list(Path(environment["TMPDIR"]).glob("splitbrain-*")) == []
 
 
+@pytest.mark.long
 def test_ctrl_c_leaves_nothing_on_the_executors(cluster: StandaloneCluster, tmp_path: Path) -> None:
     url, workers, environment = cluster.url, cluster.workers, cluster.environment
     process = exploring(("--seed", "0", "--budget", "10m", "--master", url), environment, tmp_path)

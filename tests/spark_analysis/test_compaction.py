@@ -95,6 +95,7 @@ def test_what_the_report_counts_is_copied_and_nothing_else(
     assert counted.table("problems").rows == []
 
 
+@pytest.mark.long
 def test_a_store_within_itself(
     report: Callable[..., int], spark: Any, synthetic: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -132,6 +132,7 @@ def test_the_command_fails_a_build_that_got_worse(synthetic: ModuleType, tmp_pat
     assert "1 worse, 0 better" in done.stderr
 
 
+@pytest.mark.long
 def test_the_command_names_what_it_leaves_out(synthetic: ModuleType, tmp_path: Path) -> None:
     for number in range(5):
         synthetic.make_run(tmp_path / "a", number, operations=40)
