@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass
 from typing import Any
 
+from harness.report.units import clip
 from harness.systems.base import CheckOutcome, System
 
 __all__ = ["RECOVERS", "Answers", "judge_recovery", "read_until_answered", "wait_for_recovery", "with_last_words"]
@@ -29,7 +30,7 @@ and what it did not do in its time is no evidence."""
 _TICK_S = 0.1
 
 MAX_FAILURE_CHARACTERS = 200
-"""Of how an operation ended, in a reason that is a sentence."""
+"""Of how an operation ended, in a reason that is a sentence: the history has all of it."""
 
 _AGAIN_S = 0.5
 """Between two rounds of final reads, where a system refuses them at once."""
@@ -105,14 +106,8 @@ async def read_until_answered(
     within = f"within {loop.time() - began_s:.0f} s"
     reason = f"{outcome.reason}, and answered nobody: of {asked} final operations {within} none succeeded"
     if answers.last_failure:
-        reason += f" (the last one, {_short(answers.last_failure)})"
+        reason += f" (the last one, {clip(' '.join(answers.last_failure.split()), MAX_FAILURE_CHARACTERS)})"
     return _unless_stalled(dataclasses.replace(outcome, valid=False, reason=reason), stalls)
-
-
-def _short(text: str) -> str:
-    """In one line, of which the beginning is enough: the history has all of it."""
-    line = " ".join(text.split())
-    return line if len(line) <= MAX_FAILURE_CHARACTERS else f"{line[:MAX_FAILURE_CHARACTERS]}…"
 
 
 def _unless_stalled(outcome: CheckOutcome, stalls: _Stalls) -> CheckOutcome:

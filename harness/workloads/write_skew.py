@@ -27,6 +27,7 @@ from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake, is_whole_number
 from harness.workloads.checks import as_outcome
+from harness.workloads.queues import MAX_FINAL_ATTEMPTS, RETRY_NS
 
 __all__ = ["TABLES", "WriteSkewWorkload"]
 
@@ -35,12 +36,6 @@ TABLES = 2
 
 LAST_KEYS = 20
 """Keys that are read at the end whatever became of them: the last ones, which a crash would lose first."""
-
-ATTEMPTS = 20
-"""Reads of one key at the end until one is answered."""
-
-RETRY_NS = 100_000_000
-"""Until the next read where one was not answered, so that the attempts take about two seconds."""
 
 
 class _RowThere(Exception):
@@ -121,7 +116,7 @@ class _FinalReads(Unpaced):
 
     def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
         key = event["key"]
-        if event["type"] in ("fail", "info") and self._waiting is not None and self._tries[key] < ATTEMPTS:
+        if event["type"] in ("fail", "info") and self._waiting is not None and self._tries[key] < MAX_FINAL_ATTEMPTS:
             self._waiting.append((context.time_ns + RETRY_NS, key))
         return self
 

@@ -18,7 +18,7 @@ from harness.workloads.capability import missing_capabilities
 from harness.workloads.cas_register import CasRegisterWorkload
 from harness.workloads.choice import make_workload, require_capabilities
 from harness.workloads.client_register import ClientRegisterWorkload
-from harness.workloads.write_skew import ATTEMPTS
+from harness.workloads.queues import MAX_FINAL_ATTEMPTS
 from tests.harness.workloads.toys import AcknowledgingClient, LostAnswer, Refused, Store, ToyClient
 
 NAMES = (
@@ -271,7 +271,7 @@ def test_keys_that_were_left_open_are_read_again_until_they_are_answered_and_no_
 
     done = run(made("write-skew"), Store(never), operations=2)
     tries = [event for event in done.events if event["f"] == "read" and event["type"] == "fail"]
-    assert len(tries) == ATTEMPTS
+    assert len(tries) == MAX_FINAL_ATTEMPTS
     assert done.outcomes["write-skew"].valid == "unknown"
 
 
