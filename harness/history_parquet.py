@@ -17,7 +17,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any
 
@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from checker.faults import NEMESIS
+from harness.arrow_arrays import array_of, repeated
 from harness.history_writer import HistoryError, HistoryWriteError, read_history
 from harness.test import Test
 
@@ -37,6 +38,8 @@ can skip or split by."""
 
 NEMESIS_PROCESS = -1
 """`process` of the nemesis, which has no number; `is_nemesis` says so as well."""
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 HISTORY_SCHEMA = pa.schema(
     [
@@ -121,7 +124,8 @@ def write_parquet(history_path: str | os.PathLike[str], parquet_path: str | os.P
     rows = 0
     try:
         with pq.ParquetWriter(temporary, HISTORY_SCHEMA, compression="zstd", write_page_checksum=True) as writer:
-            while batch := _batch(events, run):
+            constants: dict[str, pa.Array] = {}
+            while batch := _batch(events, run, constants):
                 writer.write_batch(batch, row_group_size=ROW_GROUP_EVENTS)
                 rows += batch.num_rows
         os.replace(temporary, target)
@@ -134,8 +138,9 @@ def write_parquet(history_path: str | os.PathLike[str], parquet_path: str | os.P
     return rows
 
 
-def _batch(events: Iterator[dict[str, Any]], run: RunIdentity) -> pa.RecordBatch | None:
-    """The next row group; None at the end."""
+def _batch(events: Iterator[dict[str, Any]], run: RunIdentity, constants: dict[str, pa.Array]) -> pa.RecordBatch | None:
+    """The next row group; None at the end. The first one, which is the largest, leaves in `constants` what
+    every row says of its run."""
     chunk = list(islice(events, ROW_GROUP_EVENTS))
     if not chunk:
         return None
@@ -152,25 +157,30 @@ def _batch(events: Iterator[dict[str, Any]], run: RunIdentity) -> pa.RecordBatch
         "error": [_string(event.get("error")) for event in chunk],
         "node": [_string(event.get("node")) for event in chunk],
     }
-    constants = {**asdict(run), "configuration": json.dumps(dict(run.configuration), sort_keys=True)}
+    if not constants:
+        constants.update(_constants(run, count))
     arrays = [
-        pa.repeat(pa.scalar(constants[column.name], column.type), count)
-        if column.name in constants
-        else _array(columns[column.name], column)
+        constants[column.name].slice(0, count) if column.name in constants else _array(columns[column.name], column)
         for column in HISTORY_SCHEMA
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=HISTORY_SCHEMA)
+
+
+def _constants(run: RunIdentity, count: int) -> dict[str, pa.Array]:
+    values = {
+        **asdict(run),
+        "configuration": json.dumps(dict(run.configuration), sort_keys=True),
+        "started_at": (run.started_at - EPOCH) // timedelta(microseconds=1),
+    }
+    return {name: repeated(value, HISTORY_SCHEMA.field(name).type, count) for name, value in values.items()}
 
 
 def _array(values: list[Any], column: pa.Field) -> pa.Array:
     if not column.nullable and None in values:
         raise HistoryError(f"an event of the history has no {column.name!r}")
     try:
-        return pa.array(values, column.type)
-    except UnicodeEncodeError:
-        # JSON can spell half a surrogate pair, UTF-8 cannot; a node's garbled error must not cost the file.
-        return pa.array([value and value.encode("utf-8", "backslashreplace").decode() for value in values], column.type)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        return array_of(values, column.type)
+    except (TypeError, OverflowError) as error:
         raise HistoryError(f"an event's {column.name!r} does not fit {column.type}: {error}") from error
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import struct
 from itertools import groupby
 from typing import Any, cast
@@ -74,6 +76,17 @@ def in_queues(parts: Any) -> dict[Any, Any]:
     }
 
 
+def in_order_of_log(answered: list[tuple[int, Command]]) -> list[tuple[int, Command]]:
+    """Numbers of requests and their replies, refusals first. A send that has its topic made is stored after others
+    that came behind it."""
+    return sorted(answered, key=lambda each: int(each[1].ext_fields.get("msgId", "0")[16:32] or "0", 16))
+
+
+def queue_of(request: Command) -> tuple[Any, Any]:
+    fields = request.ext_fields
+    return fields.get("b", fields.get("topic")), fields.get("e", fields.get("queueId"))
+
+
 async def both_ways(make_parts: Any, requests: list[Command]) -> int:
     """Send everything together, and then one by one in the order that the log got, which is that of the requests for
     each queue; returns how many were processed together."""
@@ -85,10 +98,12 @@ async def both_ways(make_parts: Any, requests: list[Command]) -> int:
             sends = processor_of(parts)
             if is_together:
                 replies, numbers, together = await turn(sends, by_template(requests), parts.connection)
+                stored = in_order_of_log(list(zip(numbers, replies, strict=True)))
+                numbers, replies = [number for number, _ in stored], [reply for _, reply in stored]
                 of_queues: dict[Any, list[int]] = {}
-                for number in numbers:
-                    fields = requests[number].ext_fields
-                    of_queues.setdefault(fields.get("e", fields.get("queueId")), []).append(number)
+                for number, reply in stored:
+                    if "msgId" in reply.ext_fields:
+                        of_queues.setdefault(queue_of(requests[number]), []).append(number)
                 assert all(of_queue == sorted(of_queue) for of_queue in of_queues.values())
             else:
                 decoded = [decode(encode(requests[number])[4:]) for number in numbers]
@@ -100,6 +115,8 @@ async def both_ways(make_parts: Any, requests: list[Command]) -> int:
             seen.append((replies, entries, in_queues(parts), counts))
         finally:
             await parts.stop()
+            shutil.rmtree(parts.data_dir)  # with the topics that were made
+            os.mkdir(parts.data_dir)
     for one, other in zip(*seen, strict=True):
         assert one == other
     return together

@@ -1,0 +1,68 @@
+"""Arrow arrays of Python's lists, made of their buffers.
+
+`pyarrow.array` and `pyarrow.scalar` import pandas where it is installed, to see whether what they are given is
+pandas': half a second of processor time at the end of every run.
+"""
+
+from __future__ import annotations
+
+__all__ = ["array_of", "repeated"]
+
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import pyarrow as pa
+
+
+def array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """An array of int64, timestamps (by their numbers), booleans or text; None is null.
+
+    Half a surrogate pair, which JSON can spell and UTF-8 cannot, is written as an escape. Raises TypeError for a
+    value that is no such, OverflowError for one that does not fit, or for 2 GiB of text.
+    """
+    nulls = values.count(None)
+    validity = _bits([value is not None for value in values]) if nulls else None
+    if pa.types.is_string(kind):
+        buffers = _text(["" if value is None else value for value in values] if nulls else values)
+    elif pa.types.is_boolean(kind):
+        buffers = [_bits(values)]
+    else:
+        buffers = [_numbers([0 if value is None else value for value in values] if nulls else values)]
+    return pa.Array.from_buffers(kind, len(values), [validity, *buffers], null_count=nulls)
+
+
+def repeated(value: Any, kind: pa.DataType, count: int) -> pa.Array:
+    """`array_of` with one value `count` times."""
+    if not pa.types.is_string(kind):
+        return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(array("q", [value]) * count)], null_count=0)
+    data = _encoded(value)
+    offsets = array("i", range(0, len(data) * count + 1, len(data)) if data else [0] * (count + 1))
+    return pa.Array.from_buffers(kind, count, [None, *map(pa.py_buffer, (offsets, data * count))], null_count=0)
+
+
+def _text(values: Sequence[str]) -> list[pa.Buffer]:
+    """Where each text begins and ends, and all of them."""
+    together = "".join(values)
+    lengths: Iterable[int] = map(len, values)
+    data = _encoded(together)
+    if len(data) != len(together):
+        lengths = [len(_encoded(value)) for value in values]
+    return [pa.py_buffer(array("i", accumulate(lengths, initial=0))), pa.py_buffer(data)]
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "backslashreplace")
+
+
+def _numbers(values: Sequence[int]) -> pa.Buffer:
+    if not set(map(type, values)) <= {int}:
+        raise TypeError("it is no whole number")
+    return pa.py_buffer(array("q", values))
+
+
+def _bits(values: Sequence[bool]) -> pa.Buffer:
+    """Eight to a byte, the first one in the lowest bit."""
+    digits = "".join(["1" if value else "0" for value in values])[::-1]
+    return pa.py_buffer(int(digits or "0", 2).to_bytes(-(-len(values) // 8), "little"))
