@@ -84,3 +84,11 @@ def store(tmp_path_factory: pytest.TempPathFactory, synthetic: ModuleType) -> Pa
     with open(died.history_path, "a", encoding="utf-8") as file:
         file.write('{"index":9999,"time":1')
     return root
+
+
+@pytest.fixture(scope="session")
+def selected(spark: Any, store: Path) -> Any:
+    """The table of all runs of `store`, read once."""
+    from spark_analysis.analysis import Options, selected_runs
+
+    return selected_runs(spark, str(store), Options())

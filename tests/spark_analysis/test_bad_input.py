@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -27,6 +28,19 @@ def analysed(spark: Any, place: Path, **options: Any) -> Any:
     from spark_analysis.analysis import Options, analyse
 
     return analyse(spark, str(place), Options(**options))
+
+
+def counted(spark: Any, place: Path, **options: Any) -> Any:
+    """`analysed` without the tables of outcomes, faults, availability and latency, which cost more than the rest."""
+    from spark_analysis import analysis
+    from spark_analysis.tables import Table
+
+    def nothing(*_: object, **__: object) -> Table:
+        return Table(name="not asked for", columns={})
+
+    costly = ("outcome_rates", "fault_kinds", "measures", "latency_quantiles")
+    with mock.patch.multiple(analysis, **dict.fromkeys(costly, nothing)):
+        return analysed(spark, place, **options)
 
 
 def problem_of(analysis: Any, name: str) -> str:
@@ -59,7 +73,7 @@ def test_damaged_runs_are_left_out_and_named(spark: Any, synthetic: ModuleType, 
     (runs[9] / "history.parquet").unlink()
     (runs[9] / "history.jsonl").unlink()
     (runs[10] / "results.json").unlink()
-    analysis = analysed(spark, tmp_path)
+    analysis = counted(spark, tmp_path)
     assert "not readable as Parquet" in problem_of(analysis, runs[1].name)
     assert "not readable as Parquet" in problem_of(analysis, runs[2].name)
     assert problem_of(analysis, runs[3].name) == "its history is empty"
@@ -94,7 +108,7 @@ def test_a_run_at_work_is_no_run_that_was_killed(
         for run in (at_work, at_its_start, judged):
             marker = stack.enter_context(open(run / "running"))
             fcntl.flock(marker, fcntl.LOCK_EX)
-        analysis = analysed(spark, tmp_path)
+        analysis = counted(spark, tmp_path)
         assert not any(row["left_out"] for row in analysis.table("problems").rows)
         said = {(Path(row["run"]).name, row["problem"]) for row in analysis.table("problems").rows}
         waiting = {(run.name, "it is still running: not counted") for run in (at_work, at_its_start)}
@@ -144,7 +158,7 @@ def test_parts_of_histories_are_left_out_also_where_their_events_pair(
     flip_a_bit_of(runs[4] / "history.parquet", "time_ns")
     content = (runs[5] / "history.parquet").read_bytes()
     (runs[5] / "history.parquet").write_bytes(content.replace(b"\x18\x03key", b"\x18\x03kez"))
-    analysis = analysed(spark, tmp_path, check=CheckPlan())
+    analysis = counted(spark, tmp_path, check=CheckPlan())
     assert "2 events are missing" in problem_of(analysis, runs[1].name)
     assert problem_of(analysis, runs[2].name) == "the history has lost its end: 110 events of clients are left of 120"
     assert "index 31 comes after index 29: 1 event is missing" in problem_of(analysis, runs[3].name)
@@ -233,7 +247,7 @@ def test_places_that_hold_nothing(spark: Any, tmp_path: Path) -> None:
         (f"file://{tmp_path / 'absent'}", "there is no such place"),
     ):
         with pytest.raises(AnalysisError, match=words) as caught:
-            analysed(spark, place)  # type: ignore[arg-type]
+            counted(spark, place)  # type: ignore[arg-type]
         assert "\n" not in str(caught.value)
 
 
@@ -248,7 +262,7 @@ def test_conditions_that_do_not_parse(spark: Any, synthetic: ModuleType, tmp_pat
         ({"where": "seed < 0"}, "no run of"),
     ):
         with pytest.raises(AnalysisError, match=words) as caught:
-            analysed(spark, tmp_path, **options)
+            counted(spark, tmp_path, **options)
         assert "\n" not in str(caught.value)
 
 
@@ -258,7 +272,7 @@ def test_names_that_look_like_patterns(spark: Any, synthetic: ModuleType, tmp_pa
     (place / "broker-register-none" / "foreign history.edn").write_text(
         "{:process 0, :type :invoke, :f :read, :value nil}\n{:process 0, :type :ok, :f :read, :value nil}\n"
     )
-    analysis = analysed(spark, place)
+    analysis = counted(spark, place)
     assert analysis.runs == 2
     assert any("without times" in row["problem"] for row in analysis.table("problems").rows)
 

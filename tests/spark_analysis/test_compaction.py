@@ -15,6 +15,7 @@ pytest.importorskip("pyspark", reason="the spark extra is not installed")
 pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.timeout(900)]
 
 
+@pytest.mark.long
 def test_the_same_figures_from_few_files(
     spark: Any, synthetic: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,11 +98,10 @@ def test_runs_that_never_came_back_are_slower_than_any_that_did() -> None:
     assert (row["n_first"], row["n_second"]) == (9, 9)
 
 
-def test_figures_of_every_run(spark: Any, store: Path, recounting: ModuleType) -> None:
-    from spark_analysis.analysis import Options, selected_runs
+def test_figures_of_every_run(selected: Any, store: Path, recounting: ModuleType) -> None:
     from spark_analysis.comparison import NEVER_NS, per_run_figures
 
-    rows = {row.run_id: row for row in per_run_figures(selected_runs(spark, str(store), Options())).collect()}
+    rows = {row.run_id: row for row in per_run_figures(selected).collect()}
     runs = recounting.recount(store)
     assert len(rows) == len(runs)
     for run in runs:
@@ -120,16 +120,20 @@ def test_figures_of_every_run(spark: Any, store: Path, recounting: ModuleType) -
         assert row.lost == run.count_of("lost")
 
 
-def test_the_command_fails_a_build_that_got_worse(synthetic: ModuleType, tmp_path: Path) -> None:
+def test_the_command_fails_a_build_that_got_worse(
+    spark: Any, synthetic: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """In the tests' own Spark."""
+    from harness.cli import main
+    from harness.commands import compare
+
+    monkeypatch.setattr(compare, "spark_session", lambda _: contextlib.nullcontext(SimpleNamespace(spark=spark)))
     for number in range(6):
         synthetic.make_run(tmp_path / "a", number, operations=250, wrong=0.0)
         synthetic.make_run(tmp_path / "b", number, operations=250, wrong=0.1)
-    done = subprocess.run(
-        [sys.executable, "-m", "harness", "compare", str(tmp_path / "a"), str(tmp_path / "b")],
-        cwd=ROOT, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 1, done.stderr
-    assert "1 worse, 0 better" in done.stderr
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
+    assert "1 worse, 0 better" in capsys.readouterr().err
 
 
 @pytest.mark.long

@@ -136,11 +136,10 @@ def test_every_kind_of_fault(analysis: Any, runs: Any, recounting: ModuleType) -
         assert rows[key]["ok_per_s"] == pytest.approx(row["ok"] / (row["in_force_ns"] / 1e9), rel=1e-12)
 
 
-def test_faults_of_histories_that_say_who_met_them_and_of_those_that_do_not(spark: Any, store: Path) -> None:
-    from spark_analysis.analysis import Options, selected_runs
+def test_faults_of_histories_that_say_who_met_them_and_of_those_that_do_not(spark: Any, selected: Any) -> None:
     from spark_analysis.availability import faults_table
 
-    rows = faults_table(selected_runs(spark, str(store), Options())).to_frame(spark).collect()
+    rows = faults_table(selected).to_frame(spark).collect()
     assert {row.exercised for row in rows} == {None, False}
     assert all(row.proven for row in rows)
 
@@ -189,12 +188,11 @@ def test_latency(analysis: Any, runs: Any, recounting: ModuleType) -> None:
         assert row["relative_error"] == 0
 
 
-def test_large_groups_keep_their_error_bound(analysis: Any, spark: Any, store: Path) -> None:
-    from spark_analysis.analysis import Options, selected_runs
+def test_large_groups_keep_their_error_bound(analysis: Any, selected: Any) -> None:
     from spark_analysis.latency import RELATIVE_ERROR, latency_quantiles
 
     exact = analysis.table("latency").rows
-    approximate = latency_quantiles(selected_runs(spark, str(store), Options()), exact_operations=0).rows
+    approximate = latency_quantiles(selected, exact_operations=0).rows
     assert len(approximate) == len(exact)
     for mine, true in zip(approximate, exact, strict=True):
         for name in ("operations", "min_ns", "max_ns", "node", "phase"):
@@ -254,11 +252,11 @@ def test_older_tables_and_pages_stay_as_they_are_until_all_new_ones_are_written(
     assert sorted(path.name for path in tmp_path.glob("*report*")) == [".report.html.crc", "report.html"]
 
 
-def test_since_and_where(spark: Any, store: Path, runs: Any) -> None:
-    from spark_analysis.analysis import Options, selected_runs
+def test_since_and_where(selected: Any, runs: Any) -> None:
+    from spark_analysis.analysis import Options, _selected
 
-    late = selected_runs(spark, str(store), Options(since="2026-03-01T12:30"))
+    late = _selected(selected, Options(since="2026-03-01T12:30"))
     assert {row.seed for row in late.select("seed").collect()} == set(range(30, 45))
-    some = selected_runs(spark, str(store), Options(where="workload = 'log' and verdict = 'invalid'"))
+    some = _selected(selected, Options(where="workload = 'log' and verdict = 'invalid'"))
     expected = {run.test["seed"] for run in runs if run.test["workload"] == "log" and run.verdict == "invalid"}
     assert {row.seed for row in some.select("seed").collect()} == expected != set()
