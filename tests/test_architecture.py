@@ -201,14 +201,20 @@ def import_graph(sources: Mapping[str, str]) -> dict[str, frozenset[str]]:
     """Module -> those of the modules in `sources` (name -> text) that it imports, be that at its top, inside a
     function, or for its types only: a circle of types keeps two modules from being read one after the other as well."""
     graph = {}
+    packages = {
+        ".".join(parts[:length]) for parts in (name.split(".") for name in sources) for length in range(len(parts))
+    }
     for module, text in sources.items():
         imported = set()
         for node in ast.walk(ast.parse(text, module)):
             if isinstance(node, ast.Import):
                 imported |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
-                is_package = any(other.startswith(f"{module}.") for other in sources)
-                above = module.split(".")[: 1 - node.level or None] if is_package else module.split(".")[: -node.level]
+                above = (
+                    module.split(".")[: 1 - node.level or None]
+                    if module in packages
+                    else module.split(".")[: -node.level]
+                )
                 base = ".".join([*(above if node.level else []), *([node.module] if node.module else [])])
                 whole = {f"{base}.{alias.name}" for alias in node.names}
                 imported |= whole & sources.keys()

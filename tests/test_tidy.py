@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,47 +47,58 @@ def text_files() -> Iterator[tuple[Path, str]]:
             yield path, path.read_text(encoding="utf-8")
 
 
-def test_functions_fit_a_screen() -> None:
-    longer = {
-        f"{path.relative_to(ROOT)} {node.name}"
-        for path in python_files()
-        if path.relative_to(ROOT).parts[0] in PACKAGES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (node.end_lineno or node.lineno) - node.lineno >= MAX_FUNCTION_LINES
-    }
-    assert longer == LONGER_FUNCTIONS
+@dataclass(frozen=True)
+class Facts:
+    """What is asked of the packages' modules, which are parsed once for all."""
+
+    longer_functions: set[str] = field(default_factory=set)
+    silent_modules: list[str] = field(default_factory=list)
+    without_unit: list[str] = field(default_factory=list)
 
 
-def test_every_module_of_ours_says_what_it_is() -> None:
-    silent = [
-        str(path.relative_to(ROOT))
-        for path in python_files()
-        if path.relative_to(ROOT).parts[0] in PACKAGES
-        and path.stat().st_size > 0
-        and ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) is None
-    ]
-    assert silent == []
-
-
-def test_quantities_carry_their_unit() -> None:
-    wrong = []
+@functools.cache
+def facts() -> Facts:
+    found = Facts()
     for path in python_files():
         relative = path.relative_to(ROOT)
         if relative.parts[0] not in PACKAGES:
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.arg):
-                name, annotation = node.arg, node.annotation
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        if path.stat().st_size > 0 and ast.get_docstring(tree) is None:
+            found.silent_modules.append(str(relative))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                if (node.end_lineno or node.lineno) - node.lineno >= MAX_FUNCTION_LINES:
+                    found.longer_functions.add(f"{relative} {node.name}")
+            elif isinstance(node, ast.arg):
+                found.without_unit.extend(_without_unit(node.arg, node.annotation, f"{relative}:{node.lineno}"))
             elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                name, annotation = node.target.id, node.annotation
-            else:
-                continue
-            is_number = annotation is not None and re.search(r"\b(int|float)\b", ast.unparse(annotation))
-            lowered = name.lower().lstrip("_")
-            if is_number and NEEDS_UNIT.search(lowered) and not lowered.endswith(UNIT_SUFFIXES):
-                wrong.append(f"{relative}:{node.lineno} {name}")
-    assert wrong == []
+                found.without_unit.extend(_without_unit(node.target.id, node.annotation, f"{relative}:{node.lineno}"))
+    return found
+
+
+def _without_unit(name: str, annotation: ast.expr | None, place: str) -> list[str]:
+    """The place and name of a number that names a quantity and not its unit."""
+    lowered = name.lower().lstrip("_")
+    if annotation is None or not NEEDS_UNIT.search(lowered) or lowered.endswith(UNIT_SUFFIXES):
+        return []
+    return [f"{place} {name}"] if re.search(r"\b(int|float)\b", ast.unparse(annotation)) else []
+
+
+def test_functions_fit_a_screen() -> None:
+    assert facts().longer_functions == LONGER_FUNCTIONS
+
+
+def test_every_module_of_ours_says_what_it_is() -> None:
+    assert facts().silent_modules == []
+
+
+def test_quantities_carry_their_unit() -> None:
+    assert facts().without_unit == []
+    number = ast.parse("timeout: int | None")
+    assert isinstance(number.body[0], ast.AnnAssign)
+    assert _without_unit("timeout", number.body[0].annotation, "here:1") == ["here:1 timeout"]
+    assert _without_unit("timeout_s", number.body[0].annotation, "here:1") == []
 
 
 def test_no_path_of_one_machine() -> None:
