@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
+import logging
 import math
 import os
 import threading
@@ -40,6 +42,8 @@ __all__ = [
     "spark_session",
 ]
 
+logger = logging.getLogger(__name__)
+
 POLL_INTERVAL_S = 0.5
 """Between looks at how many of Spark's tasks are done."""
 
@@ -61,7 +65,13 @@ def report_command(arguments: argparse.Namespace) -> int:
     began_s = time.monotonic()
     try:
         options = analysis_options(arguments)
-        with ended_by_signals(), spark_progress(console, arguments.verbose) as progress:
+        with (
+            contextlib.ExitStack() as written_to,
+            ended_by_signals(),
+            spark_progress(console, arguments.verbose) as progress,
+        ):
+            for folder in dict.fromkeys((out, out if arguments.compact is None else absolute(arguments.compact))):
+                written_to.enter_context(_alone_in(folder))
             with spark_session(arguments) as session:
                 progress.watch(session.spark)
                 result = analyse(session.spark, place, options, progress.phase, out=out, csv=arguments.csv)
@@ -86,6 +96,38 @@ def report_command(arguments: argparse.Namespace) -> int:
         what = f"[bold red]not done[/], nor what comes after it: {escape(line)}"
         console.print(what, highlight=False, soft_wrap=True)
     return EXIT_HARNESS_FAILED if result.missing else 0
+
+
+@contextlib.contextmanager
+def _alone_in(place: str) -> Iterator[None]:
+    """No other report or compaction of this machine writes to this local folder meanwhile: each would take away what
+    the other has not finished. Where a file system has no locks, nobody is kept out. Raises OperatorError."""
+    path = place.removeprefix("file://").removeprefix("file:")
+    if "://" in path:
+        yield
+        return
+    is_new = not os.path.isdir(path)
+    try:
+        os.makedirs(path, exist_ok=True)
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise OperatorError(f"cannot write {path}: {error.strerror}") from None
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(folder)
+        raise OperatorError(
+            f"another report is being written to {path}: wait for it, or give this one another place"
+        ) from None
+    except OSError as error:
+        logger.debug("no lock on %s: %s", path, error)
+    try:
+        yield
+    finally:
+        if is_new:
+            with contextlib.suppress(OSError):  # of a report that did not come to be no empty folder stays
+                os.rmdir(path)
+        os.close(folder)
 
 
 def _require_sense(arguments: argparse.Namespace) -> None:
