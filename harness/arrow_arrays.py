@@ -34,9 +34,9 @@ def array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def repeated(value: Any, kind: pa.DataType, count: int) -> pa.Array:
-    """`array_of` with one value `count` times."""
+    """`array_of` of one value `count` times."""
     if not pa.types.is_string(kind):
-        return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(array("q", [value]) * count)], null_count=0)
+        return array_of([value] * count, kind)
     data = _encoded(value)
     offsets = array("i", range(0, len(data) * count + 1, len(data)) if data else [0] * (count + 1))
     return pa.Array.from_buffers(kind, count, [None, *map(pa.py_buffer, (offsets, data * count))], null_count=0)
