@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
-import functools
 import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("checker", "nemesis", "node", "spark_analysis", "harness")
@@ -49,14 +50,13 @@ def text_files() -> Iterator[tuple[Path, str]]:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is asked of the packages' modules, which are parsed once for all."""
+    """What is asked of the packages' modules, which are parsed once for all of it."""
 
     longer_functions: set[str] = field(default_factory=set)
     silent_modules: list[str] = field(default_factory=list)
     without_unit: list[str] = field(default_factory=list)
 
 
-@functools.cache
 def facts() -> Facts:
     found = Facts()
     for path in python_files():
@@ -85,20 +85,18 @@ def _without_unit(name: str, annotation: ast.expr | None, place: str) -> list[st
     return [f"{place} {name}"] if re.search(r"\b(int|float)\b", ast.unparse(annotation)) else []
 
 
-def test_functions_fit_a_screen() -> None:
-    assert facts().longer_functions == LONGER_FUNCTIONS
+def test_functions_fit_a_screen_modules_say_what_they_are_and_quantities_carry_their_unit() -> None:
+    found = facts()
+    assert found.longer_functions == LONGER_FUNCTIONS
+    assert found.silent_modules == []
+    assert found.without_unit == []
 
 
-def test_every_module_of_ours_says_what_it_is() -> None:
-    assert facts().silent_modules == []
-
-
-def test_quantities_carry_their_unit() -> None:
-    assert facts().without_unit == []
-    number = ast.parse("timeout: int | None")
-    assert isinstance(number.body[0], ast.AnnAssign)
-    assert _without_unit("timeout", number.body[0].annotation, "here:1") == ["here:1 timeout"]
-    assert _without_unit("timeout_s", number.body[0].annotation, "here:1") == []
+@pytest.mark.parametrize(("name", "found"), [("timeout", ["here:1 timeout"]), ("timeout_s", []), ("name", [])])
+def test_a_quantity_without_its_unit_is_found(name: str, found: list[str]) -> None:
+    field_of_number = ast.parse("field: int | None").body[0]
+    assert isinstance(field_of_number, ast.AnnAssign)
+    assert _without_unit(name, field_of_number.annotation, "here:1") == found
 
 
 def test_no_path_of_one_machine() -> None:

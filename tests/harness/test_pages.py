@@ -19,7 +19,10 @@ def texts_and_pages() -> Iterator[tuple[str, str, bool]]:
     """(where, the text, whether it is the argument of `page`) of every string of the packages that is no docstring."""
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
-            tree = ast.parse(path.read_text(encoding="utf-8"))
+            source = path.read_text(encoding="utf-8")
+            if re.search(r"docs/|\bpage(_in_help)?\(", source) is None:
+                continue
+            tree = ast.parse(source)
             silent = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
             named = {
                 id(node.args[0])

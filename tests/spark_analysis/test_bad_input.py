@@ -277,13 +277,6 @@ def test_names_that_look_like_patterns(spark: Any, synthetic: ModuleType, tmp_pa
     assert any("without times" in row["problem"] for row in analysis.table("problems").rows)
 
 
-def command(arguments: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "harness", *arguments],
-        cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-
-
 def test_messages_that_nobody_reads_are_no_status_that_means_something(synthetic: ModuleType, tmp_path: Path) -> None:
     """1 says that something got worse."""
     synthetic.make_run(tmp_path / "store", 1, operations=40, faults=0)
@@ -298,7 +291,9 @@ def test_messages_that_nobody_reads_are_no_status_that_means_something(synthetic
     assert (done.returncode, done.stdout) == (255, b"")
 
 
-def test_operator_errors_are_one_line(tmp_path: Path) -> None:
+def test_operator_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from harness.cli import main
+
     place = str(tmp_path)
     for arguments, words in (
         (["report", place, "--memory", "plenty"], "memory is a number with m or g"),
@@ -309,10 +304,9 @@ def test_operator_errors_are_one_line(tmp_path: Path) -> None:
         (["report", place, "--check", "--checker-memory", "0"], "--checker-memory must be positive and finite"),
         (["compare", place, place, "--alpha", "2"], "--alpha must be between"),
     ):
-        done = command(arguments)
-        assert done.returncode == 254
-        last = done.stderr.strip().splitlines()[-1]
-        assert words in last, done.stderr
+        assert main(arguments) == 254
+        said = capsys.readouterr().err
+        assert words in said.strip().splitlines()[-1], said
 
 
 def test_without_java_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
