@@ -67,7 +67,8 @@ def rare_collections() -> Iterator[None]:
         yield
         return
     before = gc.get_threshold()
-    is_ours = gc.get_freeze_count() == 0
+    # Within such a run the thresholds say so; to count what is set aside goes through all of it.
+    is_ours = before != GC_THRESHOLDS and gc.get_freeze_count() == 0
     gc.set_threshold(*GC_THRESHOLDS)
     if is_ours:
         gc.freeze()

@@ -11,6 +11,7 @@ import pytest
 from harness.clusters.sim.finalizers import without_finalizer
 from harness.clusters.sim.loop import SimLoop
 from harness.clusters.sim.primitives import SimFuture, SimTask
+from harness.clusters.sim.simulation import GC_THRESHOLDS
 from harness.exploration.rehearsal import rehearse_test
 from harness.test import Test
 from nemesis.schedule import Schedule
@@ -48,12 +49,16 @@ def test_nothing_of_a_cluster_stays() -> None:
 @pytest.mark.skipif(sys.implementation.name != "cpython", reason="what a run does with the collector is CPython's")
 def test_a_run_leaves_nothing_to_those_that_follow_it() -> None:
     """A worker performs one run after the other, with nothing between them that would look for garbage."""
-    gc.unfreeze()  # what was there before all tests: see tests/conftest.py
+    here = gc.get_threshold()
+    assert here == GC_THRESHOLDS, "otherwise each run goes through all that tests/conftest.py has set aside"
+    gc.set_threshold(700, 10, 10)
+    gc.unfreeze()  # what was there before all tests
     before = {id(loop): loop for loop in closed_loops()}
     for _ in range(3):
         assert rehearse_test(TEST, Schedule(())).valid is True
     left = [loop for loop in closed_loops() if id(loop) not in before]
     gc.freeze()
+    gc.set_threshold(*here)
     assert left == []
 
 
