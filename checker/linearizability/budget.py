@@ -155,7 +155,10 @@ class Budget:
         """Which limit is passed, in words, or ``None``."""
         if self.timeout_s is not None and self.elapsed_s() > self.timeout_s:
             return f"the time limit of {self.timeout_s:g} s was reached"
-        if self.used_bytes() > self.memory_bytes:
+        used = self.used_bytes()
+        if self._memory_bytes is None and used < _SURELY_THERE_BYTES:
+            return None
+        if used > self.memory_bytes:
             return f"the memory limit of {self.memory_bytes / _MIB:.0f} MiB was reached"
         return None
 

@@ -13,6 +13,7 @@ moments, and some are aimed at what an earlier one sets off,
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -292,6 +293,7 @@ def _finds_leaders(timed: Sequence[Timed], nodes: int, *, elects: bool) -> bool:
     return True
 
 
+@functools.lru_cache(maxsize=1024)  # the same few moments are compared with one another again and again
 def _in_ms(at_s: float) -> float:
     """As a schedule has it: what begins at one millisecond begins at once."""
     return round(at_s, 3)

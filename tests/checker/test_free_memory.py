@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from checker.free_memory import free_bytes, free_in_control_groups
+from checker.linearizability.budget import Budget
 
 MIB = 1 << 20
 CHECK = "import sys; from checker.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -68,3 +69,16 @@ def test_a_history_beyond_the_address_space_is_undecided(tmp_path: Path, options
     assert (done.returncode, done.stderr) == (2, "")
     assert done.stdout.startswith(f"{path}: unknown: undecided: ")
     assert reason in done.stdout
+
+
+def test_a_small_check_does_not_ask_how_much_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = Budget()
+    monkeypatch.setattr("checker.linearizability.budget.free_bytes", lambda: 40 << 20)
+    for gained, reason in (
+        ((32 << 20) - 1, None), (32 << 20, "the memory limit of 20 MiB was reached"), (0, None),
+    ):  # fmt: skip
+        monkeypatch.setattr("checker.linearizability.budget.resident_bytes", lambda gained=gained: (1 << 30) + gained)
+        budget._base_bytes = 1 << 30
+        assert budget.exhausted() == reason
+    monkeypatch.setattr("checker.linearizability.budget.free_bytes", lambda: 1 / 0)
+    assert Budget().exhausted() is None
