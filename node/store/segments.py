@@ -329,9 +329,10 @@ class SegmentedFile:
             self._dirty.pop(base, None)
 
     async def _write_again(self) -> None:
-        """Repeat what was written since the last good sync, because the failed one may have dropped it."""
+        """Repeat what was written since the last good sync and not removed, because the failed one may have dropped
+        it."""
         for position, data in self._unsynced:
-            for begin, end in self._split(position, position + len(data)):
+            for begin, end in self._split(max(position, self._begin), position + len(data)):
                 await self._write(begin, data[begin - position : end - position], sync=False)
         self._rewrite = False
 
