@@ -97,6 +97,7 @@ def test_timeouts_are_indefinite_and_late_replies_are_ignored(stage: Any, until:
                 return command.reply(0, remark="late")
 
             s.server.register(2, late)
+            assert (await s.invoke(Command.request(1))).code == 0  # connected: what follows does not dial
             with pytest.raises(RequestTimeout) as caught:
                 await s.invoke(Command.request(2), timeout_ms=20)
             assert not caught.value.is_definite
