@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harness import registry
-from harness.commands.run import test_from
+from harness.commands.run import prepare_test, test_from
 from harness.errors import OperatorError
 from harness.execution import left_out, perform
 from harness.exploration.guide import Guide
@@ -28,6 +28,7 @@ from harness.exploration.rehearsal import (
 )
 from harness.exploration.search import Tally, elects_leaders, explore, mix_for, require_room, summary_of
 from harness.report import OutputConsole
+from harness.report.units import plural
 from harness.signals import interrupted_by_signals
 from harness.store import Store, require_writable
 from harness.test import Test
@@ -47,6 +48,10 @@ def explore_command(arguments: argparse.Namespace) -> int:
     test = test_from(arguments)
     require_faults(test)
     require_room(test)
+    usable_choices(test)
+    prepare_test(dataclasses.replace(test, nemesis=()))  # a seed's run would refuse it, after all that is said before
+    if arguments.executor_python is not None and arguments.master is None:
+        raise OperatorError("--executor-python is for a cluster: give --master URL too")
     store = Store(arguments.store)
     require_writable(store.root)
     console = OutputConsole(stderr=True)
@@ -122,8 +127,6 @@ def _explore(
             test, arguments, first=first, on_result=on_result,
             say=lambda line: console.print(line, highlight=False, markup=False),
         )  # fmt: skip
-    if arguments.executor_python is not None:
-        raise OperatorError("--executor-python is for a cluster: give --master URL too")
     count = arguments.seeds
     return explore(
         test,
@@ -156,10 +159,11 @@ def _guide(test: Test, arguments: argparse.Namespace) -> Guide:
 
 
 def _line(tally: Tally, elapsed_s: float) -> str:
-    seeds = "1 seed" if tally.runs == 1 else f"{tally.runs} seeds"
     return (
-        f"{elapsed_s:6.0f} s  {seeds}: {tally.valid} valid, {tally.invalid} invalid, {tally.unknown} unknown; "
-        f"{tally.operations:,} operations, {tally.faults} faults, {tally.simulated_s / 60:.1f} simulated minutes"
+        f"{elapsed_s:6.0f} s  {plural(tally.runs, 'seed')}: "
+        f"{tally.valid} valid, {tally.invalid} invalid, {tally.unknown} unknown; "
+        f"{plural(tally.operations, 'operation')}, {plural(tally.faults, 'fault')}, "
+        f"{tally.simulated_s / 60:.1f} simulated minutes"
     )
 
 

@@ -67,7 +67,10 @@ def setting_problems(known: Sequence[Setting], given: Mapping[str, str]) -> list
     problems = []
     for name, value in given.items():
         if name not in by_name:
-            problems.append(f"unknown setting {name!r}{nearest(name, by_name)}; known: {', '.join(sorted(by_name))}")
+            names = (
+                f"{nearest(name, by_name)}; known: {', '.join(sorted(by_name))}" if by_name else "; it has no settings"
+            )
+            problems.append(f"unknown setting {name!r}{names}")
         elif (problem := by_name[name].problem(value)) is not None:
             problems.append(problem)
     return problems

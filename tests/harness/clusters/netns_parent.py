@@ -32,7 +32,7 @@ async def main(run_id: str, state_root: str, work_dir: str) -> int:
         processes = [await cluster.spawn(host, sleep) for host in ("n1", "n2", "ns1")]
         await cluster.network.cut("f1", {"n2": frozenset({"n1"})})
         links = [Link("n1", "n2"), Link("n2", "n1"), Link("clients", "n2")]
-        probes = await cluster.network.probe(links, timeout_s=0.2)
+        probes = await cluster.network.probe(links, timeout_s=1.0)
         facts = {
             "pid": os.getpid(),
             "inside": user_namespace.inside(),
