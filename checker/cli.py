@@ -10,6 +10,7 @@ import json
 import math
 import os
 import sys
+from collections import Counter as Counts
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from checker.history import History, HistoryError
 from checker.linearizability.budget import Budget
 from checker.linearizability.check import check
 from checker.log import check_log
-from checker.models import MODELS, Model, ModelError, parse_model
+from checker.models import MODELS, Counter, FIFOQueue, GrowOnlySet, Log, Model, ModelError, Mutex, parse_model
 from checker.models.registry import parse_fields
 from checker.nearest import nearest
 from checker.queue import check_total_queue
@@ -133,12 +134,21 @@ def _not_an_option(field: str, value: Any, default: Any) -> str | None:
     return None if isinstance(value, int | float) and not isinstance(value, bool) else "a number"
 
 
-#: Of these every operation plays a part, whatever its name.
-_ANY_FUNCTION = frozenset({"list-append", "rw-register", "unique-ids", "long-fork"})
-#: Names of operations that some checker knows.  One that none knows is a slip of the pen, or a damaged line.
-_KNOWN_FUNCTIONS = frozenset({"drain", "transfer", "prepare", "commit", "rollback", "fetch"}).union(
-    *(model.functions for model in MODELS.values())
-)
+#: The operations that each of these judges.  Of the others (transactions, ids) every operation plays a part, whatever
+#: its name; sessions has options that name them.
+_FUNCTIONS: dict[str, frozenset[str]] = {
+    "log-losses": Log.functions,
+    "total-queue": FIFOQueue.functions | {"drain"},
+    "simple-set": GrowOnlySet.functions,
+    "set-full": GrowOnlySet.functions,
+    "counter-bounds": Counter.functions,
+    "exclusion": Mutex.functions,
+    "bank": frozenset({"read", "transfer"}),
+    "write-skew": frozenset({"insert", "read"}),
+    "delay": frozenset({"receive", "send"}),
+    "transaction-visibility": frozenset({"commit", "prepare", "receive", "rollback"}),
+    "consumer-progress": frozenset({"commit", "fetch"}),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -371,7 +381,7 @@ def _read_and_check(job: _Job) -> Result:
     if not len(history):
         events = f": its {history.nemesis_events} events are the nemesis's" if history.nemesis_events else ""
         raise FormatError(job.path, None, f"no operation of a client{events}")
-    _look_for_unknown_functions(job, history)
+    _require_functions(job, history)
     memory_mb = job.memory_mb
     if memory_mb is not None:
         memory_mb = max(LEAST_MEMORY_MB, memory_mb - budget.used_bytes() / (1 << 20))
@@ -387,21 +397,27 @@ def _check_history(job: _Job, history: History, memory_mb: float | None) -> Resu
     return check(history, chosen, timeout_s=job.timeout_s, memory_mb=memory_mb, jobs=job.jobs, first=job.first)
 
 
-def _look_for_unknown_functions(job: _Job, history: History) -> None:
-    """Refuse, or count, operations that the checker would pass over because nobody knows their name.
+def _require_functions(job: _Job, history: History) -> None:
+    """Refuse, or leave out and count, operations that the checker would pass over; models name theirs themselves.
 
-    A model names what it does not know itself.  Operations that only other checkers know are of a larger history.
+    A history without any operation of the checker's is none of its kind, however lenient one is: valid would say
+    nothing of it.
     """
     name = job.model.partition(":")[0]
-    if name not in PROPERTIES or name in _ANY_FUNCTION:
+    if (functions := _FUNCTIONS.get(name)) is None:
         return
-    unknown = {f: history.f.count(f) for f in dict.fromkeys(history.f) if f not in _KNOWN_FUNCTIONS}
-    for f, count in unknown.items():
-        what = f"no checker knows the operation {f!r}, which occurs {count} times"
-        if not job.lenient:
-            raise FormatError(job.path, None, what, can_be_left_out=True)
-        history.skipped_events += 2 * count
-        history.note(what)
+    counts = Counts(history.f)
+    unknown = {f: count for f, count in counts.items() if f not in functions}
+    if not unknown:
+        return
+    knows = f"checker {name} knows {', '.join(sorted(functions))}; the history has "
+    if len(unknown) == len(counts):
+        raise ModelError(knows + ", ".join(map(short, unknown)))
+    what = knows + ", ".join(f"{short(f)} ({count})" for f, count in unknown.items())
+    if not job.lenient:
+        raise FormatError(job.path, None, what, can_be_left_out=True)
+    history.skipped_events += 2 * sum(unknown.values())
+    history.note(what)
 
 
 def _with_what_was_read(result: Result, history: History) -> Result:

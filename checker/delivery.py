@@ -30,7 +30,8 @@ def check_delay(
     system that keeps time in whole milliseconds cuts off up to one); ``late`` when its first receive returned more than
     ``tolerance_ms`` after the send returned plus the delay; a message is ``lost`` when it was acknowledged, was due
     with its tolerance before the last receive began, and was never received.  Late deliveries are only counted without
-    ``late_is_wrong``: a system that was kept from working may deliver afterwards.  Needs times; unknown without them.
+    ``late_is_wrong``: a system that was kept from working may deliver afterwards.  Needs times; unknown without them,
+    and where no receive completed.
     """
     history = History.of(events)
     wrong, noted = ["lost", "early"], ["delivered", "pending"]
@@ -71,7 +72,9 @@ def check_delay(
                 tally.add("lost", (row,), f"{short(message)} of {named_row(history, row)} never arrived")
             else:
                 tally.counts["pending"] += 1
-    return tally.result(fine=f"{tally.counts['delivered']} delayed messages arrived in time")
+    late = f", {tally.counts['late']} of them late" if tally.counts["late"] else " in time"
+    unknown = "no receive completed" if last_start_ns < 0 else None
+    return tally.result(fine=f"{tally.counts['delivered']} delayed messages arrived{late}", unknown=unknown)
 
 
 def check_transaction_visibility(events: Events) -> Result:
@@ -80,6 +83,7 @@ def check_transaction_visibility(events: Events) -> Result:
     Operations, each with the message as its value: ``prepare``, ``commit``, ``rollback``; and ``receive`` with a
     message or a list.  Counts ``rolled-back-seen``, ``prepared-seen`` (received before any commit was invoked, or
     without one) and ``committed-lost`` (a commit was acknowledged, a receive began later, and none ever showed it).
+    Unknown where no receive completed.
     """
     history = History.of(events)
     tally = Tally(
@@ -122,7 +126,8 @@ def check_transaction_visibility(events: Events) -> Result:
         if message not in seen and history.returned[row] < last_start:
             tally.add("committed-lost", (row,), f"{short(message)} of {named_row(history, row)} was never received")
     tally.counts["rolled-back"] = sum(history.status[row] == OK for row in rollbacks.values())
-    return tally.result(fine=f"{tally.counts['committed']} committed messages seen, nothing else")
+    unknown = None if received else "no receive completed"
+    return tally.result(fine=f"{tally.counts['committed']} committed messages seen, nothing else", unknown=unknown)
 
 
 def check_consumer_progress(events: Events) -> Result:
@@ -131,7 +136,7 @@ def check_consumer_progress(events: Events) -> Result:
     Operations with a result (or value) ``{"group", "queue", "offset"}``: ``commit`` stores an offset, ``fetch`` asks
     for the stored one.  A ``fetch`` below an offset that an acknowledged commit, or another fetch, had shown before it
     was invoked is a ``regression``; a process that commits less than it committed before goes ``backward``.  Both are
-    counted and invalid.  Raises TypeError for offsets that are no numbers.
+    counted and invalid.  Unknown where neither completed.  Raises TypeError for offsets that are no numbers.
     """
     history = History.of(events)
     tally = Tally("consumer-progress", history, wrong=("regression", "backward"), noted=("commits", "fetches"))
@@ -162,7 +167,10 @@ def check_consumer_progress(events: Events) -> Result:
             if before is not None and _offset(history, before) > offset:
                 tally.add("backward", (before, row), f"{named_row(history, row)} committed less than before")
             own[history.process[row]] = row
-    return tally.result(fine=f"{tally.counts['commits']} commits and {tally.counts['fetches']} fetches, none backwards")
+    return tally.result(
+        fine=f"{tally.counts['commits']} commits and {tally.counts['fetches']} fetches, none backwards",
+        unknown=None if groups else "no commit and no fetch completed",
+    )
 
 
 def _progress(history: History, row: int) -> Mapping[str, Any]:

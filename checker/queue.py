@@ -39,7 +39,7 @@ def check_total_queue(events: Events, *, allow_duplicates: bool = True) -> Resul
             if status == OK:
                 acked.setdefault(value, []).append(row)
             continue
-        if status != OK:
+        if status != OK or (f not in FIFOQueue.takes and f != "drain"):
             continue
         last_look = max(last_look, history.invoked[row])
         result = history.result[row]

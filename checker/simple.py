@@ -8,6 +8,7 @@ from typing import Any
 
 from checker.history import FAIL, NEVER, OK, History
 from checker.linearizability.counter import read_bounds
+from checker.models.counters import Counter
 from checker.tally import Events, Tally
 from checker.values import exact, number
 from checker.verdict import Result
@@ -19,7 +20,7 @@ __all__ = ["check_bank", "check_counter", "check_exclusion", "check_long_fork", 
 def check_unique_ids(events: Events) -> Result:
     """Check that no two completed operations (``generate``) answered the same id.
 
-    Invalid with the count ``duplicated``, else valid.
+    Invalid with the count ``duplicated``, unknown where none completed, else valid.
     """
     history = History.of(events)
     tally = Tally("unique-ids", history, wrong=("duplicated",))
@@ -33,7 +34,8 @@ def check_unique_ids(events: Events) -> Result:
                 tally.add("duplicated", (first, row), text)
             else:
                 seen[value] = row
-    return tally.result(fine=f"{len(seen)} ids, all different")
+    unknown = None if seen else "no operation completed, so there is no id"
+    return tally.result(fine=f"{len(seen)} ids, all different", unknown=unknown)
 
 
 def check_counter(events: Events, *, initial: int = 0) -> Result:
@@ -45,7 +47,8 @@ def check_counter(events: Events, *, initial: int = 0) -> Result:
     history = History.of(events)
     tally = Tally("counter", history, wrong=("out-of-bounds",))
     reads = 0
-    for rows in history.rows_by_key().values():
+    for every in history.rows_by_key().values():
+        rows = [row for row in every if history.f[row] in Counter.functions]
         slack = _rounding([number(initial), *(history.value[row] for row in rows if history.f[row] != "read")])
         for row, low, high in read_bounds(history, rows, initial):
             reads += 1
@@ -67,8 +70,9 @@ def check_exclusion(events: Events) -> Result:
     """Check that no two processes certainly held one lock at the same time.
 
     A lock is held from the return of ``acquire`` to the invocation of ``release``; the key, where there is one, names
-    it.  Invalid with the count ``overlapping``, else valid.  A process whose ``release`` is of unknown outcome counts
-    as not holding it from that invocation on; one whose ``release`` failed holds it still.
+    it.  Invalid with the count ``overlapping``, unknown where nobody took a lock, else valid.  A process whose
+    ``release`` is of unknown outcome counts as not holding it from that invocation on; one whose ``release`` failed
+    holds it still.
     """
     history = History.of(events)
     tally = Tally("exclusion", history, wrong=("overlapping",))
@@ -93,7 +97,8 @@ def check_exclusion(events: Events) -> Result:
                 tally.add("overlapping", (holder, row), text)
             if end > until:
                 until, holder = end, row
-    return tally.result(fine=f"{held} holds, none overlapping")
+    unknown = None if held else "no lock was taken"
+    return tally.result(fine=f"{held} holds, none overlapping", unknown=unknown)
 
 
 def check_bank(events: Events, *, total: int | None = None, allow_negative: bool = False) -> Result:
@@ -128,7 +133,7 @@ def check_long_fork(events: Events) -> Result:
 
     Reads carry ``[r, key, value]`` steps, ``None`` for not yet written.  Two reads that each see a write the other
     lacks are a ``fork``, which is counted and invalid: parallel snapshot isolation allows it, snapshot isolation does
-    not.
+    not.  Unknown where no such read completed.
     """
     history = History.of(events)
     tally = Tally("long-fork", history, wrong=("fork",))
@@ -156,4 +161,5 @@ def check_long_fork(events: Events) -> Result:
                     f"{short(sorted(larger - smaller, key=repr))}; {named_row(history, second)} the other way round"
                 )
                 tally.add("fork", (first, second), text)
-    return tally.result(fine=f"{reads} reads, no two forked")
+    unknown = None if reads else "no read of [r, key, value] steps completed"
+    return tally.result(fine=f"{reads} reads, no two forked", unknown=unknown)

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from checker.cli import main
+from checker.cli import UNLIMITED, main
 
 Event = dict[str, Any]
 
@@ -219,18 +219,38 @@ def test_what_was_left_out_is_counted_and_shown(tmp_path: Path, capsys: pytest.C
     assert "1 events are the nemesis's" in out
 
 
-def test_operations_that_no_checker_knows_are_not_passed_over(
+def test_operations_that_the_checker_does_not_know_are_not_passed_over(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "history.jsonl"
-    rows = [{"process": 0, "type": kind, "f": "raed", "value": 7} for kind in ("invoke", "ok")]
+    rows = [{"process": 0, "type": kind, "f": f, "value": 7} for f in ("raed", "write") for kind in ("invoke", "ok")]
     rows += [{"process": 0, "type": kind, "f": "add", "value": 1} for kind in ("invoke", "ok")]
     rows += [{"process": 0, "type": kind, "f": "read", "value": [1]} for kind in ("invoke", "ok")]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main([str(path), "--model", "simple-set"]) == 254
-    assert "no checker knows the operation 'raed', which occurs 1 times" in capsys.readouterr().err
+    refused = "checker simple-set knows add, read; the history has 'raed' (1), 'write' (1); --lenient leaves it out"
+    assert refused in capsys.readouterr().err
     assert main([str(path), "--model", "simple-set", "--lenient"]) == 0
-    assert "2 events left out" in capsys.readouterr().out
+    assert "4 events left out" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("lenient", [[], ["--lenient"]], ids=["", "lenient"])
+@pytest.mark.parametrize("name", sorted(set(UNLIMITED) | {"log-losses"}))
+def test_a_history_of_another_kind_is_not_valid(
+    name: str, lenient: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever checker is asked: what it finds nothing in to judge, it does not call valid, nor invalid."""
+    path = tmp_path / "history.jsonl"
+    rows = [{"process": 0, "type": kind, "f": "swap", "value": None} for kind in ("invoke", "ok")]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    status = main([str(path), "--model", name, *lenient])
+    said = capsys.readouterr()
+    if name == "unique-ids":  # an id may come of any operation, and this one is None
+        assert (status, "1 ids, all different" in said.out) == (0, True)
+    elif name in ("long-fork", "sessions"):
+        assert (status, ": unknown: no re" in said.out) == (2, True)
+    else:
+        assert (status, f"checker {name} knows " in said.err, "the history has 'swap'" in said.err) == (254, True, True)
 
 
 def test_named_processes_are_clients(tmp_path: Path) -> None:

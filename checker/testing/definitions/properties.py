@@ -43,7 +43,7 @@ def unique_ids(events: Sequence[Event]) -> Verdicts:
     """No two completed operations answer one id."""
     ids = [canonical(call.result) for call in _done(pair(events), "generate")]
     if not ids:
-        return VALID | UNKNOWN
+        return UNKNOWN
     return _verdict(len(ids) == len(set(ids)))
 
 
@@ -51,7 +51,7 @@ def counter_bounds(events: Sequence[Event], initial: int = 0) -> Verdicts:
     """Each read is at least what had surely, and at most what had possibly been added, counters being of one key."""
     calls = pair(events)
     right = all(_is_between(read, calls_of_key, initial) for calls_of_key in _keys(calls) for read in calls_of_key)
-    return _verdict(right) if _done(calls, "read") else VALID | UNKNOWN
+    return _verdict(right)
 
 
 def _is_between(read: Call, calls: Sequence[Call], initial: int) -> bool:
@@ -74,7 +74,7 @@ def exclusion(events: Sequence[Event]) -> Verdicts:
     """No two processes surely hold a lock at one moment."""
     calls = pair(events)
     if not _done(calls, "acquire"):
-        return VALID | UNKNOWN
+        return UNKNOWN
     held = [
         (canonical(call.key), call.process, call.returned, _release_of(call, calls)) for call in _done(calls, "acquire")
     ]
@@ -105,7 +105,7 @@ def bank(events: Sequence[Event], total: int | None = None, allow_negative: bool
     """Every read of all accounts has one sum, and no balance is negative."""
     reads = _done(pair(events), "read")
     if not reads:
-        return VALID | UNKNOWN
+        return UNKNOWN
     balances = [
         list(read.result.values()) if isinstance(read.result, Mapping) else [balance for _, balance in read.result]
         for read in sorted(reads, key=lambda read: read.returned)
@@ -124,7 +124,7 @@ def long_fork(events: Sequence[Event]) -> Verdicts:
         {canonical(key): value is not None for _, key, value in call.result} for call in _done(pair(events), "read")
     ]
     if not reads:
-        return VALID | UNKNOWN
+        return UNKNOWN
     return _verdict(
         not any(
             any(one[key] and not other[key] for key in one) and any(other[key] and not one[key] for key in one)
@@ -263,7 +263,7 @@ def total_queue(events: Sequence[Event], allow_duplicates: bool = True) -> Verdi
             out[canonical(call.result)] += 1
     failed = Counter(canonical(call.value) for call in puts if call.status == "fail")
     if not out and not any(_is_looked_for(put, calls) for put in puts):
-        return UNKNOWN if surely else VALID | UNKNOWN
+        return UNKNOWN if surely else VALID
     if set(out) - set(tried) or (not allow_duplicates and any(out[value] > tried[value] for value in out)):
         return INVALID
     missing = surely - out
@@ -285,7 +285,7 @@ def consumer_progress(events: Sequence[Event]) -> Verdicts:
     """No fetch is below what had been shown for its group and queue, and no process commits less than before."""
     calls = [call for call in pair(events) if call.status == "ok"]
     if not calls:
-        return VALID | UNKNOWN
+        return UNKNOWN
     for call in calls:
         shown = call.result or call.value
         same_place = [
@@ -328,7 +328,7 @@ def transaction_visibility(events: Sequence[Event]) -> Verdicts:
         is_seen = any(message == canonical(commit.value) for _, message in seen)
         if not is_seen and any(receive.invoked > commit.returned for receive in receives):
             return INVALID
-    return VALID if receives else VALID | UNKNOWN
+    return VALID if receives else UNKNOWN
 
 
 def delay(events: Sequence[Event], tolerance_ms: float = 1000.0, resolution_ms: float = 0.0) -> Verdicts:
@@ -353,7 +353,7 @@ def delay(events: Sequence[Event], tolerance_ms: float = 1000.0, resolution_ms: 
             return INVALID
         if not deliveries and any(times[receive.invoked] > latest_ms for receive in receives):
             return INVALID
-    return VALID if receives else VALID | UNKNOWN
+    return VALID if receives else UNKNOWN
 
 
 def _times(events: Sequence[Event]) -> dict[float, float]:
@@ -377,9 +377,9 @@ def sessions(events: Sequence[Event]) -> Verdicts:
             if version < earlier:
                 return INVALID
             open_question |= version == earlier and call.f == "write"
-    if not calls:
-        return VALID | UNKNOWN
-    return VALID | INVALID if open_question else VALID | (UNKNOWN if all(_version(c) is None for c in calls) else VALID)
+    if all(_version(call) is None for call in calls):
+        return UNKNOWN
+    return VALID | INVALID if open_question else VALID
 
 
 def _version(call: Call) -> float | None:
