@@ -44,6 +44,8 @@ class DueQueue:
         self._running = False
         self._due: list[tuple[int, int]] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._retries: dict[int, asyncio.TimerHandle] = {}
+        """Of what could not be done, by number."""
         self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
 
     def start(self, waiting: Iterable[tuple[int, int]]) -> None:
@@ -58,6 +60,9 @@ class DueQueue:
         """Do nothing any more."""
         self._running = False
         self._due = []
+        for retry in self._retries.values():
+            retry.cancel()
+        self._retries.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -68,6 +73,20 @@ class DueQueue:
             heapq.heappush(self._due, (due_ms, number))
             if self._due[0] == (due_ms, number):
                 self._arm()
+
+    def _put_off(self, due_ms: int, number: int) -> None:
+        """Try it again in a while: of the loop's time, since a wall clock that is ahead may be set back by then."""
+        if self._due[0] == (due_ms, number):
+            heapq.heappop(self._due)
+        else:  # what it did before it failed added one that is due sooner
+            self._due.remove((due_ms, number))
+            heapq.heapify(self._due)
+        loop = asyncio.get_running_loop()
+        self._retries[number] = loop.call_later(RETRY_MS / 1000, self._again, due_ms, number)
+
+    def _again(self, due_ms: int, number: int) -> None:
+        del self._retries[number]
+        self.add(due_ms, number)
 
     def _arm(self, least_ms: int = 0) -> None:
         """Sleep until the first is due; not at all when there is none."""
@@ -83,7 +102,7 @@ class DueQueue:
         for _ in range(PORTION):
             if not self._running or not self._due or self._due[0][0] > self._now_ms():
                 break
-            number = self._due[0][1]
+            due_ms, number = self._due[0]
             try:
                 self._act(number)
             except NotWritable:
@@ -95,7 +114,8 @@ class DueQueue:
                 if not isinstance(error, (OSError, RecordError)):
                     logger.exception("%s, number %d met an error of its own", self._name, number)
                 self._complaints.warning(logger, "read", "%s, number %d: %s", self._name, number, error)
-                heapq.heapreplace(self._due, (self._now_ms() + RETRY_MS, number))
+                if self._running:
+                    self._put_off(due_ms, number)
                 continue
             if self._due and self._due[0][1] == number:
                 heapq.heappop(self._due)

@@ -80,6 +80,11 @@ class _Half:
     due_ms: int
     """When to ask next."""
     checks: int = 0
+    is_put_off: bool = False
+    """Whether `due_ms` was counted from a clock that was read since, not from when the half message was stored."""
+
+    def put_off(self, due_ms: int) -> None:
+        self.due_ms, self.is_put_off = due_ms, True
 
 
 class OpenTransactions:
@@ -305,10 +310,11 @@ class TransactionChecks:
 
     def _set_all_due(self, now_ms: int) -> None:
         """When to ask about each, where the clock may have been set back since its times were noted, here or at
-        another master. One that was stored in the future is asked about at once (R), an asked one again as usual."""
+        another master. One that was stored in the future is asked about at once (R), one that was put off again as
+        usual, whether or not there was anybody to ask."""
         self._seen_ms = now_ms
         for half in self._transactions.halves.values():
-            if half.checks:
+            if half.is_put_off:
                 half.due_ms = min(half.due_ms, now_ms + max(self._interval_ms, RETRY_MS))
             elif half.stored_ms > now_ms:
                 half.due_ms = now_ms
@@ -328,7 +334,10 @@ class TransactionChecks:
 
     def _opened(self, offset: int) -> None:
         if self._running:
-            heapq.heappush(self._due, (self._transactions.halves[offset].due_ms, offset))
+            half, now_ms = self._transactions.halves[offset], self._clock.wall_ms()
+            if half.stored_ms > now_ms:  # times in the log never go back, so it has that of a clock that was ahead
+                half.due_ms = now_ms + half.due_ms - half.stored_ms
+            heapq.heappush(self._due, (half.due_ms, offset))
             if self._timer is None and (self._asking is None or self._asking.done()):
                 self._arm()
 
@@ -383,10 +392,10 @@ class TransactionChecks:
                 self._check(offset, half, now_ms)
             except (OSError, RecordError, NotWritable, DLedgerError) as error:
                 self._complaints.warning(logger, "check", "the transaction at %d: %s", offset, error)
-                half.due_ms = now_ms + RETRY_MS
+                half.put_off(now_ms + RETRY_MS)
             except Exception:
                 logger.exception("the check of the transaction at %d met an error of its own", offset)
-                half.due_ms = now_ms + RETRY_MS
+                half.put_off(now_ms + RETRY_MS)
             heapq.heappush(self._due, (half.due_ms, offset))
         self._arm()
 
@@ -396,7 +405,7 @@ class TransactionChecks:
 
     def _check(self, offset: int, half: _Half, now_ms: int) -> None:
         message = read_message(self._ledger.store, self._store.queues, offset)
-        half.due_ms = now_ms + self._interval_ms
+        half.put_off(now_ms + self._interval_ms)
         if half.checks >= self._max_checks or now_ms - half.stored_ms > MAX_AGE_MS:
             self._give_up(message, half.checks)
             return

@@ -188,6 +188,34 @@ def test_a_log_that_takes_nothing_for_the_moment_is_asked_again(run_case: Any) -
     run_case(scenario)
 
 
+def test_one_that_could_not_be_read_is_not_put_off_by_a_clock_that_was_ahead(
+    run_case: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, broken = timers_module.read_message, [True]
+    failed = asyncio.Event()
+
+    def read_message(log: Any, queues: Any, offset: int) -> Message:
+        if broken[0]:
+            failed.set()
+            raise OSError("a bad sector")
+        return real(log, queues, offset)
+
+    monkeypatch.setattr(timers_module, "read_message", read_message)
+
+    async def scenario(case: Any) -> None:
+        await send(case, b"x", TIMER_DELAY_SEC=1)
+        case.clock.now_ms += 3_600_000
+        await failed.wait()
+        case.clock.now_ms -= 3_600_000
+        await asyncio.sleep(0.02)
+        broken[0] = False
+        assert await messages(case) == []
+        case.clock.now_ms += 1000
+        await arrived(case, b"x")
+
+    run_case(scenario)
+
+
 def test_one_that_cannot_be_read_holds_up_no_other(run_case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     real, broken = timers_module.read_message, [True]
 

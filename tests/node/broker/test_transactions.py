@@ -289,6 +289,52 @@ def test_a_clock_that_is_set_back_delays_no_question(run_case: Any, helpers: Any
     run_case(scenario)
 
 
+@pytest.mark.mechanism("Check-back")
+def test_a_clock_that_was_ahead_puts_off_no_question_that_nobody_could_be_asked(run_case: Any, helpers: Any) -> None:
+    """No producer was there by then; one that comes later is asked an interval after the clock is right, not a day."""
+
+    async def scenario(case: Any) -> None:
+        await send_half(case, b"x")
+        before = len(case.ledger.barriers)
+        case.clock.now_ms += 86_400_000
+        await helpers.until(lambda: len(case.ledger.barriers) > before)
+        await asyncio.sleep(0.03)
+        case.clock.now_ms -= 86_400_000
+        await asyncio.sleep(0.03)
+        producer = Producer(case.broker.port)
+        try:
+            await producer.hello()
+            case.clock.now_ms += 60_000
+            await helpers.until(lambda: len(producer.asked) == 1)
+        finally:
+            await producer.client.close()
+
+    run_case(scenario)
+
+
+@pytest.mark.mechanism("Check-back")
+def test_what_is_stored_after_the_clock_was_ahead_is_asked_about_in_time(run_case: Any, helpers: Any) -> None:
+    """Its time in the log is that of the last message before it, a day from now."""
+
+    async def scenario(case: Any) -> None:
+        producer = Producer(case.broker.port)
+        try:
+            await producer.hello()
+            case.clock.now_ms += 86_400_000
+            assert (await case.ask(310, {"b": "t", "e": 1}, b"from tomorrow")).code == 0
+            case.clock.now_ms -= 86_400_000
+            await send_half(case, b"x")
+            case.clock.now_ms += 5_999
+            await asyncio.sleep(0.03)
+            assert producer.asked == []
+            case.clock.now_ms += 1
+            await helpers.until(lambda: len(producer.asked) == 1)
+        finally:
+            await producer.client.close()
+
+    run_case(scenario)
+
+
 @pytest.mark.mechanism("END reply: 10/11/12-type put statuses count as SUCCESS")
 @pytest.mark.parametrize("status", [10, 11, 12])
 @pytest.mark.parametrize("verdict", [8, 12])
