@@ -28,6 +28,10 @@ RANKS: Sequence[tuple[str, frozenset[str]]] = (
 
 LATE_RANK = 1
 
+_TYPES: dict[str, type] = {
+    "kind": str, "from": str, "to": str, "connection": int, "number": int, "size": int, "rpcs": list,
+}  # fmt: skip
+
 
 class TraceError(OperatorError):
     """A trace that cannot be read or drawn; one line that names the mend."""
@@ -114,6 +118,7 @@ def read_window(path: Path, *, from_ns: int, to_ns: int, hosts: Collection[str] 
         with path.open("rb") as file:
             for number, event in chain.from_iterable(batch.whole() for batch in read_batches(file)):
                 try:
+                    _require_types(event)
                     time_ns, kind = event["time"], event["kind"]
                     if kind == "limit":
                         limit_ns = time_ns
@@ -163,6 +168,19 @@ def read_window(path: Path, *, from_ns: int, to_ns: int, hosts: Collection[str] 
         )
         raise TraceError(f"nothing was sent between --from {from_ns / 1e9:g} and --to {to_ns / 1e9:g}: {where}{cut}")
     return window
+
+
+def _require_types(event: dict[str, Any]) -> None:
+    """Raise TypeError for a field of a type that it never has: a line of somebody else's, or a damaged one."""
+    if type(event["time"]) is not int:
+        raise TypeError
+    for name, value in event.items():
+        wanted = _TYPES.get(name)
+        if wanted is not None and not isinstance(value, wanted):
+            raise TypeError
+    for rpc in event.get("rpcs", ()):
+        if not isinstance(rpc, dict) or not isinstance(rpc.get("rpc", ""), str):
+            raise TypeError
 
 
 def _logs_of_window(logs: Sequence[LogState], window: Window) -> list[LogState]:

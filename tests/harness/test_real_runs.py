@@ -193,9 +193,9 @@ async def _attack(target: tuple[str, int], seed: int) -> None:
 
 def test_garbage_on_every_port_changes_nothing(tmp_path: Path, state_dir: Path) -> None:
     results = perform_test(tmp_path, system_class=AttackedBroker, nemesis=(), time_limit_s=6.0)
-    assert AttackedBroker.attacks > 300
+    assert AttackedBroker.attacks > 100
     assert results["valid"] is True, results["reason"]
-    assert results["ops"]["ok"] > 300
+    assert results["ops"]["ok"] > 100
 
 
 def _start(cwd: Path, *words: str) -> subprocess.Popen[str]:

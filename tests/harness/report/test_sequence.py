@@ -63,6 +63,19 @@ def test_a_window_has_what_was_under_way_in_it(tmp_path: Path) -> None:
         (None, {}, "--cluster sim --trace"),
         ("", {}, "is empty"),
         ("{}\n", {}, "trace.jsonl:1: not a line of a trace"),
+        *(
+            (json.dumps(EVENTS[0] | damage) + "\n", {}, "trace.jsonl:1: not a line of a trace")
+            for damage in (
+                {"time": [1]},
+                {"from": [1]},
+                {"to": None},
+                {"number": "x"},
+                {"size": {}},
+                {"rpcs": 7},
+                {"rpcs": ["vote"]},
+                {"rpcs": [{"rpc": []}]},
+            )
+        ),
         (json.dumps(EVENTS[0]) + "\nbroken", {}, "trace.jsonl:2"),
         (
             "".join(json.dumps(e) + "\n" for e in EVENTS),
