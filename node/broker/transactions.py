@@ -135,7 +135,7 @@ class OpenTransactions:
     def snapshot(self) -> Any:
         """Everything that is open."""
         return [
-            [offset, half.queue_offset, half.stored_ms, half.due_ms, half.checks]
+            [offset, half.queue_offset, half.stored_ms, half.due_ms, half.checks, half.is_put_off]
             for offset, half in self.halves.items()
         ]
 

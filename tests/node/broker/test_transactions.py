@@ -10,6 +10,7 @@ import pytest
 
 from node.broker import transactions as transactions_module
 from node.broker.ledger import DLedgerCode, Role, StoredInPart
+from node.broker.transactions import OpenTransactions, _Half
 from node.remoting import Command, RemotingClient
 from node.store.record import Message, decode_record, decode_records
 
@@ -310,6 +311,15 @@ def test_a_clock_that_was_ahead_puts_off_no_question_that_nobody_could_be_asked(
             await producer.client.close()
 
     run_case(scenario)
+
+
+def test_a_snapshot_keeps_that_a_question_was_put_off() -> None:
+    before, after = (OpenTransactions(timeout_ms=6000) for _ in range(2))
+    before.halves = {144: _Half(0, 1000, 7000), 839: _Half(1, 2000, 3_602_000, 2, True)}
+    after.restore(json.loads(json.dumps(before.snapshot())))
+    assert after.halves == before.halves
+    after.restore([[144, 0, 1000, 7000, 0]])  # of an earlier version
+    assert after.halves == {144: _Half(0, 1000, 7000)}
 
 
 @pytest.mark.mechanism("Check-back")
