@@ -29,7 +29,8 @@ WHY_NOT = {kind: "needs root" if os.geteuid() != 0 else NetnsCluster.missing("re
 
 USE = {
     "cpu": "while True: pass",
-    "memory": "piece = bytes(1 << 16)\nwhile True:\n    open(sys.argv[1], 'wb').write(piece); time.sleep(0.002)",
+    "memory": "piece, file = bytes(1 << 16), open(sys.argv[1], 'wb', buffering=0)\nwhile True:\n"
+    "    if file.tell() >= 1 << 23: file.seek(0); file.truncate()\n    file.write(piece); time.sleep(0.002)",
     "processes": "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nwhile True:\n"
     "    try: pid = os.fork()\n    except OSError as error: print(error.strerror, flush=True); pid = 1\n"
     "    if pid == 0: time.sleep(0.5); os._exit(0)\n    time.sleep(0.02)",
@@ -37,7 +38,7 @@ USE = {
     "    try: open('/dev/null').close()\n"
     "    except OSError as error: print(error.strerror, flush=True)\n    time.sleep(0.02)",
 }
-"""Programs that never have enough of something."""
+"""Programs that never have enough of something. (A file of 64 KiB, written anew, lives on what is set aside for it.)"""
 SAYS = {"processes": "Resource temporarily unavailable", "descriptors": "Too many open files"}
 
 
