@@ -2,8 +2,9 @@
 
 Sends carry a delay of 0, 1 or 5 seconds (levels 0 to 2). A message is early when it is received before its send was
 invoked plus the delay, by the harness's clock; with a clock nemesis, early messages are found where the system keeps
-its times by the wall clock, as RocketMQ does. Lateness is counted (more than a second) and is no violation:
-while nobody leads, nothing can be delivered.
+its times by the wall clock, as RocketMQ does, and so are lost ones: a message of 5 seconds (a timer message of
+RocketMQ 5) that was sent while a clock was ahead comes as late as it was ahead, which may be after the run. Other
+lateness is counted (more than a second) and is no violation: while nobody leads, nothing can be delivered.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,8 @@ PORTION_MESSAGES = 64
 """Delivered in one turn of the loop."""
 MAX_IN_FLIGHT = 512
 """Messages of one level that are put and not yet dispatched."""
+MAX_ARRIVALS = 1000
+"""Noted for each level; beyond that, messages that come are due when the last of them is."""
 
 
 class DelayProgress:
@@ -103,7 +106,9 @@ class DelayService:
         self._running = False
         self._next = [0] * (LEVELS + 1)
         self._timers: list[asyncio.TimerHandle | asyncio.Handle | None] = [None] * (LEVELS + 1)
-        self._corrected: list[tuple[int, int]] = [(-1, 0)] * (LEVELS + 1)
+        self._arrivals: list[deque[tuple[int, int]]] = [deque() for _ in range(LEVELS + 1)]
+        """By level, of messages whose own times are ahead of the clock: what lies below the first number was there in
+        time to be due at the second, in ms. Both rise."""
         self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
         self.delivered_total = 0
         """Messages put by this service since the start."""
@@ -127,8 +132,22 @@ class DelayService:
 
     def arrived(self, queue_id: int) -> None:
         """A message has entered a level's queue."""
-        if self._running and 0 <= queue_id < LEVELS and self._timers[queue_id + 1] is None:
+        if not self._running or not 0 <= queue_id < LEVELS:
+            return
+        if self._store.last_store_timestamp_ms > self._clock.wall_ms():
+            self._note_arrival(queue_id + 1)
+        if self._timers[queue_id + 1] is None:
             self._soon(queue_id + 1)
+
+    def _note_arrival(self, level: int) -> None:
+        """Times in the log never go back: what is stored after a clock was ahead has the time of the last before it,
+        until the clock has come there again. When it was dispatched is what tells."""
+        queue, arrivals = self._queues.find(SCHEDULE_TOPIC, level - 1), self._arrivals[level]
+        if queue is not None:
+            due_ms = self._clock.wall_ms() + DELAY_LEVELS_MS[level - 1]
+            if arrivals and (len(arrivals) >= MAX_ARRIVALS or arrivals[-1][1] >= due_ms):
+                due_ms = max(due_ms, arrivals.pop()[1])
+            arrivals.append((queue.max_offset, due_ms))
 
     def _progressed(self, level: int) -> None:
         if self._running and self._timers[level] is None:
@@ -178,12 +197,15 @@ class DelayService:
         correctDeliverTimestamp): the message then waits its delay once more, not the hours that the clock lost, and
         what was in the queue by then waits no longer than it does."""
         latest_ms = self._clock.wall_ms() + DELAY_LEVELS_MS[level - 1]
-        before_offset, corrected_ms = self._corrected[level]
-        if offset < before_offset and corrected_ms <= latest_ms:
-            return min(due_ms, corrected_ms)
+        arrivals = self._arrivals[level]
+        while arrivals and arrivals[0][0] <= offset:
+            arrivals.popleft()
+        if arrivals and arrivals[0][1] <= latest_ms:
+            return min(due_ms, arrivals[0][1])
         if due_ms <= latest_ms:
             return due_ms
-        self._corrected[level] = (end_offset, latest_ms)
+        arrivals.clear()  # it was set back once more
+        arrivals.append((end_offset, latest_ms))
         return latest_ms
 
     def _deliver(self, level: int, offset: int, unit: Unit) -> None:

@@ -104,6 +104,11 @@ class MessageStore:
         return self._clock.wall_ms()
 
     @property
+    def last_store_timestamp_ms(self) -> int:
+        """That of the last message that was put here; ahead of `wall_ms` while the clock has been set back."""
+        return self._last_store_timestamp_ms
+
+    @property
     def is_master(self) -> bool:
         """Whether puts are taken now."""
         state = self._ledger.member_state

@@ -111,14 +111,17 @@ def test_what_a_fast_clock_has_stored_waits_its_delay_once_more_and_all_of_it_to
             await send_delayed(case, 2, b"%d" % number)
         case.clock.now_ms = began_ms
         await asyncio.sleep(0.03)
+        case.clock.now_ms = began_ms + 1_000
         await send_delayed(case, 2, b"later")  # store timestamps never go back, so this one's is too far away as well
         case.clock.now_ms = began_ms + 4_999
         await asyncio.sleep(0.03)
         assert await messages(case) == []
         case.clock.now_ms = began_ms + 5_000
         assert [message.body for message in await arrived(case, 5)] == [b"%d" % number for number in range(5)]
+        case.clock.now_ms = began_ms + 5_999
         await asyncio.sleep(0.03)
-        case.clock.now_ms = began_ms + 10_000
+        assert len(await messages(case)) == 5
+        case.clock.now_ms = began_ms + 6_000
         assert (await arrived(case, 6))[-1].body == b"later"
 
     run_case(scenario)
@@ -200,6 +203,35 @@ def test_a_clock_that_is_set_back_delays_once_more_at_most(run_case: Any) -> Non
         assert await messages(case) == []
         case.clock.now_ms += 1
         assert len(await arrived(case, 1)) == 1
+
+    run_case(scenario)
+
+
+def test_what_is_stored_after_the_clock_was_ahead_waits_its_delay_and_no_longer(
+    run_case: Any, monkeypatch: Any
+) -> None:
+    """Its time in the log is that of the last message before it, an hour from now; its own arrival is what counts."""
+    monkeypatch.setattr(delay_module, "MAX_ARRIVALS", 3)
+
+    async def scenario(case: Any) -> None:
+        case.clock.now_ms += 3_600_000
+        assert (await case.ask(310, {"b": "t", "e": 1}, b"from later")).code == 0
+        case.clock.now_ms -= 3_600_000
+        for number in range(6):
+            await send_delayed(case, 1, b"%d" % number)
+            case.clock.now_ms += 100
+        case.clock.now_ms += 399
+        await asyncio.sleep(0.03)
+        assert len(await messages(case)) == 1
+        case.clock.now_ms += 1
+        assert [message.body for message in await arrived(case, 2)] == [b"from later", b"0"]
+        case.clock.now_ms += 100
+        assert (await arrived(case, 3))[-1].body == b"1"
+        case.clock.now_ms += 300
+        await asyncio.sleep(0.03)
+        assert len(await messages(case)) == 3, "those that were too many are due with the last"
+        case.clock.now_ms += 100
+        assert len(await arrived(case, 7)) == 7
 
     run_case(scenario)
 
