@@ -172,7 +172,7 @@ def _perform(parts: Parts, passage: Passage, directory: str, out_fd: int, parent
     try:
         end_with_parent(parent_pid)
         os.chdir(directory)
-        logging.getLogger().addHandler(logging.NullHandler())  # nobody is told what hosts did in some continuation
+        logging.getLogger().addHandler(logging.NullHandler())  # else Python writes the warnings of each to stderr
         run_harness(parts.cluster_class, _main(parts, passage, out_fd), seed=parts.test.seed)
     except BaseException as error:
         _send(out_fd, {"problem": f"{type(error).__name__}: {error}"[:1000]})

@@ -142,6 +142,8 @@ class OpenTransactions:
     def restore(self, state: Any) -> None:
         """Go on from a snapshot, None: from nothing."""
         self.halves = {offset: _Half(*numbers) for offset, *numbers in state or []}
+        for half in self.halves.values():
+            half.is_put_off |= half.checks > 0  # which a snapshot of an earlier version does not say
 
     async def flush(self) -> None:
         """The snapshot is all there is."""
