@@ -16,12 +16,12 @@ from typing import Any
 from checker.history import FAIL, INFO, History, HistoryError
 from checker.linearizability.booleans import exact_model
 from checker.linearizability.budget import Budget
-from checker.linearizability.steps import checked_step, is_ours
+from checker.linearizability.steps import VALUE_ERRORS, checked_step, is_ours, unusable
 from checker.models.base import ILLEGAL, UNKNOWN, Model, ModelError
 from checker.tally import Events, Tally
 from checker.values import exact
 from checker.verdict import Result, Verdict
-from checker.words import named_row, short
+from checker.words import named_row
 
 __all__ = ["check_sequential"]
 
@@ -61,11 +61,10 @@ def check_sequential(
     history = History.of(events)
     try:
         return _check(history, model, Budget(timeout_s=timeout_s, memory_mb=memory_mb))
-    except (TypeError, ValueError, LookupError, AttributeError) as error:
+    except VALUE_ERRORS as error:
         if isinstance(error, (HistoryError, ModelError)) or not is_ours(model):
             raise
-        what = f"{type(error).__name__}: {short(str(error))}"
-        raise HistoryError(f"a {model.name} cannot be used with values like these ({what})") from error
+        raise unusable(history, model, error) from error
 
 
 def _check(history: History, model: Model, budget: Budget) -> Result:

@@ -12,7 +12,7 @@ from checker.linearizability.booleans import distinguished, mixes_booleans
 from checker.linearizability.budget import Budget, no_collection
 from checker.linearizability.engine import KeyOutcome, Unhashable, decide
 from checker.linearizability.parallel import decide_in_parallel
-from checker.linearizability.steps import is_ours
+from checker.linearizability.steps import VALUE_ERRORS, is_ours, unusable
 from checker.models.base import Model, ModelError
 from checker.models.registry import parse_model
 from checker.verdict import Result, Verdict, bounded, worst
@@ -49,9 +49,8 @@ def check(
     budget = Budget(timeout_s=timeout_s, memory_mb=memory_mb)
     if isinstance(model, str):
         model = parse_model(model)
+    history = given = History.of(history)
     try:
-        history = History.of(history)
-        given = history
         if mixes_booleans(history, model):
             history, model = distinguished(history, model)
         elif history.booleans:
@@ -70,11 +69,10 @@ def check(
                 history = replace(history, value=list(values), result=list(results))
             result = _check(history, model, budget, explained, jobs, frozen=True, first=first)
         return result if history is given else _as_recorded(result, given)
-    except (TypeError, ValueError, LookupError, AttributeError) as error:
+    except VALUE_ERRORS as error:
         if isinstance(error, (HistoryError, ModelError)) or not is_ours(model):
             raise
-        what = f"{type(error).__name__}: {short(str(error))}"
-        raise HistoryError(f"a {model.name} cannot be used with values like these ({what})") from error
+        raise unusable(given, model, error) from error
 
 
 def _as_recorded(result: Result, history: History) -> Result:

@@ -7,10 +7,15 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-from checker.models.base import ILLEGAL, Model, ModelError
+from checker.history import FAIL, OK, History, HistoryError
+from checker.models.base import ILLEGAL, UNKNOWN, Model, ModelError
 from checker.values import exact
+from checker.words import named_row, short
 
-__all__ = ["Step", "checked_step", "is_ours"]
+__all__ = ["VALUE_ERRORS", "Step", "checked_step", "is_ours", "unusable"]
+
+#: What a model's ``step`` raises at a value of another shape than its own.
+VALUE_ERRORS = (TypeError, ValueError, LookupError, AttributeError)
 
 _MEND = "it must return the state after the operation, or ILLEGAL where the operation is not possible"
 
@@ -20,6 +25,25 @@ Step = Callable[[Any, str, Any, Any], Any]
 def is_ours(model: Model) -> bool:
     """Whether the model is one of this package, not a class of the user's."""
     return type(model).__module__.startswith("checker.")
+
+
+def unusable(history: History, model: Model, error: Exception) -> HistoryError:
+    """What to raise in the place of one of :data:`VALUE_ERRORS`: it names the first operation that the model cannot be
+    used with, where that shows in its first state already."""
+    what, start = "values like these", model.start()
+    for row, (f, value, status, result) in enumerate(
+        zip(history.f, history.value, history.status, history.result, strict=True)
+    ):
+        if status == FAIL:
+            continue
+        try:
+            model.step(start, f, value, result if status == OK else UNKNOWN)
+        except VALUE_ERRORS as first:
+            what, error = named_row(history, row), first
+            if status == OK:
+                what += f", which answered {short(result)}"
+            break
+    return HistoryError(f"a {model.name} cannot be used with {what} ({type(error).__name__}: {short(str(error))})")
 
 
 def checked_step(model: Model) -> Step:

@@ -151,7 +151,8 @@ class Set(Model):
     def describe(self, f: str, value: Any, result: Any) -> str:
         if f == "read":
             return super().describe(f, value, result)
-        return f"{f}({shortened(value)})" + ("" if truth(result) is None else f" -> {result}")
+        says = result is not UNKNOWN if f == "contains" else truth(result) is not None
+        return f"{f}({shortened(value)})" + (f" -> {shortened(result)}" if says else "")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -202,6 +202,14 @@ def test_amounts_are_numbers(done) -> None:
     assert check(done((0, "add", 1, True), (0, "read", None, 1)), "fetch-and-add:initial=1").verdict is Verdict.INVALID
 
 
+def test_the_operation_that_a_model_cannot_be_used_with_is_named(done) -> None:
+    history = done((0, "add", 1, True), (1, "read", None, [1]), (2, "read", None, 5))
+    with pytest.raises(HistoryError, match=r"a set cannot be used with process 2's read\(\) -> 5 \(.*answered 5"):
+        check(history, "set")
+    odd = check(done((0, "contains", 7, 7)), "set")
+    assert odd.verdict is Verdict.INVALID and "contains(7) -> 7" in odd.reason
+
+
 def test_checkers_beside_linearizability(done) -> None:
     assert check_unique_ids(done((0, "generate", None, True), (0, "generate", None, 1))).verdict is Verdict.VALID
     lost = check_set(done((0, "add", True, None), (0, "add", 1, None), (0, "read", None, [1])))
