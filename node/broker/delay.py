@@ -105,6 +105,9 @@ class DelayService:
         self._store_host = store_host
         self._running = False
         self._next = [0] * (LEVELS + 1)
+        self._in_flight: list[deque[int]] = [deque() for _ in range(LEVELS + 1)]
+        """By level, the messages that are put and not yet dispatched. What is passed over, because it went with the
+        oldest files or names no place, is never dispatched, and is not among them."""
         self._timers: list[asyncio.TimerHandle | asyncio.Handle | None] = [None] * (LEVELS + 1)
         self._arrivals: list[deque[tuple[int, int]]] = [deque() for _ in range(LEVELS + 1)]
         """By level, of messages whose own times are ahead of the clock: what lies below the first number was there in
@@ -118,6 +121,7 @@ class DelayService:
         self.stop()
         self._running = True
         self._next = list(self._progress.delivered)
+        self._in_flight = [deque() for _ in range(LEVELS + 1)]
         self._progress.on_progress = self._progressed
         for level in range(1, LEVELS + 1):
             self._soon(level)
@@ -166,9 +170,12 @@ class DelayService:
         if queue is None or not self._running:
             return
         self._next[level] = max(self._next[level], queue.min_offset)
+        in_flight = self._in_flight[level]
+        while in_flight and in_flight[0] < self._progress.delivered[level]:
+            in_flight.popleft()
         for _ in range(PORTION_MESSAGES):
             offset = self._next[level]
-            if offset - self._progress.delivered[level] >= MAX_IN_FLIGHT:
+            if len(in_flight) >= MAX_IN_FLIGHT:
                 return  # the dispatch of one of them comes back here
             try:
                 units = queue.read(offset, 1)
@@ -230,4 +237,5 @@ class DelayService:
             )
         )
         forget(put.committed)
+        self._in_flight[level].append(offset)
         self.delivered_total += 1

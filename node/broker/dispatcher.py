@@ -464,6 +464,8 @@ class Dispatcher:
         mark = self._mark
         if mark.index == self._checkpointed_index:
             return True
+        if self.failure is not None:
+            return True  # the queues may hold a part of the entry behind the mark
         try:
             derived = {name: derivation.snapshot() for name, derivation in self._derivations.items()}
             index_ms = self._index_timestamp_ms()

@@ -25,6 +25,7 @@ from node.store.properties import (
     TIMER_TAKE_BACK,
     decode_properties,
     join_properties,
+    whole_number,
 )
 from node.store.record import Message, RecordError
 from node.store.record_batch import RecordBatch, batch_of_one
@@ -94,10 +95,10 @@ def delayed_source_of(number: int) -> tuple[int, int] | None:
 
 def real_place(message: Message) -> tuple[str, int]:
     """Topic and queue that a message is meant for which waits elsewhere. Raises RecordError when it does not say."""
-    topic, queue_id = message.properties.get(REAL_TOPIC), message.properties.get(REAL_QUEUE_ID, "")
-    if not topic or not queue_id.isdecimal():
+    topic, queue_id = message.properties.get(REAL_TOPIC), whole_number(message.properties.get(REAL_QUEUE_ID))
+    if not topic or queue_id is None:
         raise RecordError("the message names no place to go to")
-    return topic, int(queue_id)
+    return topic, queue_id
 
 
 def delay_level(text: str) -> int:

@@ -40,7 +40,7 @@ _TOKEN = re.compile(
 _BETWEEN_TOKENS = re.compile(r"(?:[ \t\n\r\f]|--[^\n\r]*|/\*.*?\*/)*", re.DOTALL)
 _NUMBER = re.compile(r"(?P<whole>[+-]?[0-9]+)|[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 MAX_DIGITS = 400
-"""Of a property that is read as a number; a double ends at 309, and an integer of many takes long to read."""
+"""Of a number in an expression, and of a property that is read as one; a double ends at 309, and an integer of many takes long to read."""
 _KEYWORDS = frozenset(
     ["AND", "OR", "NOT", "IS", "NULL", "IN", "BETWEEN", "TRUE", "FALSE", "LIKE", "CONTAINS", "STARTSWITH", "ENDSWITH"]
 )
@@ -258,7 +258,10 @@ class _Parser:
             return _Operand(lambda properties: properties.get(text), True)
         value: Value = text
         if kind == "number":
-            value = int(text.rstrip("lL")) if text.rstrip("lL").isdigit() else float(text)
+            digits = text.rstrip("lL")
+            if len(digits) > MAX_DIGITS:
+                raise SqlError(f"a number of {len(digits)} digits, at most {MAX_DIGITS} are read")
+            value = int(digits) if digits.isdigit() else float(text)
         elif kind == "keyword":
             value = {"TRUE": True, "FALSE": False}.get(text)
         is_word = kind == "keyword"

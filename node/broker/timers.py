@@ -22,7 +22,7 @@ from node.broker.ledger import LedgerStore
 from node.broker.message_store import MessageStore
 from node.broker.requeue import TIMER_SOURCE, copy_of, real_place, source_number, source_of
 from node.runtime import Clock
-from node.store.properties import REAL_QUEUE_ID, REAL_TOPIC, TIMER_DELIVERED, property_value
+from node.store.properties import REAL_QUEUE_ID, REAL_TOPIC, TIMER_DELIVERED, property_value, whole_number
 from node.store.queue_store import QueueStore
 from node.store.record import RecordError, RecordSummary
 
@@ -47,8 +47,7 @@ class OpenTimers:
     def dispatch(self, record: RecordSummary) -> None:
         """Note a message that waits, or that one was delivered."""
         if record.topic == TIMER_TOPIC:
-            text = property_value(record.properties_text, TIMER_DELIVERED) or ""
-            due_ms = int(text) if text.isdecimal() else 0
+            due_ms = whole_number(property_value(record.properties_text, TIMER_DELIVERED)) or 0
             self.due_ms[record.queue_offset] = due_ms
             self.on_opened(due_ms, record.queue_offset)
         elif record.prepared_transaction_offset < 0:

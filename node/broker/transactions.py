@@ -40,6 +40,7 @@ from node.store.properties import (
     UNIQUE_KEY,
     join_properties,
     property_value,
+    whole_number,
 )
 from node.store.record import (
     SYS_FLAG_TRANSACTION_COMMIT,
@@ -105,9 +106,9 @@ class OpenTransactions:
         """Note a half message, or that a transaction has ended."""
         if record.topic == HALF_TOPIC:
             timeout_ms = self.timeout_ms
-            immunity = property_value(record.properties_text, CHECK_IMMUNITY_S)
-            if immunity is not None and immunity.isdecimal():
-                timeout_ms = min(int(immunity) * 1000, MAX_AGE_MS)
+            immunity_s = whole_number(property_value(record.properties_text, CHECK_IMMUNITY_S))
+            if immunity_s is not None:
+                timeout_ms = min(immunity_s * 1000, MAX_AGE_MS)
             stored_ms = record.store_timestamp_ms
             self.halves[record.physical_offset] = _Half(record.queue_offset, stored_ms, stored_ms + timeout_ms)
             self.on_opened(record.physical_offset)

@@ -38,7 +38,11 @@ __all__ = [
     "encode_properties",
     "join_properties",
     "property_value",
+    "whole_number",
 ]
+
+_LONG_DIGITS = 19
+"""Of Java's long; Python refuses to read numbers of some thousands of digits, which fit into a property."""
 
 NAME_VALUE_SEPARATOR = "\x01"
 PROPERTY_SEPARATOR = "\x02"
@@ -124,3 +128,8 @@ def property_value(text: str, name: str) -> str | None:
         if pair.startswith(needle):
             value = pair[len(needle) :]
     return value
+
+
+def whole_number(text: str | None) -> int | None:
+    """A property's value as a number; None where it is none, or has more digits than a long of Java's."""
+    return int(text) if text is not None and text.isdecimal() and len(text) <= _LONG_DIGITS else None

@@ -309,6 +309,24 @@ def test_delays_work_without_dledger_and_across_a_restart(run: Any, helpers: Any
     run(second)
 
 
+def test_a_level_goes_on_behind_more_messages_than_may_be_in_flight_that_went_with_old_files(
+    run: Any, helpers: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(delay_module, "RECHECK_S", 0.005)
+    monkeypatch.setattr(delay_module, "MAX_IN_FLIGHT", 10)
+
+    async def scenario(case: Case) -> None:
+        for _ in range(120):
+            assert (await case.send(b"x" * 2000, i="DELAY\x0118\x02")).code == 0
+        await case.broker.ledger.expire()
+        waiting = case.broker.queues.find("SCHEDULE_TOPIC_XXXX", 17)
+        assert waiting is not None and waiting.min_offset > 10
+        case.clock.now_ms += 7_200_000
+        await helpers.until(lambda: case.broker.delays.delivered_total == 120 - waiting.min_offset)
+
+    run(scenario, "classic.disk_capacity_bytes=131072", "classic.disk_max_ratio_percent=75")
+
+
 def test_files_are_looked_at_by_themselves(run: Any, helpers: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(classic_module, "EXPIRY_CHECK_S", 0.01)
 

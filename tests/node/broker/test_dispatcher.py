@@ -442,6 +442,50 @@ def test_an_error_of_a_derivation_does_not_end_checkpoints(
     asyncio.run(main())
 
 
+def test_no_checkpoint_has_a_part_of_the_entry_that_dispatch_failed_at(make_parts: Any, helpers: Any) -> None:
+    """Its unit is in the queue, and what is derived of it may not be; a restart has to make both."""
+
+    class Derived:
+        fails = True
+        seen = 0
+
+        def dispatch(self, record: Any) -> None:
+            if self.fails and record.queue_offset == 1:
+                raise RuntimeError("an error of its own")
+            self.seen += 1
+
+        def dispatch_batch(self, batch: Any) -> None: ...
+
+        def snapshot(self) -> Any:
+            return self.seen
+
+        def restore(self, state: Any) -> None:
+            self.seen = state or 0
+
+        async def flush(self) -> None: ...
+
+    async def main() -> None:
+        parts, derived = make_parts(), Derived()
+        for _ in range(2):
+            dispatcher = dispatcher_module.Dispatcher(
+                parts.ledger.store, parts.queues, on_arrival=parts.holds.wake, derivations={"derived": derived}
+            )
+            parts.ledger.add_commit_listener(dispatcher.notify)
+            await dispatcher.start()
+            if derived.fails:
+                add(parts, 0, 0)
+                add(parts, 0, 1)
+                parts.ledger.commit()
+                await asyncio.wait_for(dispatcher.failed.wait(), 5)
+            else:
+                await helpers.until(lambda: dispatcher.dispatched_index == 1)  # noqa: B023
+            await dispatcher.stop()
+            derived.fails = False
+        assert (derived.seen, dispatcher.repeated_total, offsets(parts)) == (2, 0, {("t", 0): 2})
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("where", ["derivation", "arrival"])
 def test_an_error_that_nobody_foresaw_is_seen_and_keeps_nobody_waiting(
     make_parts: Any, helpers: Any, caplog: pytest.LogCaptureFixture, where: str

@@ -193,6 +193,21 @@ def test_open_transactions_survive_restarts_with_and_without_the_checkpoint(
 
 
 @pytest.mark.mechanism("start/shutdownProcessorByHa")
+def test_a_number_that_is_longer_than_any_long_is_none(run_case: Any) -> None:
+    """Python does not read one of more than 4,300 digits, and an error there would end every member's dispatch."""
+
+    async def scenario(case: Any) -> None:
+        half = await send_half(case, b"x", f"CHECK_IMMUNITY_TIME_IN_SECONDS\x01{'9' * 4301}\x02")
+        assert (await case.table())["openTransactions"] == "1"
+        assert [each.due_ms - each.stored_ms for each in case.broker.transactions.halves.values()] == [
+            case.broker.transactions.timeout_ms
+        ]
+        assert (await case.ask(37, {**half, "commitOrRollback": 8})).code == 0
+        assert [message.body for message in await messages(case)] == [b"x"]
+
+    run_case(scenario)
+
+
 def test_a_slave_asks_nobody(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         producer = Producer(case.broker.port)
