@@ -165,17 +165,22 @@ class PopProcessor:
         self.in_order = OrderedQueues()
         self._ahead: dict[QueueOfGroup, int] = {}
         self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
-        checkpoints.on_consumed = self.commit
+        checkpoints.on_consumed = self._consumed
 
     def start(self) -> None:
         """This node is master now: everything of the log is dispatched, so what was given out is exact."""
         self._ahead.clear()
         self.in_order.clear()
         for queue, offset in self._checkpoints.consumed():  # the table may be older, after a crash
-            self.commit(queue, offset)
+            self._consumed(queue, offset)
 
     def stop(self) -> None:
         """Requests that are held hear it from the gate."""
+
+    def _consumed(self, queue: QueueOfGroup, offset: int) -> None:
+        """As `commit`, for a group that may have pulled since and be further."""
+        if offset > (self._offsets.find(*queue) or 0):
+            self.commit(queue, offset)
 
     def commit(self, queue: QueueOfGroup, offset: int) -> None:
         """A group has dealt with everything of a queue below the offset."""
@@ -283,14 +288,13 @@ class PopProcessor:
 
     def _position(self, request: _PopRequest, key: QueueOfGroup, queue: ConsumeQueue) -> int:
         """The offset of the next message for the group."""
-        committed = self._offsets.find(*key)
-        following = None if request.in_order else self._checkpoints.next_offsets.get(key)
-        if following is None:
-            following = committed
+        known = [self._offsets.find(*key)]  # beyond the others where the group has pulled meanwhile
+        if not request.in_order:
+            known += [self._checkpoints.next_offsets.get(key), self._ahead.get(key)]
+        following = max((offset for offset in known if offset is not None), default=None)
         if following is None:
             following = self._first(request, key[1], queue)
             self.commit(key, following)
-        following = max(following, 0 if request.in_order else self._ahead.get(key, 0))
         if following > queue.max_offset:  # the topic was deleted and made again
             following = queue.min_offset
         return max(following, queue.min_offset)

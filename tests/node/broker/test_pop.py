@@ -415,6 +415,28 @@ def test_a_group_that_pulled_goes_on_where_it_was(run_case: Any) -> None:
     run_case(scenario)
 
 
+@pytest.mark.parametrize("when", ["late acknowledgement", "change of masters"])
+def test_a_group_that_pulls_after_it_popped_is_not_set_back(run_case: Any, helpers: Any, when: str) -> None:
+    async def scenario(case: Any) -> None:
+        for number in range(10):
+            assert (await case.send(b"%d" % number, queue_id=0)).code == 0
+        got = await popped(case, 3)
+        for each in got[:2]:
+            await ack(case, each)
+        pulling = {"consumerGroup": "g", "topic": "t", "queueId": 0}
+        assert (await case.ask(15, {**pulling, "commitOffset": 8})).code == 0
+        await ack(case, got[2])
+        if when == "change of masters":
+            case.ledger.become(Role.FOLLOWER, 2, leader_id="n2")
+            await helpers.until(lambda: not case.broker.store.is_master)
+            case.ledger.become(Role.LEADER, 3)
+            await helpers.until(lambda: case.broker.store.is_master)
+        assert (await case.ask(14, pulling)).ext_fields["offset"] == "8"
+        assert bodies(await popped(case)) == [b"8", b"9"]
+
+    run_case(scenario)
+
+
 def test_revival_waits_while_the_log_takes_nothing(
     run_case: Any, hands: Hands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
