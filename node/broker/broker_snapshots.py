@@ -65,10 +65,11 @@ class BrokerSnapshots:
         self._states: dict[str, Any] = {}
         self._tables: Tables | None = None
 
-    def derivations(self, **derivations: Derivation) -> Mapping[str, Derivation]:
-        """The derivations of a dispatcher, so that they go on from a snapshot where they have to."""
+    def derivations(self, without_snapshots: Derivation, **derivations: Derivation) -> Mapping[str, Derivation]:
+        """The derivations of a dispatcher, so that they go on from a snapshot where they have to. On a log that has
+        none, another one is the basis."""
         if self.ledger is None:
-            return derivations
+            return {BASIS: without_snapshots, **derivations}
         self._derivations = {name: each for name, each in derivations.items() if name in IN_SNAPSHOTS}
         others = {name: each for name, each in derivations.items() if name not in self._derivations}
         based = {name: _Based(name, each, self) for name, each in self._derivations.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -167,6 +167,8 @@ class ClassicLedger:
         )
         self.store = ClassicStore(self.log)
         self.member_state = _State(self_id=options.self_id, role=role)
+        self.before_removed: Callable[[int], Awaitable[bool]] = _may_go
+        """Asked before files go whether what lies before a position may. Raises OSError."""
         self.on_removed: Callable[[int], None] = lambda begin_position: None
         """Called with the log's new begin when files were removed."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -275,22 +277,27 @@ class ClassicLedger:
 
     async def expire(self) -> None:
         """Look once for files to remove, see RetentionConfig. The newest file always stays. Raises OSError."""
-        config, log = self._config, self.log
+        log = self.log
         before = log.begin_position
-        while True:
-            following = log.begin_position - log.begin_position % log.segment_size_bytes + log.segment_size_bytes
-            if following >= log.synced_position:
-                break
-            if not config.lets_go(
-                now_ms=self._runtime.clock.wall_ms(),
-                next_stored_ms=log.first_timestamp_ms(following),
-                log_bytes=log.end_position - log.begin_position,
-            ):
-                break
-            await log.remove_before(following)
-        if log.begin_position != before:
-            logger.info("removed the log up to %d", log.begin_position)
-            self.on_removed(log.begin_position)
+        try:
+            while (position := self._may_be_removed()) is not None and await self.before_removed(position):
+                await log.remove_before(position)
+        finally:  # some may be gone where the next could not be removed
+            if log.begin_position != before:
+                logger.info("removed the log up to %d", log.begin_position)
+                self.on_removed(log.begin_position)
+
+    def _may_be_removed(self) -> int | None:
+        """Where the oldest file ends, if it is to go."""
+        log = self.log
+        following = log.begin_position - log.begin_position % log.segment_size_bytes + log.segment_size_bytes
+        if following < log.synced_position and self._config.lets_go(
+            now_ms=self._runtime.clock.wall_ms(),
+            next_stored_ms=log.first_timestamp_ms(following),
+            log_bytes=log.end_position - log.begin_position,
+        ):
+            return following
+        return None
 
     def append_batch(
         self,
@@ -331,6 +338,10 @@ class ClassicLedger:
     async def read_barrier(self, mode: ReadMode) -> int:
         """Nobody else can have written, so what is committed here is all there is."""
         return self.store.committed_index
+
+
+async def _may_go(position: int) -> bool:
+    return True
 
 
 def _call(on_done: Callable[[Exception | None], object], error: Exception | None) -> None:

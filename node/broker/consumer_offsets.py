@@ -7,7 +7,7 @@ may know less than the old one did: consumers then get messages again, which is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from node.broker.lazy_file import LazyFile
@@ -135,6 +135,17 @@ class ConsumerOffsets:
         for key in [key for key in self._table if key.rpartition(_SEPARATOR)[2] == group]:
             self._count -= len(self._table.pop(key))
             self._file.touch()
+
+    def keep_within(self, end_of: Callable[[str, int], int]) -> None:
+        """No group is beyond the end of a queue, given by topic and number: where a log without a quorum has lost its
+        newest messages, the next ones get their numbers, and a group that had consumed those would skip these."""
+        for key, queues in self._table.items():
+            topic, _ = split_key(key)
+            for queue_id, offset in queues.items():
+                end = end_of(topic, queue_id)
+                if offset > end:
+                    queues[queue_id] = end
+                    self._file.touch()
 
     async def stop(self) -> None:
         """Write what is pending."""

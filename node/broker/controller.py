@@ -47,6 +47,7 @@ from node.broker.ports import PULL_CODES, Ports
 from node.broker.pull import PullHolds, PullProcessor
 from node.broker.query import QueryProcessor
 from node.broker.query_context import QueryContext
+from node.broker.queue_ends import QueueEnds
 from node.broker.reads import ReadGate
 from node.broker.rebalance_locks import RebalanceLocks
 from node.broker.registration import Identity, NameServerRegistrar, registration_body
@@ -136,11 +137,13 @@ class BrokerController:
             entries=config.limits.index_entries,
         )
         self.snapshots = BrokerSnapshots(self.ledger, self.queues)
+        self._queue_ends = QueueEnds(runtime.disk, f"{config.data_dir}/queueEnds.json", self.queues, self.ledger.store)
         self.dispatcher = Dispatcher(
             self.ledger.store,
             self.queues,
             on_arrival=self._messages_arrived,
             derivations=self.snapshots.derivations(
+                self._queue_ends,
                 delay=self.delay_progress,
                 timers=self.open_timers,
                 pop=self.checkpoints,
@@ -341,6 +344,7 @@ class BrokerController:
         self._assignments.load()
         self.ledger.add_commit_listener(self.dispatcher.notify)
         if isinstance(self.ledger, ClassicLedger):
+            self.ledger.before_removed = self._keep_queue_ends
             self.ledger.on_removed = self._log_removed
         await self.ledger.start()
         await self.dispatcher.start()
@@ -493,6 +497,17 @@ class BrokerController:
         await self.dispatcher.failed.wait()
         return f"the commit log below {self.config.data_dir} is damaged: {self.dispatcher.failure}"
 
+    async def _keep_queue_ends(self, position: int) -> bool:
+        """Before files of the log go, up to that position: what is not dispatched must not."""
+        if self.dispatcher.dispatched_index < position - 1:
+            return False
+        await self._queue_ends.save()
+        return True
+
+    def _end_of_queue(self, topic: str, queue_id: int) -> int:
+        queue = self.queues.find(topic, queue_id)
+        return queue.max_offset if queue is not None else 0
+
     def _log_removed(self, begin_position: int) -> None:
         """Files of the log are gone: what points into them follows."""
         self.queues.trim(begin_position)
@@ -508,6 +523,8 @@ class BrokerController:
     def _role_changed(self) -> None:
         self.slave.role_changed(self.store.is_master)
         if self.store.is_master:
+            if isinstance(self.ledger, ClassicLedger):
+                self.offsets.keep_within(self._end_of_queue)
             for service in self._masters_services:
                 service.start()
         else:

@@ -79,6 +79,15 @@ class LogExpiry:
         """Look once. Raises OSError, DLedgerError; ValueError where no snapshot can be taken."""
         store = self._store
         before = store.begin_pos
+        try:
+            await self._remove_what_may_go()
+        finally:  # some may be gone where the next could not be removed
+            if store.begin_pos != before:
+                logger.info("removed the log up to %d, entry %d", store.begin_pos, store.ledger_begin_index)
+                self._on_removed(store.begin_pos)
+
+    async def _remove_what_may_go(self) -> None:
+        store = self._store
         while True:
             first = store.first_of_next_file()
             if first is None or first.index > min(store.committed_index, self._dispatcher.checkpointed_index):
@@ -94,9 +103,6 @@ class LogExpiry:
                 break
             if not is_due or not await self._has_snapshot(first.index - 1) or not await store.remove_before(first):
                 break
-        if store.begin_pos != before:
-            logger.info("removed the log up to %d, entry %d", store.begin_pos, store.ledger_begin_index)
-            self._on_removed(store.begin_pos)
 
     async def _has_snapshot(self, index: int) -> bool:
         """Whether what goes is in a snapshot; one is taken where that is not so yet."""

@@ -40,7 +40,8 @@ _TOKEN = re.compile(
 _BETWEEN_TOKENS = re.compile(r"(?:[ \t\n\r\f]|--[^\n\r]*|/\*.*?\*/)*", re.DOTALL)
 _NUMBER = re.compile(r"(?P<whole>[+-]?[0-9]+)|[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 MAX_DIGITS = 400
-"""Of a number in an expression, and of a property that is read as one; a double ends at 309, and an integer of many takes long to read."""
+"""Of a number in an expression, and of a property that is read as one; a double ends at 309, and an integer of many
+takes long to read."""
 _KEYWORDS = frozenset(
     ["AND", "OR", "NOT", "IS", "NULL", "IN", "BETWEEN", "TRUE", "FALSE", "LIKE", "CONTAINS", "STARTSWITH", "ENDSWITH"]
 )

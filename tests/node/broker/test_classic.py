@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import shutil
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -325,6 +327,107 @@ def test_a_level_goes_on_behind_more_messages_than_may_be_in_flight_that_went_wi
         await helpers.until(lambda: case.broker.delays.delivered_total == 120 - waiting.min_offset)
 
     run(scenario, "classic.disk_capacity_bytes=131072", "classic.disk_max_ratio_percent=75")
+
+
+CROWDED = ("classic.disk_capacity_bytes=131072", "classic.disk_max_ratio_percent=75")
+
+
+async def lose_queue_1(case: Case) -> None:
+    """A hundred messages that a group has consumed and that go with the oldest files."""
+    for number in range(100):
+        assert (await case.send(b"%d" % number, e=1)).code == 0
+    consumed = {"consumerGroup": "g", "topic": "t", "queueId": 1, "commitOffset": 100}
+    assert (await case.ask(15, consumed)).code == 0
+    await fill(case)
+    await case.broker.ledger.expire()
+    queue = case.broker.queues.find("t", 1)
+    assert queue is not None and (queue.min_offset, queue.max_offset) == (100, 100)
+
+
+async def get_new_ones(case: Case, first: int) -> None:
+    """Nothing is skipped of what comes next."""
+    reply = await case.ask(14, {"consumerGroup": "g", "topic": "t", "queueId": 1})
+    assert reply.ext_fields["offset"] == str(first)
+    for number in range(3):
+        reply = await case.send(b"new %d" % number, e=1)
+        assert reply.ext_fields["queueOffset"] == str(first + number)
+    assert await case.bodies(first, queue_id=1) == [b"new 0", b"new 1", b"new 2"]
+
+
+@pytest.mark.parametrize("lost", ["checkpoint", "checkpoint and ends"])
+def test_a_queue_that_has_lost_all_its_messages_goes_on_where_it_ended(run: Any, tmp_path: Path, lost: str) -> None:
+    async def second(case: Case) -> None:
+        await get_new_ones(case, 100 if lost == "checkpoint" else 0)
+
+    async def third(case: Case) -> None:
+        queue = case.broker.queues.find("t", 1)
+        assert queue is not None and queue.max_offset == (103 if lost == "checkpoint" else 3)
+
+    run(lose_queue_1, *CROWDED)
+    (tmp_path / "data" / "consumequeue.checkpoint").unlink()
+    if lost != "checkpoint":
+        for name in ("queueEnds.json", "queueEnds.json.bak"):
+            (tmp_path / "data" / name).write_bytes(b"{}?")
+    run(second, *CROWDED)
+    run(third, *CROWDED)
+
+
+def test_a_group_is_not_beyond_the_end_of_a_log_that_has_lost_its_newest_messages(run: Any, tmp_path: Path) -> None:
+    """An asynchronous flush and a power cut: the next messages get the numbers of those that are gone."""
+    synced = 0
+
+    async def first(case: Case) -> None:
+        nonlocal synced
+        for number in range(5):
+            assert (await case.send(b"%d" % number, e=1)).code == 0
+        await case.broker.ledger.log.sync()
+        synced = case.broker.ledger.log.synced_position
+        for number in range(5, 10):
+            assert (await case.send(b"%d" % number, e=1)).code == 0
+        assert (await case.ask(15, {"consumerGroup": "g", "topic": "t", "queueId": 1, "commitOffset": 10})).code == 0
+        await case.broker.offsets.stop()  # written, as it is every few seconds
+
+    async def second(case: Case) -> None:
+        await get_new_ones(case, 5)
+
+    options = ("flush_mode=async", "flush_interval_ms=60000")
+    run(first, *options, crash_into=tmp_path / "crash")
+    shutil.rmtree(tmp_path / "data")
+    shutil.copytree(tmp_path / "crash", tmp_path / "data")
+    os.truncate(next((tmp_path / "data" / "commitlog").iterdir()), synced)
+    run(second, *options)
+
+
+@pytest.mark.parametrize("until", ["second file", "dispatch"])
+def test_what_points_into_removed_files_follows_where_not_all_can_be_removed(
+    run: Any, monkeypatch: Any, until: str
+) -> None:
+    async def scenario(case: Case) -> None:
+        await fill(case)
+        ledger, disk, removed = case.broker.ledger, case.broker._runtime.disk, 0
+        remove = disk.remove
+
+        async def fails(path: str) -> None:
+            nonlocal removed
+            removed += "/commitlog/" in path
+            if removed > 1:
+                raise OSError(errno.EIO, "Input/output error", path)
+            await remove(path)
+
+        monkeypatch.setattr(disk, "remove", fails)
+        if until == "dispatch":
+            case.broker.dispatcher._mark = case.broker.dispatcher._mark._replace(index=70_000)
+            await ledger.expire()
+        else:
+            with pytest.raises(OSError, match="Input/output error"):
+                await ledger.expire()
+        monkeypatch.setattr(disk, "remove", remove)
+        assert ledger.store.ledger_begin_index == 65_536
+        queue = case.broker.queues.find("t", 0)
+        assert queue is not None
+        assert queue.read(queue.min_offset, 1)[0].physical_offset >= 65_536
+
+    run(scenario, "classic.disk_capacity_bytes=70000")
 
 
 def test_files_are_looked_at_by_themselves(run: Any, helpers: Any, monkeypatch: Any) -> None:

@@ -1,0 +1,72 @@
+"""How queues without messages go on, on a log of a node's own.
+
+Everything else about a queue follows from the log, whenever its files are lost or contradict it. The number that the
+next message gets does not, once all messages of a queue have gone with the log's oldest files: it would begin at 0
+again, and a group that had consumed up to 100 would be given nothing of the next hundred. So before files go, the ends
+of all queues are written into a table. A DLedger log has its snapshots for this (`broker_snapshots.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from node.broker.dispatch_batch import DispatchBatch
+from node.broker.ledger import LedgerStore
+from node.runtime import Disk
+from node.store.queue_store import QueueStore
+from node.store.record import RecordSummary
+from node.store.table_file import TableDamaged, read_table, write_table
+
+__all__ = ["QueueEnds"]
+
+logger = logging.getLogger("node.broker")
+
+
+class QueueEnds:
+    """A derivation of the dispatcher's, of queues in `queues`; the table is the file at `path`."""
+
+    def __init__(self, disk: Disk, path: str, queues: QueueStore, log: LedgerStore) -> None:
+        self._disk = disk
+        self._path = path
+        self._queues = queues
+        self._log = log
+
+    async def save(self) -> None:
+        """Note where every queue ends. Raises OSError."""
+        ends: dict[str, dict[int, int]] = {}
+        for (topic, queue_id), queue in self._queues.items():
+            ends.setdefault(topic, {})[queue_id] = queue.max_offset
+        await write_table(self._disk, self._path, {"queueEnds": ends})
+
+    def dispatch(self, record: RecordSummary) -> None:
+        """Nothing is made of messages here."""
+
+    def dispatch_batch(self, batch: DispatchBatch) -> None:
+        """Nothing is made of messages that are not special."""
+
+    def snapshot(self) -> Any:
+        """The queues that no message has entered since their end was taken from the table."""
+        return {"presumed": self._queues.presumed}
+
+    def restore(self, state: Any) -> None:
+        """Go on from a checkpoint, whose state is {} where an earlier version wrote it; None: everything is derived
+        anew. Raises OSError."""
+        if state is not None:
+            for topic, queue_id in state.get("presumed", ()):
+                self._queues.presume(topic, queue_id, None)
+        elif self._log.ledger_begin_index > 0:
+            for topic, ends in self._read().items():
+                for queue_id, end in ends.items():
+                    self._queues.presume(topic, int(queue_id), int(end))
+
+    def _read(self) -> dict[str, dict[str, int]]:
+        try:
+            table: dict[str, dict[str, int]] = (read_table(self._disk, self._path) or {}).get("queueEnds", {})
+        except TableDamaged as error:  # the messages that are there are worth more than these numbers
+            logger.error("queues without messages begin at 0 again: %s", error)
+            return {}
+        return table
+
+    async def flush(self) -> None:
+        """The table says what the log does not, and nothing of the checkpoint."""
