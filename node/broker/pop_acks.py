@@ -9,6 +9,7 @@ comes twice.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import json
@@ -25,6 +26,7 @@ from node.broker.pop import MAX_INVISIBLE_MS, PopProcessor
 from node.broker.pop_checkpoints import (
     ORDERED_REVIVE_QUEUE,
     PLACES,
+    Checkpoint,
     CheckpointKey,
     Handle,
     OpenCheckpoints,
@@ -147,11 +149,25 @@ class PopAckProcessor:
         put = []
         for key, offsets in wanted:
             checkpoint = self._checkpoints.by_key.get(key)
-            places = [offset for offset in offsets if checkpoint and checkpoint.place_of(offset) is not None]
-            if places:
-                put.append(self._put(self._revive_log.acknowledgement(key, places)))
+            if checkpoint is None:
+                continue
+            places = {offset: checkpoint.place_of(offset) for offset in offsets}
+            held = {offset: place for offset, place in places.items() if place is not None}
+            if held:
+                put.append(self._put_acknowledgement(checkpoint, held))
         for each in put:
             await stored(each)
+
+    def _put_acknowledgement(self, checkpoint: Checkpoint, held: dict[int, int]) -> asyncio.Future[None]:
+        """Acknowledge messages, by their offsets and places. They do not come again although their time may be over
+        before that is dispatched, however long the disk or the group takes."""
+        claimed = [place for place in held.values() if self._revival.claim(checkpoint, place)]
+        try:
+            return self._put(self._revive_log.acknowledgement(checkpoint.key, list(held)))
+        except BaseException:
+            for place in claimed:
+                self._revival.give_up_claim(checkpoint, place)
+            raise
 
     def _acknowledge_in_order(self, key: CheckpointKey, offset: int) -> None:
         queue = (key.group, key.topic, key.queue_id)
@@ -160,7 +176,7 @@ class PopAckProcessor:
             self._pops.commit(queue, following)
             self._holds.wake(((key.topic, key.queue_id),))
 
-    def _put(self, batch: RecordBatch) -> Any:
+    def _put(self, batch: RecordBatch) -> asyncio.Future[None]:
         try:
             return self._store.put_one(batch).committed
         except PUT_REFUSALS as error:

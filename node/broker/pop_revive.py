@@ -31,7 +31,7 @@ __all__ = ["PopRevival"]
 
 
 FORGET_AT = 2 * MAX_OPEN_MESSAGES
-"""Messages that are noted as put again; at so many, those whose checkpoint is closed are forgotten."""
+"""Messages that are noted as being dealt with; at so many, those are forgotten that are not open any more."""
 
 
 class PopRevival:
@@ -73,12 +73,13 @@ class PopRevival:
         self._queue.stop()
 
     def claim(self, checkpoint: Checkpoint, place: int) -> bool:
-        """Whether whoever wants to put a message instead of this one, with another time, may do so; nobody else puts it
-        again then."""
+        """Whether nobody deals with this message yet. From then on whoever asked does, by putting what closes it: an
+        acknowledgement, or a message instead of it. Until that is dispatched nobody else puts it again."""
         if (checkpoint.number, place) in self._closing:
             return False
         if len(self._closing) >= FORGET_AT:
-            self._closing = {each for each in self._closing if each[0] in self._checkpoints.by_number}
+            known = self._checkpoints.by_number
+            self._closing = {each for each in self._closing if each[0] in known and known[each[0]].is_open(each[1])}
         self._closing.add((checkpoint.number, place))
         return True
 

@@ -333,6 +333,73 @@ def test_an_acknowledgement_is_answered_when_the_log_has_it(run_case: Any) -> No
     run_case(scenario)
 
 
+async def time_runs_out(case: Any, helpers: Any, hands: Hands, ms: int) -> None:
+    """So much later, and everything that is due by then was looked at."""
+    hands.now_ms += ms
+    due = case.broker.revival._queue
+    await helpers.until(lambda: not due._due or due._due[0][0] > hands.now_ms)
+
+
+@pytest.mark.parametrize("code", [ACK, BATCH_ACK])
+def test_what_is_acknowledged_in_time_does_not_come_again_however_long_that_takes(
+    run_case: Any, helpers: Any, hands: Hands, code: int
+) -> None:
+    async def scenario(case: Any) -> None:
+        await fill(case, b"m")
+        (got,) = await popped(case, invisible_ms=1000)
+        handle = Handle.of(got.extra)
+        entry = {
+            "c": "g", "r": "0", "t": "t", "so": handle.start_offset, "it": 1000, "pt": handle.pop_time_ms,
+            "q": got.message.queue_id, "rq": 0, "b": base64.b64encode(b"\x01").decode(),
+        }  # fmt: skip
+        case.ledger.commit_by_hand = True
+        asked = [(code, got.fields, json.dumps({"acks": [entry]}).encode()) for _ in range(2)]
+        acks = [asyncio.ensure_future(case.ask(*each)) for each in asked]
+        await helpers.until(lambda: len(case.ledger._pending) == 2)
+        await time_runs_out(case, helpers, hands, 1000)
+        assert not any(each.done() for each in acks), "answered before it is in the log"
+        case.ledger.commit_by_hand = False
+        case.ledger.commit()
+        assert [(await each).code for each in acks] == [0, 0]
+        assert case.broker.revival.revived_total == 0 and await popped(case) == []
+        assert (await case.table())["openPopMessages"] == "0"
+
+    run_case(scenario)
+
+
+def test_an_acknowledgement_that_was_refused_keeps_nothing_from_coming_again(run_case: Any, hands: Hands) -> None:
+    async def scenario(case: Any) -> None:
+        await fill(case, b"m")
+        (got,) = await popped(case, invisible_ms=1000)
+        case.ledger.refuse_with = DLedgerCode.LEADER_PENDING_FULL
+        assert (await case.ask(ACK, got.fields)).code == 2
+        case.ledger.refuse_with = None
+        hands.now_ms += 1000
+        assert bodies(await again(case, 1)) == [b"m"]
+
+    run_case(scenario)
+
+
+def test_what_is_noted_of_acknowledgements_is_bounded(
+    run_case: Any, hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pop_revive, "FORGET_AT", 12)
+
+    async def scenario(case: Any) -> None:
+        for _ in range(5):
+            for _ in range(8):
+                assert (await case.send(b"x")).code == 0
+            *acked, _ = await popped(case, 8)
+            for each in acked:
+                await ack(case, each)
+        assert (await case.table())["openPopMessages"] == "5"
+        assert len(case.broker.revival._closing) <= 12
+        hands.now_ms += 60_000
+        assert len(await again(case, 5)) == 5 and await popped(case) == []
+
+    run_case(scenario)
+
+
 def test_too_many_in_hand_and_no_more_are_given(run_case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pop_checkpoints, "MAX_OPEN_MESSAGES", 3)
 
