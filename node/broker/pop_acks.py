@@ -3,8 +3,8 @@ another time (200053).
 
 An acknowledgement is answered when it is in the log. One that comes too late, or twice, changes nothing and is a
 success all the same (R: AckMessageProcessor). Another time is a new checkpoint of that one message, and then an
-acknowledgement in the old one (R: ChangeInvisibleTimeProcessor): if only the first is left after a crash, the message
-comes twice.
+acknowledgement in the old one (R: ChangeInvisibleTimeProcessor). The log takes both or none; if only the first is left
+after a crash, the message comes twice.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import base64
 import binascii
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from node.broker.append_errors import PUT_REFUSALS, refusal, stored
@@ -37,6 +38,7 @@ from node.broker.pop_revive import PopRevival
 from node.broker.pull import PullHolds
 from node.broker.topics import TopicTable
 from node.remoting import Command, Connection, RequestCode, RequestError, ResponseCode
+from node.store.flushing import settle
 from node.store.record_batch import RecordBatch
 
 __all__ = ["MAX_ACKS", "PopAckProcessor"]
@@ -135,13 +137,12 @@ class PopAckProcessor:
             raise _no_message(key, offset)
         try:
             self._check_master()
-            given = self._put(self._revive_log.checkpoint(again, invisible_ms, (offset,)))
+            given = self._revive_log.checkpoint(again, invisible_ms, (offset,))
+            put = self._put(given, self._revive_log.acknowledgement(key, (offset,)))
         except BaseException:
             self._revival.give_up_claim(checkpoint, place)
             raise
-        taken = self._put(self._revive_log.acknowledgement(key, (offset,)))
-        await stored(given)
-        await stored(taken)
+        await stored(put)
 
     async def _acknowledge(self, wanted: Sequence[tuple[CheckpointKey, Sequence[int]]]) -> None:
         await self._catch_up()
@@ -176,11 +177,13 @@ class PopAckProcessor:
             self._pops.commit(queue, following)
             self._holds.wake(((key.topic, key.queue_id),))
 
-    def _put(self, batch: RecordBatch) -> asyncio.Future[None]:
+    def _put(self, *batches: RecordBatch) -> asyncio.Future[None]:
+        committed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
-            return self._store.put_one(batch).committed
+            self._store.put(batches, partial(settle, committed))
         except PUT_REFUSALS as error:
             raise refusal(error, self._not_leader_remark()) from error
+        return committed
 
     def _check_master(self) -> None:
         if not self._store.is_master:

@@ -204,6 +204,41 @@ def test_another_time_makes_a_new_handle(run_case: Any, hands: Hands) -> None:
     run_case(scenario)
 
 
+@pytest.mark.parametrize("appends", [0, 1])
+def test_another_time_is_in_the_log_as_a_whole_or_not_at_all(
+    run_case: Any, hands: Hands, monkeypatch: pytest.MonkeyPatch, appends: int
+) -> None:
+    """The log takes so many appends, and then nothing for the moment."""
+
+    async def scenario(case: Any) -> None:
+        assert (await case.send(b"m")).code == 0
+        (got,) = await popped(case, invisible_ms=1000)
+        append, left = case.ledger.append_batch, appends
+
+        def limited(*given: Any) -> Any:
+            nonlocal left
+            case.ledger.refuse_with = None if left else DLedgerCode.LEADER_PENDING_FULL
+            left -= 1
+            return append(*given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(case.ledger, "append_batch", limited)
+            reply = await case.ask(CHANGE, {**got.fields, "invisibleTime": 2000})
+        case.ledger.refuse_with = None
+        assert reply.code == (0 if appends else 2)
+        assert (await case.table())["openPopMessages"] == "1"
+        hands.now_ms += 1000
+        if appends:
+            assert await popped(case, poll_ms=20) == []
+            hands.now_ms += 1000
+        await ack(case, *(await again(case, 1)))
+        assert (await case.table())["openPopMessages"] == "0"
+        offset = await case.ask(14, {"consumerGroup": "g", "topic": "t", "queueId": 0})
+        assert offset.get_int("offset") == 1
+
+    run_case(scenario)
+
+
 def test_a_request_waits_for_a_message_of_any_queue_or_one_that_comes_again(run_case: Any, helpers: Any) -> None:
     async def scenario(case: Any) -> None:
         waiting = asyncio.create_task(popped(case, poll_ms=10_000))
