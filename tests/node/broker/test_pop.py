@@ -536,6 +536,31 @@ def test_revival_waits_while_the_log_takes_nothing(
     run_case(scenario)
 
 
+def test_what_cannot_be_read_keeps_nothing_else_from_coming_again(
+    run_case: Any, helpers: Any, hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(due_queue, "RETRY_MS", 10)
+
+    async def scenario(case: Any) -> None:
+        for number in range(4):
+            assert (await case.send(b"%d" % number)).code == 0
+        got = await popped(case, invisible_ms=1000)
+        bad = [each.message.physical_offset for each in got if each.body in (b"0", b"2")]
+        read = case.ledger.store.read_bytes
+
+        def zeroed(position: int, size_bytes: int) -> bytes:
+            return bytes(size_bytes) if position in bad else read(position, size_bytes)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(case.ledger.store, "read_bytes", zeroed)
+            hands.now_ms += 1000
+            assert bodies(await again(case, 2)) == [b"1", b"3"]
+            assert (await case.table())["openPopMessages"] == "4", "two of them wait for their records"
+        assert bodies(await again(case, 2)) == [b"0", b"2"] and await popped(case) == []
+
+    run_case(scenario)
+
+
 def test_the_low_level_client_pops_and_acknowledges(run_case: Any, helpers: Any, hands: Hands) -> None:
     async def scenario(case: Any) -> None:
         await fill(case, b"x", b"y")
