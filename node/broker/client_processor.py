@@ -185,7 +185,9 @@ class ClientProcessor:
         """Code 200: make or change a subscription group; durable before the answer."""
         try:
             await self._groups.put(SubscriptionGroup.of(json.loads(command.body)))
-        except (OSError, TooManyGroups, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except OSError as error:
+            raise _not_durable("changed", error) from error
+        except (TooManyGroups, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"the group was not changed: {error!r}") from error
         return command.reply(ResponseCode.SUCCESS)
 
@@ -195,7 +197,7 @@ class ClientProcessor:
         try:
             await self._groups.remove(name)
         except OSError as error:
-            raise RequestError(ResponseCode.SYSTEM_ERROR, f"the group was not removed: {error}") from error
+            raise _not_durable("removed", error) from error
         if command.get_bool("removeOffset"):
             self._context.offsets.forget_group(name)
         return command.reply(ResponseCode.SUCCESS)
@@ -223,6 +225,10 @@ class ClientProcessor:
         if group is None:
             raise RequestError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"group {name!r} does not exist")
         return command.reply(ResponseCode.SUCCESS, body=_json(group.document()))
+
+
+def _not_durable(done: str, error: OSError) -> RequestError:
+    return RequestError(ResponseCode.SYSTEM_ERROR, f"the group is {done}, and a restart may forget that: {error}")
 
 
 def _json(content: Mapping[str, Any]) -> bytes:

@@ -349,7 +349,7 @@ class BrokerController:
         await self.ledger.start()
         await self.dispatcher.start()
         if isinstance(self.ledger, ClassicLedger):
-            self.queues.trim(self.ledger.store.ledger_begin_index)  # the process may have ended between both removals
+            self.dispatcher.trim(self.ledger.store.ledger_begin_index)  # where the process ended between both removals
         if self.expiry is not None:
             self.expiry.start()
         self.slave.follow()
@@ -510,7 +510,7 @@ class BrokerController:
 
     def _log_removed(self, begin_position: int) -> None:
         """Files of the log are gone: what points into them follows."""
-        self.queues.trim(begin_position)
+        self.dispatcher.trim(begin_position)
         self._removals.append(asyncio.get_running_loop().create_task(self.index.remove_before(begin_position)))
         self._removals = [task for task in self._removals if not task.done()]
 

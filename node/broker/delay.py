@@ -12,6 +12,7 @@ crash and a change of masters, and there is nothing to repeat. Only the master d
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -41,6 +42,8 @@ RETRY_S = 10.0
 """After a message could not be read or put (R: 10 s)."""
 BUSY_RETRY_S = 0.5
 """After the log took no more for the moment."""
+DAMAGED_TRIES = 6
+"""Times that a damaged message is tried before those behind it are delivered without it: most of a minute."""
 PORTION_MESSAGES = 64
 """Delivered in one turn of the loop."""
 MAX_IN_FLIGHT = 512
@@ -112,6 +115,8 @@ class DelayService:
         self._arrivals: list[deque[tuple[int, int]]] = [deque() for _ in range(LEVELS + 1)]
         """By level, of messages whose own times are ahead of the clock: what lies below the first number was there in
         time to be due at the second, in ms. Both rise."""
+        self._damaged = [(-1, 0)] * (LEVELS + 1)
+        """By level, the last message that was found damaged, and how often in a row."""
         self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
         self.delivered_total = 0
         """Messages put by this service since the start."""
@@ -122,6 +127,7 @@ class DelayService:
         self._running = True
         self._next = list(self._progress.delivered)
         self._in_flight = [deque() for _ in range(LEVELS + 1)]
+        self._damaged = [(-1, 0)] * (LEVELS + 1)
         self._progress.on_progress = self._progressed
         for level in range(1, LEVELS + 1):
             self._soon(level)
@@ -191,13 +197,28 @@ class DelayService:
                 self._complaints.warning(logger, "delay-put", "delay level %d waits: %s", level, error)
                 return self._later(level, BUSY_RETRY_S)
             except (OSError, RecordError) as error:
-                self._complaints.warning(logger, "delay", "delay level %d, message %d: %s", level, offset, error)
-                return self._later(level, RETRY_S)
+                if not self._is_given_up(level, offset, error):
+                    self._complaints.warning(logger, "delay", "delay level %d, message %d: %s", level, offset, error)
+                    return self._later(level, RETRY_S)
             except Exception:
                 logger.exception("delay level %d, message %d met an error of its own", level, offset)
                 return self._later(level, RETRY_S)
             self._next[level] = offset + 1
         self._soon(level)
+
+    def _is_given_up(self, level: int, offset: int, error: OSError | RecordError) -> bool:
+        """Whether a message that could not be delivered is to be skipped, because its record was found damaged often
+        enough. A disk that only does not give it is asked for ever. Until a later message of the level is delivered, a
+        restart or another master tries it again."""
+        if isinstance(error, OSError) and error.errno != errno.EBADMSG:
+            return False
+        before, tries = self._damaged[level]
+        tries = tries + 1 if before == offset else 1
+        self._damaged[level] = (offset, tries)
+        if tries < DAMAGED_TRIES:
+            return False
+        logger.error("delay level %d, message %d: %s; skipping it after %d tries", level, offset, error, tries)
+        return True
 
     def _due_ms(self, level: int, offset: int, due_ms: int, end_offset: int) -> int:
         """When a message is due. A time further away than the whole delay means that the clock was set back (R:

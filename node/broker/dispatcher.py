@@ -144,6 +144,8 @@ class Dispatcher:
         self._restored = False
         self._stopped = False
         self._is_paused = False
+        self._is_trimmed = False
+        """Whether the queues begin later than the last checkpoint says."""
         self._replacing: asyncio.Task[None] | None = None
         self._checkpointing = asyncio.Lock()
         self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
@@ -241,6 +243,13 @@ class Dispatcher:
         if self._restored and not self._scheduled and not self._stopped:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._run)
+
+    def trim(self, physical_offset: int) -> None:
+        """The log begins at `physical_offset` now, and so do the queues; the next checkpoint lets their older files go.
+        Raises OSError."""
+        if self._queues.trim(physical_offset):
+            self._is_trimmed = True
+            self._work.set()
 
     def wait_for(self, index: int) -> asyncio.Future[None] | None:
         """A future that is done when `index` is dispatched; None when it is already.
@@ -462,10 +471,11 @@ class Dispatcher:
 
     async def _write_checkpoint(self) -> bool:
         mark = self._mark
-        if mark.index == self._checkpointed_index:
+        if mark.index == self._checkpointed_index and not self._is_trimmed:
             return True
         if self.failure is not None:
             return True  # the queues may hold a part of the entry behind the mark
+        self._is_trimmed, was_trimmed = False, self._is_trimmed
         try:
             derived = {name: derivation.snapshot() for name, derivation in self._derivations.items()}
             index_ms = self._index_timestamp_ms()
@@ -474,6 +484,7 @@ class Dispatcher:
             )
         except OSError as error:
             logger.error("consume queues could not be written: %s", error)
+            self._is_trimmed |= was_trimmed
             return False
         self._checkpointed_index = mark.index
         return True

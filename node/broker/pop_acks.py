@@ -3,16 +3,18 @@ another time (200053).
 
 An acknowledgement is answered when it is in the log. One that comes too late, or twice, changes nothing and is a
 success all the same (R: AckMessageProcessor). Another time is a new checkpoint of that one message, and then an
-acknowledgement in the old one (R: ChangeInvisibleTimeProcessor): if only the first is left after a crash, the message
-comes twice.
+acknowledgement in the old one (R: ChangeInvisibleTimeProcessor). The log takes both or none; if only the first is left
+after a crash, the message comes twice.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from node.broker.append_errors import PUT_REFUSALS, refusal, stored
@@ -25,6 +27,7 @@ from node.broker.pop import MAX_INVISIBLE_MS, PopProcessor
 from node.broker.pop_checkpoints import (
     ORDERED_REVIVE_QUEUE,
     PLACES,
+    Checkpoint,
     CheckpointKey,
     Handle,
     OpenCheckpoints,
@@ -35,6 +38,7 @@ from node.broker.pop_revive import PopRevival
 from node.broker.pull import PullHolds
 from node.broker.topics import TopicTable
 from node.remoting import Command, Connection, RequestCode, RequestError, ResponseCode
+from node.store.flushing import settle
 from node.store.record_batch import RecordBatch
 
 __all__ = ["MAX_ACKS", "PopAckProcessor"]
@@ -133,13 +137,12 @@ class PopAckProcessor:
             raise _no_message(key, offset)
         try:
             self._check_master()
-            given = self._put(self._revive_log.checkpoint(again, invisible_ms, (offset,)))
+            given = self._revive_log.checkpoint(again, invisible_ms, (offset,))
+            put = self._put(given, self._revive_log.acknowledgement(key, (offset,)))
         except BaseException:
             self._revival.give_up_claim(checkpoint, place)
             raise
-        taken = self._put(self._revive_log.acknowledgement(key, (offset,)))
-        await stored(given)
-        await stored(taken)
+        await stored(put)
 
     async def _acknowledge(self, wanted: Sequence[tuple[CheckpointKey, Sequence[int]]]) -> None:
         await self._catch_up()
@@ -147,11 +150,25 @@ class PopAckProcessor:
         put = []
         for key, offsets in wanted:
             checkpoint = self._checkpoints.by_key.get(key)
-            places = [offset for offset in offsets if checkpoint and checkpoint.place_of(offset) is not None]
-            if places:
-                put.append(self._put(self._revive_log.acknowledgement(key, places)))
+            if checkpoint is None:
+                continue
+            places = {offset: checkpoint.place_of(offset) for offset in offsets}
+            held = {offset: place for offset, place in places.items() if place is not None}
+            if held:
+                put.append(self._put_acknowledgement(checkpoint, held))
         for each in put:
             await stored(each)
+
+    def _put_acknowledgement(self, checkpoint: Checkpoint, held: dict[int, int]) -> asyncio.Future[None]:
+        """Acknowledge messages, by their offsets and places. They do not come again although their time may be over
+        before that is dispatched, however long the disk or the group takes."""
+        claimed = [place for place in held.values() if self._revival.claim(checkpoint, place)]
+        try:
+            return self._put(self._revive_log.acknowledgement(checkpoint.key, list(held)))
+        except BaseException:
+            for place in claimed:
+                self._revival.give_up_claim(checkpoint, place)
+            raise
 
     def _acknowledge_in_order(self, key: CheckpointKey, offset: int) -> None:
         queue = (key.group, key.topic, key.queue_id)
@@ -160,11 +177,13 @@ class PopAckProcessor:
             self._pops.commit(queue, following)
             self._holds.wake(((key.topic, key.queue_id),))
 
-    def _put(self, batch: RecordBatch) -> Any:
+    def _put(self, *batches: RecordBatch) -> asyncio.Future[None]:
+        committed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
-            return self._store.put_one(batch).committed
+            self._store.put(batches, partial(settle, committed))
         except PUT_REFUSALS as error:
             raise refusal(error, self._not_leader_remark()) from error
+        return committed
 
     def _check_master(self) -> None:
         if not self._store.is_master:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from node.broker.append_errors import forget, read_message
 from node.broker.due_queue import DueQueue, loop_ms
 from node.broker.internal_topics import dlq_topic
-from node.broker.ledger import LedgerStore
-from node.broker.message_store import MessageStore
+from node.broker.ledger import DLedgerError, LedgerStore
+from node.broker.message_store import MessageStore, NotWritable
 from node.broker.pop_checkpoints import (
     MAX_OPEN_MESSAGES,
     PLACES,
@@ -31,7 +31,7 @@ __all__ = ["PopRevival"]
 
 
 FORGET_AT = 2 * MAX_OPEN_MESSAGES
-"""Messages that are noted as put again; at so many, those whose checkpoint is closed are forgotten."""
+"""Messages that are noted as being dealt with; at so many, those are forgotten that are not open any more."""
 
 
 class PopRevival:
@@ -73,12 +73,13 @@ class PopRevival:
         self._queue.stop()
 
     def claim(self, checkpoint: Checkpoint, place: int) -> bool:
-        """Whether whoever wants to put a message instead of this one, with another time, may do so; nobody else puts it
-        again then."""
+        """Whether nobody deals with this message yet. From then on whoever asked does, by putting what closes it: an
+        acknowledgement, or a message instead of it. Until that is dispatched nobody else puts it again."""
         if (checkpoint.number, place) in self._closing:
             return False
         if len(self._closing) >= FORGET_AT:
-            self._closing = {each for each in self._closing if each[0] in self._checkpoints.by_number}
+            known = self._checkpoints.by_number
+            self._closing = {each for each in self._closing if each[0] in known and known[each[0]].is_open(each[1])}
         self._closing.add((checkpoint.number, place))
         return True
 
@@ -90,14 +91,21 @@ class PopRevival:
         self._queue.add(loop_ms() + checkpoint.invisible_ms, checkpoint.number)
 
     def _revive(self, number: int) -> None:
+        """Put again what is open of a checkpoint. One message that cannot be read keeps no other back; the first such
+        error is raised at the end."""
         checkpoint = self._checkpoints.by_number.get(number)
+        failure: Exception | None = None
         for place in range(len(checkpoint.offsets) if checkpoint is not None else 0):
             if checkpoint is not None and checkpoint.is_open(place) and self.claim(checkpoint, place):
                 try:
                     self._put_again(checkpoint, place)
-                except BaseException:
+                except Exception as error:
                     self.give_up_claim(checkpoint, place)
-                    raise
+                    if isinstance(error, (NotWritable, DLedgerError)):
+                        raise  # the log takes nothing for the moment
+                    failure = failure or error
+        if failure is not None:
+            raise failure
 
     def _put_again(self, checkpoint: Checkpoint, place: int) -> None:
         key, offset = checkpoint.key, checkpoint.offsets[place]

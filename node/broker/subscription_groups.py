@@ -162,16 +162,17 @@ class SubscriptionGroups:
         self._file.touch()
 
     async def put(self, group: SubscriptionGroup) -> None:
-        """Make or change a group; durable on return. Raises OSError, TooManyGroups."""
+        """Make or change a group; durable on return. Raises TooManyGroups; OSError where it is not durable yet, and is
+        written as soon as the disk takes it."""
         self._put(group)
         await self._file.flush()
 
     async def remove(self, name: str) -> None:
-        """Forget a group; durable on return. Raises OSError."""
+        """Forget a group; durable on return. Raises OSError as `put` does."""
         if self._groups.pop(name, None) is not None:
             self._version += 1
             self._file.touch()
-            await self._file.flush()
+        await self._file.flush()
 
     async def stop(self) -> None:
         """Write what is pending."""

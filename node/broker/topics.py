@@ -49,28 +49,30 @@ class TopicTable:
             self._topics = dict(self._configured)
             return
         try:
-            self._adopt(content)
+            self._topics, self.data_version = self._read(content)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{self._path} is no topic table: {error}") from error
 
-    def _adopt(self, content: Mapping[str, Any]) -> None:
+    def _read(self, content: Mapping[str, Any]) -> tuple[dict[str, TopicConfig], int]:
+        """The topics of a table, with those of this broker's configuration, and its version."""
         created = [_topic(entry) for entry in content["topicConfigTable"].values()]
         version = int(content["dataVersion"]["counter"])
-        self._topics = {topic.name: topic for topic in created} | self._configured
-        self.data_version = version
+        return {topic.name: topic for topic in created} | self._configured, version
 
     async def replace(self, content: Mapping[str, Any]) -> bool:
         """Take over another broker's table, as a slave does from its master (S3); whether anything changed.
 
-        Raises OSError; ValueError, KeyError, TypeError or AttributeError when `content` is no topic table.
+        Raises OSError (nothing changed); ValueError, KeyError, TypeError or AttributeError when `content` is no topic
+        table.
         """
         async with self._changing:
-            before = self._topics
-            self._adopt(content)
-            if self._topics == before:
-                return False
-            await self._write(self._topics, self.data_version)
-            return True
+            topics, version = self._read(content)
+            has_changed = topics != self._topics
+            if has_changed:
+                await self._write(topics, version)
+                self._topics = topics
+            self.data_version = version
+            return has_changed
 
     def get(self, name: str) -> TopicConfig | None:
         """The topic, or None when it does not exist."""

@@ -60,6 +60,8 @@ MAX_OPEN_TRANSACTIONS = 100_000
 """Beyond it half messages are refused; each open one costs about 300 bytes."""
 MAX_AGE_MS = 72 * 3_600_000
 """A half message nobody could be asked about for so long is given up (R: as long as the log is kept)."""
+OLD_FOR_S = 60.0
+"""How long, by the loop's clock, it must look that old: to a wall clock that is ahead for a moment every one does."""
 RECHECK_S = 1.0
 """Longest sleep while a transaction is open: a wall clock that was set is noticed within this time."""
 RETRY_MS = 10_000
@@ -84,8 +86,19 @@ class _Half:
     is_put_off: bool = False
     """Whether `due_ms` was counted from a clock that was read since, not from when the half message was stored."""
 
+    old_since_s: float | None = None
+    """Since when it has looked too old, by the loop's clock."""
+
     def put_off(self, due_ms: int) -> None:
         self.due_ms, self.is_put_off = due_ms, True
+
+    def is_too_old(self, now_ms: int, loop_s: float) -> bool:
+        """Whether it has looked too old for a while; called each time that somebody is to be asked about it."""
+        if now_ms - self.stored_ms <= MAX_AGE_MS:
+            self.old_since_s = None
+        elif self.old_since_s is None:
+            self.old_since_s = loop_s
+        return self.old_since_s is not None and loop_s - self.old_since_s >= OLD_FOR_S
 
 
 class OpenTransactions:
@@ -409,7 +422,8 @@ class TransactionChecks:
     def _check(self, offset: int, half: _Half, now_ms: int) -> None:
         message = read_message(self._ledger.store, self._store.queues, offset)
         half.put_off(now_ms + self._interval_ms)
-        if half.checks >= self._max_checks or now_ms - half.stored_ms > MAX_AGE_MS:
+        is_too_old = half.is_too_old(now_ms, asyncio.get_running_loop().time())
+        if half.checks >= self._max_checks or is_too_old:
             self._give_up(message, half.checks)
             return
         producer = self._clients.next_producer(message.properties.get(PRODUCER_GROUP, ""))

@@ -234,7 +234,8 @@ class HAClient:
 
     async def _follow(self, compare_bytes: int) -> Exception | None:
         """One connection, from its begin to its end; returns why it ended. Raises OSError."""
-        host, port = split_address(self._address)
+        address = self._address
+        host, port = split_address(address)
         loop = asyncio.get_running_loop()
         link = _Link(self._log, Replica(self._log, compare_bytes=compare_bytes), self._timings, self._found_equal)
         try:
@@ -244,6 +245,8 @@ class HAClient:
             link.abort()
             return StreamError(f"no connection within {self._timings.retry_s:g} s")
         self._link = link
+        if self._address != address:  # while this one was dialled there was no link to abort
+            link.abort()
         try:
             return await link.ended
         finally:

@@ -85,8 +85,8 @@ class QueueGap(Exception):
 class ConsumeQueue:
     """One queue of one topic. Offsets count units; `max_offset` is the next free one.
 
-    `append` and `read` are synchronous and see each other's effect at once; `flush`, `sync` and `restore`
-    touch files and are called by one task at a time. Without a `crc_directory` no CRCs are kept.
+    `append` and `read` are synchronous and see each other's effect at once; `flush`, `sync`, `remove_before` and
+    `restore` touch files and are called by one task at a time. Without a `crc_directory` no CRCs are kept.
     """
 
     def __init__(
@@ -193,6 +193,11 @@ class ConsumeQueue:
         """Make what was flushed survive a power cut. Raises OSError."""
         for column in self._columns:
             await column.sync()
+
+    async def remove_before(self, offset: int) -> None:
+        """Delete the files that only hold units before `offset`, which `trim` has taken away. Raises OSError."""
+        for column in self._columns:
+            await column.remove_before(offset)
 
     async def restore(self, min_offset: int, max_offset: int, sums: Sequence[Sequence[Sequence[int]]]) -> bool:
         """Take the units [min_offset, max_offset) from the files and delete everything behind them.

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import zlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -171,6 +171,8 @@ class QueueStore:
         `derived` is what else was made from the log up to there, as JSON values; `restore` gives it back.
         `flush_derived` makes durable what `derived` speaks of, `timestamps` tells what is durable then.
 
+        Files of units that were trimmed away by then go once it is in force.
+
         What is appended meanwhile stays for the next time. Raises OSError; the former checkpoint then
         stays in force. After a failed fsync it stays in force for good: the system may have dropped the
         pages that it could not write, so a later fsync that succeeds would prove nothing.
@@ -206,6 +208,16 @@ class QueueStore:
             await self._disk.remove(self._checkpoint_path)
             return
         self.timestamps = durable
+        await self._remove_trimmed(bounds)
+
+    async def _remove_trimmed(self, bounds: Mapping[str, Mapping[str, Sequence[Any]]]) -> None:
+        """Delete the files that lie before what the checkpoint with these bounds needs, which is durable by now."""
+        try:
+            for (topic, queue_id), queue in list(self._queues.items()):
+                min_offset, *_ = bounds.get(topic, {}).get(str(queue_id), (0,))
+                await queue.remove_before(min_offset)
+        except OSError as error:  # the next checkpoint tries it again, and a restart
+            logger.warning("old files of consume queues could not be removed: %s", error)
 
     async def _flush_queues(self) -> None:
         for queue in list(self._queues.values()):
@@ -227,9 +239,9 @@ class QueueStore:
             self._is_trusted = False
             await self._disk.remove(self._checkpoint_path)
 
-    def trim(self, physical_offset: int) -> None:
+    def trim(self, physical_offset: int) -> int:
         """The log begins at `physical_offset` now: let every queue begin with its first message from there on (R:
-        correctMinOffset). Raises OSError."""
+        correctMinOffset). Returns how many messages are gone. Raises OSError."""
         dropped = 0
         for queue in self._queues.values():
             dropped -= queue.min_offset
@@ -237,6 +249,7 @@ class QueueStore:
             dropped += queue.min_offset
         if dropped:
             logger.warning("the log begins at %d: %d messages before it are gone", physical_offset, dropped)
+        return dropped
 
     async def discard(self) -> None:
         """Delete every queue, because what belongs to them cannot be restored. Raises OSError."""

@@ -25,8 +25,8 @@ SUM_CHUNK_BYTES = 1 << 20
 class UnitFiles:
     """Units of `unit_size_bytes` in `directory`. Positions are bytes from where unit 0 would begin.
 
-    `append` and `read` are synchronous and see each other's effect at once; `flush`, `sync` and `restore` touch files
-    and are called by one task at a time.
+    `append` and `read` are synchronous and see each other's effect at once; `flush`, `sync`, `remove_before` and
+    `restore` touch files and are called by one task at a time.
     """
 
     def __init__(
@@ -42,6 +42,8 @@ class UnitFiles:
         self._tail = bytearray()
         self._sums: dict[int, tuple[int, int]] = {}
         self._summed_bytes = 0
+        self._removed_before = 0
+        """Position before which no file is left."""
         self._unsynced: dict[str, None] = {}
 
     @property
@@ -140,6 +142,19 @@ class UnitFiles:
                 self._files.pin(None)
             self._unsynced.pop(path, None)
 
+    async def remove_before(self, offset: int) -> None:
+        """Delete the files that hold nothing of unit `offset` or later, but never the last. A crash in between leaves
+        files that `restore` deletes, once it is given that minimum. Raises OSError."""
+        first = self._first_file(offset)
+        if first > self._removed_before:
+            names = [name for name in self._disk.list(self._directory) if name.isascii() and name.isdigit()]
+            first = min(first, int(names[-1])) if names else first
+            for name in names:
+                if int(name) < first:
+                    self._files.forget(f"{self._directory}/{name}")
+                    await self._disk.remove(f"{self._directory}/{name}")
+            self._removed_before = first
+
     async def restore(self, min_offset: int, max_offset: int, sums: Sequence[Sequence[int]]) -> bool:
         """Take the units [min_offset, max_offset) from the files and delete everything behind them.
 
@@ -170,6 +185,7 @@ class UnitFiles:
         if not self._are_as_summed(first, end):
             return False
         self._written_bytes = self._summed_bytes = end
+        self._removed_before = first
         self._tail.clear()
         self._unsynced.clear()
         return True

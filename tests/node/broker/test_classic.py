@@ -15,6 +15,7 @@ import pytest
 
 from node.broker import classic as classic_module
 from node.broker import delay as delay_module
+from node.broker import dispatcher as dispatcher_module
 from node.broker import log_expiry as log_expiry_module
 from node.broker.classic import ClassicStore
 from node.broker.controller import BrokerController
@@ -290,6 +291,28 @@ def test_a_crowded_disk_loses_its_oldest_files_at_any_hour(run: Any) -> None:
         await ledger.expire()  # type: ignore[attr-defined]
         left = ledger.store.ledger_end_index - ledger.store.ledger_begin_index
         assert ledger.store.ledger_begin_index > 0 and left <= 131_072
+
+    run(scenario, "classic.disk_capacity_bytes=131072", "classic.disk_max_ratio_percent=75")
+
+
+@pytest.mark.mechanism(EXPIRY_ROW)
+def test_files_of_queues_go_with_those_of_the_log(run: Any, helpers: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    """On a broker that gets no further message."""
+    monkeypatch.setattr(dispatcher_module, "CHECKPOINT_INTERVAL_S", 0.01)
+
+    async def scenario(case: Case) -> None:
+        for _ in range(4):
+            await fill(case)
+        dispatcher = case.broker.dispatcher
+        await helpers.until(lambda: dispatcher.checkpointed_index == dispatcher.dispatched_index)
+        await case.broker.ledger.expire()  # type: ignore[attr-defined]
+        queue = case.broker.queues.find("t", 0)
+        assert queue is not None
+        first = queue.min_offset // 50 * 50
+        wanted = [f"{first * 20:020d}", f"{first * 4:020d}"]
+        rows = [tmp_path / "data" / row / "t" / "0" for row in ("consumequeue", "consumequeue.crc")]
+        assert first > 0
+        await helpers.until(lambda: [min(path.name for path in row.iterdir()) for row in rows] == wanted)
 
     run(scenario, "classic.disk_capacity_bytes=131072", "classic.disk_max_ratio_percent=75")
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from node.broker import subscription_groups
 from node.broker.client_manager import CLIENT_EXPIRY_S, ClientManager
 from node.broker.consumer_offsets import ConsumerOffsets
 from node.broker.heartbeat import Heartbeat
@@ -100,6 +101,35 @@ def test_groups_are_not_made_where_that_is_switched_off(run_case: Any) -> None:
         assert (await case.pull(consumerGroup="g", sysFlag=4)).code == 16
 
     run_case(scenario, auto_create_groups="false")
+
+
+def test_a_group_that_the_disk_did_not_take_is_changed_and_the_answer_says_what_that_is_worth(
+    run_case: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscription_groups, "PERSIST_INTERVAL_S", 1000)
+
+    def kept() -> Any:
+        path = tmp_path / "data" / "subscriptionGroup.json"
+        return list(json.loads(path.read_text())["subscriptionGroupTable"]) if path.exists() else None
+
+    async def scenario(case: Any) -> None:
+        async def fail(path: str, data: bytes) -> None:
+            raise OSError(28, "No space left on device")
+
+        change = (200, {}, json.dumps({"groupName": "g", "consumeEnable": False}).encode())
+        remove = (207, {"groupName": "g"}, b"")
+        steps = ((change, "changed", 0, None, ["g"]), (remove, "removed", 26, ["g"], []))
+        for asked, word, code, before, after in steps:
+            with monkeypatch.context() as patch:
+                patch.setattr(case.broker._runtime.disk, "write_file_atomic", fail)
+                reply = await case.ask(*asked)
+            wanted = f"the group is {word}, and a restart may forget that: [Errno 28] No space left on device"
+            assert (reply.code, reply.remark) == (1, wanted)
+            assert ((await case.ask(352, {"group": "g"})).code, kept()) == (code, before)
+            assert (await case.ask(*asked)).code == 0
+            assert kept() == after, "answered before it is durable"
+
+    run_case(scenario)
 
 
 def test_a_pull_without_subscription_uses_that_of_the_heartbeat(run_case: Any) -> None:

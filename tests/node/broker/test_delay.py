@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from typing import Any
 
@@ -95,6 +96,55 @@ def test_a_delay_level_overrides_a_timer_as_in_rocketmq(run_case: Any, timer: st
         delivered = timer + "TIMER_OUT_MS\x011\x02"  # what another broker has delivered is not to wait here
         assert (await case.ask(310, {"b": "t", "e": 1, "i": delivered}, b"again")).code == 0
         assert [message.body for message in await arrived(case, 2)] == [b"late", b"again"]
+
+    run_case(scenario)
+
+
+@pytest.mark.parametrize(
+    ("error", "tries", "delivered"),
+    [
+        (None, 20, [0, 1, 3, 4]),
+        (OSError(errno.EBADMSG, "data/000 is damaged at byte 7"), 20, [0, 1, 3, 4]),
+        (None, delay_module.DAMAGED_TRIES - 1, [0, 1, 2, 3, 4]),
+        (OSError(errno.EIO, "Input/output error"), 20, [0, 1, 2, 3, 4]),
+        (OSError("a file ends too early"), 20, [0, 1, 2, 3, 4]),
+    ],
+)
+def test_what_is_damaged_holds_up_its_level_for_a_while_and_what_cannot_be_read_for_as_long_as_that_lasts(
+    run_case: Any, helpers: Any, monkeypatch: Any, caplog: Any, error: OSError | None, tries: int, delivered: list[int]
+) -> None:
+    """So often message 2 is damaged, or cannot be read."""
+    monkeypatch.setattr(delay_module, "RETRY_S", 0.001)
+
+    async def scenario(case: Any) -> None:
+        for number in range(5):
+            await send_delayed(case, 1, b"%d" % number)
+        waiting = await messages(case, "SCHEDULE_TOPIC_XXXX", 0)
+        read, left = case.ledger.store.read_bytes, tries
+
+        def failing(position: int, size_bytes: int) -> bytes:
+            nonlocal left
+            if position != waiting[2].physical_offset or size_bytes != 4 or left == 0:
+                return read(position, size_bytes)
+            left -= 1
+            if error is not None:
+                raise error
+            return bytes(size_bytes)
+
+        monkeypatch.setattr(case.ledger.store, "read_bytes", failing)
+        case.clock.now_ms += 1000
+        bodies = [b"%d" % number for number in delivered]
+        assert [message.body for message in await arrived(case, len(bodies))] == bodies
+        is_skipped = len(bodies) == 4
+        assert left == (tries - delay_module.DAMAGED_TRIES if is_skipped else 0)
+        assert ("; skipping it after 6 tries" in caplog.text) is is_skipped
+        case.ledger.become(Role.FOLLOWER, 2)
+        await helpers.until(lambda: not case.broker.store.is_master)
+        case.ledger.become(Role.LEADER, 3)
+        await helpers.until(lambda: case.broker.store.is_master)
+        await send_delayed(case, 1, b"later")
+        case.clock.now_ms += 1000
+        assert [message.body for message in await arrived(case, len(bodies) + 1)] == [*bodies, b"later"]
 
     run_case(scenario)
 

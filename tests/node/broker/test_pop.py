@@ -204,6 +204,41 @@ def test_another_time_makes_a_new_handle(run_case: Any, hands: Hands) -> None:
     run_case(scenario)
 
 
+@pytest.mark.parametrize("appends", [0, 1])
+def test_another_time_is_in_the_log_as_a_whole_or_not_at_all(
+    run_case: Any, hands: Hands, monkeypatch: pytest.MonkeyPatch, appends: int
+) -> None:
+    """The log takes so many appends, and then nothing for the moment."""
+
+    async def scenario(case: Any) -> None:
+        assert (await case.send(b"m")).code == 0
+        (got,) = await popped(case, invisible_ms=1000)
+        append, left = case.ledger.append_batch, appends
+
+        def limited(*given: Any) -> Any:
+            nonlocal left
+            case.ledger.refuse_with = None if left else DLedgerCode.LEADER_PENDING_FULL
+            left -= 1
+            return append(*given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(case.ledger, "append_batch", limited)
+            reply = await case.ask(CHANGE, {**got.fields, "invisibleTime": 2000})
+        case.ledger.refuse_with = None
+        assert reply.code == (0 if appends else 2)
+        assert (await case.table())["openPopMessages"] == "1"
+        hands.now_ms += 1000
+        if appends:
+            assert await popped(case, poll_ms=20) == []
+            hands.now_ms += 1000
+        await ack(case, *(await again(case, 1)))
+        assert (await case.table())["openPopMessages"] == "0"
+        offset = await case.ask(14, {"consumerGroup": "g", "topic": "t", "queueId": 0})
+        assert offset.get_int("offset") == 1
+
+    run_case(scenario)
+
+
 def test_a_request_waits_for_a_message_of_any_queue_or_one_that_comes_again(run_case: Any, helpers: Any) -> None:
     async def scenario(case: Any) -> None:
         waiting = asyncio.create_task(popped(case, poll_ms=10_000))
@@ -333,6 +368,73 @@ def test_an_acknowledgement_is_answered_when_the_log_has_it(run_case: Any) -> No
     run_case(scenario)
 
 
+async def time_runs_out(case: Any, helpers: Any, hands: Hands, ms: int) -> None:
+    """So much later, and everything that is due by then was looked at."""
+    hands.now_ms += ms
+    due = case.broker.revival._queue
+    await helpers.until(lambda: not due._due or due._due[0][0] > hands.now_ms)
+
+
+@pytest.mark.parametrize("code", [ACK, BATCH_ACK])
+def test_what_is_acknowledged_in_time_does_not_come_again_however_long_that_takes(
+    run_case: Any, helpers: Any, hands: Hands, code: int
+) -> None:
+    async def scenario(case: Any) -> None:
+        await fill(case, b"m")
+        (got,) = await popped(case, invisible_ms=1000)
+        handle = Handle.of(got.extra)
+        entry = {
+            "c": "g", "r": "0", "t": "t", "so": handle.start_offset, "it": 1000, "pt": handle.pop_time_ms,
+            "q": got.message.queue_id, "rq": 0, "b": base64.b64encode(b"\x01").decode(),
+        }  # fmt: skip
+        case.ledger.commit_by_hand = True
+        asked = [(code, got.fields, json.dumps({"acks": [entry]}).encode()) for _ in range(2)]
+        acks = [asyncio.ensure_future(case.ask(*each)) for each in asked]
+        await helpers.until(lambda: len(case.ledger._pending) == 2)
+        await time_runs_out(case, helpers, hands, 1000)
+        assert not any(each.done() for each in acks), "answered before it is in the log"
+        case.ledger.commit_by_hand = False
+        case.ledger.commit()
+        assert [(await each).code for each in acks] == [0, 0]
+        assert case.broker.revival.revived_total == 0 and await popped(case) == []
+        assert (await case.table())["openPopMessages"] == "0"
+
+    run_case(scenario)
+
+
+def test_an_acknowledgement_that_was_refused_keeps_nothing_from_coming_again(run_case: Any, hands: Hands) -> None:
+    async def scenario(case: Any) -> None:
+        await fill(case, b"m")
+        (got,) = await popped(case, invisible_ms=1000)
+        case.ledger.refuse_with = DLedgerCode.LEADER_PENDING_FULL
+        assert (await case.ask(ACK, got.fields)).code == 2
+        case.ledger.refuse_with = None
+        hands.now_ms += 1000
+        assert bodies(await again(case, 1)) == [b"m"]
+
+    run_case(scenario)
+
+
+def test_what_is_noted_of_acknowledgements_is_bounded(
+    run_case: Any, hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pop_revive, "FORGET_AT", 12)
+
+    async def scenario(case: Any) -> None:
+        for _ in range(5):
+            for _ in range(8):
+                assert (await case.send(b"x")).code == 0
+            *acked, _ = await popped(case, 8)
+            for each in acked:
+                await ack(case, each)
+        assert (await case.table())["openPopMessages"] == "5"
+        assert len(case.broker.revival._closing) <= 12
+        hands.now_ms += 60_000
+        assert len(await again(case, 5)) == 5 and await popped(case) == []
+
+    run_case(scenario)
+
+
 def test_too_many_in_hand_and_no_more_are_given(run_case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pop_checkpoints, "MAX_OPEN_MESSAGES", 3)
 
@@ -452,6 +554,31 @@ def test_revival_waits_while_the_log_takes_nothing(
         case.ledger.refuse_with = None
         assert bodies(await again(case, 2)) == [b"x", b"y"]
         assert (await case.table())["popRevived"] == "2"
+
+    run_case(scenario)
+
+
+def test_what_cannot_be_read_keeps_nothing_else_from_coming_again(
+    run_case: Any, helpers: Any, hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(due_queue, "RETRY_MS", 10)
+
+    async def scenario(case: Any) -> None:
+        for number in range(4):
+            assert (await case.send(b"%d" % number)).code == 0
+        got = await popped(case, invisible_ms=1000)
+        bad = [each.message.physical_offset for each in got if each.body in (b"0", b"2")]
+        read = case.ledger.store.read_bytes
+
+        def zeroed(position: int, size_bytes: int) -> bytes:
+            return bytes(size_bytes) if position in bad else read(position, size_bytes)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(case.ledger.store, "read_bytes", zeroed)
+            hands.now_ms += 1000
+            assert bodies(await again(case, 2)) == [b"1", b"3"]
+            assert (await case.table())["openPopMessages"] == "4", "two of them wait for their records"
+        assert bodies(await again(case, 2)) == [b"0", b"2"] and await popped(case) == []
 
     run_case(scenario)
 

@@ -58,11 +58,18 @@ def test_a_failed_write_changes_nothing(helpers: Any, tmp_path: Any, monkeypatch
     async def fail(path: str, data: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    topics = table(disk, tmp_path)
-    monkeypatch.setattr(disk, "write_file_atomic", fail)
-    with pytest.raises(OSError, match="No space"):
-        asyncio.run(topics.put(TopicConfig(name="a")))
-    assert topics.get("a") is None and topics.data_version == 0
+    (tmp_path / "other").mkdir()
+    topics, other = table(disk, tmp_path), table(disk, tmp_path / "other")
+    asyncio.run(other.put(TopicConfig(name="b")))
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "write_file_atomic", fail)
+        with pytest.raises(OSError, match="No space"):
+            asyncio.run(topics.put(TopicConfig(name="a")))
+        with pytest.raises(OSError, match="No space"):
+            asyncio.run(topics.replace(other.document()))
+        assert topics.get("a") is topics.get("b") is None and topics.data_version == 0
+    assert asyncio.run(topics.replace(other.document())) and not asyncio.run(topics.replace(other.document()))
+    assert topics.get("b") == table(disk, tmp_path).get("b") == TopicConfig(name="b")
 
 
 @pytest.mark.parametrize(

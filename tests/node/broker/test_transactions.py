@@ -328,6 +328,37 @@ def test_a_clock_that_was_ahead_puts_off_no_question_that_nobody_could_be_asked(
     run_case(scenario)
 
 
+@pytest.mark.mechanism("Check-back")
+@pytest.mark.parametrize("was_put_off", [False, True])
+def test_a_clock_that_is_ahead_for_a_moment_gives_no_transaction_up(
+    run_case: Any, helpers: Any, was_put_off: bool
+) -> None:
+    async def scenario(case: Any) -> None:
+        end = await send_half(case, b"x")
+        (half,) = case.broker.transactions.halves.values()
+        if was_put_off:
+            case.clock.now_ms += 6000
+            await helpers.until(lambda: half.is_put_off)
+        producer = Producer(case.broker.port)
+        try:
+            await producer.hello()
+            case.clock.now_ms += 73 * 3_600_000
+            await helpers.until(lambda: len(producer.asked) == 1)
+            case.clock.now_ms -= 73 * 3_600_000
+            assert (await case.ask(37, {**end, "commitOrRollback": 8})).code == 0
+        finally:
+            await producer.client.close()
+        assert [message.body for message in await messages(case)] == [b"x"]
+
+    run_case(scenario)
+
+
+def test_what_looks_too_old_for_a_while_is_given_up_and_what_does_in_between_is_not() -> None:
+    half, old_ms = _Half(0, 1000, 7000), 1000 + transactions_module.MAX_AGE_MS + 1
+    looks = [(old_ms, 0.0), (old_ms, 59.9), (old_ms - 1, 60.0), (old_ms, 61.0), (old_ms + 1, 120.9), (old_ms, 121.0)]
+    assert [half.is_too_old(*look) for look in looks] == [False, False, False, False, False, True]
+
+
 def test_a_snapshot_keeps_that_a_question_was_put_off() -> None:
     before, after = (OpenTransactions(timeout_ms=6000) for _ in range(2))
     before.halves = {144: _Half(0, 1000, 7000), 839: _Half(1, 2000, 3_602_000, 2, True)}
@@ -403,8 +434,11 @@ def test_an_end_whose_outcome_is_unknown_is_not_put_twice(run_case: Any, helpers
 
 
 @pytest.mark.parametrize("is_told_first", [True, False])
-def test_a_transaction_is_not_given_up_and_ended_both(run_case: Any, helpers: Any, is_told_first: bool) -> None:
+def test_a_transaction_is_not_given_up_and_ended_both(
+    run_case: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch, is_told_first: bool
+) -> None:
     """Its producer says how it ended when nobody expects that any more, and the log takes its time."""
+    monkeypatch.setattr(transactions_module, "OLD_FOR_S", 0)
 
     async def scenario(case: Any) -> None:
         end = await send_half(case, b"x")
@@ -434,7 +468,11 @@ def test_a_transaction_is_not_given_up_and_ended_both(run_case: Any, helpers: An
     run_case(scenario)
 
 
-def test_a_transaction_that_the_log_did_not_take_is_given_up_later(run_case: Any, helpers: Any) -> None:
+def test_a_transaction_that_the_log_did_not_take_is_given_up_later(
+    run_case: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions_module, "OLD_FOR_S", 0)
+
     async def scenario(case: Any) -> None:
         await send_half(case, b"x")
         before = len(case.ledger.barriers)

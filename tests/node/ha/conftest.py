@@ -353,9 +353,10 @@ def ha() -> Callable[..., Any]:
         *overrides: str,
         roles: tuple[str, ...] = ("ASYNC_MASTER", "SLAVE"),
         seed: int = 1,
+        size: int = 2,
     ) -> Any:
         async def main() -> Any:
-            group = HaGroup(max(len(roles), 2), overrides)
+            group = HaGroup(max(len(roles), size), overrides)
             await group.start_name_server()
             for number, role in enumerate(roles, 1):
                 await group.start(f"n{number}", role)

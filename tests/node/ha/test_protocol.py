@@ -210,6 +210,26 @@ def test_a_slave_dials_again_every_five_seconds(ha: Any) -> None:
     ha(scenario, roles=())
 
 
+def test_a_slave_that_dials_the_old_master_leaves_him_for_the_new_one(ha: Any, monkeypatch: Any) -> None:
+    async def scenario(group: Any) -> None:
+        await group.start("n2", "SLAVE", TO_N1)
+        client = group.ledger("n2").client
+        old, new = [await group.play_master(name) for name in ("n1", "n3")]
+        dial = group.loop.create_connection
+
+        async def told_meanwhile(protocol: Any, host: str, port: int) -> Any:
+            if host == "10.0.0.1":
+                client.set_master("10.0.0.3:10912")
+            return await dial(protocol, host, port)
+
+        monkeypatch.setattr(group.loop, "create_connection", told_meanwhile)
+        await group.until(lambda: bool(new.reports))
+        await group.until(lambda: len(old.closed_s) == len(old.connected_s))
+        assert near(new.connected_s, old.connected_s[0]) and client.state == "FOLLOWING"
+
+    ha(scenario, roles=(), size=3)
+
+
 def test_no_heartbeat_comes_before_what_was_asked_for(ha: Any) -> None:
     """To a slave that compares it would say that the master's log ends there."""
 

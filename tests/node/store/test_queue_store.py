@@ -6,6 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from node.store.queue_store import NOTHING_DISPATCHED, DispatchMark, QueueStore
 
@@ -186,3 +188,90 @@ def test_a_checkpoint_under_way_is_not_believed_when_its_queues_are_distrusted(d
     asyncio.run(store.checkpoint(MARK))
     disk.write_file_atomic = write
     assert asyncio.run(make(disk).restore(always)) == NOTHING_DISPATCHED
+
+
+def bases(disk: Any, row: str) -> list[int]:
+    """Of the files of queue a/0, in units."""
+    return [int(name) // {"/q": 20, "/q.crc": 4}[row] for name in disk.list(f"{row}/a/0")]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.one_of(st.integers(1, 9), st.sampled_from(["trim", "checkpoint", "restore"])), max_size=20))
+def test_files_of_what_is_gone_go_once_a_checkpoint_says_so(new_disk: Any, steps: list[Any]) -> None:
+    """Never the last; what is left is what the checkpoint needs."""
+    disk = new_disk()
+    store, said = make(disk), (0, 0)
+    append(store, "a", 0, 1)
+    for step in [*steps, "checkpoint"]:
+        queue = store.find("a", 0)
+        assert queue is not None
+        if step == "trim":
+            store.trim((queue.min_offset + queue.max_offset + 1) // 2)
+        elif step == "checkpoint":
+            asyncio.run(store.checkpoint(MARK))
+            said = queue.min_offset, queue.max_offset
+            least = min(said[0] // 4 * 4, (said[1] - 1) // 4 * 4)
+            for row in ("/q", "/q.crc"):  # `restore` leaves no file of a queue that holds nothing
+                assert min(bases(disk, row), default=least) == least
+            after_a_power_cut = new_disk()
+            after_a_power_cut.files = {path: bytearray(content) for path, content in disk.synced.items()}
+            again = make(after_a_power_cut)
+            assert asyncio.run(again.restore(always)) == MARK
+            restored = again.find("a", 0)
+            assert restored is not None and (restored.min_offset, restored.max_offset) == said
+            assert [unit.physical_offset for unit in restored.read(said[0], 999)] == list(range(*said))
+        elif step == "restore" and said != (0, 0):
+            store = make(disk)
+            assert asyncio.run(store.restore(always)) == MARK
+        elif isinstance(step, int):
+            append(store, "a", 0, step)
+
+
+def test_each_step_of_a_removal_may_be_the_last(disk: Any, new_disk: Any, caplog: Any) -> None:
+    store = make(disk)
+    append(store, "a", 0, 23)
+    asyncio.run(store.checkpoint(MARK))
+    read = store.find("a", 0)
+    assert read is not None and store.trim(17) == 17
+    remove, states = disk.remove, []
+
+    async def watched(path: str) -> None:
+        await remove(path)
+        states.append(dict(disk.synced))
+        assert [unit.physical_offset for unit in read.read(17, 99)] == list(range(17, 23))
+        if len(states) == 5:
+            raise OSError(5, "Input/output error", path)
+
+    disk.remove = watched
+    asyncio.run(store.checkpoint(MARK))
+    assert "could not be removed" in caplog.text
+    assert (bases(disk, "/q"), bases(disk, "/q.crc")) == ([16, 20], [4, 8, 12, 16, 20])
+    asyncio.run(store.checkpoint(MARK))
+    assert bases(disk, "/q") == bases(disk, "/q.crc") == [16, 20] and len(states) == 8
+    for state in states:
+        copy = new_disk()
+        copy.files = {path: bytearray(content) for path, content in state.items()}
+        again = make(copy)
+        assert asyncio.run(again.restore(always)) == MARK and bounds(again) == {("a", 0): 23}
+        assert bases(copy, "/q") == bases(copy, "/q.crc") == [16, 20]
+    store.close()
+    assert disk.open_handles == 0
+
+
+def test_nothing_is_removed_before_the_checkpoint_is_durable(disk: Any) -> None:
+    store = make(disk)
+    append(store, "a", 0, 23)
+    asyncio.run(store.checkpoint(MARK))
+    store.trim(17)
+    write = disk.write_file_atomic
+
+    async def refused(path: str, data: bytes) -> None:
+        raise OSError(28, "No space left on device", path)
+
+    disk.write_file_atomic = refused
+    with pytest.raises(OSError, match="No space"):
+        asyncio.run(store.checkpoint(MARK))
+    assert bases(disk, "/q") == [0, 4, 8, 12, 16, 20]
+    disk.write_file_atomic = write
+    asyncio.run(store.checkpoint(MARK))
+    assert bases(disk, "/q") == [16, 20]
