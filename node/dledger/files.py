@@ -54,7 +54,8 @@ class Checkpoint:
     durable_pos: int = 0
     begin_pos: int = 0
     members: tuple[tuple[int, dict[str, str]], ...] = ()
-    """What entries up to `durable_index` say of who belongs to the group: their indices and the groups."""
+    """What entries up to `durable_index` say of who belongs to the group: their indices and the groups. Of later ones
+    only what is known to be committed."""
 
     @property
     def is_of_reset(self) -> bool:
@@ -150,7 +151,11 @@ class LedgerFiles:
                     durable_index=end_index - 1,
                     durable_pos=position,
                     begin_pos=self.checkpoint.begin_pos,
-                    members=tuple(item for item in self.checkpoint.members if item[0] < end_index),
+                    members=tuple(
+                        item
+                        for item in self.checkpoint.members
+                        if item[0] < end_index or item[0] > self.checkpoint.durable_index
+                    ),
                 )
             await self.index.truncate(end_index)
         if position <= self.data.end_position:  # else what stood there was cut off before it was ever written
@@ -163,15 +168,16 @@ class LedgerFiles:
         if position > self.data.begin_position:
             await self.data.append(b"", sync=True, trailer=tail_mark(position, position))
 
-    async def reset(self, position: int, index: int) -> None:
-        """Forget the whole log, durably; it goes on with entry `index` at `position`. Raises OSError."""
+    async def reset(self, position: int, index: int, members: tuple[tuple[int, dict[str, str]], ...]) -> None:
+        """Forget the whole log, durably, but for what is committed of who belongs to the group, `members`; it goes on
+        with entry `index` at `position`. Raises OSError."""
         async with self.index_lock:
             await self._write_checkpoint(
                 committed_index=-1,
                 durable_index=-1,
                 durable_pos=position,
                 begin_pos=position,
-                members=self.checkpoint.members[-1:],
+                members=members,
             )
             await self.index.reset(index)
         await self.data.reset(position)

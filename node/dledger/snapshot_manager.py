@@ -128,7 +128,7 @@ class SnapshotManager:
     def adopt_members(self) -> None:
         """The group is at least as new as the snapshot has it."""
         newest = self._newest
-        if newest is not None and newest.members and newest.members_index > self._members.index:
+        if newest is not None and newest.members:
             self._members.adopt(newest.members_index, newest.members)
 
     # Taking one

@@ -325,14 +325,14 @@ class DLedgerStore:
                 DLedgerCode.INCONSISTENT_STATE,
                 f"a log cannot begin at {first.pos}: is data_segment_size_bytes the same on all members?",
             )
+        self.members.log_is_gone(max(self.committed_index, self.ledger_begin_index - 1))
         self._tail_cache.clear()
         self._index.begin_at(first.index)
         self.ledger_begin_index = -1
         self.ledger_end_index = first.index - 1
         self._end_pos = self._committed_pos = first.pos
         self.committed_index = first.index - 1
-        self.members.begin_at(first.index)
-        gone = self.writer.cut(first.pos, first.index, is_reset=True)
+        gone = self.writer.cut(first.pos, first.index, is_reset=True, members=self.members.snapshot(-1))
         self._add(batch_of(first))
         return gone
 

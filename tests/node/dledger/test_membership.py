@@ -336,9 +336,37 @@ def test_history() -> None:
     members.forget_before(6)
     members.cut(7)
     assert members.ids == ("n1",)
-    members.begin_at(100)
-    assert (members.index, members.ids) == (3, ("n1",))
     again = Membership("n1", {"n1": "a:1", "n2": "b:1"}, joins=True)
     assert again.ids == ("n2",) and not again.includes_self and again.address("n1") == "a:1"
-    again.restore([(7, {"n1": "a:1", "n2": "b:1"}), (3, {"n2": "b:1"})], 5)
+    again.restore([(7, {"n1": "a:1", "n2": "b:1"}), (3, {"n2": "b:1"})], 7)
+    assert again.ids == ("n1", "n2")
+    again.cut(5)
     assert again.ids == ("n2",)
+
+
+def test_what_is_committed_outlives_the_log_and_nothing_else_does() -> None:
+    heard: list[tuple[str, ...]] = []
+    members = Membership("n1", {"n1": "a:1"})
+    members.put(entry_of({"n1": "a:1", "n2": "b:1"}, 3))
+    members.put(entry_of({"n2": "b:1"}, 7))
+    members.add_listener(lambda: heard.append(members.ids))
+    members.log_is_gone(6)
+    assert heard == [("n1", "n2")] and members.snapshot(-1) == ((3, {"n1": "a:1", "n2": "b:1"}),)
+    members.cut(0)
+    members.put(entry_of({"n1": "a:1"}, 2))  # from the new log, which does not go as far yet
+    assert members.ids == ("n1", "n2")
+    members.adopt(9, {"n1": "a:1", "n3": "c:1"})
+    members.put(entry_of({"n1": "a:1"}, 8))
+    members.cut(0)
+    assert (members.index, members.ids) == (9, ("n1", "n3"))
+    members.adopt(4, {"n9": "i:1"})  # an older snapshot says nothing new
+    members.put(entry_of({"n1": "a:1"}, 12))
+    again = Membership("n1", {"n1": "a:1"})
+    again.restore(members.snapshot(5), 5)  # a checkpoint of a log that ends there
+    again.cut(0)
+    assert (again.index, again.ids) == (9, ("n1", "n3")) and members.ids == ("n1",)
+    only = Membership("n1", {"n1": "a:1", "n2": "b:1"})
+    only.put(entry_of({"n1": "a:1"}, 7))
+    only.add_listener(lambda: heard.append(only.ids))
+    only.log_is_gone(-1)
+    assert heard[-1] == only.ids == ("n1", "n2") and only.snapshot(-1) == ()

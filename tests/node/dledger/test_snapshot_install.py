@@ -113,6 +113,47 @@ def test_a_new_member_gets_the_snapshot_and_knows_the_group(simulate: Any, talli
     simulate(scenario, server=tallies.server(truth), joining=1, members_may_change=True, **OPTIONS)
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("lost", ["remove another", "remove itself", "add"])
+def test_a_change_of_the_group_that_was_lost_is_forgotten_with_the_log(
+    simulate: Any, tallies: Any, lost: str, restarts: bool
+) -> None:
+    """A leader that is cut off changes the group in vain. When it comes back its log is beyond comparing, and nothing
+    takes the entry back."""
+    truth = tallies.Truth()
+
+    async def scenario(group: Any) -> None:
+        await group.start()
+        old = await group.leader()
+        rest = others(group, old)
+        await group.append_all(old, *bodies(0, 20))
+        await group.converged()
+        await group.cut(" ".join(rest))
+        member = {"remove another": rest[0], "remove itself": old, "add": "n9"}[lost]
+        change = group[old].add_member(member, "10.0.0.9:1") if lost == "add" else group[old].remove_member(member)
+        in_vain = group.on(old, lambda: asyncio.get_running_loop().create_task(change))
+        await group.until(lambda: len(group[old].member_state.member_ids) != 3)
+        new = await group.leader(*rest)
+        if restarts:
+            await asyncio.sleep(4)  # until a checkpoint says so
+            group.kill(old)
+        for first in range(20, 200, 20):
+            await group.append_all(new, *bodies(first, 20))
+        await group.until(lambda: group[new].store.ledger_begin_index > 40)
+        await group.heal()
+        if restarts:
+            await group.start(old)
+        await applied(group, *group.names)
+        for _ in range(2):
+            assert group[old].member_state.member_ids == ("n1", "n2", "n3")
+            group.kill(old)
+            await group.start(old)
+        assert in_vain.cancelled() or not in_vain.done() or in_vain.exception() is not None
+        assert truth.violations == []
+
+    simulate(scenario, server=tallies.server(truth), members_may_change=True, **OPTIONS)
+
+
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Snapshots are sent in pieces of 64 bytes."""
