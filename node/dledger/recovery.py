@@ -145,7 +145,7 @@ async def recover(files: LedgerFiles, *, scan_size_bytes: int = SCAN_SIZE_BYTES)
     begin = begin or scan.first
     if begin is None:
         await _make_empty(files, checkpoint)
-        return Recovered()
+        return Recovered(members=checkpoint.members)
     _report_cut(files, scan)
     last = scan.last
     assert last is not None
@@ -266,16 +266,21 @@ async def _forget(files: LedgerFiles) -> Checkpoint:
     logger.warning("what is left of a log that was to be forgotten is removed")
     await files.index.reset(0)
     await files.data.reset(0)
-    async with files.index_lock:
-        await files.write_checkpoint(committed_index=-1, durable_index=-1, durable_pos=0)
+    await _write_empty(files)
     return files.checkpoint
 
 
 async def _make_empty(files: LedgerFiles, checkpoint: Checkpoint) -> None:
     """Nothing was ever durable here: begin at position 0, whatever an interrupted reset has left."""
-    if checkpoint != Checkpoint():
-        async with files.index_lock:
-            await files.write_checkpoint(committed_index=-1, durable_index=-1, durable_pos=0)
+    if checkpoint != Checkpoint(members=checkpoint.members):
+        await _write_empty(files)
     await files.index.reset(0)
     files.index.begin_at(0)
     await files.data.reset(0)
+
+
+async def _write_empty(files: LedgerFiles) -> None:
+    """Nothing is in the log; who belongs to the group is still known."""
+    members = files.checkpoint.members
+    async with files.index_lock:
+        await files.write_checkpoint(committed_index=-1, durable_index=-1, durable_pos=0, members=members)

@@ -83,8 +83,7 @@ class SnapshotManager:
         if not self.is_used:
             return
         self._newest = next((snapshot for snapshot, _ in self.files.readable()), None)
-        if self._newest is not None and self._newest.members_index < max(self._store.ledger_begin_index, 0):
-            self.adopt_members()
+        self.adopt_members()
         self._is_open = True
 
     async def close(self) -> None:

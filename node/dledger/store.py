@@ -384,10 +384,10 @@ class DLedgerStore:
 
     def _adopt(self, recovered: Recovered) -> None:
         last = recovered.last
+        self.members.restore(recovered.members, last.index if last is not None else -1)
         if last is None:
             return
         self.ledger_begin_index = recovered.begin_index
-        self.members.restore(list(recovered.members), last.index)
         self._ends_with(last)
         if recovered.committed_index >= recovered.begin_index:
             self.committed_index = recovered.committed_index

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from node.dledger.entry import Entry, encode_entry
+from node.dledger.entry import CONFIG_MAGIC, Entry, encode_entry
+from node.dledger.membership import encode_members
 
 
 @pytest.mark.parametrize("refuses", [False, True])
@@ -78,11 +79,19 @@ def test_rows_from_disk_end_where_memory_begins(bench: Any, waits: bool) -> None
 
 
 def test_a_crash_while_the_log_is_forgotten_leaves_the_old_one_or_none(bench: Any) -> None:
-    """Whenever the power fails: what is left of the former log is no damage, and nothing of it is served in part."""
+    """Whenever the power fails: what is left of the former log is no damage, and nothing of it is served in part. What
+    it said of the group is known also where nothing is left of it, but for what was not committed."""
+
+    def say(bench: Any, store: Any, *members: str) -> None:
+        body = encode_members(dict.fromkeys(members, "a:1"))
+        bench.on("n1", lambda: store.append_as_leader(1, len(body), lambda _: body, magic=CONFIG_MAGIC))
 
     async def scenario(bench: Any, steps: int) -> tuple[bool, int, int]:
         store = await bench.open()
-        bench.append(store, *[bytes(500)] * 20)
+        say(bench, store, "n1", "n2", "n3")
+        bench.append(store, *[bytes(500)] * 18)
+        store.update_committed_index(18)
+        say(bench, store, "n1")
         await bench.flushed(store)
         await bench.close(store)
         bench.kill()
@@ -93,12 +102,14 @@ def test_a_crash_while_the_log_is_forgotten_leaves_the_old_one_or_none(bench: An
         was_done = done.done() and store.durable_index == 100
         bench.power_fail()
         again = await bench.open()
+        group = ("n1",) if again.ledger_end_index == 19 else ("n1", "n2", "n3")
+        assert again.members.ids == group
         (new,) = bench.append(again, b"the next one", term=4)
         found = again.ledger_begin_index, again.ledger_end_index
         await bench.flushed(again)
         bench.power_fail()
         again = await bench.open()
-        assert again.get(new.index) == new
+        assert again.get(new.index) == new and again.members.ids == group
         assert (again.ledger_begin_index, again.ledger_end_index) == found
         return was_done, *found
 

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import random
 import zlib
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from node.dledger import DLedgerCode, DLedgerError
+from node.dledger.files import LedgerFiles
 from node.dledger.messages import InstallSnapshotRequest, MalformedMessage
 from node.dledger.snapshot import Snapshot, encode_snapshot
 
@@ -152,6 +154,55 @@ def test_a_change_of_the_group_that_was_lost_is_forgotten_with_the_log(
         assert truth.violations == []
 
     simulate(scenario, server=tallies.server(truth), members_may_change=True, **OPTIONS)
+
+
+def test_a_member_that_stops_while_its_log_is_forgotten_still_knows_the_group(
+    simulate: Any, tallies: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It began alone, and would lead alone; that there are four by now it knows from the snapshot only."""
+    truth = tallies.Truth()
+
+    async def scenario(group: Any) -> None:
+        await group.start()
+        for name in ("n2", "n3", "n4"):
+            await group.start(name)
+        for name in ("n2", "n3"):
+            await group.run("n1", partial(group["n1"].add_member, name, group.addresses[name]))
+        group.names = ("n1", "n2", "n3", "n4")
+        await group.converged("n1", "n2", "n3")
+        await asyncio.sleep(4)  # until a checkpoint says so
+        await group.cut("n2 n3 n4")
+        leader = await group.leader("n2", "n3")
+        await group.run(leader, partial(group[leader].add_member, "n4", group.addresses["n4"]))
+        for first in range(0, 200, 20):
+            await group.append_all(leader, *bodies(first, 20))
+        await group.until(lambda: group[leader].store.ledger_begin_index > 60)
+        reset, is_empty = LedgerFiles.reset, asyncio.Event()
+
+        async def reset_and_wait(self: LedgerFiles, *arguments: Any) -> None:
+            await reset(self, *arguments)
+            is_empty.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(LedgerFiles, "reset", reset_and_wait)
+        await group.heal()
+        await is_empty.wait()
+        monkeypatch.undo()
+        group.power_fail("n1")
+        await group.cut("n2 n3 n4")
+        for _ in range(2):
+            await group.start("n1")
+            assert group["n1"].member_state.member_ids == group.names
+            assert group["n1"].store.ledger_end_index == -1
+            await asyncio.sleep(5)
+            assert not group["n1"].member_state.is_leader
+            group.kill("n1")
+        await group.start("n1")
+        await group.heal()
+        await applied(group, *group.names)
+        assert truth.violations == []
+
+    simulate(scenario, server=tallies.server(truth), size=1, joining=3, members_may_change=True, **OPTIONS)
 
 
 @pytest.fixture
