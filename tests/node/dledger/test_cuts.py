@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from functools import partial
 from typing import Any
 
 import pytest
 
+from harness.clusters.sim.disk import disk_error
+from harness.clusters.sim.process_disk import Operation, ProcessDisk
 from node.dledger.entry import CONFIG_MAGIC, Entry, encode_entry
 from node.dledger.membership import encode_members
 
@@ -122,3 +125,35 @@ def test_a_crash_while_the_log_is_forgotten_leaves_the_old_one_or_none(bench: An
         if was_done:
             break
     assert seen == {(0, 20), (0, 0), (100, 101)}
+
+
+def test_a_cut_takes_back_a_checkpoint_that_was_written_in_spite_of_an_error(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new file has its name when the sync of the directory fails, and it may say more than what is left."""
+    sync_names, refused = ProcessDisk._sync_names, asyncio.Event()
+
+    def refuse(self: ProcessDisk, directory: str, operation: Operation, value: Any = None) -> None:
+        if directory.endswith("dledger") and not refused.is_set():
+            refused.set()
+            operation.finish(error=disk_error(errno.EIO, directory))
+        else:
+            sync_names(self, directory, operation, value)
+
+    async def scenario(bench: Any) -> None:
+        store = await bench.open()
+        bench.append(store, *[b"entry"] * 20)
+        await bench.flushed(store)
+        await bench.until(lambda: store._files.checkpoint.durable_index == 19)
+        bench.append(store, *[b"entry"] * 20)
+        await bench.flushed(store)
+        monkeypatch.setattr(ProcessDisk, "_sync_names", refuse)
+        await refused.wait()
+        assert b'"durable_index":39' in bytes(bench.disk.inode("/data/dledger/checkpoint").cache)
+        done = bench.on("n1", lambda: store.truncate(29))
+        await done
+        assert b'"durable_index":19' in bytes(bench.disk.inode("/data/dledger/checkpoint").cache)
+        bench.kill()
+        assert (await bench.open()).ledger_end_index == 29
+
+    bench(scenario)
