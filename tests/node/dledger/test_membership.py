@@ -59,6 +59,23 @@ def test_a_new_member_gets_the_whole_log_and_counts(simulate: Any) -> None:
     simulate(scenario, members_may_change=True, joining=1)
 
 
+def test_a_member_is_added_while_another_is_down(simulate: Any) -> None:
+    async def scenario(group: Any) -> None:
+        await group.start()
+        leader = await group.leader()
+        down, left = (name for name in group.names if name != leader)
+        group.kill(down)
+        await group.start("n4")
+        await asyncio.sleep(5)
+        term = group[leader].member_state.term
+        assert await add(group, leader, "n4") is None
+        await group.append_all(leader, b"three of four")
+        await group.converged(leader, left, "n4")
+        assert group.leaders() == [leader] and group[leader].member_state.term == term
+
+    simulate(scenario, members_may_change=True, joining=1)
+
+
 def test_a_group_grows_from_one(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
