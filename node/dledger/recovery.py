@@ -176,6 +176,7 @@ def _start(files: LedgerFiles, scan_size_bytes: int) -> tuple[Entry | None, LogS
                 first = _entry_at(data, begin, None)
                 before = index.lookup_file(unit.index - 1)
                 if before is not None:
+                    _entry_at(data, unit.pos, unit)
                     previous = _entry_at(data, before.pos, before)
                     scan = LogScan(data, unit.pos, next_index=unit.index, chain_crc=previous.chain_crc)
                     scan.last = previous

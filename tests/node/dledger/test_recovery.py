@@ -204,6 +204,22 @@ def test_log_of_a_wrong_segment_size_is_refused(bench: Any) -> None:
     bench(other, data_segment_size_bytes=8192 + 32)
 
 
+def test_where_reading_would_begin_at_a_damaged_index_unit_the_whole_log_is_read(bench: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        entries = await filled(bench, count=200)
+        path = bench.path(entries[-1].pos)
+        end = int(path.rpartition("/")[2]) + len(bench.disk.inode(path).cache)
+        begin = max(entry.index for entry in entries if entry.pos <= end - 8000)
+        bench.disk.flip_bit(f"/data/dledger/index/{begin // 20 * 640:020d}", begin % 20 * 32 + 11, 4)
+        store = bench.on("n1", lambda: DLedgerStore(bench.config, bench.runtime))
+        recovered = await bench.run("n1", lambda: recover(store._files, scan_size_bytes=8000))
+        assert (recovered.begin_index, recovered.last) == (0, entries[-1])
+        store._adopt(recovered)
+        assert [store.get(index) for index in range(200)] == entries
+
+    bench(scenario)
+
+
 def test_only_the_newest_part_of_a_long_log_is_scanned(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         entries = await filled(bench, count=200)
