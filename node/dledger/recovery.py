@@ -37,7 +37,7 @@ from node.dledger.membership import decode_members
 from node.dledger.torn_write import is_torn_write
 from node.store.segments import SegmentedFile, SegmentError
 
-__all__ = ["SCAN_SIZE_BYTES", "Recovered", "recover"]
+__all__ = ["SCAN_SIZE_BYTES", "LogScan", "Recovered", "recover"]
 
 logger = logging.getLogger("node.dledger.store")
 
@@ -82,7 +82,7 @@ class LogScan:
         """Read to the end. Raises OSError."""
         try:
             while True:
-                entry = self._next()
+                entry = self.next()
                 self.units += pack_unit(entry)
                 if entry.magic == CONFIG_MAGIC:
                     self.members[entry.index] = decode_members(entry)
@@ -92,7 +92,8 @@ class LogScan:
         except BadEntry as error:
             self.reason = str(error)
 
-    def _next(self) -> Entry:
+    def next(self) -> Entry:
+        """The next entry. Raises BadEntry, OSError."""
         at = self.stopped_at = self.position
         if at % self._data.segment_size_bytes:
             blank_size_bytes = blank_size_at(self._bytes(at, HEADER_SIZE_BYTES), 0)

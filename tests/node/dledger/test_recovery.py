@@ -69,16 +69,57 @@ def test_a_damaged_entry_is_never_served(bench: Any, caplog: pytest.LogCaptureFi
     bench(scenario, max_cached_bytes=1)
 
 
-def test_a_damaged_index_unit_is_reported_then_mended_at_the_next_start(bench: Any) -> None:
+@pytest.mark.parametrize("victim", [0, 20, 59])
+@pytest.mark.parametrize("offset", [3, 11, 23, 31, 35, 39, 43, 47])
+def test_a_header_that_is_damaged_under_a_running_member_is_never_served(bench: Any, victim: int, offset: int) -> None:
+    async def scenario(bench: Any) -> None:
+        entries = await filled(bench)
+        for bit in range(8):
+            store = await bench.open()
+            bench.flip(entries[victim].pos + offset, bit)
+            with pytest.raises(LedgerCorrupt, match=f"byte {entries[victim].pos % 4096}: "):
+                store.get(victim)
+            found: list[Any] = []
+            with pytest.raises(LedgerCorrupt):
+                while len(found) < 60:
+                    found += store.read_entries(len(found), max_entries=100, max_bytes=1 << 20)
+            assert found == entries[:victim] and store.corrupt_reads == 2
+            bench.flip(entries[victim].pos + offset, bit)
+            bench.kill()
+
+    bench(scenario)
+
+
+def test_a_file_whose_first_header_is_damaged_is_not_taken_for_another(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         entries = await filled(bench)
         store = await bench.open()
-        bench.disk.flip_bit("/data/dledger/index/00000000000000000640", 18)
-        with pytest.raises(LedgerCorrupt, match="index is damaged at byte 640"):
-            store.get(20)
-        assert store.read_bytes(entries[20].body_pos, 3) == b"020"
-        bench.kill()
-        assert (await bench.open()).get(20) == entries[20]
+        assert store.first_of_next_file() == entries[20]
+        bench.flip(entries[20].pos + 15, 0)  # it says that it is entry 21
+        assert store.first_of_next_file() is None
+
+    bench(scenario)
+
+
+@pytest.mark.parametrize("victim", [0, 20, 21])
+@pytest.mark.parametrize("offset", [2, 3, 11, 15, 18, 31])
+def test_a_damaged_index_unit_is_reported_and_the_entry_found_without_it(
+    bench: Any, caplog: pytest.LogCaptureFixture, victim: int, offset: int
+) -> None:
+    async def scenario(bench: Any) -> None:
+        entries = await filled(bench)
+        assert entries[20].pos == 4096 > entries[19].end_pos  # behind a blank
+        for bit in range(8):
+            store = await bench.open()
+            bench.disk.flip_bit(f"/data/dledger/index/{victim // 20 * 640:020d}", victim % 20 * 32 + offset, bit)
+            caplog.clear()
+            assert store.get(victim) == entries[victim]
+            assert f"index is damaged at byte {victim * 32}: " in caplog.text and not store.corrupt_reads
+            assert [store.get(index) for index in range(59, -1, -1)] == entries[::-1]
+            assert store.read_entries(victim, max_entries=100, max_bytes=4096)[0] == entries[victim]
+            bench.kill()
+            assert (await bench.open()).get(victim) == entries[victim]
+            bench.kill()
 
     bench(scenario)
 
