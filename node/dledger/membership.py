@@ -116,7 +116,7 @@ class Membership:
             self._changed()
 
     def forget_before(self, committed_index: int) -> None:
-        """Keep of what is committed only the last: it is never taken back."""
+        """Keep of what was said up to there, which is committed, only the last: it is never taken back."""
         if len(self._history) == 1:
             return
         committed = [number for number, item in enumerate(self._history) if item[0] <= committed_index]

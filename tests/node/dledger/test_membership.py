@@ -202,6 +202,50 @@ def test_a_change_that_is_truncated_never_was(simulate: Any) -> None:
     simulate(scenario, members_may_change=True)
 
 
+def test_the_group_before_the_last_change_is_known_as_long_as_a_checkpoint_may_speak_of_it(simulate: Any) -> None:
+    async def scenario(group: Any) -> None:
+        await group.start()
+        await group.start("n4")
+        leader = await group.leader()
+        assert await add(group, leader, "n4") is None
+        await group.append_all(leader, b"between")
+        store, members = group[leader].store, group[leader].member_state.members
+        await group.until(lambda: store.durable_index == store.committed_index)
+        group.hosts[leader].disk.stall()
+        gone = next(name for name in group.names if name != leader)
+        assert await remove(group, leader, gone) is None
+        assert store.durable_index < members.index <= store.committed_index
+        ((_, peers),) = members.snapshot(store.durable_index)
+        assert sorted(peers) == ["n1", "n2", "n3", "n4"]
+
+    simulate(scenario, members_may_change=True, joining=1)
+
+
+def test_the_group_before_the_last_change_is_known_as_long_as_a_snapshot_may_speak_of_it(
+    simulate: Any, tallies: Any
+) -> None:
+    """What is applied may be behind what is committed: after a start all of it is applied again."""
+
+    async def scenario(group: Any) -> None:
+        await group.start()
+        await group.start("n4", "n5")
+        leader = await group.leader()
+        assert await add(group, leader, "n4") is None
+        members = group[leader].member_state.members
+        first = members.index
+        assert await add(group, leader, "n5") is None
+        await group.append_all(leader, b"key=value")
+        assert members.at(members.index - 1) == (
+            first,
+            {name: group.addresses[name] for name in ("n1", "n2", "n3", "n4")},
+        )
+        assert await group.run(leader, group[leader].snapshots.save)
+        await group.append_all(leader, b"key=value")
+        assert members.at(members.index - 1) == (-1, {})
+
+    simulate(scenario, members_may_change=True, joining=2, server=tallies.server(tallies.Truth()))
+
+
 def test_one_change_at_a_time_and_none_before_the_terms_own_entry(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
