@@ -304,7 +304,7 @@ class LeaderElector:
         leadership = self.leadership
         assert leadership is not None
         now_ns = self._clock.monotonic_ns()
-        quorum_lost_ns = leadership.quorum_sent_ns() + self._timing.lease_ms * 1_000_000
+        quorum_lost_ns = leadership.quorum_lost_ns()
         if self.must_step_down(leadership):
             return 0
         interval_ns = self._timing.heartbeat_interval_ms * 1_000_000

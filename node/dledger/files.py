@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from node.dledger.config import DLedgerConfig
@@ -54,7 +54,8 @@ class Checkpoint:
     durable_pos: int = 0
     begin_pos: int = 0
     members: tuple[tuple[int, dict[str, str]], ...] = ()
-    """What entries up to `durable_index` say of who belongs to the group: their indices and the groups."""
+    """What entries up to `durable_index` say of who belongs to the group: their indices and the groups. Of later ones
+    only what is known to be committed."""
 
     @property
     def is_of_reset(self) -> bool:
@@ -97,6 +98,9 @@ class LedgerFiles:
         self.index = LogIndex(self._index_file)
         self.index_lock = asyncio.Lock()
         self.checkpoint = Checkpoint()
+        """As it was last written with success, or found."""
+        self._may_be_another = False
+        """Whether a write that failed may have put another one into its place: the sync of the directory comes last."""
 
     @property
     def checkpoint_path(self) -> str:
@@ -144,14 +148,20 @@ class LedgerFiles:
         """Let the log end at `position`, before entry `end_index`, durably; where it already ends earlier it stays so.
         Raises OSError; may be repeated."""
         async with self.index_lock:
-            if self.checkpoint.durable_pos > position:
-                await self._write_checkpoint(
-                    committed_index=min(self.checkpoint.committed_index, end_index - 1),
+            before = self.checkpoint
+            if before.durable_pos > position:
+                checkpoint = replace(
+                    before,
+                    committed_index=min(before.committed_index, end_index - 1),
                     durable_index=end_index - 1,
                     durable_pos=position,
-                    begin_pos=self.checkpoint.begin_pos,
-                    members=tuple(item for item in self.checkpoint.members if item[0] < end_index),
+                    members=tuple(
+                        item for item in before.members if item[0] < end_index or item[0] > before.durable_index
+                    ),
                 )
+                await self._write_checkpoint(checkpoint)
+            elif self._may_be_another:
+                await self._write_checkpoint(before)
             await self.index.truncate(end_index)
         if position <= self.data.end_position:  # else what stood there was cut off before it was ever written
             await self.data.truncate(position)
@@ -163,16 +173,11 @@ class LedgerFiles:
         if position > self.data.begin_position:
             await self.data.append(b"", sync=True, trailer=tail_mark(position, position))
 
-    async def reset(self, position: int, index: int) -> None:
-        """Forget the whole log, durably; it goes on with entry `index` at `position`. Raises OSError."""
+    async def reset(self, position: int, index: int, members: tuple[tuple[int, dict[str, str]], ...]) -> None:
+        """Forget the whole log, durably, but for what is committed of who belongs to the group, `members`; it goes on
+        with entry `index` at `position`. Raises OSError."""
         async with self.index_lock:
-            await self._write_checkpoint(
-                committed_index=-1,
-                durable_index=-1,
-                durable_pos=position,
-                begin_pos=position,
-                members=self.checkpoint.members[-1:],
-            )
+            await self._write_checkpoint(Checkpoint(durable_pos=position, begin_pos=position, members=members))
             await self.index.reset(index)
         await self.data.reset(position)
 
@@ -191,32 +196,20 @@ class LedgerFiles:
         await self.index.write(durable_index + 1)
         await self.index.sync()
         await self._write_checkpoint(
-            committed_index=committed_index,
-            durable_index=durable_index,
-            durable_pos=durable_pos,
-            begin_pos=self.data.begin_position,
-            members=members,
+            Checkpoint(
+                committed_index=committed_index,
+                durable_index=durable_index,
+                durable_pos=durable_pos,
+                begin_pos=self.data.begin_position,
+                members=members,
+            )
         )
 
-    async def _write_checkpoint(
-        self,
-        *,
-        committed_index: int,
-        durable_index: int,
-        durable_pos: int,
-        begin_pos: int,
-        members: tuple[tuple[int, dict[str, str]], ...],
-    ) -> None:
-        checkpoint = Checkpoint(
-            committed_index=committed_index,
-            durable_index=durable_index,
-            durable_pos=durable_pos,
-            begin_pos=begin_pos,
-            members=members,
-        )
+    async def _write_checkpoint(self, checkpoint: Checkpoint) -> None:
         content = {name: getattr(checkpoint, name) for name in Checkpoint.__slots__}
+        self._may_be_another = True
         await self._disk.write_file_atomic(self.checkpoint_path, encode_document(content))
-        self.checkpoint = checkpoint
+        self.checkpoint, self._may_be_another = checkpoint, False
 
     async def remove_before(self, position: int, index: int) -> None:
         """Remove the files below `position`, where entry `index` begins a file. Raises OSError; may be repeated.
@@ -224,14 +217,7 @@ class LedgerFiles:
         The caller holds `index_lock`, and the checkpoint is not below `index`. It is changed first: a log that begins
         earlier than it says is fine, one that begins later has lost something.
         """
-        before = self.checkpoint
-        await self._write_checkpoint(
-            committed_index=before.committed_index,
-            durable_index=before.durable_index,
-            durable_pos=before.durable_pos,
-            begin_pos=position,
-            members=before.members,
-        )
+        await self._write_checkpoint(replace(self.checkpoint, begin_pos=position))
         await self.data.remove_before(position)
         await self._index_file.remove_before(index * UNIT_SIZE_BYTES)
 

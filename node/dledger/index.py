@@ -59,6 +59,8 @@ class LogIndex:
         """Index of the first unit in memory; those before are in the files."""
         self._units = bytearray()
         self._writing_until = 0
+        self._mended: dict[int, IndexUnit] = {}
+        """In the place of units in the files, until the next start."""
 
     @property
     def unwritten_bytes(self) -> int:
@@ -82,12 +84,21 @@ class LogIndex:
         del self._units[kept * UNIT_SIZE_BYTES :]
         self._first = min(self._first, end_index)
         self._writing_until = min(self._writing_until, end_index)
+        self._mended = {at: unit for at, unit in self._mended.items() if at < end_index}
 
     def begin_at(self, index: int) -> None:
         """Forget everything; the next unit is that of `index`. Files follow later, by `reset`."""
         self._units.clear()
         self._first = index
         self._writing_until = 0
+        self._mended.clear()
+
+    def mend(self, unit: IndexUnit) -> bool:
+        """This is the unit of an entry; whether the files were wrong about it. Raises OSError."""
+        if unit.index >= self._first or self.lookup(unit.index) == unit:
+            return False
+        self._mended[unit.index] = unit
+        return True
 
     def lookup(self, index: int) -> IndexUnit | None:
         """The unit of `index`; None when there is none or it cannot be right. Raises OSError."""
@@ -96,7 +107,7 @@ class LogIndex:
             if offset >= len(self._units):
                 return None
             return IndexUnit(*UNIT.unpack_from(self._units, offset))
-        return self.lookup_file(index)
+        return self._mended.get(index) or self.lookup_file(index)
 
     def lookup_file(self, index: int) -> IndexUnit | None:
         """The same, from the files alone."""

@@ -68,6 +68,7 @@ class Leadership:
         self._patience: asyncio.TimerHandle | None = None
         self._answered: dict[str, int] = {}
         self._answered_sent_ns: dict[str, int] = {}
+        self._added_ns: dict[str, int] = {}
         self._waiting: deque[tuple[int, ConfirmationCallback, float]] = deque()
         """Reads, with the round that each waits for and until when; both only grow."""
         self._expiry: asyncio.TimerHandle | None = None
@@ -86,6 +87,7 @@ class Leadership:
         self._answered = {peer: self._answered.get(peer, 0) for peer in self._others}
         # As if a new one had been heard when the one was that has been silent longest: that makes no quorum newer.
         oldest_ns = min(self._answered_sent_ns.values(), default=now_ns)
+        self._added_ns = {peer: self._added_ns.get(peer, now_ns) for peer in self._others}
         self._answered_sent_ns = {peer: self._answered_sent_ns.get(peer, oldest_ns) for peer in self._others}
         for peer in self._others:
             self._unanswered.setdefault(peer, 0)
@@ -153,9 +155,18 @@ class Leadership:
         is_heard = self._answered.get(peer, 0) > 0
         return is_heard and self._clock.monotonic_ns() - self._answered_sent_ns[peer] < lease_ns
 
+    def quorum_lost_ns(self) -> int:
+        """When the lead is over unless a quorum answers by then: a lease after one was heard. A member that was added
+        has a lease for its first answer, or one that is down would end the lead."""
+        lease_ns = self._config.timing.lease_ms * 1_000_000
+        if self._needed == 0:
+            return self._clock.monotonic_ns() + lease_ns
+        heard_ns = [max(sent_ns, self._added_ns[peer]) for peer, sent_ns in self._answered_sent_ns.items()]
+        return sorted(heard_ns, reverse=True)[self._needed - 1] + lease_ns
+
     def holds_quorum(self) -> bool:
-        """Whether a quorum was heard within the lease. Other members' candidates are turned away while it is."""
-        return self._clock.monotonic_ns() - self.quorum_sent_ns() < self._config.timing.lease_ms * 1_000_000
+        """Whether the lead goes on. Other members' candidates are turned away while it does."""
+        return self._clock.monotonic_ns() < self.quorum_lost_ns()
 
     def holds_lease(self) -> bool:
         """Whether no other leader can have been elected yet, by this member's clock and with a margin for drift.

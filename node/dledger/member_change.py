@@ -12,6 +12,7 @@ from node.dledger.membership import MAX_MEMBERS
 from node.dledger.messages import MAX_ID_CHARACTERS
 from node.dledger.pusher import DLedgerEntryPusher
 from node.dledger.rpc import DLedgerCode, DLedgerError
+from node.dledger.snapshot_manager import SnapshotManager
 from node.dledger.store import DLedgerStore
 
 __all__ = ["MemberChange"]
@@ -29,12 +30,14 @@ class MemberChange:
         store: DLedgerStore,
         pusher: DLedgerEntryPusher,
         elector: LeaderElector,
+        snapshots: SnapshotManager,
     ) -> None:
         self._may_change = config.members_may_change
         self._state = state
         self._store = store
         self._pusher = pusher
         self._elector = elector
+        self._snapshots = snapshots
         store.add_commit_listener(self._committed)
 
     async def change(self, member: str, address: str | None) -> int:
@@ -83,7 +86,9 @@ class MemberChange:
 
     def _committed(self) -> None:
         members = self._state.members
-        members.forget_before(self._store.committed_index)
+        # A checkpoint speaks of what is durable, a snapshot of what is applied; either may be behind the last change.
+        needed_index = self._snapshots.newest_index if self._snapshots.is_used else self._store.committed_index
+        members.forget_before(min(self._store.committed_index, self._store.durable_index, needed_index))
         if not members.includes_self and self._state.is_leader and members.index <= self._store.committed_index:
             # Later in this turn: who waits for the entry is told first that it is committed.
             asyncio.get_running_loop().call_soon(self._leave, self._state.term)

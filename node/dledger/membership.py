@@ -7,6 +7,12 @@ until the term's own entry is, as a later finding on that algorithm asks. DLedge
 that has had a leader; here, whoever follows a leader has thereby voted for it, durably, or else the members of a group
 that has changed twice could elect another one in the same term.
 
+After Raft's InstallSnapshot the group is that of the snapshot. Here a log that begins anew, because the leader's begins
+later, keeps of the group what is known to be committed, from the former log or from the snapshot, whichever is newer.
+What the former log said behind that is forgotten with it: nothing would ever take it back. What is kept counts even
+while the new log ends before it: in an earlier group this member might be a majority, and it no longer has the entries
+that say otherwise.
+
 An entry of this kind (magic 3) holds the whole group: {"peers": {id: address}}. The address is where those dial the
 member that have none for it in their own configuration.
 
@@ -41,6 +47,8 @@ class Membership:
         self._own_addresses = dict(peers)
         base = {member: address for member, address in peers.items() if not (joins and member == self_id)}
         self._history: list[tuple[int, dict[str, str]]] = [(_BASE_INDEX, base)]
+        self._kept_index = _BASE_INDEX
+        """What is known of the group up to here is committed, whether the log holds it or not."""
         self._listeners: list[Callable[[], None]] = []
         self._derive()
 
@@ -78,20 +86,22 @@ class Membership:
 
     def put(self, entry: Entry) -> None:
         """An entry that changes the group is in the log now. Raises BadEntry."""
-        self._history.append((entry.index, decode_members(entry)))
-        self._changed()
+        peers = decode_members(entry)
+        if entry.index > self._kept_index:
+            self._history.append((entry.index, peers))
+            self._changed()
 
     def cut(self, end_index: int) -> None:
         """The log was cut before `end_index`: what later entries said is forgotten."""
+        end_index = max(end_index, self._kept_index + 1)
         if self._history[-1][0] >= end_index:
             self._history = [item for item in self._history if item[0] < end_index]
             self._changed()
 
-    def begin_at(self, index: int) -> None:
-        """The log begins at `index`, and what was before is gone: the group is what was known last, until it says."""
-        if self._history[-1][0] >= 0:
-            self._history = [(min(index - 1, self._history[-1][0]), self._history[-1][1])]
-            self._changed()
+    def log_is_gone(self, committed_index: int) -> None:
+        """The log is forgotten as a whole: what entries behind `committed_index` said never was, the rest is kept."""
+        self.cut(committed_index + 1)
+        self._kept_index = self.index
 
     def at(self, index: int) -> tuple[int, dict[str, str]]:
         """The entry that said who belonged to the group at `index`, and what; -1 and nobody for the configuration."""
@@ -99,27 +109,31 @@ class Membership:
         return found[-1] if found else (_BASE_INDEX, {})
 
     def adopt(self, index: int, peers: Mapping[str, str]) -> None:
-        """A snapshot says who belonged to the group since entry `index`, which is committed."""
-        self._history.append((index, dict(peers)))
-        self._changed()
+        """A snapshot says who belonged to the group since entry `index`, which is committed. Only later ones count."""
+        if index > self._kept_index:
+            self._kept_index = index
+            self._history = [(index, dict(peers)), *(item for item in self._history if item[0] > index)]
+            self._changed()
 
     def forget_before(self, committed_index: int) -> None:
-        """Keep of what is committed only the last: it is never taken back."""
+        """Keep of what was said up to there, which is committed, only the last: it is never taken back."""
         if len(self._history) == 1:
             return
         committed = [number for number, item in enumerate(self._history) if item[0] <= committed_index]
         del self._history[: committed[-1]]
 
     def restore(self, history: Sequence[tuple[int, dict[str, str]]], last_index: int) -> None:
-        """Go on from what a checkpoint and the log itself say, as far as that is of entries that the log has."""
-        known = sorted((item for item in history if item[0] <= last_index), key=lambda item: item[0])
+        """Go on from what a checkpoint and the log, which ends with `last_index`, say. A checkpoint speaks of no later
+        entry unless that is committed."""
+        known = sorted(history, key=lambda item: item[0])
         if known:
             self._history += known  # and the configuration stays below them: they may all be truncated
+            self._kept_index = max((index for index, _ in known if index > last_index), default=_BASE_INDEX)
             self._changed()
 
     def snapshot(self, last_index: int) -> tuple[tuple[int, dict[str, str]], ...]:
-        """What entries up to `last_index` say, for a checkpoint; nothing while there are none."""
-        return tuple(item for item in self._history if 0 <= item[0] <= last_index)
+        """What entries up to `last_index` say, and what is kept, for a checkpoint; nothing while there is nothing."""
+        return tuple(item for item in self._history if 0 <= item[0] <= max(last_index, self._kept_index))
 
     def add_listener(self, listener: Callable[[], None]) -> None:
         """Call `listener()` whenever the group has changed, or what changed it is gone again."""

@@ -37,7 +37,7 @@ from node.dledger.membership import decode_members
 from node.dledger.torn_write import is_torn_write
 from node.store.segments import SegmentedFile, SegmentError
 
-__all__ = ["SCAN_SIZE_BYTES", "Recovered", "recover"]
+__all__ = ["SCAN_SIZE_BYTES", "LogScan", "Recovered", "recover"]
 
 logger = logging.getLogger("node.dledger.store")
 
@@ -82,7 +82,7 @@ class LogScan:
         """Read to the end. Raises OSError."""
         try:
             while True:
-                entry = self._next()
+                entry = self.next()
                 self.units += pack_unit(entry)
                 if entry.magic == CONFIG_MAGIC:
                     self.members[entry.index] = decode_members(entry)
@@ -92,7 +92,8 @@ class LogScan:
         except BadEntry as error:
             self.reason = str(error)
 
-    def _next(self) -> Entry:
+    def next(self) -> Entry:
+        """The next entry. Raises BadEntry, OSError."""
         at = self.stopped_at = self.position
         if at % self._data.segment_size_bytes:
             blank_size_bytes = blank_size_at(self._bytes(at, HEADER_SIZE_BYTES), 0)
@@ -145,7 +146,7 @@ async def recover(files: LedgerFiles, *, scan_size_bytes: int = SCAN_SIZE_BYTES)
     begin = begin or scan.first
     if begin is None:
         await _make_empty(files, checkpoint)
-        return Recovered()
+        return Recovered(members=checkpoint.members)
     _report_cut(files, scan)
     last = scan.last
     assert last is not None
@@ -176,6 +177,7 @@ def _start(files: LedgerFiles, scan_size_bytes: int) -> tuple[Entry | None, LogS
                 first = _entry_at(data, begin, None)
                 before = index.lookup_file(unit.index - 1)
                 if before is not None:
+                    _entry_at(data, unit.pos, unit)
                     previous = _entry_at(data, before.pos, before)
                     scan = LogScan(data, unit.pos, next_index=unit.index, chain_crc=previous.chain_crc)
                     scan.last = previous
@@ -266,16 +268,21 @@ async def _forget(files: LedgerFiles) -> Checkpoint:
     logger.warning("what is left of a log that was to be forgotten is removed")
     await files.index.reset(0)
     await files.data.reset(0)
-    async with files.index_lock:
-        await files.write_checkpoint(committed_index=-1, durable_index=-1, durable_pos=0)
+    await _write_empty(files)
     return files.checkpoint
 
 
 async def _make_empty(files: LedgerFiles, checkpoint: Checkpoint) -> None:
     """Nothing was ever durable here: begin at position 0, whatever an interrupted reset has left."""
-    if checkpoint != Checkpoint():
-        async with files.index_lock:
-            await files.write_checkpoint(committed_index=-1, durable_index=-1, durable_pos=0)
+    if checkpoint != Checkpoint(members=checkpoint.members):
+        await _write_empty(files)
     await files.index.reset(0)
     files.index.begin_at(0)
     await files.data.reset(0)
+
+
+async def _write_empty(files: LedgerFiles) -> None:
+    """Nothing is in the log; who belongs to the group is still known."""
+    members = files.checkpoint.members
+    async with files.index_lock:
+        await files.write_checkpoint(committed_index=-1, durable_index=-1, durable_pos=0, members=members)

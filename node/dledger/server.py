@@ -89,7 +89,9 @@ class DLedgerServer:
         self.elector = self.make_elector()
         self.reads = self.make_reads()
         self.transfer = self.make_transfer()
-        self.members = MemberChange(self.config, self.member_state, self.store, self.pusher, self.elector)
+        self.members = MemberChange(
+            self.config, self.member_state, self.store, self.pusher, self.elector, self.snapshots
+        )
         host, _, port = config.listen.rpartition(":")
         self.remoting = RemotingServer(host, int(port), name="dledger")
         for code, processor in self._processors().items():

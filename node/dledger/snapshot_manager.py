@@ -83,8 +83,7 @@ class SnapshotManager:
         if not self.is_used:
             return
         self._newest = next((snapshot for snapshot, _ in self.files.readable()), None)
-        if self._newest is not None and self._newest.members_index < max(self._store.ledger_begin_index, 0):
-            self.adopt_members()
+        self.adopt_members()
         self._is_open = True
 
     async def close(self) -> None:
@@ -128,7 +127,7 @@ class SnapshotManager:
     def adopt_members(self) -> None:
         """The group is at least as new as the snapshot has it."""
         newest = self._newest
-        if newest is not None and newest.members and newest.members_index > self._members.index:
+        if newest is not None and newest.members:
             self._members.adopt(newest.members_index, newest.members)
 
     # Taking one

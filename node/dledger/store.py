@@ -5,8 +5,10 @@ in the same order. Three marks follow the end of the log: *written*, *durable*, 
 is counted, `acked_index`, which is one of the two by flush mode. The committed index is the quorum's business; this
 class only keeps it from ever going back, beyond the end, or below a cut.
 
-Every entry that is read from the disk is verified by its CRCs. A reader gets the bytes that were appended or a
-LedgerCorrupt, which is also logged and counted.
+Every entry that is read from the disk is verified: its body by its CRC, its header by the index and by the chain CRC of
+the entry before. A reader gets the bytes that were appended or a LedgerCorrupt, which is also logged and counted. Where
+the index is what is damaged, the entry is found behind the one before. Only of a body that is asked for by its position
+the header is not verified: nothing of it is given away.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from collections.abc import Callable, Sequence
 from node.dledger.checkpointing import CheckpointTask
 from node.dledger.config import DLedgerConfig
 from node.dledger.entry import (
+    HEADER,
     HEADER_SIZE_BYTES,
     NORMAL_MAGIC,
     BadEntry,
@@ -27,10 +30,10 @@ from node.dledger.entry import (
 )
 from node.dledger.entry_batch import EntryBatch, batch_of, encode_batch, scan_batch
 from node.dledger.files import LedgerCorrupt, LedgerFiles
-from node.dledger.index import IndexUnit
+from node.dledger.index import UNIT, IndexUnit, pack_unit
 from node.dledger.log_layout import LogLayout
 from node.dledger.membership import Membership, check_members
-from node.dledger.recovery import Recovered, recover
+from node.dledger.recovery import LogScan, Recovered, recover
 from node.dledger.rpc import DLedgerCode, DLedgerError
 from node.dledger.tail_cache import TailCache
 from node.dledger.writer import LogWriter
@@ -73,6 +76,8 @@ class DLedgerStore:
         self._end_chain_crc = 0
         self._committed_pos = 0
         self._tail_cache = TailCache()
+        self._last_read = -1, 0
+        """The last entry that was read from the disk and its chain CRC: the next one is often read next."""
         self._progress_listeners: list[Callable[[], None]] = []
         self._commit_listeners: list[Callable[[], None]] = []
         self._checkpoints = CheckpointTask(
@@ -137,11 +142,8 @@ class DLedgerStore:
         """The entry, committed or not; None when the log does not hold it. Raises LedgerCorrupt, OSError."""
         if not self.ledger_begin_index <= index <= self.ledger_end_index or index < 0:
             return None
-        batch = self._tail_cache.find(index)
-        if batch is not None:
-            return batch.entry(index)
-        unit = self._unit(index)
-        return self._read(unit.pos, unit.size_bytes, index)
+        batch = self._tail_cache.find(index) or self._read_batch(index, 1, 0)
+        return batch.entry(index)
 
     def term_at(self, index: int) -> int:
         """Term of an entry; -1 when the log does not hold it. Raises LedgerCorrupt, OSError."""
@@ -196,7 +198,7 @@ class DLedgerStore:
             if body is None:
                 raise OSError(errno.EINVAL, f"no entry of the log begins at {pos}")
             return body
-        entry = self._read(pos, HEADER_SIZE_BYTES + size_bytes, None)
+        entry = self._read(pos, HEADER_SIZE_BYTES + size_bytes)
         return entry.raw[HEADER_SIZE_BYTES : HEADER_SIZE_BYTES + size_bytes]
 
     def read_records(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -305,6 +307,7 @@ class DLedgerStore:
             self.members.cut(index + 1)
             self._tail_cache.cut(index + 1)
             self._index.cut(index + 1)
+            self._last_read = -1, 0
             self._ends_with(last)
         return self.writer.cut(last.end_pos, index + 1)
 
@@ -325,14 +328,15 @@ class DLedgerStore:
                 DLedgerCode.INCONSISTENT_STATE,
                 f"a log cannot begin at {first.pos}: is data_segment_size_bytes the same on all members?",
             )
+        self.members.log_is_gone(max(self.committed_index, self.ledger_begin_index - 1))
         self._tail_cache.clear()
         self._index.begin_at(first.index)
+        self._last_read = -1, 0
         self.ledger_begin_index = -1
         self.ledger_end_index = first.index - 1
         self._end_pos = self._committed_pos = first.pos
         self.committed_index = first.index - 1
-        self.members.begin_at(first.index)
-        gone = self.writer.cut(first.pos, first.index, is_reset=True)
+        gone = self.writer.cut(first.pos, first.index, is_reset=True, members=self.members.snapshot(-1))
         self._add(batch_of(first))
         return gone
 
@@ -357,9 +361,13 @@ class DLedgerStore:
         return self._files.data.begin_position
 
     def first_of_next_file(self) -> Entry | None:
-        """The entry that begins the log's second file; None where there is none. Raises LedgerCorrupt, OSError."""
+        """The entry that begins the log's second file; None where there is none, or another one than the log has there.
+        Raises LedgerCorrupt, OSError."""
         pos = self.begin_pos + self._files.data.room_at(self.begin_pos)
-        return self._read(pos, HEADER_SIZE_BYTES, None) if pos < self._files.data.end_position else None
+        if pos >= self._files.data.end_position:
+            return None
+        entry = self._read(pos, HEADER_SIZE_BYTES)
+        return entry if self.get(entry.index) == entry else None
 
     async def remove_before(self, first: Entry) -> bool:
         """Remove the files below `first`, which begins one. False where that is not possible now: only what is
@@ -384,10 +392,10 @@ class DLedgerStore:
 
     def _adopt(self, recovered: Recovered) -> None:
         last = recovered.last
+        self.members.restore(recovered.members, last.index if last is not None else -1)
         if last is None:
             return
         self.ledger_begin_index = recovered.begin_index
-        self.members.restore(list(recovered.members), last.index)
         self._ends_with(last)
         if recovered.committed_index >= recovered.begin_index:
             self.committed_index = recovered.committed_index
@@ -414,24 +422,58 @@ class DLedgerStore:
             newest.trim(self._config.max_cached_bytes, self.writer.written_index)
 
     def _unit(self, index: int) -> IndexUnit:
-        unit = self._index.lookup(index)
+        unit = self._index.lookup(index) or self._find(index)
         if unit is None:
             raise self._damaged(
                 LedgerCorrupt(f"{self._config.ledger_dir}/index", index * 32, f"the unit of entry {index} is not there")
             )
         return unit
 
-    def _read(self, pos: int, size_bytes: int, index: int | None) -> Entry:
-        """The entry of at least `size_bytes` at `pos`, verified; with `index`, that very one of that size."""
+    def _find(self, index: int) -> IndexUnit | None:
+        """The unit of an entry, made again from the entry itself, which stands behind the one before; None where it
+        does not, or where the index has it so. Raises OSError."""
+        data = self._files.data
+        before = self._index.lookup(index - 1) if index > self.ledger_begin_index else None
+        if before is None and index > self.ledger_begin_index:
+            return None
+        position = before.end_pos if before is not None else data.begin_position
+        try:
+            entry = LogScan(data, position, next_index=index, chain_crc=self._chain_crc_before(index)).next()
+        except BadEntry:
+            return None
+        unit = IndexUnit(*UNIT.unpack(pack_unit(entry)))
+        if not self._index.mend(unit):
+            return None
+        path = f"{self._config.ledger_dir}/index"
+        problem = f"the unit of entry {index} is another one's; without the directory a start makes all of them again"
+        self._complaints.warn("index", str(LedgerCorrupt(path, index * 32, problem)))
+        return unit
+
+    def _chain_crc_before(self, index: int) -> int | None:
+        """The chain CRC that an entry on the disk continues; None where the log does not say. Raises OSError."""
+        last_index, chain_crc = self._last_read
+        if last_index == index - 1:
+            return chain_crc
+        if index <= self.ledger_begin_index:
+            return 0 if index == 0 else None
+        unit = self._index.lookup(index - 1)
+        header = self._files.data.read(unit.pos, HEADER_SIZE_BYTES) if unit is not None else b""
+        if unit is None or len(header) < HEADER_SIZE_BYTES:
+            return None
+        magic, size_bytes, own_index, term, pos, _, chain_crc, _, _ = HEADER.unpack(header)
+        return chain_crc if (magic, pos, size_bytes, own_index, term) == unit else None
+
+    def _read(self, pos: int, size_bytes: int) -> Entry:
+        """The entry of at least `size_bytes` at `pos`; of its header only what concerns its body is verified."""
         data = self._files.data
         raw = data.read(pos, min(size_bytes, data.room_at(pos)))
-        if index is None and len(raw) >= HEADER_SIZE_BYTES:
+        if len(raw) >= HEADER_SIZE_BYTES:
             whole = int.from_bytes(raw[4:8], "big", signed=True)
             if len(raw) < whole <= data.room_at(pos):
                 raw = data.read(pos, whole)
         try:
             entry = parse_entry(raw)
-            if entry.pos != pos or (index is not None and entry.index != index):
+            if entry.pos != pos:
                 raise BadEntry(f"entry {entry.index} of position {entry.pos} stands here")
         except BadEntry as error:
             raise self._damaged(self._files.error_at(pos, str(error))) from error
@@ -442,11 +484,14 @@ class DLedgerStore:
         unit = self._unit(first_index)
         data = self._files.data
         chunk = data.read(unit.pos, min(max(max_bytes, unit.size_bytes), data.room_at(unit.pos)))
-        batch, problem = scan_batch(chunk, most=count)
-        if batch is None or (batch.first_index, batch.pos) != (first_index, unit.pos):
+        batch, problem = scan_batch(chunk, 0, self._chain_crc_before(first_index), most=count)
+        if batch is None or not batch.units.startswith(UNIT.pack(*unit)):
+            if self._find(first_index) is not None:
+                return self._read_batch(first_index, count, max_bytes)
             if batch is not None:
-                problem = f"entry {batch.first_index} of position {batch.pos} stands here"
+                problem = f"entry {batch.first_index} of position {batch.pos} stands here, the index has another one"
             raise self._damaged(self._files.error_at(unit.pos, problem))
+        self._last_read = batch.last_index, batch.chain_crc
         return batch  # whoever asks for what stands behind it will be told what that is
 
     def _damaged(self, error: LedgerCorrupt) -> LedgerCorrupt:

@@ -50,11 +50,13 @@ STOP_TIMEOUT_S = 5.0
 
 @dataclass(slots=True, eq=False)
 class _Cut:
-    """The log ends at `position`, before `end_index`; or it begins anew there when `is_reset`."""
+    """The log ends at `position`, before `end_index`; or it begins anew there when `is_reset`, and of the former one
+    only `members` is kept."""
 
     position: int
     end_index: int
     is_reset: bool
+    members: tuple[tuple[int, dict[str, str]], ...]
     done: asyncio.Future[None]
 
 
@@ -156,8 +158,16 @@ class LogWriter:
             self._is_busy = True
             self._loop.call_soon(self._go_on)
 
-    def cut(self, position: int, end_index: int, *, is_reset: bool = False) -> asyncio.Future[None]:
-        """Queue the cut of everything from `end_index` on. Done when it is durable.
+    def cut(
+        self,
+        position: int,
+        end_index: int,
+        *,
+        is_reset: bool = False,
+        members: tuple[tuple[int, dict[str, str]], ...] = (),
+    ) -> asyncio.Future[None]:
+        """Queue the cut of everything from `end_index` on. Done when it is durable. See `LedgerFiles.reset` for
+        `members`.
 
         The water marks go back at once, and entries that were not written yet are dropped.
         """
@@ -172,7 +182,7 @@ class LogWriter:
                 kept = newest.head(end_index - 1)
                 queue.append(kept)
                 self.pending_bytes += len(kept.raw)
-        cut = _Cut(position, end_index, is_reset, asyncio.get_running_loop().create_future())
+        cut = _Cut(position, end_index, is_reset, members, asyncio.get_running_loop().create_future())
         queue.append(cut)
         self.written_index = min(self.written_index, end_index - 1)
         self.durable_index = min(self.durable_index, end_index - 1)
@@ -353,7 +363,7 @@ class LogWriter:
 
     async def _cut_files(self, cut: _Cut) -> None:
         if cut.is_reset:
-            await self._files.reset(cut.position, cut.end_index)
+            await self._files.reset(cut.position, cut.end_index, cut.members)
         else:
             await self._files.cut(cut.position, cut.end_index)
         self._queue.popleft()

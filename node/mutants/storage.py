@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from types import FunctionType
+from typing import Any
 
 from node.dledger import DLedgerServer
 from node.dledger.files import Checkpoint, LedgerCorrupt, LedgerFiles
@@ -32,9 +33,9 @@ def vote_lost_with_its_file(ledger: DLedgerServer) -> None:
 
 
 def durable_mark_stays(ledger: DLedgerServer) -> None:
-    def cut(self: LogWriter, position: int, end_index: int, *, is_reset: bool = False) -> asyncio.Future[None]:
+    def cut(self: LogWriter, position: int, end_index: int, **options: Any) -> asyncio.Future[None]:
         marks = self.written_index, self.durable_index
-        done = LogWriter.cut(self, position, end_index, is_reset=is_reset)
+        done = LogWriter.cut(self, position, end_index, **options)
         self.written_index, self.durable_index = marks
         return done
 

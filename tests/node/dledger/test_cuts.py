@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from functools import partial
 from typing import Any
 
 import pytest
 
-from node.dledger.entry import Entry, encode_entry
+from harness.clusters.sim.disk import disk_error
+from harness.clusters.sim.process_disk import Operation, ProcessDisk
+from node.dledger.entry import CONFIG_MAGIC, Entry, encode_entry
+from node.dledger.membership import encode_members
 
 
 @pytest.mark.parametrize("refuses", [False, True])
@@ -78,11 +82,19 @@ def test_rows_from_disk_end_where_memory_begins(bench: Any, waits: bool) -> None
 
 
 def test_a_crash_while_the_log_is_forgotten_leaves_the_old_one_or_none(bench: Any) -> None:
-    """Whenever the power fails: what is left of the former log is no damage, and nothing of it is served in part."""
+    """Whenever the power fails: what is left of the former log is no damage, and nothing of it is served in part. What
+    it said of the group is known also where nothing is left of it, but for what was not committed."""
+
+    def say(bench: Any, store: Any, *members: str) -> None:
+        body = encode_members(dict.fromkeys(members, "a:1"))
+        bench.on("n1", lambda: store.append_as_leader(1, len(body), lambda _: body, magic=CONFIG_MAGIC))
 
     async def scenario(bench: Any, steps: int) -> tuple[bool, int, int]:
         store = await bench.open()
-        bench.append(store, *[bytes(500)] * 20)
+        say(bench, store, "n1", "n2", "n3")
+        bench.append(store, *[bytes(500)] * 18)
+        store.update_committed_index(18)
+        say(bench, store, "n1")
         await bench.flushed(store)
         await bench.close(store)
         bench.kill()
@@ -93,12 +105,14 @@ def test_a_crash_while_the_log_is_forgotten_leaves_the_old_one_or_none(bench: An
         was_done = done.done() and store.durable_index == 100
         bench.power_fail()
         again = await bench.open()
+        group = ("n1",) if again.ledger_end_index == 19 else ("n1", "n2", "n3")
+        assert again.members.ids == group
         (new,) = bench.append(again, b"the next one", term=4)
         found = again.ledger_begin_index, again.ledger_end_index
         await bench.flushed(again)
         bench.power_fail()
         again = await bench.open()
-        assert again.get(new.index) == new
+        assert again.get(new.index) == new and again.members.ids == group
         assert (again.ledger_begin_index, again.ledger_end_index) == found
         return was_done, *found
 
@@ -111,3 +125,35 @@ def test_a_crash_while_the_log_is_forgotten_leaves_the_old_one_or_none(bench: An
         if was_done:
             break
     assert seen == {(0, 20), (0, 0), (100, 101)}
+
+
+def test_a_cut_takes_back_a_checkpoint_that_was_written_in_spite_of_an_error(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new file has its name when the sync of the directory fails, and it may say more than what is left."""
+    sync_names, refused = ProcessDisk._sync_names, asyncio.Event()
+
+    def refuse(self: ProcessDisk, directory: str, operation: Operation, value: Any = None) -> None:
+        if directory.endswith("dledger") and not refused.is_set():
+            refused.set()
+            operation.finish(error=disk_error(errno.EIO, directory))
+        else:
+            sync_names(self, directory, operation, value)
+
+    async def scenario(bench: Any) -> None:
+        store = await bench.open()
+        bench.append(store, *[b"entry"] * 20)
+        await bench.flushed(store)
+        await bench.until(lambda: store._files.checkpoint.durable_index == 19)
+        bench.append(store, *[b"entry"] * 20)
+        await bench.flushed(store)
+        monkeypatch.setattr(ProcessDisk, "_sync_names", refuse)
+        await refused.wait()
+        assert b'"durable_index":39' in bytes(bench.disk.inode("/data/dledger/checkpoint").cache)
+        done = bench.on("n1", lambda: store.truncate(29))
+        await done
+        assert b'"durable_index":19' in bytes(bench.disk.inode("/data/dledger/checkpoint").cache)
+        bench.kill()
+        assert (await bench.open()).ledger_end_index == 29
+
+    bench(scenario)

@@ -156,3 +156,32 @@ def test_the_end_of_the_lead_is_the_end_of_its_reads_and_questions(leading: Call
         assert peers.taken() == []
 
     leading(scenario)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_who_is_added_while_another_is_down_has_a_lease_to_answer(leading: Callable[..., None], answers: bool) -> None:
+    """The lead goes on that long, but reads by the lease wait for a quorum of the group that there is now."""
+    lease_s, beat_s = FAST_TIMING.lease_ms / 1000, FAST_TIMING.heartbeat_interval_ms / 1000
+
+    async def beats(leadership: Leadership, until_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        while loop.time() < until_s:
+            leadership.beat()
+            await asyncio.sleep(beat_s)
+
+    async def scenario(leadership: Leadership, peers: Peers) -> None:
+        loop = asyncio.get_running_loop()
+        peers.silent = {"n3"} if answers else {"n3", "n4"}
+        await beats(leadership, loop.time() + 2 * lease_s)
+        assert leadership.holds_quorum() and leadership.holds_lease()
+        group = {f"n{number}": f"10.0.0.{number}:1" for number in range(1, 5)}
+        leadership._members.adopt(5, group)
+        leadership.members_changed()
+        added_s = loop.time()
+        assert leadership.holds_quorum() and not leadership.holds_lease()
+        await beats(leadership, added_s + lease_s / 2)
+        assert leadership.holds_quorum() and leadership.holds_lease() == answers
+        await beats(leadership, added_s + 2 * lease_s)
+        assert leadership.holds_quorum() == leadership.holds_lease() == answers
+
+    leading(scenario, size=3)

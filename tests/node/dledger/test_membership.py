@@ -59,6 +59,23 @@ def test_a_new_member_gets_the_whole_log_and_counts(simulate: Any) -> None:
     simulate(scenario, members_may_change=True, joining=1)
 
 
+def test_a_member_is_added_while_another_is_down(simulate: Any) -> None:
+    async def scenario(group: Any) -> None:
+        await group.start()
+        leader = await group.leader()
+        down, left = (name for name in group.names if name != leader)
+        group.kill(down)
+        await group.start("n4")
+        await asyncio.sleep(5)
+        term = group[leader].member_state.term
+        assert await add(group, leader, "n4") is None
+        await group.append_all(leader, b"three of four")
+        await group.converged(leader, left, "n4")
+        assert group.leaders() == [leader] and group[leader].member_state.term == term
+
+    simulate(scenario, members_may_change=True, joining=1)
+
+
 def test_a_group_grows_from_one(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
@@ -183,6 +200,50 @@ def test_a_change_that_is_truncated_never_was(simulate: Any) -> None:
         assert members_of(group, old) == ["n1", "n2", "n3"]
 
     simulate(scenario, members_may_change=True)
+
+
+def test_the_group_before_the_last_change_is_known_as_long_as_a_checkpoint_may_speak_of_it(simulate: Any) -> None:
+    async def scenario(group: Any) -> None:
+        await group.start()
+        await group.start("n4")
+        leader = await group.leader()
+        assert await add(group, leader, "n4") is None
+        await group.append_all(leader, b"between")
+        store, members = group[leader].store, group[leader].member_state.members
+        await group.until(lambda: store.durable_index == store.committed_index)
+        group.hosts[leader].disk.stall()
+        gone = next(name for name in group.names if name != leader)
+        assert await remove(group, leader, gone) is None
+        assert store.durable_index < members.index <= store.committed_index
+        ((_, peers),) = members.snapshot(store.durable_index)
+        assert sorted(peers) == ["n1", "n2", "n3", "n4"]
+
+    simulate(scenario, members_may_change=True, joining=1)
+
+
+def test_the_group_before_the_last_change_is_known_as_long_as_a_snapshot_may_speak_of_it(
+    simulate: Any, tallies: Any
+) -> None:
+    """What is applied may be behind what is committed: after a start all of it is applied again."""
+
+    async def scenario(group: Any) -> None:
+        await group.start()
+        await group.start("n4", "n5")
+        leader = await group.leader()
+        assert await add(group, leader, "n4") is None
+        members = group[leader].member_state.members
+        first = members.index
+        assert await add(group, leader, "n5") is None
+        await group.append_all(leader, b"key=value")
+        assert members.at(members.index - 1) == (
+            first,
+            {name: group.addresses[name] for name in ("n1", "n2", "n3", "n4")},
+        )
+        assert await group.run(leader, group[leader].snapshots.save)
+        await group.append_all(leader, b"key=value")
+        assert members.at(members.index - 1) == (-1, {})
+
+    simulate(scenario, members_may_change=True, joining=2, server=tallies.server(tallies.Truth()))
 
 
 def test_one_change_at_a_time_and_none_before_the_terms_own_entry(simulate: Any) -> None:
@@ -336,9 +397,37 @@ def test_history() -> None:
     members.forget_before(6)
     members.cut(7)
     assert members.ids == ("n1",)
-    members.begin_at(100)
-    assert (members.index, members.ids) == (3, ("n1",))
     again = Membership("n1", {"n1": "a:1", "n2": "b:1"}, joins=True)
     assert again.ids == ("n2",) and not again.includes_self and again.address("n1") == "a:1"
-    again.restore([(7, {"n1": "a:1", "n2": "b:1"}), (3, {"n2": "b:1"})], 5)
+    again.restore([(7, {"n1": "a:1", "n2": "b:1"}), (3, {"n2": "b:1"})], 7)
+    assert again.ids == ("n1", "n2")
+    again.cut(5)
     assert again.ids == ("n2",)
+
+
+def test_what_is_committed_outlives_the_log_and_nothing_else_does() -> None:
+    heard: list[tuple[str, ...]] = []
+    members = Membership("n1", {"n1": "a:1"})
+    members.put(entry_of({"n1": "a:1", "n2": "b:1"}, 3))
+    members.put(entry_of({"n2": "b:1"}, 7))
+    members.add_listener(lambda: heard.append(members.ids))
+    members.log_is_gone(6)
+    assert heard == [("n1", "n2")] and members.snapshot(-1) == ((3, {"n1": "a:1", "n2": "b:1"}),)
+    members.cut(0)
+    members.put(entry_of({"n1": "a:1"}, 2))  # from the new log, which does not go as far yet
+    assert members.ids == ("n1", "n2")
+    members.adopt(9, {"n1": "a:1", "n3": "c:1"})
+    members.put(entry_of({"n1": "a:1"}, 8))
+    members.cut(0)
+    assert (members.index, members.ids) == (9, ("n1", "n3"))
+    members.adopt(4, {"n9": "i:1"})  # an older snapshot says nothing new
+    members.put(entry_of({"n1": "a:1"}, 12))
+    again = Membership("n1", {"n1": "a:1"})
+    again.restore(members.snapshot(5), 5)  # a checkpoint of a log that ends there
+    again.cut(0)
+    assert (again.index, again.ids) == (9, ("n1", "n3")) and members.ids == ("n1",)
+    only = Membership("n1", {"n1": "a:1", "n2": "b:1"})
+    only.put(entry_of({"n1": "a:1"}, 7))
+    only.add_listener(lambda: heard.append(only.ids))
+    only.log_is_gone(-1)
+    assert heard[-1] == only.ids == ("n1", "n2") and only.snapshot(-1) == ()

@@ -69,16 +69,57 @@ def test_a_damaged_entry_is_never_served(bench: Any, caplog: pytest.LogCaptureFi
     bench(scenario, max_cached_bytes=1)
 
 
-def test_a_damaged_index_unit_is_reported_then_mended_at_the_next_start(bench: Any) -> None:
+@pytest.mark.parametrize("victim", [0, 20, 59])
+@pytest.mark.parametrize("offset", [3, 11, 23, 31, 35, 39, 43, 47])
+def test_a_header_that_is_damaged_under_a_running_member_is_never_served(bench: Any, victim: int, offset: int) -> None:
+    async def scenario(bench: Any) -> None:
+        entries = await filled(bench)
+        for bit in range(8):
+            store = await bench.open()
+            bench.flip(entries[victim].pos + offset, bit)
+            with pytest.raises(LedgerCorrupt, match=f"byte {entries[victim].pos % 4096}: "):
+                store.get(victim)
+            found: list[Any] = []
+            with pytest.raises(LedgerCorrupt):
+                while len(found) < 60:
+                    found += store.read_entries(len(found), max_entries=100, max_bytes=1 << 20)
+            assert found == entries[:victim] and store.corrupt_reads == 2
+            bench.flip(entries[victim].pos + offset, bit)
+            bench.kill()
+
+    bench(scenario)
+
+
+def test_a_file_whose_first_header_is_damaged_is_not_taken_for_another(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         entries = await filled(bench)
         store = await bench.open()
-        bench.disk.flip_bit("/data/dledger/index/00000000000000000640", 18)
-        with pytest.raises(LedgerCorrupt, match="index is damaged at byte 640"):
-            store.get(20)
-        assert store.read_bytes(entries[20].body_pos, 3) == b"020"
-        bench.kill()
-        assert (await bench.open()).get(20) == entries[20]
+        assert store.first_of_next_file() == entries[20]
+        bench.flip(entries[20].pos + 15, 0)  # it says that it is entry 21
+        assert store.first_of_next_file() is None
+
+    bench(scenario)
+
+
+@pytest.mark.parametrize("victim", [0, 20, 21])
+@pytest.mark.parametrize("offset", [2, 3, 11, 15, 18, 31])
+def test_a_damaged_index_unit_is_reported_and_the_entry_found_without_it(
+    bench: Any, caplog: pytest.LogCaptureFixture, victim: int, offset: int
+) -> None:
+    async def scenario(bench: Any) -> None:
+        entries = await filled(bench)
+        assert entries[20].pos == 4096 > entries[19].end_pos  # behind a blank
+        for bit in range(8):
+            store = await bench.open()
+            bench.disk.flip_bit(f"/data/dledger/index/{victim // 20 * 640:020d}", victim % 20 * 32 + offset, bit)
+            caplog.clear()
+            assert store.get(victim) == entries[victim]
+            assert f"index is damaged at byte {victim * 32}: " in caplog.text and not store.corrupt_reads
+            assert [store.get(index) for index in range(59, -1, -1)] == entries[::-1]
+            assert store.read_entries(victim, max_entries=100, max_bytes=4096)[0] == entries[victim]
+            bench.kill()
+            assert (await bench.open()).get(victim) == entries[victim]
+            bench.kill()
 
     bench(scenario)
 
@@ -202,6 +243,22 @@ def test_log_of_a_wrong_segment_size_is_refused(bench: Any) -> None:
             await bench.open()
 
     bench(other, data_segment_size_bytes=8192 + 32)
+
+
+def test_where_reading_would_begin_at_a_damaged_index_unit_the_whole_log_is_read(bench: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        entries = await filled(bench, count=200)
+        path = bench.path(entries[-1].pos)
+        end = int(path.rpartition("/")[2]) + len(bench.disk.inode(path).cache)
+        begin = max(entry.index for entry in entries if entry.pos <= end - 8000)
+        bench.disk.flip_bit(f"/data/dledger/index/{begin // 20 * 640:020d}", begin % 20 * 32 + 11, 4)
+        store = bench.on("n1", lambda: DLedgerStore(bench.config, bench.runtime))
+        recovered = await bench.run("n1", lambda: recover(store._files, scan_size_bytes=8000))
+        assert (recovered.begin_index, recovered.last) == (0, entries[-1])
+        store._adopt(recovered)
+        assert [store.get(index) for index in range(200)] == entries
+
+    bench(scenario)
 
 
 def test_only_the_newest_part_of_a_long_log_is_scanned(bench: Any) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import random
 import zlib
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from node.dledger import DLedgerCode, DLedgerError
+from node.dledger.files import LedgerFiles
 from node.dledger.messages import InstallSnapshotRequest, MalformedMessage
 from node.dledger.snapshot import Snapshot, encode_snapshot
 
@@ -111,6 +113,96 @@ def test_a_new_member_gets_the_snapshot_and_knows_the_group(simulate: Any, talli
         assert truth.violations == []
 
     simulate(scenario, server=tallies.server(truth), joining=1, members_may_change=True, **OPTIONS)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("lost", ["remove another", "remove itself", "add"])
+def test_a_change_of_the_group_that_was_lost_is_forgotten_with_the_log(
+    simulate: Any, tallies: Any, lost: str, restarts: bool
+) -> None:
+    """A leader that is cut off changes the group in vain. When it comes back its log is beyond comparing, and nothing
+    takes the entry back."""
+    truth = tallies.Truth()
+
+    async def scenario(group: Any) -> None:
+        await group.start()
+        old = await group.leader()
+        rest = others(group, old)
+        await group.append_all(old, *bodies(0, 20))
+        await group.converged()
+        await group.cut(" ".join(rest))
+        member = {"remove another": rest[0], "remove itself": old, "add": "n9"}[lost]
+        change = group[old].add_member(member, "10.0.0.9:1") if lost == "add" else group[old].remove_member(member)
+        in_vain = group.on(old, lambda: asyncio.get_running_loop().create_task(change))
+        await group.until(lambda: len(group[old].member_state.member_ids) != 3)
+        new = await group.leader(*rest)
+        if restarts:
+            await asyncio.sleep(4)  # until a checkpoint says so
+            group.kill(old)
+        for first in range(20, 200, 20):
+            await group.append_all(new, *bodies(first, 20))
+        await group.until(lambda: group[new].store.ledger_begin_index > 40)
+        await group.heal()
+        if restarts:
+            await group.start(old)
+        await applied(group, *group.names)
+        for _ in range(2):
+            assert group[old].member_state.member_ids == ("n1", "n2", "n3")
+            group.kill(old)
+            await group.start(old)
+        assert in_vain.cancelled() or not in_vain.done() or in_vain.exception() is not None
+        assert truth.violations == []
+
+    simulate(scenario, server=tallies.server(truth), members_may_change=True, **OPTIONS)
+
+
+def test_a_member_that_stops_while_its_log_is_forgotten_still_knows_the_group(
+    simulate: Any, tallies: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It began alone, and would lead alone; that there are four by now it knows from the snapshot only."""
+    truth = tallies.Truth()
+
+    async def scenario(group: Any) -> None:
+        await group.start()
+        for name in ("n2", "n3", "n4"):
+            await group.start(name)
+        for name in ("n2", "n3"):
+            await group.run("n1", partial(group["n1"].add_member, name, group.addresses[name]))
+        group.names = ("n1", "n2", "n3", "n4")
+        await group.converged("n1", "n2", "n3")
+        await asyncio.sleep(4)  # until a checkpoint says so
+        await group.cut("n2 n3 n4")
+        leader = await group.leader("n2", "n3")
+        await group.run(leader, partial(group[leader].add_member, "n4", group.addresses["n4"]))
+        for first in range(0, 200, 20):
+            await group.append_all(leader, *bodies(first, 20))
+        await group.until(lambda: group[leader].store.ledger_begin_index > 60)
+        reset, is_empty = LedgerFiles.reset, asyncio.Event()
+
+        async def reset_and_wait(self: LedgerFiles, *arguments: Any) -> None:
+            await reset(self, *arguments)
+            is_empty.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(LedgerFiles, "reset", reset_and_wait)
+        await group.heal()
+        await is_empty.wait()
+        monkeypatch.undo()
+        group.power_fail("n1")
+        await group.cut("n2 n3 n4")
+        for _ in range(2):
+            await group.start("n1")
+            assert group["n1"].member_state.member_ids == group.names
+            assert group["n1"].store.ledger_end_index == -1
+            await asyncio.sleep(5)
+            assert not group["n1"].member_state.is_leader
+            group.kill("n1")
+        await group.start("n1")
+        await group.heal()
+        await applied(group, *group.names)
+        assert truth.violations == []
+
+    simulate(scenario, server=tallies.server(truth), size=1, joining=3, members_may_change=True, **OPTIONS)
 
 
 @pytest.fixture
