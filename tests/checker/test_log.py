@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -66,8 +67,57 @@ def test_an_append_of_unknown_outcome_may_be_there_or_not(events) -> None:
     assert check_log(there).verdict is check_log(absent).verdict is Verdict.VALID
 
 
-def test_nothing_read_means_unknown(done) -> None:
-    assert check_log(done(append(0, 0, 1))).verdict is Verdict.UNKNOWN
+#: Events of one queue, and how many acknowledged messages nobody looked for.
+UNLOOKED = {
+    "nothing but appends": ([("ok", append(0, 0, 1))], 1),
+    "last read before the appends": (
+        [
+            ("ok", append(0, 0, 1)), ("ok", read(1, 0, [1], 1)),
+            ("ok", append(0, 1, 2)), ("ok", append(0, 2, 3)), ("fail", read(1, 0, [], 0)),
+        ], 2,
+    ),
+    "reads that do not tell where the queue ends": (
+        [
+            ("ok", append(0, 0, 1)), ("ok", append(0, 1, 2)),
+            ("ok", (1, "read", {"offset": 0}, {"offset": 0, "messages": [1]})),
+        ], 1,
+    ),
+    "a place that was not told": ([("ok", read(1, 0, [], 0)), ("ok", (0, "append", 1, [None, 1]))], 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNLOOKED)
+def test_a_message_that_nobody_looked_for_leaves_it_open_whatever_other_queues_show(events, case: str) -> None:
+    operations, unlooked = UNLOOKED[case]
+    rows = []
+    for kind, (process, f, value, result) in operations:
+        rows += [(process, "invoke", f, value, "b"), (process, kind, f, result, "b")]
+    other = [
+        (0, "invoke", "append", 9, "a"), (0, "ok", "append", [0, 9], "a"),
+        (1, "invoke", "read", {"offset": 0}, "a"), (1, "ok", "read", {"offset": 0, "messages": [9], "tail": 1}, "a"),
+    ]  # fmt: skip
+    result = check_log(events(*rows, *other))
+    assert result.verdict is Verdict.UNKNOWN and "of key 'b'" in result.reason
+    assert result.stats["unlooked"] == result.stats["unread"] == unlooked
+    assert f"{unlooked} of them not looked for" in result.reason
+    tail = sum(kind == "ok" and f == "append" for kind, (_, f, *_) in operations)
+    looked = [(1, "invoke", "tail", None, "b"), (1, "ok", "tail", tail, "b")]
+    assert check_log(events(*rows, *other, *looked)).verdict is Verdict.VALID
+
+
+def test_a_message_that_a_tail_counts_was_looked_for(events) -> None:
+    history = events(
+        (0, "invoke", "append", 1),
+        (1, "invoke", "tail", None),
+        (2, "invoke", "tail", None),
+        (1, "ok", "tail", 1),
+        (2, "ok", "tail", 0),
+        (0, "ok", "append", [0, 1]),
+    )
+    # The tail that began last does not count it, the other does; both began before the append had returned.
+    result = check_log(history)
+    assert result.verdict is Verdict.VALID and "1 were never read" in result.reason
+    assert (result.stats["unread"], result.stats["unlooked"]) == (1, 0)
 
 
 def test_queues_are_told_apart_by_key(events) -> None:
@@ -83,7 +133,13 @@ def test_queues_are_told_apart_by_key(events) -> None:
 
 def test_large_logs_are_fine() -> None:
     history = large_history("log", 3000, 5, seed=3)
-    assert check_log(history).verdict is check(history, Log()).verdict is Verdict.VALID
+    assert check(history, Log()).verdict is Verdict.VALID
+    assert check_log(history).stats["unlooked"] > 0, "it ends without a read"
+    count = sum(f == "append" for f in history.f)
+    operations = history.operations(range(len(history)))
+    end = operations[-1].returned or 0
+    look = replace(operations[0], f="tail", value=None, result=count, status="ok", invoked=end + 1, returned=end + 2)
+    assert check_log([*operations, look]).verdict is Verdict.VALID
 
 
 @pytest.mark.parametrize("kind", ["divergent", "duplicated", "phantom", "reordered", "stale"])

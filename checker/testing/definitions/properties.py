@@ -390,7 +390,10 @@ def _version(call: Call) -> float | None:
 
 
 def log_losses(events: Sequence[Event]) -> Verdicts:
-    """No harm is found in a log that is linearizable; two values at one offset, or a value of nobody, are harm."""
+    """No harm is found in a log that is linearizable; two values at one offset, or a value of nobody, are harm.
+
+    The answer is open where nobody looked for an acknowledged message of any log.
+    """
     calls = pair(events)
     is_right = is_linearizable(calls, make_object("log"))
     asked = [(canonical(call.key), canonical(call.value)) for call in calls if call.f == "append"]
@@ -399,7 +402,26 @@ def log_losses(events: Sequence[Event]) -> Verdicts:
     if any(_is_harmed(calls_of_key) for calls_of_key in _keys(calls)):
         return INVALID
     has_gap = any(not read.result["messages"] and read.result["tail"] > read.result["offset"] for read in _reads(calls))
-    return VALID | UNKNOWN if is_right and not has_gap else VALID | INVALID | UNKNOWN
+    if not is_right or has_gap:
+        return VALID | INVALID | UNKNOWN
+    return UNKNOWN if any(_has_unlooked(calls_of_key) for calls_of_key in _keys(calls)) else VALID
+
+
+def _has_unlooked(calls: Sequence[Call]) -> bool:
+    """Whether an acknowledged message of one log was not shown, nor counted, nor looked for since."""
+    shown = [canonical(message) for read in _reads(calls) for message in read.result["messages"]]
+    tails = [(call.invoked, call.result) for call in _done(calls, "tail")]
+    tails += [(read.invoked, read.result["tail"]) for read in _reads(calls)]
+    return any(
+        canonical(append.value) not in shown
+        and not any(begun > append.returned or tail > _offset(append) for begun, tail in tails)
+        for append in _done(calls, "append")
+    )
+
+
+def _offset(append: Call) -> float:
+    """Where an append put its message; further than any tail where that was not said."""
+    return float("inf") if append.result[0] is None else float(append.result[0])
 
 
 def _reads(calls: Sequence[Call]) -> list[Call]:
