@@ -72,7 +72,7 @@ def check_exclusion(events: Events) -> Result:
     A lock is held from the return of ``acquire`` to the invocation of ``release``; the key, where there is one, names
     it.  Invalid with the count ``overlapping``, unknown where nobody took a lock, else valid.  A process whose
     ``release`` is of unknown outcome counts as not holding it from that invocation on; one whose ``release`` failed
-    holds it still.
+    holds it still, whether it acquires the lock again or not.
     """
     history = History.of(events)
     tally = Tally("exclusion", history, wrong=("overlapping",))
@@ -83,7 +83,7 @@ def check_exclusion(events: Events) -> Result:
         for row in rows:
             process = history.process[row]
             if history.f[row] == "acquire" and history.status[row] == OK:
-                open_holds[process] = row
+                open_holds.setdefault(process, row)
             elif history.f[row] == "release" and history.status[row] != FAIL and process in open_holds:
                 acquired = open_holds.pop(process)
                 holds.append((history.returned[acquired], history.invoked[row], acquired))

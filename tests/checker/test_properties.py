@@ -98,6 +98,17 @@ def test_exclusion(events) -> None:
     assert check_exclusion(one).verdict is Verdict.VALID
 
 
+def test_a_lock_that_is_acquired_again_is_held_from_the_first_time_on(events) -> None:
+    def done(process: int, f: str) -> list[tuple]:
+        return [(process, "invoke", f, None), (process, "ok", f, None)]
+
+    failed = [(0, "invoke", "release", None), (0, "fail", "release", None)]
+    first, other = done(0, "acquire"), [*done(1, "acquire"), *done(1, "release")]
+    again = [*done(0, "acquire"), *done(0, "release")]
+    assert check_exclusion(events(*first, *other, *failed, *again)).verdict is Verdict.INVALID
+    assert check_exclusion(events(*first, *failed, *again, *other)).verdict is Verdict.VALID
+
+
 def test_bank_and_long_fork(done) -> None:
     first = (0, "read", None, {"a": 5, "b": 5})
     assert check_bank(done(first, (0, "read", None, {"a": 4, "b": 6}))).verdict is Verdict.VALID

@@ -94,16 +94,17 @@ def _answer_counter(place: _Place, f: str, value: Any, process: Any) -> Any:
 
 
 def _ask_lock(place: _Place, process: Any) -> tuple[str, Any]:
-    return ("release" if process in place.memory or place.rng.random() < 0.1 else "acquire"), None
+    wants_release = process in place.memory
+    return ("release" if wants_release != (place.rng.random() < 0.1) else "acquire"), None
 
 
 def _answer_lock(place: _Place, f: str, value: Any, process: Any) -> Any:
     if f == "acquire":
-        if place.memory and not place.lies():
+        if any(holder != process for holder in place.memory) and not place.lies():
             return FAILED
         place.memory.append(process)
-    elif process in place.memory:
-        place.memory.remove(process)
+    else:
+        place.memory = [holder for holder in place.memory if holder != process]
     return None
 
 
