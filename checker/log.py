@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import index
 from typing import Any
 
 from checker.history import FAIL, INFO, OK, History, HistoryError, Operation, freeze
@@ -172,6 +173,8 @@ class _Queue:
         self._rows = rows
         self._anomalies = anomalies
         self._content: list[Any] = []
+        #: What lies further than operations can have put it: of a log that was not empty, or of a wrong answer.
+        self._beyond: dict[int, Any] = {}
         self._holder: dict[int, int] = {}
         self._place: dict[Any, int] = {}
         self._appended: dict[Any, int] = {}
@@ -215,11 +218,14 @@ class _Queue:
 
     def _put(self, row: int, offset: int, value: Any) -> None:
         """Someone says that ``offset`` holds ``value``."""
-        content, absent = self._content, _ABSENT
-        if offset >= len(content):
-            content.extend([absent] * (offset + 1 - len(content)))
+        content: Any = self._content
+        if offset >= len(self._rows):
+            content, offset = self._beyond, index(offset)
+            content.setdefault(offset, _ABSENT)
+        elif offset >= len(content):
+            content.extend([_ABSENT] * (offset + 1 - len(content)))
         known = content[offset]
-        if known is absent:
+        if known is _ABSENT:
             content[offset] = value
             self._holder[offset] = row
         elif known != value and (offset, value) not in self._divergent:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from checker import Log, OnlineLog, Verdict, check, check_log
+from checker import HistoryError, Log, OnlineLog, Verdict, VersionedRegister, check, check_log
 from checker.testing.large import large_history
 
 
@@ -152,6 +153,32 @@ def test_online_log_sees_it_as_it_happens(done, kind: str) -> None:
 def test_online_log_is_silent_on_a_fine_one(done) -> None:
     online = OnlineLog()
     assert [online.feed(event) for event in done(*FINE)] == [None] * (2 * len(FINE))
+
+
+@pytest.mark.parametrize("offset", [2_000_000, 1 << 60])
+def test_the_number_in_an_offset_takes_no_memory(done, offset: int) -> None:
+    history = done(append(0, offset, 1), (0, "tail", None, offset + 2), read(1, offset, [1, 2], offset + 2))
+    tracemalloc.start()
+    try:
+        contents = check_log(history).stats["counts"]
+        far, versions = check(history, Log()), done((0, "write", 1, offset))
+        version = check(versions, VersionedRegister())
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert contents["phantom"] == 1 and far.verdict is version.verdict is Verdict.INVALID
+    assert peak_bytes < 1 << 20
+
+
+def test_what_lies_far_in_a_log_is_compared_too(done) -> None:
+    far = 1 << 60
+    history = done(
+        append(0, far, 1), append(0, far + 1, 2), read(1, far, [1, 3], far + 2), read(2, far + 1, [1], far + 2)
+    )
+    counts = check_log(history).stats["counts"]
+    assert (counts["divergent"], counts["duplicated"], counts["phantom"], counts["lost"]) == (2, 1, 1, 1)
+    with pytest.raises(HistoryError):
+        check_log(done((0, "append", 1, [1e300, 1]), (0, "append", 2, [1e9 + 0.5, 2])))
 
 
 def test_offsets_like_3_0_messages_that_are_maps_and_answers_without_a_place_are_read() -> None:
