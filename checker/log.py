@@ -359,7 +359,7 @@ class _Queue:
         views = [(invoked[row], tail, row) for row, tail in tails.items() if tail is not None]
         last_begun, tail, last = max(views, default=(-1, 0, -1))
         counted = max((tail for _, tail, _ in views), default=0)
-        divergent = bool(self._anomalies.counts["divergent"])
+        replacers = self._replacers(done) if self._divergent else {}
         unread = unlooked = 0
         for row in done:
             if f[row] != "append":
@@ -367,30 +367,30 @@ class _Queue:
             value, offset = history.value[row], results[row][0]
             # Where its place is not known nothing shows that it is gone.
             gone = offset is not None and offset >= tail and returned[row] < last_begun
-            replaced = (
-                divergent and offset is not None and value not in self._seen and self._replaced(row, offset, value)
-            )
-            if gone or replaced:
-                shower = last if gone else self._holder[offset]
-                self._say_lost(row, shower, offset, value, tail)
+            if gone or row in replacers:
+                self._say_lost(row, last if gone else replacers[row], offset, value, tail)
             elif value not in self._seen:
                 unread += 1
                 unlooked += returned[row] > last_begun and (offset is None or offset >= counted)
         return unread, unlooked
 
-    def _replaced(self, row: int, offset: int, value: Any) -> bool:
-        """Whether a read that covers the offset shows another value there."""
+    def _replacers(self, done: list[int]) -> dict[int, int]:
+        """Acknowledged appends whose message nobody saw, each with the first later read that has another in its place."""
         history = self._history
+        waiting: dict[int, list[int]] = {}
+        for row in reversed(done):  # so that those that returned first are last, and are taken off first
+            if history.f[row] == "append" and history.value[row] not in self._seen:
+                waiting.setdefault(history.result[row][0], []).append(row)
+        found: dict[int, int] = {}
         for reader in self._rows:
             if history.f[reader] != "read" or history.status[reader] != OK:
                 continue
-            if history.invoked[reader] > history.returned[row]:
-                result = history.result[reader]
-                start, messages = result["offset"], result["messages"]
-                if start <= offset < start + len(messages) and messages[offset - start] != value:
-                    self._holder[offset] = reader
-                    return True
-        return False
+            start, messages = history.result[reader]["offset"], history.result[reader]["messages"]
+            for offset in range(start, start + len(messages)):
+                rows = waiting.get(offset, [])
+                while rows and history.returned[rows[-1]] < history.invoked[reader]:
+                    found[rows.pop()] = reader
+        return found
 
     def _say_lost(self, row: int, shower: int, offset: int, value: Any, tail: int) -> None:
         history = self._history

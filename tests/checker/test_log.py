@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from checker import HistoryError, Log, OnlineLog, Verdict, VersionedRegister, check, check_log
+from checker import History, HistoryError, Log, OnlineLog, Verdict, VersionedRegister, check, check_log
 from checker.testing.large import large_history
 
 
@@ -153,6 +153,29 @@ def test_online_log_sees_it_as_it_happens(done, kind: str) -> None:
 def test_online_log_is_silent_on_a_fine_one(done) -> None:
     online = OnlineLog()
     assert [online.feed(event) for event in done(*FINE)] == [None] * (2 * len(FINE))
+
+
+class Counted(list):
+    """A column that counts how often one of its rows is asked for."""
+
+    def __init__(self, rows: list[Any]) -> None:
+        super().__init__(rows)
+        self.asked = 0
+
+    def __getitem__(self, row: Any) -> Any:
+        self.asked += 1
+        return super().__getitem__(row)
+
+
+def test_what_was_replaced_is_found_in_one_pass_over_the_reads(done) -> None:
+    unseen = [append(0, offset, offset) for offset in range(300)]
+    reads = [read(1, 0, [0], 300), read(1, 299, [-1], 300), *[read(1, 0, [0], 300)] * 300]
+    history = History.of(done(*unseen, *reads))
+    history.invoked, history.returned = Counted(history.invoked), Counted(history.returned)
+    result = check_log(history)
+    assert (result.stats["counts"]["divergent"], result.stats["counts"]["lost"], result.stats["unread"]) == (1, 1, 298)
+    assert result.witness is not None and [operation.f for operation in result.witness.operations] == ["append", "read"]
+    assert history.invoked.asked + history.returned.asked < 20 * len(history)
 
 
 @pytest.mark.parametrize("offset", [2_000_000, 1 << 60])
