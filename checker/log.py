@@ -4,7 +4,8 @@ Linearizability of a log is one yes or no; this checker counts every kind of ano
 
     lost        acknowledged, and later shown to be absent
     duplicated  one value at two offsets (clients of this workload never retry)
-    phantom     a value that nobody appended, whose append failed, or that was read before it was appended
+    phantom     a value that nobody appended, whose append failed, or that was read before it was appended; a place
+                before the first
     reordered   an append given an offset below what was already there when it was invoked
     divergent   two values seen at one offset
     gap         a read at an offset below the tail that came back empty
@@ -194,13 +195,14 @@ class _Queue:
             if name == "append":
                 acked += 1
                 offset = history.result[row][0]
-                if offset is not None:
+                if offset is not None and not self._is_before_first(row, offset):
                     self._put(row, offset, history.value[row])
             elif name == "read":
                 reads += 1
                 self._read(row, history.result[row])
             elif name == "tail":
                 reads += 1
+                self._is_before_first(row, history.result[row] or 0)
             else:
                 raise ValueError(f"operation {name!r} is none of append, read, tail")
         self._order(done)
@@ -258,9 +260,17 @@ class _Queue:
     def _say(self, kind: str, rows: tuple[int, ...], text: Any, **details: Any) -> None:
         self._anomalies.add(kind, self._key, rows, text() if self._anomalies.wants(kind) else "", **details)
 
+    def _is_before_first(self, row: int, place: int) -> bool:
+        """Whether an offset or a tail is below zero, which is counted."""
+        if place >= 0:
+            return False
+        self._say("phantom", (row,), lambda: f"{named_row(self._history, row)} tells of a place before the first")
+        return True
+
     def _read(self, row: int, result: Mapping[str, Any]) -> None:
         history = self._history
         start, messages, tail = result["offset"], result["messages"], result.get("tail")
+        self._is_before_first(row, min(start if messages else 0, 0 if tail is None else tail))
         if not messages:
             asked = history.value[row]
             wanted = asked.get("max", 1) if isinstance(asked, Mapping) else 1
@@ -280,9 +290,9 @@ class _Queue:
                 lambda: f"{named_row(history, row)} returned messages beyond the tail {tail} that it reports",
                 tail=tail,
             )
-        if self._content[start : start + len(messages)] != messages:
+        if start < 0 or self._content[start : start + len(messages)] != messages:
             for offset, value in enumerate(messages, start):
-                if self._content[offset : offset + 1] != [value]:
+                if offset >= 0 and self._content[offset : offset + 1] != [value]:
                     self._put(row, offset, value)
         for value in messages:
             if value not in self._seen:
@@ -375,7 +385,7 @@ class _Queue:
         return unread, unlooked
 
     def _replacers(self, done: list[int]) -> dict[int, int]:
-        """Acknowledged appends whose message nobody saw, each with the first later read that has another in its place."""
+        """Acknowledged appends whose message nobody saw, each with the first later read that has another there."""
         history = self._history
         waiting: dict[int, list[int]] = {}
         for row in reversed(done):  # so that those that returned first are last, and are taken off first

@@ -50,6 +50,19 @@ def test_each_kind_is_counted_and_shown(done, kind: str) -> None:
     assert check(done(*HARM[kind]), Log()).verdict is (Verdict.VALID if kind == "gap" else Verdict.INVALID)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [append(0, -1, 12), read(2, -3, [10, 11], 2), read(2, -1, [99, 10, 11], 2), (2, "tail", None, -1)],
+    ids=["append", "read", "read that goes on", "tail"],
+)
+def test_a_place_before_the_first_is_a_phantom(done, wrong: tuple) -> None:
+    history = done(*FINE, wrong, read(3, 0, [10, 11], 2))
+    result = check_log(history)
+    assert result.verdict is Verdict.INVALID and result.stats["counts"]["phantom"] >= 1
+    assert "before the first" in result.stats["examples"]["phantom"][0]["text"]
+    assert check(history, Log()).verdict is Verdict.INVALID
+
+
 def test_a_failed_append_that_shows_up_is_a_phantom(events) -> None:
     history = events(
         (0, "invoke", "append", 1),

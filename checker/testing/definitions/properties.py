@@ -429,7 +429,13 @@ def _reads(calls: Sequence[Call]) -> list[Call]:
 
 
 def _is_harmed(calls: Sequence[Call]) -> bool:
-    """Whether reads of one log show two values at one offset, one value at two, or a value that nobody appended."""
+    """Whether reads of one log show two values at one offset, one value at two, or a value that nobody appended.
+
+    An offset or a tail below zero is harm as well.
+    """
+    places = [_offset(append) for append in _done(calls, "append")] + [tail.result for tail in _done(calls, "tail")]
+    if min([0, *places]) < 0:
+        return True
     at: dict[Any, set[Any]] = {}
     for read in _reads(calls):
         asked = {
