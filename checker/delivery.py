@@ -92,15 +92,19 @@ def check_transaction_visibility(events: Events) -> Result:
         wrong=("committed-lost", "rolled-back-seen", "prepared-seen"),
         noted=("committed", "rolled-back"),
     )
-    commits: dict[Any, int] = {}
-    rollbacks: dict[Any, int] = {}
+    asked: dict[Any, int] = {}  # each message's first commit that may have been one
+    committed: dict[Any, int] = {}  # its first acknowledgement, of that commit or of one that was tried again
+    rolled_back: dict[Any, int] = {}
     known: set[Any] = set()
     for row, f in enumerate(history.f):
         if f in ("prepare", "commit", "rollback"):
             message = exact(history.value[row])
             known.add(message)
-            if f != "prepare" and history.status[row] != FAIL:
-                (commits if f == "commit" else rollbacks).setdefault(message, row)
+            if f == "commit" and history.status[row] != FAIL:
+                asked.setdefault(message, row)
+            if f != "prepare" and history.status[row] == OK:
+                ends = committed if f == "commit" else rolled_back
+                ends[message] = min(ends.get(message, row), row, key=history.returned.__getitem__)
     seen: set[Any] = set()
     last_start = -1
     received = [row for row, f in enumerate(history.f) if f == "receive" and history.status[row] == OK]
@@ -112,20 +116,17 @@ def check_transaction_visibility(events: Events) -> Result:
                 seen.add(message)
                 continue
             seen.add(message)
-            commit, rollback = commits.get(message), rollbacks.get(message)
-            if commit is None and rollback is not None and history.status[rollback] == OK:
+            commit, rollback = asked.get(message), rolled_back.get(message)
+            if commit is None and rollback is not None:
                 text = f"{named_row(history, row)} saw {short(message)} of {named_row(history, rollback)}"
                 tally.add("rolled-back-seen", (rollback, row), text)
             elif commit is None or history.invoked[commit] > history.returned[row]:
                 text = f"{named_row(history, row)} saw {short(message)}, prepared but not committed by then"
                 tally.add("prepared-seen", (row,), text)
-    for message, row in commits.items():
-        if history.status[row] != OK:
-            continue
-        tally.counts["committed"] += 1
+    for message, row in committed.items():
         if message not in seen and history.returned[row] < last_start:
             tally.add("committed-lost", (row,), f"{short(message)} of {named_row(history, row)} was never received")
-    tally.counts["rolled-back"] = sum(history.status[row] == OK for row in rollbacks.values())
+    tally.counts.update({"committed": len(committed), "rolled-back": len(rolled_back)})
     unknown = None if received else "no receive completed"
     return tally.result(fine=f"{tally.counts['committed']} committed messages seen, nothing else", unknown=unknown)
 

@@ -148,6 +148,32 @@ def test_transaction_visibility(done) -> None:
     assert (counts["committed-lost"], counts["rolled-back-seen"], counts["prepared-seen"]) == (1, 1, 1)
 
 
+def test_a_commit_that_is_acknowledged_when_it_is_tried_again_is_one(events) -> None:
+    ends = {"commit": "committed-lost", "rollback": "rolled-back-seen"}
+    for end, kind in ends.items():
+        unsure = [
+            (0, "invoke", "prepare", "m"),
+            (0, "ok", "prepare", "m"),
+            (0, "invoke", end, "m"),
+            (0, "info", end, "m"),
+        ]
+        again = [(0, "invoke", end, "m"), (0, "ok", end, "m")]
+        shown = ["m"] if end == "rollback" else []
+        result = check_transaction_visibility(
+            events(*unsure, *again, (1, "invoke", "receive", None), (1, "ok", "receive", shown))
+        )
+        assert result.verdict is Verdict.INVALID and result.stats["counts"][kind] == 1
+    seen = [(1, "invoke", "receive", None), (1, "ok", "receive", ["m"])]
+    prepared = [
+        (0, "invoke", "prepare", "m"),
+        (0, "ok", "prepare", "m"),
+        (0, "invoke", "commit", "m"),
+        (0, "info", "commit", "m"),
+    ]
+    again = [(0, "invoke", "commit", "m"), (0, "ok", "commit", "m")]
+    assert check_transaction_visibility(events(*prepared, *seen, *again)).verdict is Verdict.VALID
+
+
 def test_consumer_progress(done) -> None:
     def op(process: int, f: str, offset: int) -> tuple:
         return process, f, {"group": "g", "queue": 0, "offset": offset}, {"group": "g", "queue": 0, "offset": offset}

@@ -226,16 +226,17 @@ def _answer_progress(place: _Place, f: str, value: Any, process: Any) -> Any:
 def _ask_visibility(place: _Place, process: Any) -> tuple[str, Any]:
     own = place.values.setdefault(repr(process), [])
     if own:
-        return place.rng.choice(("commit", "commit", "rollback")), own.pop()
+        # Whoever does not know what became of the end of a transaction may ask for the same once more.
+        return own[-1] if place.rng.random() < 0.5 else own.pop()
     if place.rng.random() < 0.5:
         return "receive", None
     place.used += 1
-    own.append(place.used)
+    own.append((place.rng.choice(("commit", "commit", "rollback")), place.used))
     return "prepare", place.used
 
 
 def _answer_visibility(place: _Place, f: str, value: Any, process: Any) -> Any:
-    if f == "commit":
+    if f in ("commit", "rollback") and (f == "commit") != place.lies() and value not in place.memory:
         place.memory.append(value)
     if f != "receive":
         return value
