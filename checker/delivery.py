@@ -9,7 +9,7 @@ from checker.history import FAIL, OK, History
 from checker.tally import Events, Tally
 from checker.values import exact, number
 from checker.verdict import Result
-from checker.words import named_row, short
+from checker.words import named_row, of_key, short
 
 __all__ = ["check_consumer_progress", "check_delay", "check_replicas", "check_transaction_visibility"]
 
@@ -30,28 +30,47 @@ def check_delay(
     system that keeps time in whole milliseconds cuts off up to one); ``late`` when its first receive returned more than
     ``tolerance_ms`` after the send returned plus the delay; a message is ``lost`` when it was acknowledged, was due
     with its tolerance before the last receive began, and was never received.  Late deliveries are only counted without
-    ``late_is_wrong``: a system that was kept from working may deliver afterwards.  Needs times; unknown without them,
-    and where no receive completed.
+    ``late_is_wrong``: a system that was kept from working may deliver afterwards.  Each key has its own messages.
+    Needs times; unknown without them, and where no receive completed, or none of a key with an acknowledged send.
     """
     history = History.of(events)
     wrong, noted = ["lost", "early"], ["delivered", "pending"]
     (wrong if late_is_wrong else noted).append("late")
     tally = Tally("delay", history, wrong=wrong, noted=noted)
+    looked, unknown = False, None
+    for key, rows in history.rows_by_key().items():
+        received = [row for row in rows if history.f[row] == "receive" and history.status[row] == OK]
+        sent = [row for row in rows if history.f[row] == "send" and history.status[row] != FAIL]
+        looked = looked or bool(received)
+        if not received and any(history.status[row] == OK for row in sent):
+            unknown = unknown or f"no receive{of_key(key)} completed"
+        if any(history.invoked_ns[row] is None for row in sent):
+            return tally.result(fine="", unknown="the history has no times, so delays cannot be judged")
+        _check_delays(history, sent, received, tally, tolerance_ms, resolution_ms)
+    late = f", {tally.counts['late']} of them late" if tally.counts["late"] else " in time"
+    if not looked:
+        unknown = unknown or "no receive completed"
+    return tally.result(fine=f"{tally.counts['delivered']} delayed messages arrived{late}", unknown=unknown)
+
+
+def _check_delays(
+    history: History,
+    sent: Sequence[int],
+    received: Sequence[int],
+    tally: Tally,
+    tolerance_ms: float,
+    resolution_ms: float,
+) -> None:
+    """Judge the sends and receives of one key."""
     first: dict[Any, int] = {}
     last_start_ns = -1
-    for row, f in enumerate(history.f):
-        if f != "receive" or history.status[row] != OK:
-            continue
+    for row in received:
         last_start_ns = max(last_start_ns, history.invoked_ns[row] or 0)
         for message in _received(history, row):
             if message not in first or history.returned[row] < history.returned[first[message]]:
                 first[message] = row
-    for row, f in enumerate(history.f):
-        if f != "send" or history.status[row] == FAIL:
-            continue
-        started = history.invoked_ns[row]
-        if started is None:
-            return tally.result(fine="", unknown="the history has no times, so delays cannot be judged")
+    for row in sent:
+        started = history.invoked_ns[row] or 0
         message = exact(history.value[row]["message"])
         delay_ns = number(history.value[row]["delay_ms"]) * 1e6
         due_ns = (history.returned_ns[row] or started) + delay_ns + tolerance_ms * 1e6
@@ -72,18 +91,15 @@ def check_delay(
                 tally.add("lost", (row,), f"{short(message)} of {named_row(history, row)} never arrived")
             else:
                 tally.counts["pending"] += 1
-    late = f", {tally.counts['late']} of them late" if tally.counts["late"] else " in time"
-    unknown = "no receive completed" if last_start_ns < 0 else None
-    return tally.result(fine=f"{tally.counts['delivered']} delayed messages arrived{late}", unknown=unknown)
 
 
 def check_transaction_visibility(events: Events) -> Result:
     """Check that transactional messages were received if they were committed, and only then.
 
     Operations, each with the message as its value: ``prepare``, ``commit``, ``rollback``; and ``receive`` with a
-    message or a list.  Counts ``rolled-back-seen``, ``prepared-seen`` (received before any commit was invoked, or
-    without one) and ``committed-lost`` (a commit was acknowledged, a receive began later, and none ever showed it).
-    Unknown where no receive completed.
+    message or a list.  Each key has its own messages.  Counts ``rolled-back-seen``, ``prepared-seen`` (received before
+    any commit was invoked, or without one) and ``committed-lost`` (a commit was acknowledged, a receive began later,
+    and none ever showed it).  Unknown where no receive completed, or none of a key with an acknowledged commit.
     """
     history = History.of(events)
     tally = Tally(
@@ -92,11 +108,25 @@ def check_transaction_visibility(events: Events) -> Result:
         wrong=("committed-lost", "rolled-back-seen", "prepared-seen"),
         noted=("committed", "rolled-back"),
     )
+    looked, unknown = False, None
+    for key, rows in history.rows_by_key().items():
+        received = [row for row in rows if history.f[row] == "receive" and history.status[row] == OK]
+        looked = looked or bool(received)
+        if _check_visibility(history, rows, received, tally) and not received:
+            unknown = unknown or f"no receive{of_key(key)} completed"
+    if not looked:
+        unknown = unknown or "no receive completed"
+    return tally.result(fine=f"{tally.counts['committed']} committed messages seen, nothing else", unknown=unknown)
+
+
+def _check_visibility(history: History, rows: Sequence[int], received: Sequence[int], tally: Tally) -> int:
+    """Judge the messages of one key; how many of them were certainly committed."""
     asked: dict[Any, int] = {}  # each message's first commit that may have been one
     committed: dict[Any, int] = {}  # its first acknowledgement, of that commit or of one that was tried again
     rolled_back: dict[Any, int] = {}
     known: set[Any] = set()
-    for row, f in enumerate(history.f):
+    for row in rows:
+        f = history.f[row]
         if f in ("prepare", "commit", "rollback"):
             message = exact(history.value[row])
             known.add(message)
@@ -107,7 +137,6 @@ def check_transaction_visibility(events: Events) -> Result:
                 ends[message] = min(ends.get(message, row), row, key=history.returned.__getitem__)
     seen: set[Any] = set()
     last_start = -1
-    received = [row for row, f in enumerate(history.f) if f == "receive" and history.status[row] == OK]
     # The receive that returned first is the one that may have been too early.
     for row in sorted(received, key=history.returned.__getitem__):
         last_start = max(last_start, history.invoked[row])
@@ -126,18 +155,19 @@ def check_transaction_visibility(events: Events) -> Result:
     for message, row in committed.items():
         if message not in seen and history.returned[row] < last_start:
             tally.add("committed-lost", (row,), f"{short(message)} of {named_row(history, row)} was never received")
-    tally.counts.update({"committed": len(committed), "rolled-back": len(rolled_back)})
-    unknown = None if received else "no receive completed"
-    return tally.result(fine=f"{tally.counts['committed']} committed messages seen, nothing else", unknown=unknown)
+    tally.counts["committed"] += len(committed)
+    tally.counts["rolled-back"] += len(rolled_back)
+    return len(committed)
 
 
 def check_consumer_progress(events: Events) -> Result:
     """Check that the offsets that consumers commit, or are given, never go backwards.
 
     Operations with a result (or value) ``{"group", "queue", "offset"}``: ``commit`` stores an offset, ``fetch`` asks
-    for the stored one.  A ``fetch`` below an offset that an acknowledged commit, or another fetch, had shown before it
-    was invoked is a ``regression``; a process that commits less than it committed before goes ``backward``.  Both are
-    counted and invalid.  Unknown where neither completed.  Raises TypeError for offsets that are no numbers.
+    for the stored one.  Each key has offsets of its own.  A ``fetch`` below an offset that an acknowledged commit, or
+    another fetch, had shown before it was invoked is a ``regression``; a process that commits less than it committed
+    before goes ``backward``.  Both are counted and invalid.  Unknown where neither completed.  Raises TypeError for
+    offsets that are no numbers.
     """
     history = History.of(events)
     tally = Tally("consumer-progress", history, wrong=("regression", "backward"), noted=("commits", "fetches"))
@@ -145,7 +175,8 @@ def check_consumer_progress(events: Events) -> Result:
     for row, f in enumerate(history.f):
         if f in ("commit", "fetch") and history.status[row] == OK:
             about = _progress(history, row)
-            groups.setdefault((exact(about.get("group")), exact(about.get("queue"))), []).append(row)
+            place = (exact(history.key[row]), exact(about.get("group")), exact(about.get("queue")))
+            groups.setdefault(place, []).append(row)
     for rows in groups.values():
         done = sorted(rows, key=history.returned.__getitem__)
         reached, by, at = -1, -1, 0

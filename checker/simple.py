@@ -18,24 +18,26 @@ __all__ = ["check_bank", "check_counter", "check_exclusion", "check_long_fork", 
 
 
 def check_unique_ids(events: Events) -> Result:
-    """Check that no two completed operations (``generate``) answered the same id.
+    """Check that no two completed operations (``generate``) of a key answered the same id.
 
     Invalid with the count ``duplicated``, unknown where none completed, else valid.
     """
     history = History.of(events)
     tally = Tally("unique-ids", history, wrong=("duplicated",))
-    seen: dict[Any, int] = {}
-    for row, status in enumerate(history.status):
-        if status == OK:
+    given = 0
+    for rows in history.rows_by_key().values():
+        seen: dict[Any, int] = {}
+        for row in rows:
+            if history.status[row] != OK:
+                continue
             value = exact(history.result[row])
-            if value in seen:
-                first = seen[value]
+            first = seen.setdefault(value, row)
+            if first != row:
                 text = f"id {short(value)} was given to {named_row(history, first)} and {named_row(history, row)}"
                 tally.add("duplicated", (first, row), text)
-            else:
-                seen[value] = row
-    unknown = None if seen else "no operation completed, so there is no id"
-    return tally.result(fine=f"{len(seen)} ids, all different", unknown=unknown)
+        given += len(seen)
+    unknown = None if given else "no operation completed, so there is no id"
+    return tally.result(fine=f"{given} ids, all different", unknown=unknown)
 
 
 def check_counter(events: Events, *, initial: int = 0) -> Result:
@@ -104,28 +106,34 @@ def check_exclusion(events: Events) -> Result:
 def check_bank(events: Events, *, total: int | None = None, allow_negative: bool = False) -> Result:
     """Check that every read of all accounts has the same total and shows no negative balance.
 
-    A read answers a map of balances, or ``[account, balance]`` pairs.  ``total`` is taken from the first read unless
-    given.  Invalid with the counts ``wrong-total`` and ``negative`` (fine with ``allow_negative``), unknown where no
-    read completed.  Raises TypeError for balances that are no numbers.
+    A read answers a map of balances, or ``[account, balance]`` pairs.  Each key is a bank; ``total`` is taken from its
+    first read unless given.  Invalid with the counts ``wrong-total`` and ``negative`` (fine with ``allow_negative``),
+    unknown where no read completed.  Raises TypeError for balances that are no numbers.
     """
     history = History.of(events)
-    total = None if total is None else number(total)
+    given = None if total is None else number(total)
     tally = Tally("bank", history, wrong=("wrong-total", "negative"))
+    totals: dict[Any, None] = {}
     reads = 0
-    for row, f in enumerate(history.f):
-        if f != "read" or history.status[row] != OK:
-            continue
-        reads += 1
-        result = history.result[row]
-        balances = list(result.values()) if isinstance(result, dict) else [pair[1] for pair in result]
-        known = [number(balance) for balance in balances if balance is not None]
-        if total is None:
-            total = sum(known)
-        if sum(known) != total:
-            tally.add("wrong-total", (row,), f"{named_row(history, row)[:200]} sums to {sum(known)}, not {total}")
-        if not allow_negative and min(known, default=0) < 0:
-            tally.add("negative", (row,), f"{named_row(history, row)[:200]} shows a negative balance")
-    return tally.result(fine=f"{reads} reads, each with total {total}", unknown=None if reads else "no read completed")
+    for rows in history.rows_by_key().values():
+        expected = given
+        for row in rows:
+            if history.f[row] != "read" or history.status[row] != OK:
+                continue
+            reads += 1
+            result = history.result[row]
+            balances = list(result.values()) if isinstance(result, dict) else [pair[1] for pair in result]
+            known = [number(balance) for balance in balances if balance is not None]
+            if expected is None:
+                expected = sum(known)
+            totals.setdefault(expected)
+            if sum(known) != expected:
+                text = f"{named_row(history, row)[:200]} sums to {sum(known)}, not {expected}"
+                tally.add("wrong-total", (row,), text)
+            if not allow_negative and min(known, default=0) < 0:
+                tally.add("negative", (row,), f"{named_row(history, row)[:200]} shows a negative balance")
+    shown = f"total {next(iter(totals), None)}" if len(totals) < 2 else "the total of its key"
+    return tally.result(fine=f"{reads} reads, each with {shown}", unknown=None if reads else "no read completed")
 
 
 def check_long_fork(events: Events) -> Result:
@@ -133,11 +141,12 @@ def check_long_fork(events: Events) -> Result:
 
     Reads carry ``[r, key, value]`` steps, ``None`` for not yet written.  Two reads that each see a write the other
     lacks are a ``fork``, which is counted and invalid: parallel snapshot isolation allows it, snapshot isolation does
-    not.  Unknown where no such read completed.
+    not.  Where the history has keys beside those of the steps, each is a store of its own.  Unknown where no such read
+    completed.
     """
     history = History.of(events)
     tally = Tally("long-fork", history, wrong=("fork",))
-    groups: dict[frozenset[Any], list[tuple[frozenset[Any], int]]] = {}
+    groups: dict[tuple[Any, frozenset[Any]], list[tuple[frozenset[Any], int]]] = {}
     for row, status in enumerate(history.status):
         steps = history.result[row]
         if status != OK or not isinstance(steps, (list, tuple)) or not steps:
@@ -146,7 +155,7 @@ def check_long_fork(events: Events) -> Result:
             continue
         keys = frozenset(exact(step[1]) for step in steps)
         seen = frozenset(exact(step[1]) for step in steps if step[2] is not None)
-        groups.setdefault(keys, []).append((seen, row))
+        groups.setdefault((exact(history.key[row]), keys), []).append((seen, row))
     reads = 0
     for views in groups.values():
         reads += len(views)

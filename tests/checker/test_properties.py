@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import product
+
 import pytest
 
 from checker import (
+    HistoryError,
     Register,
     Verdict,
     VersionedRegister,
@@ -22,6 +26,7 @@ from checker import (
     check_set_full,
     check_total_queue,
     check_transaction_visibility,
+    check_transactions,
     check_unique_ids,
     worst,
 )
@@ -107,6 +112,79 @@ def test_a_lock_that_is_acquired_again_is_held_from_the_first_time_on(events) ->
     again = [*done(0, "acquire"), *done(0, "release")]
     assert check_exclusion(events(*first, *other, *failed, *again)).verdict is Verdict.INVALID
     assert check_exclusion(events(*first, *failed, *again, *other)).verdict is Verdict.VALID
+
+
+def both(first: list[tuple], second: list[tuple]) -> list[dict]:
+    """Operations of two keys, each (process, f, value, result), one after the other."""
+    return [
+        {"time": at * 1_000_000, "process": process, "type": kind, "f": f, "value": value, "key": key}
+        for at, (key, operation) in enumerate([*product("a", first), *product("b", second)])
+        for process, f, asked, result in [operation]
+        for kind, value in (("invoke", asked), ("ok", result))
+    ]
+
+
+SENT = {"message": 1, "delay_ms": 0}
+STEPS = [[["r", "x", 1], ["r", "y", None]], [["r", "x", None], ["r", "y", 1]]]
+AT_9, AT_0 = {"group": "g", "offset": 9}, {"group": "g", "offset": 0}
+#: Of each checker operations that are right as two keys and wrong as one.
+APART = [
+    (check_unique_ids, [(0, "generate", None, 1)], [(0, "generate", None, 1)]),
+    (check_bank, [(0, "read", None, {"a": 5})], [(0, "read", None, {"a": 50})]),
+    (check_set, [(0, "add", 1, 1), (0, "read", None, [1])], [(0, "add", 2, 2), (0, "read", None, [2])]),
+    (check_long_fork, [(0, "read", None, STEPS[0])], [(0, "read", None, STEPS[1])]),
+    (check_consumer_progress, [(0, "commit", AT_9, AT_9)], [(0, "fetch", {"group": "g"}, AT_0)]),
+]  # fmt: skip
+#: And such as are right as one key and wrong as two.
+CROSSED = [
+    (check_total_queue, [(0, "enqueue", 1, 1), (0, "dequeue", None, None)], [(0, "dequeue", None, 1)]),
+    (check_set, [(0, "add", 1, 1), (0, "read", None, [])], [(0, "read", None, [1])]),
+    (check_transaction_visibility,
+     [(0, "prepare", 1, 1), (0, "commit", 1, 1), (0, "receive", None, [])], [(0, "receive", None, [1])]),
+    (partial(check_delay, tolerance_ms=0.0, late_is_wrong=False),
+     [(0, "send", SENT, SENT), (0, "receive", None, [])], [(0, "receive", None, [1])]),
+]  # fmt: skip
+#: And such as leave it open what became of one key.
+UNREAD = [
+    (check_set, [(0, "add", 1, 1)], [(0, "read", None, [])], "no read of key 'a' completed"),
+    (check_set_full, [(0, "add", 1, 1)], [(0, "add", 2, 2), (0, "read", None, [2])], "no read of key 'a' began"),
+    (check_total_queue, [(0, "enqueue", 1, 1)], [(0, "enqueue", 1, 1), (0, "dequeue", None, 1)], "nothing of key 'a'"),
+    (check_delay, [(0, "send", SENT, SENT)], [(0, "receive", None, [])], "no receive of key 'a' completed"),
+    (check_transaction_visibility,
+     [(0, "commit", 1, 1)], [(0, "receive", None, [])], "no receive of key 'a' completed"),
+]  # fmt: skip
+
+
+def without_keys(history: list[dict]) -> list[dict]:
+    return [{name: value for name, value in event.items() if name != "key"} for event in history]
+
+
+@pytest.mark.parametrize(("checked", "first", "second"), APART)
+def test_keys_that_are_right_apart_are_not_taken_for_one(checked, first: list[tuple], second: list[tuple]) -> None:
+    history = both(first, second)
+    assert checked(history).verdict is Verdict.VALID
+    assert checked(without_keys(history)).verdict is Verdict.INVALID
+
+
+@pytest.mark.parametrize(("checked", "first", "second"), CROSSED)
+def test_what_one_key_lacks_another_does_not_make_good(checked, first: list[tuple], second: list[tuple]) -> None:
+    history = both(first, second)
+    result = checked(history)
+    assert result.verdict is Verdict.INVALID and result.reason.startswith("Key 'a': ")
+    assert result.witness is not None and result.witness.key == "a"
+    assert checked(without_keys(history)).verdict is Verdict.VALID
+
+
+@pytest.mark.parametrize(("checked", "first", "second", "reason"), UNREAD)
+def test_a_key_that_nobody_looked_at_is_not_hidden_by_another(checked, first, second, reason: str) -> None:
+    result = checked(both(first, second))
+    assert result.verdict is Verdict.UNKNOWN and result.reason.startswith(reason)
+
+
+def test_transactions_with_keys_beside_their_steps_are_refused() -> None:
+    steps = [["append", "x", 1]]
+    with pytest.raises(HistoryError, match=r"transactions have their keys in their steps.* 'a'"):
+        check_transactions(both([(0, "txn", steps, steps)], []), "list-append")
 
 
 def test_bank_and_long_fork(done) -> None:

@@ -32,9 +32,6 @@ PROPERTY_OPTIONS: dict[str, tuple[Options, ...]] = {
 }
 """The checkers, each with the options that it is sampled with."""
 
-KEYED = frozenset({"counter-bounds", "exclusion", "set-full", "sessions", "write-skew"})
-"""Checkers to which every key is an object of its own."""
-
 KEYS: tuple[tuple[Any, ...], ...] = (
     ("a", "b"), (1, True), (0, False, None), (1, "1"), ([1], [True]), ({"a": 1}, [["a", 1]]), ("x", None)
 )  # fmt: skip
@@ -227,7 +224,8 @@ def _ask_visibility(place: _Place, process: Any) -> tuple[str, Any]:
     own = place.values.setdefault(repr(process), [])
     if own:
         # Whoever does not know what became of the end of a transaction may ask for the same once more.
-        return own[-1] if place.rng.random() < 0.5 else own.pop()
+        f, message = own[-1] if place.rng.random() < 0.5 else own.pop()
+        return f, message
     if place.rng.random() < 0.5:
         return "receive", None
     place.used += 1
@@ -303,7 +301,7 @@ def draw_property(name: str, rng: random.Random, *, options: Options | None = No
     chosen = dict(rng.choice(PROPERTY_OPTIONS[name]) if options is None else options)
     if name == "log-losses":
         return Sample(name, chosen, draw_sample("log", rng).events)
-    keys = rng.choice(KEYS) if name in KEYED and rng.random() < 0.4 else (None,)
+    keys = rng.choice(KEYS) if rng.random() < 0.4 else (None,)
     lie_rate = rng.choice((0.0, 0.15, 0.4))
     values = {"initial": chosen["initial"]} if "initial" in chosen else {}
     places = [_Place(rng, lie_rate, values=dict(values)) for _ in keys]
