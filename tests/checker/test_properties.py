@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from functools import partial
 from itertools import product
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from checker import (
     HistoryError,
@@ -101,6 +104,22 @@ def test_exclusion(events) -> None:
         (1, "ok", "acquire", None),
     )
     assert check_exclusion(one).verdict is Verdict.VALID
+
+
+@given(st.lists(st.floats(-1e9, 1e9), min_size=2, max_size=8), st.integers(0, 50), st.randoms(use_true_random=False))
+def test_a_bank_of_floats_may_round_and_not_lose(balances: list[float], transfers: int, rng: random.Random) -> None:
+    reads = []
+    for _ in range(transfers + 2):
+        pairs = list(enumerate(balances))
+        rng.shuffle(pairs)
+        reads.append({"process": 0, "f": "read", "value": [list(pair) for pair in pairs]})
+        (source, _), (target, _) = pairs[:2]
+        amount = rng.random() * 100
+        balances[source], balances[target] = balances[source] - amount, balances[target] + amount
+    history = [{**read, "type": kind} for read in reads for kind in ("invoke", "ok")]
+    assert check_bank(history, allow_negative=True).verdict is Verdict.VALID
+    history[-1] = {**history[-1], "value": [*history[-1]["value"], ["more", 0.1]]}
+    assert check_bank(history, allow_negative=True).verdict is Verdict.INVALID
 
 
 def test_a_lock_that_is_acquired_again_is_held_from_the_first_time_on(events) -> None:
