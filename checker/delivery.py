@@ -44,9 +44,9 @@ def check_delay(
         looked = looked or bool(received)
         if not received and any(history.status[row] == OK for row in sent):
             unknown = unknown or f"no receive{of_key(key)} completed"
-        if any(history.invoked_ns[row] is None for row in sent):
-            return tally.result(fine="", unknown="the history has no times, so delays cannot be judged")
-        _check_delays(history, sent, received, tally, tolerance_ms, resolution_ms)
+        untimed = _check_delays(history, sent, received, tally, tolerance_ms, resolution_ms)
+        if untimed is not None:
+            unknown = f"{named_row(history, untimed)} has no times, so delays cannot be judged"
     late = f", {tally.counts['late']} of them late" if tally.counts["late"] else " in time"
     if not looked:
         unknown = unknown or "no receive completed"
@@ -60,25 +60,31 @@ def _check_delays(
     tally: Tally,
     tolerance_ms: float,
     resolution_ms: float,
-) -> None:
-    """Judge the sends and receives of one key."""
+) -> int | None:
+    """Judge the sends and receives of one key; one of them that lacks a time which it takes for that, if any does."""
     first: dict[Any, int] = {}
-    last_start_ns = -1
+    untimed = next((row for row in received if history.invoked_ns[row] is None), None)
+    last_start_ns = max((history.invoked_ns[row] or 0 for row in received), default=-1)
+    lacking: int | None = None
     for row in received:
-        last_start_ns = max(last_start_ns, history.invoked_ns[row] or 0)
         for message in _received(history, row):
             if message not in first or history.returned[row] < history.returned[first[message]]:
                 first[message] = row
     for row in sent:
-        started = history.invoked_ns[row] or 0
+        started, ended = history.invoked_ns[row], history.returned_ns[row]
+        if started is None or (ended is None and history.status[row] == OK):
+            lacking = row
+            continue
         message = exact(history.value[row]["message"])
         delay_ns = number(history.value[row]["delay_ms"]) * 1e6
-        due_ns = (history.returned_ns[row] or started) + delay_ns + tolerance_ms * 1e6
+        due_ns = (started if ended is None else ended) + delay_ns + tolerance_ms * 1e6
         if message in first:
             receive = first[message]
-            seen_ns = history.returned_ns[receive] or 0
+            seen_ns = history.returned_ns[receive]
             tally.counts["delivered"] += 1
-            if seen_ns < started + delay_ns - resolution_ms * 1e6:
+            if seen_ns is None:
+                lacking = receive
+            elif seen_ns < started + delay_ns - resolution_ms * 1e6:
                 early_ms = (started + delay_ns - seen_ns) / 1e6
                 text = f"{named_row(history, receive)} was {early_ms:.1f} ms early for {named_row(history, row)}"
                 tally.add("early", (row, receive), text)
@@ -91,6 +97,8 @@ def _check_delays(
                 tally.add("lost", (row,), f"{short(message)} of {named_row(history, row)} never arrived")
             else:
                 tally.counts["pending"] += 1
+                lacking = lacking if untimed is None else untimed
+    return lacking
 
 
 def check_transaction_visibility(events: Events) -> Result:

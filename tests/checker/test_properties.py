@@ -230,6 +230,30 @@ def test_delay(received_ms: int | None, kind: str | None) -> None:
     assert [name for name in ("lost", "early", "late") if result.stats["counts"][name]] == ([kind] if kind else [])
 
 
+def timed(f: str, asked: object, answer: object, ms: int | None) -> list[dict[str, object]]:
+    """An operation of one millisecond, or without times."""
+    times = [{}, {}] if ms is None else [{"time": ms * 1_000_000}, {"time": (ms + 1) * 1_000_000}]
+    values = zip(("invoke", "ok"), (asked, answer), times, strict=True)
+    return [{"process": 0, "type": kind, "f": f, "value": value, **time} for kind, value, time in values]
+
+
+@pytest.mark.parametrize("untimed", ["send", "receive"])
+@pytest.mark.parametrize("shown", [["m"], []])
+def test_a_delay_that_lacks_a_time_is_not_judged(untimed: str, shown: list[str]) -> None:
+    message = {"message": "m", "delay_ms": 10}
+    send = timed("send", message, message, None if untimed == "send" else 5_000)
+    receive = timed("receive", None, shown, None if untimed == "receive" else 5_100)
+    result = check_delay([*send, *receive])
+    assert result.verdict is Verdict.UNKNOWN and f"{untimed}(" in result.reason and "no times" in result.reason
+
+
+def test_a_delay_needs_no_time_of_receives_that_do_not_matter() -> None:
+    message = {"message": "m", "delay_ms": 10}
+    send, nothing = timed("send", message, message, 5_000), timed("receive", None, [], None)
+    assert check_delay([*send, *nothing, *timed("receive", None, ["m"], 5_100)]).verdict is Verdict.VALID
+    assert check_delay([*send, *nothing, *timed("receive", None, ["m"], 5_005)]).verdict is Verdict.INVALID
+
+
 def test_transaction_visibility(done) -> None:
     base = [
         (0, "prepare", "a", "a"),
