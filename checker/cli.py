@@ -302,7 +302,7 @@ def _print(job: _Job, outcome: _Outcome, as_json: bool) -> _Outcome:
         try:
             fields = outcome.result.to_json() if as_json else {}
             text = json.dumps({"file": job.path, "exit_status": outcome.exit_status, **fields})
-            print(text if as_json else _in_words(job, outcome.result))
+            _say(text if as_json else _in_words(job, outcome.result))
             return outcome
         except RecursionError:
             outcome = _Outcome(error=f"{job.path}: a value is nested too deeply")
@@ -311,6 +311,12 @@ def _print(job: _Job, outcome: _Outcome, as_json: bool) -> _Outcome:
     if as_json:
         print(json.dumps({"file": job.path, "exit_status": outcome.exit_status, "error": error}))
     return outcome
+
+
+def _say(text: str) -> None:
+    """Print a text, whatever the encoding of stdout has no characters for."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def _named_check(name: str) -> Model | Check:

@@ -9,7 +9,7 @@ from checker.history import FAIL, OK, History
 from checker.tally import Events, Tally
 from checker.values import exact, number
 from checker.verdict import Result
-from checker.words import named_row, short
+from checker.words import named_row, of_key, short
 
 __all__ = ["check_consumer_progress", "check_delay", "check_replicas", "check_transaction_visibility"]
 
@@ -30,36 +30,61 @@ def check_delay(
     system that keeps time in whole milliseconds cuts off up to one); ``late`` when its first receive returned more than
     ``tolerance_ms`` after the send returned plus the delay; a message is ``lost`` when it was acknowledged, was due
     with its tolerance before the last receive began, and was never received.  Late deliveries are only counted without
-    ``late_is_wrong``: a system that was kept from working may deliver afterwards.  Needs times; unknown without them,
-    and where no receive completed.
+    ``late_is_wrong``: a system that was kept from working may deliver afterwards.  Each key has its own messages.
+    Needs times; unknown without them, and where no receive completed, or none of a key with an acknowledged send.
     """
     history = History.of(events)
     wrong, noted = ["lost", "early"], ["delivered", "pending"]
     (wrong if late_is_wrong else noted).append("late")
     tally = Tally("delay", history, wrong=wrong, noted=noted)
+    looked, unknown = False, None
+    for key, rows in history.rows_by_key().items():
+        received = [row for row in rows if history.f[row] == "receive" and history.status[row] == OK]
+        sent = [row for row in rows if history.f[row] == "send" and history.status[row] != FAIL]
+        looked = looked or bool(received)
+        if not received and any(history.status[row] == OK for row in sent):
+            unknown = unknown or f"no receive{of_key(key)} completed"
+        untimed = _check_delays(history, sent, received, tally, tolerance_ms, resolution_ms)
+        if untimed is not None:
+            unknown = f"{named_row(history, untimed)} has no times, so delays cannot be judged"
+    late = f", {tally.counts['late']} of them late" if tally.counts["late"] else " in time"
+    if not looked:
+        unknown = unknown or "no receive completed"
+    return tally.result(fine=f"{tally.counts['delivered']} delayed messages arrived{late}", unknown=unknown)
+
+
+def _check_delays(
+    history: History,
+    sent: Sequence[int],
+    received: Sequence[int],
+    tally: Tally,
+    tolerance_ms: float,
+    resolution_ms: float,
+) -> int | None:
+    """Judge the sends and receives of one key; one of them that lacks a time which it takes for that, if any does."""
     first: dict[Any, int] = {}
-    last_start_ns = -1
-    for row, f in enumerate(history.f):
-        if f != "receive" or history.status[row] != OK:
-            continue
-        last_start_ns = max(last_start_ns, history.invoked_ns[row] or 0)
+    untimed = next((row for row in received if history.invoked_ns[row] is None), None)
+    last_start_ns = max((history.invoked_ns[row] or 0 for row in received), default=-1)
+    lacking: int | None = None
+    for row in received:
         for message in _received(history, row):
             if message not in first or history.returned[row] < history.returned[first[message]]:
                 first[message] = row
-    for row, f in enumerate(history.f):
-        if f != "send" or history.status[row] == FAIL:
+    for row in sent:
+        started, ended = history.invoked_ns[row], history.returned_ns[row]
+        if started is None or (ended is None and history.status[row] == OK):
+            lacking = row
             continue
-        started = history.invoked_ns[row]
-        if started is None:
-            return tally.result(fine="", unknown="the history has no times, so delays cannot be judged")
         message = exact(history.value[row]["message"])
         delay_ns = number(history.value[row]["delay_ms"]) * 1e6
-        due_ns = (history.returned_ns[row] or started) + delay_ns + tolerance_ms * 1e6
+        due_ns = (started if ended is None else ended) + delay_ns + tolerance_ms * 1e6
         if message in first:
             receive = first[message]
-            seen_ns = history.returned_ns[receive] or 0
+            seen_ns = history.returned_ns[receive]
             tally.counts["delivered"] += 1
-            if seen_ns < started + delay_ns - resolution_ms * 1e6:
+            if seen_ns is None:
+                lacking = receive
+            elif seen_ns < started + delay_ns - resolution_ms * 1e6:
                 early_ms = (started + delay_ns - seen_ns) / 1e6
                 text = f"{named_row(history, receive)} was {early_ms:.1f} ms early for {named_row(history, row)}"
                 tally.add("early", (row, receive), text)
@@ -72,18 +97,17 @@ def check_delay(
                 tally.add("lost", (row,), f"{short(message)} of {named_row(history, row)} never arrived")
             else:
                 tally.counts["pending"] += 1
-    late = f", {tally.counts['late']} of them late" if tally.counts["late"] else " in time"
-    unknown = "no receive completed" if last_start_ns < 0 else None
-    return tally.result(fine=f"{tally.counts['delivered']} delayed messages arrived{late}", unknown=unknown)
+                lacking = lacking if untimed is None else untimed
+    return lacking
 
 
 def check_transaction_visibility(events: Events) -> Result:
     """Check that transactional messages were received if they were committed, and only then.
 
     Operations, each with the message as its value: ``prepare``, ``commit``, ``rollback``; and ``receive`` with a
-    message or a list.  Counts ``rolled-back-seen``, ``prepared-seen`` (received before any commit was invoked, or
-    without one) and ``committed-lost`` (a commit was acknowledged, a receive began later, and none ever showed it).
-    Unknown where no receive completed.
+    message or a list.  Each key has its own messages.  Counts ``rolled-back-seen``, ``prepared-seen`` (received before
+    any commit was invoked, or without one) and ``committed-lost`` (a commit was acknowledged, a receive began later,
+    and none ever showed it).  Unknown where no receive completed, or none of a key with an acknowledged commit.
     """
     history = History.of(events)
     tally = Tally(
@@ -92,18 +116,35 @@ def check_transaction_visibility(events: Events) -> Result:
         wrong=("committed-lost", "rolled-back-seen", "prepared-seen"),
         noted=("committed", "rolled-back"),
     )
-    commits: dict[Any, int] = {}
-    rollbacks: dict[Any, int] = {}
+    looked, unknown = False, None
+    for key, rows in history.rows_by_key().items():
+        received = [row for row in rows if history.f[row] == "receive" and history.status[row] == OK]
+        looked = looked or bool(received)
+        if _check_visibility(history, rows, received, tally) and not received:
+            unknown = unknown or f"no receive{of_key(key)} completed"
+    if not looked:
+        unknown = unknown or "no receive completed"
+    return tally.result(fine=f"{tally.counts['committed']} committed messages seen, nothing else", unknown=unknown)
+
+
+def _check_visibility(history: History, rows: Sequence[int], received: Sequence[int], tally: Tally) -> int:
+    """Judge the messages of one key; how many of them were certainly committed."""
+    asked: dict[Any, int] = {}  # each message's first commit that may have been one
+    committed: dict[Any, int] = {}  # its first acknowledgement, of that commit or of one that was tried again
+    rolled_back: dict[Any, int] = {}
     known: set[Any] = set()
-    for row, f in enumerate(history.f):
+    for row in rows:
+        f = history.f[row]
         if f in ("prepare", "commit", "rollback"):
             message = exact(history.value[row])
             known.add(message)
-            if f != "prepare" and history.status[row] != FAIL:
-                (commits if f == "commit" else rollbacks).setdefault(message, row)
+            if f == "commit" and history.status[row] != FAIL:
+                asked.setdefault(message, row)
+            if f != "prepare" and history.status[row] == OK:
+                ends = committed if f == "commit" else rolled_back
+                ends[message] = min(ends.get(message, row), row, key=history.returned.__getitem__)
     seen: set[Any] = set()
     last_start = -1
-    received = [row for row, f in enumerate(history.f) if f == "receive" and history.status[row] == OK]
     # The receive that returned first is the one that may have been too early.
     for row in sorted(received, key=history.returned.__getitem__):
         last_start = max(last_start, history.invoked[row])
@@ -112,31 +153,29 @@ def check_transaction_visibility(events: Events) -> Result:
                 seen.add(message)
                 continue
             seen.add(message)
-            commit, rollback = commits.get(message), rollbacks.get(message)
-            if commit is None and rollback is not None and history.status[rollback] == OK:
+            commit, rollback = asked.get(message), rolled_back.get(message)
+            if commit is None and rollback is not None:
                 text = f"{named_row(history, row)} saw {short(message)} of {named_row(history, rollback)}"
                 tally.add("rolled-back-seen", (rollback, row), text)
             elif commit is None or history.invoked[commit] > history.returned[row]:
                 text = f"{named_row(history, row)} saw {short(message)}, prepared but not committed by then"
                 tally.add("prepared-seen", (row,), text)
-    for message, row in commits.items():
-        if history.status[row] != OK:
-            continue
-        tally.counts["committed"] += 1
+    for message, row in committed.items():
         if message not in seen and history.returned[row] < last_start:
             tally.add("committed-lost", (row,), f"{short(message)} of {named_row(history, row)} was never received")
-    tally.counts["rolled-back"] = sum(history.status[row] == OK for row in rollbacks.values())
-    unknown = None if received else "no receive completed"
-    return tally.result(fine=f"{tally.counts['committed']} committed messages seen, nothing else", unknown=unknown)
+    tally.counts["committed"] += len(committed)
+    tally.counts["rolled-back"] += len(rolled_back)
+    return len(committed)
 
 
 def check_consumer_progress(events: Events) -> Result:
     """Check that the offsets that consumers commit, or are given, never go backwards.
 
     Operations with a result (or value) ``{"group", "queue", "offset"}``: ``commit`` stores an offset, ``fetch`` asks
-    for the stored one.  A ``fetch`` below an offset that an acknowledged commit, or another fetch, had shown before it
-    was invoked is a ``regression``; a process that commits less than it committed before goes ``backward``.  Both are
-    counted and invalid.  Unknown where neither completed.  Raises TypeError for offsets that are no numbers.
+    for the stored one.  Each key has offsets of its own.  A ``fetch`` below an offset that an acknowledged commit, or
+    another fetch, had shown before it was invoked is a ``regression``; a process that commits less than it committed
+    before goes ``backward``.  Both are counted and invalid.  Unknown where neither completed.  Raises TypeError for
+    offsets that are no numbers.
     """
     history = History.of(events)
     tally = Tally("consumer-progress", history, wrong=("regression", "backward"), noted=("commits", "fetches"))
@@ -144,7 +183,8 @@ def check_consumer_progress(events: Events) -> Result:
     for row, f in enumerate(history.f):
         if f in ("commit", "fetch") and history.status[row] == OK:
             about = _progress(history, row)
-            groups.setdefault((exact(about.get("group")), exact(about.get("queue"))), []).append(row)
+            place = (exact(history.key[row]), exact(about.get("group")), exact(about.get("queue")))
+            groups.setdefault(place, []).append(row)
     for rows in groups.values():
         done = sorted(rows, key=history.returned.__getitem__)
         reached, by, at = -1, -1, 0

@@ -4,20 +4,24 @@ Linearizability of a log is one yes or no; this checker counts every kind of ano
 
     lost        acknowledged, and later shown to be absent
     duplicated  one value at two offsets (clients of this workload never retry)
-    phantom     a value that nobody appended, whose append failed, or that was read before it was appended
+    phantom     a value that nobody appended, whose append failed, or that was read before it was appended; a place
+                before the first
     reordered   an append given an offset below what was already there when it was invoked
     divergent   two values seen at one offset
     gap         a read at an offset below the tail that came back empty
     stale       a tail below what had been acknowledged or shown before the operation began
 
-``unread`` (acknowledged, below the last tail, but never read) and ``recovered`` (outcome unknown, but there) are
-counted without being wrong.  One pass in event order; linear time.
+``unread`` (acknowledged and not shown to be absent, but never read) and ``recovered`` (outcome unknown, but there) are
+counted without being wrong.  ``unlooked`` are those of the unread that nobody looked for: no read or tail that tells
+where the queue ends began after their acknowledgement, and none counted them.  They leave the verdict open.  One pass
+in event order; linear time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import index
 from typing import Any
 
 from checker.history import FAIL, INFO, OK, History, HistoryError, Operation, freeze
@@ -31,6 +35,8 @@ __all__ = ["ANOMALIES", "check_log"]
 #: Kinds of anomaly, gravest first: the first one found is the one the verdict's sentence is about.
 ANOMALIES = ("lost", "divergent", "duplicated", "phantom", "reordered", "stale", "gap")
 
+#: What is counted of every queue without being wrong.
+COUNTED = ("acknowledged", "observed", "unread", "unlooked", "recovered", "reads")
 #: Examples kept of each kind; counts are exact.
 MAX_EXAMPLES = 5
 #: Memory this checker takes per operation at most, beside the messages read.
@@ -71,8 +77,10 @@ def check_log(
     """Check a history of the ``log`` workload: ``append``, ``read`` and ``tail`` (see ``checker.models.Log``).
 
     Every key is a queue.  ``stats`` holds ``counts`` and ``examples`` by kind, and totals.  The verdict is invalid if
-    anything was lost, duplicated, phantom, reordered, divergent, a gap or stale; unknown when a budget ran out or when
-    appends were acknowledged but nothing was read.  Raises :class:`HistoryError` for results of another form.
+    anything was lost, duplicated, phantom, reordered, divergent, a gap or stale.  It is unknown when a budget ran out,
+    or when acknowledged messages were never looked for: nothing showed them, and no read or tail that tells where
+    their queue ends counts them, or began after their acknowledgement.  A test ends with a read of every queue.  Raises
+    :class:`HistoryError` for results of another form.
     """
     budget = Budget(timeout_s=timeout_s, memory_mb=memory_mb)
     history = History.of(history)
@@ -82,18 +90,19 @@ def check_log(
     groups = history.rows_by_key()
     try:
         try:
-            anomalies, totals, done, stopped = _check_queues(history, groups, budget)
+            anomalies, counted, stopped = _check_queues(history, groups, budget)
         except TypeError:
             # Offsets like 0.0, and messages that are lists or maps: rare enough to be looked for only now.
             history = _uniform(history)
-            anomalies, totals, done, stopped = _check_queues(history, groups, budget)
+            anomalies, counted, stopped = _check_queues(history, groups, budget)
     except (TypeError, AttributeError, KeyError, IndexError, ValueError) as error:
         raise HistoryError(f"this is not a history of the log workload: {error!r}") from error
+    totals = {name: sum(counts[name] for counts in counted.values()) for name in COUNTED}
     stats = {
         "model": "log",
         "operations": len(history),
         "keys": len(groups),
-        "engines": {"log": done},
+        "engines": {"log": len(counted)},
         "counts": anomalies.counts,
         "examples": anomalies.examples,
         **totals,
@@ -108,36 +117,32 @@ def check_log(
             found = ", ".join(f"{count} {name}" for name, count in anomalies.counts.items() if count)
             return Result(verdict=Verdict.INVALID, witness=witness, stats=stats, reason=f"{text} (In all: {found}.)")
     if stopped:
-        return Result(verdict=Verdict.UNKNOWN, stats=stats, reason=f"{stopped}; {done} of {len(groups)} queues checked")
-    if totals["acknowledged"] and not totals["reads"]:
-        return Result(
-            verdict=Verdict.UNKNOWN, stats=stats, reason="no read completed, so nothing can be said about loss"
-        )
-    unread = f"; {totals['unread']} were never read" if totals["unread"] else ""
-    return Result(
-        verdict=Verdict.VALID,
-        stats=stats,
-        reason=f"{totals['acknowledged']} acknowledged messages, {totals['observed']} seen, "
-        f"none lost or out of place{unread}",
-    )
+        reason = f"{stopped}; {len(counted)} of {len(groups)} queues checked"
+        return Result(verdict=Verdict.UNKNOWN, stats=stats, reason=reason)
+    reason = f"{totals['acknowledged']} acknowledged messages, {totals['observed']} seen, none lost or out of place"
+    if totals["unread"]:
+        reason += f"; {totals['unread']} were never read"
+    if not totals["unlooked"]:
+        return Result(verdict=Verdict.VALID, stats=stats, reason=reason)
+    keys = [short(key) for key, counts in counted.items() if counts["unlooked"] and key is not None]
+    where = f" (of key {', '.join(keys[:MAX_EXAMPLES])}{', ...' if len(keys) > MAX_EXAMPLES else ''})" if keys else ""
+    reason += f", {totals['unlooked']} of them not looked for since they were acknowledged{where}"
+    return Result(verdict=Verdict.UNKNOWN, stats=stats, reason=reason)
 
 
 def _check_queues(
     history: History, groups: Mapping[Any, Sequence[int]], budget: Budget
-) -> tuple[_Anomalies, dict[str, int], int, str | None]:
-    """What is wrong, totals, how many queues were checked, and the limit that ended it, if one did."""
+) -> tuple[_Anomalies, dict[Any, dict[str, int]], str | None]:
+    """What is wrong, what was counted in every queue that was checked, and the limit that ended it, if one did."""
     anomalies = _Anomalies()
-    totals = dict.fromkeys(("acknowledged", "observed", "unread", "recovered", "reads"), 0)
+    counted: dict[Any, dict[str, int]] = {}
     stopped = budget.refuses_bytes(len(history) * BYTES_PER_OPERATION)
-    done = 0
     for key, rows in groups.items():
         stopped = stopped or budget.exhausted()
         if stopped:
             break
-        for name, count in _Queue(history, key, rows, anomalies).check().items():
-            totals[name] += count
-        done += 1
-    return anomalies, totals, done, stopped
+        counted[key] = _Queue(history, key, rows, anomalies).check()
+    return anomalies, counted, stopped
 
 
 def _uniform(history: History) -> History:
@@ -169,6 +174,8 @@ class _Queue:
         self._rows = rows
         self._anomalies = anomalies
         self._content: list[Any] = []
+        #: What lies further than operations can have put it: of a log that was not empty, or of a wrong answer.
+        self._beyond: dict[int, Any] = {}
         self._holder: dict[int, int] = {}
         self._place: dict[Any, int] = {}
         self._appended: dict[Any, int] = {}
@@ -188,34 +195,39 @@ class _Queue:
             if name == "append":
                 acked += 1
                 offset = history.result[row][0]
-                if offset is not None:
+                if offset is not None and not self._is_before_first(row, offset):
                     self._put(row, offset, history.value[row])
             elif name == "read":
                 reads += 1
                 self._read(row, history.result[row])
             elif name == "tail":
                 reads += 1
+                self._is_before_first(row, history.result[row] or 0)
             else:
                 raise ValueError(f"operation {name!r} is none of append, read, tail")
         self._order(done)
-        unread = self._losses(done)
+        unread, unlooked = self._losses(done)
         appended = self._appended
         recovered = sum(1 for value in self._seen if value in appended and status[appended[value]] == INFO)
         return {
             "acknowledged": acked,
             "observed": len(self._seen),
             "unread": unread,
+            "unlooked": unlooked,
             "recovered": recovered,
             "reads": reads,
         }
 
     def _put(self, row: int, offset: int, value: Any) -> None:
         """Someone says that ``offset`` holds ``value``."""
-        content, absent = self._content, _ABSENT
-        if offset >= len(content):
-            content.extend([absent] * (offset + 1 - len(content)))
+        content: Any = self._content
+        if offset >= len(self._rows):
+            content, offset = self._beyond, index(offset)
+            content.setdefault(offset, _ABSENT)
+        elif offset >= len(content):
+            content.extend([_ABSENT] * (offset + 1 - len(content)))
         known = content[offset]
-        if known is absent:
+        if known is _ABSENT:
             content[offset] = value
             self._holder[offset] = row
         elif known != value and (offset, value) not in self._divergent:
@@ -248,9 +260,17 @@ class _Queue:
     def _say(self, kind: str, rows: tuple[int, ...], text: Any, **details: Any) -> None:
         self._anomalies.add(kind, self._key, rows, text() if self._anomalies.wants(kind) else "", **details)
 
+    def _is_before_first(self, row: int, place: int) -> bool:
+        """Whether an offset or a tail is below zero, which is counted."""
+        if place >= 0:
+            return False
+        self._say("phantom", (row,), lambda: f"{named_row(self._history, row)} tells of a place before the first")
+        return True
+
     def _read(self, row: int, result: Mapping[str, Any]) -> None:
         history = self._history
         start, messages, tail = result["offset"], result["messages"], result.get("tail")
+        self._is_before_first(row, min(start if messages else 0, 0 if tail is None else tail))
         if not messages:
             asked = history.value[row]
             wanted = asked.get("max", 1) if isinstance(asked, Mapping) else 1
@@ -270,9 +290,9 @@ class _Queue:
                 lambda: f"{named_row(history, row)} returned messages beyond the tail {tail} that it reports",
                 tail=tail,
             )
-        if self._content[start : start + len(messages)] != messages:
+        if start < 0 or self._content[start : start + len(messages)] != messages:
             for offset, value in enumerate(messages, start):
-                if self._content[offset : offset + 1] != [value]:
+                if offset >= 0 and self._content[offset : offset + 1] != [value]:
                     self._put(row, offset, value)
         for value in messages:
             if value not in self._seen:
@@ -338,47 +358,49 @@ class _Queue:
             reached=reached,
         )
 
-    def _losses(self, done: list[int]) -> int:
-        """Find acknowledged messages that the end of the history shows to be gone; count those nobody looked for."""
+    def _losses(self, done: list[int]) -> tuple[int, int]:
+        """Find acknowledged messages that the end of the history shows to be gone.
+
+        Returns how many of the others nobody has read, and how many of these nobody has looked for.
+        """
         history = self._history
         f, results, invoked, returned = history.f, history.result, history.invoked, history.returned
-        views = [row for row in done if f[row] != "append" and _tail(f[row], results[row]) is not None]
-        if not views:
-            return 0
-        last = max(views, key=invoked.__getitem__)
-        tail = _tail(f[last], results[last])
-        assert tail is not None
-        divergent = bool(self._anomalies.counts["divergent"])
-        unread = 0
+        tails = {row: _tail(f[row], results[row]) for row in done if f[row] != "append"}
+        views = [(invoked[row], tail, row) for row, tail in tails.items() if tail is not None]
+        last_begun, tail, last = max(views, default=(-1, 0, -1))
+        counted = max((tail for _, tail, _ in views), default=0)
+        replacers = self._replacers(done) if self._divergent else {}
+        unread = unlooked = 0
         for row in done:
             if f[row] != "append":
                 continue
             value, offset = history.value[row], results[row][0]
-            if offset is None:  # its place is not known, so nothing shows that it is gone
-                unread += value not in self._seen
-                continue
-            gone = offset >= tail and returned[row] < invoked[last]
-            replaced = divergent and value not in self._seen and self._replaced(row, offset, value)
-            if gone or replaced:
-                shower = last if gone else self._holder[offset]
-                self._say_lost(row, shower, offset, value, tail)
-            elif offset < tail and value not in self._seen:
+            # Where its place is not known nothing shows that it is gone.
+            gone = offset is not None and offset >= tail and returned[row] < last_begun
+            if gone or row in replacers:
+                self._say_lost(row, last if gone else replacers[row], offset, value, tail)
+            elif value not in self._seen:
                 unread += 1
-        return unread
+                unlooked += returned[row] > last_begun and (offset is None or offset >= counted)
+        return unread, unlooked
 
-    def _replaced(self, row: int, offset: int, value: Any) -> bool:
-        """Whether a read that covers the offset shows another value there."""
+    def _replacers(self, done: list[int]) -> dict[int, int]:
+        """Acknowledged appends whose message nobody saw, each with the first later read that has another there."""
         history = self._history
+        waiting: dict[int, list[int]] = {}
+        for row in reversed(done):  # so that those that returned first are last, and are taken off first
+            if history.f[row] == "append" and history.value[row] not in self._seen:
+                waiting.setdefault(history.result[row][0], []).append(row)
+        found: dict[int, int] = {}
         for reader in self._rows:
             if history.f[reader] != "read" or history.status[reader] != OK:
                 continue
-            if history.invoked[reader] > history.returned[row]:
-                result = history.result[reader]
-                start, messages = result["offset"], result["messages"]
-                if start <= offset < start + len(messages) and messages[offset - start] != value:
-                    self._holder[offset] = reader
-                    return True
-        return False
+            start, messages = history.result[reader]["offset"], history.result[reader]["messages"]
+            for offset in range(start, start + len(messages)):
+                rows = waiting.get(offset, [])
+                while rows and history.returned[rows[-1]] < history.invoked[reader]:
+                    found[rows.pop()] = reader
+        return found
 
     def _say_lost(self, row: int, shower: int, offset: int, value: Any, tail: int) -> None:
         history = self._history

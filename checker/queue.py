@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from checker.history import FAIL, INFO, NEVER, OK, History
@@ -9,7 +10,7 @@ from checker.models.collections import FIFOQueue
 from checker.tally import Events, Tally
 from checker.values import exact
 from checker.verdict import Result
-from checker.words import named_row, short
+from checker.words import named_row, of_key, short
 
 __all__ = ["check_total_queue"]
 
@@ -19,19 +20,32 @@ def check_total_queue(events: Events, *, allow_duplicates: bool = True) -> Resul
 
     Operations: ``enqueue`` (or any name of :class:`FIFOQueue`), ``dequeue`` with a value or ``None``, ``drain`` with
     a list.  Counts ``lost``, ``unexpected``, ``duplicated`` and ``recovered`` (outcome unknown, but dequeued).
-    Duplicates are wrong only without ``allow_duplicates``: queues that deliver at least once may repeat.  Unknown when
-    values went in, nothing ever came out, and nobody looked for any of them after its acknowledgement.
+    Duplicates are wrong only without ``allow_duplicates``: queues that deliver at least once may repeat.  Each key is a
+    queue.  Unknown when values went into one, nothing ever came out, and nobody looked for any of them after its
+    acknowledgement.
     """
     history = History.of(events)
     wrong = ("lost", "unexpected") if allow_duplicates else ("lost", "unexpected", "duplicated")
     noted = ("recovered", "duplicated") if allow_duplicates else ("recovered",)
     tally = Tally("total-queue", history, wrong=wrong, noted=noted)
+    tally.extra.update(acknowledged=0, dequeued=0)
+    values, unknown = 0, None
+    for key, rows in history.rows_by_key().items():
+        acked, is_told = _check_queue(history, rows, tally)
+        values += acked
+        if acked and not is_told:
+            unknown = unknown or f"nothing{of_key(key)} was ever dequeued, so nothing can be said about loss"
+    return tally.result(fine=f"all {values} acknowledged values came out", unknown=unknown)
+
+
+def _check_queue(history: History, rows: Sequence[int], tally: Tally) -> tuple[int, bool]:
+    """Judge one queue: how many values were acknowledged, and whether anything tells what became of them."""
     acked: dict[Any, list[int]] = {}
     attempts: dict[Any, list[int]] = {}
     taken: dict[Any, list[int]] = {}
     last_look = -1
-    for row, f in enumerate(history.f):
-        status = history.status[row]
+    for row in rows:
+        f, status = history.f[row], history.status[row]
         if f in FIFOQueue.puts:
             value = exact(history.value[row])
             if status != FAIL:
@@ -46,22 +60,23 @@ def check_total_queue(events: Events, *, allow_duplicates: bool = True) -> Resul
         for item in result if f == "drain" else [result]:
             if item is not None:
                 taken.setdefault(exact(item), []).append(row)
-    for value, rows in taken.items():
+    for value, takes in taken.items():
         tried = attempts.get(value, [])
         if not tried:
-            tally.add("unexpected", rows[:1], f"{short(value)} came out by {named_row(history, rows[0])}, never put in")
+            text = f"{short(value)} came out by {named_row(history, takes[0])}, never put in"
+            tally.add("unexpected", takes[:1], text)
             continue
-        if len(rows) > len(tried):
-            tally.add("duplicated", rows[:3], f"{short(value)} came out {len(rows)} times, put in {len(tried)} times")
+        if len(takes) > len(tried):
+            tally.add("duplicated", takes[:3], f"{short(value)} came out {len(takes)} times, put in {len(tried)} times")
         elif any(history.status[row] == INFO for row in tried) and value not in acked:
-            tally.add("recovered", (tried[0], rows[0]), f"{short(value)} came out though its put had no answer")
-    first_acked = min((history.returned[row] for rows in acked.values() for row in rows), default=NEVER)
+            tally.add("recovered", (tried[0], takes[0]), f"{short(value)} came out though its put had no answer")
+    first_acked = min((history.returned[row] for puts in acked.values() for row in puts), default=NEVER)
     is_told = bool(taken) or last_look > first_acked
-    for value, rows in acked.items() if is_told else ():
-        missing = len(rows) - len(taken.get(value, ()))
+    for value, puts in acked.items() if is_told else ():
+        missing = len(puts) - len(taken.get(value, ()))
         if missing > 0:
-            text = f"{short(value)}, acknowledged to {named_row(history, rows[0])}, never came out"
-            tally.add("lost", rows[:1], text)
-    tally.extra.update(acknowledged=sum(map(len, acked.values())), dequeued=sum(map(len, taken.values())))
-    nothing = None if is_told or not acked else "nothing was ever dequeued, so nothing can be said about loss"
-    return tally.result(fine=f"all {len(acked)} acknowledged values came out", unknown=nothing)
+            text = f"{short(value)}, acknowledged to {named_row(history, puts[0])}, never came out"
+            tally.add("lost", puts[:1], text)
+    tally.extra["acknowledged"] += sum(map(len, acked.values()))
+    tally.extra["dequeued"] += sum(map(len, taken.values()))
+    return len(acked), is_told

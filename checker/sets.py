@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from checker.history import FAIL, INFO, OK, History
 from checker.tally import Events, Tally
 from checker.values import exact
 from checker.verdict import Result
-from checker.words import named_row, short
+from checker.words import named_row, of_key, short
 
 __all__ = ["check_set", "check_set_full"]
 
@@ -17,19 +18,32 @@ def check_set(events: Events) -> Result:
     """Check that the last read of a set shows all elements whose ``add`` was acknowledged, and no other.
 
     Invalid with the counts ``lost`` (acknowledged before that read, and absent) and ``unexpected`` (nobody added it);
-    ``recovered`` elements (added with an unknown outcome, and there) are only counted.  Unknown when no read completed.
+    ``recovered`` elements (added with an unknown outcome, and there) are only counted.  Each key is a set.  Unknown
+    when no read completed, or none of a key to which an ``add`` was acknowledged.
     """
     history = History.of(events)
     tally = Tally("set", history, wrong=("lost", "unexpected"), noted=("recovered",))
-    reads = [row for row, f in enumerate(history.f) if f == "read" and history.status[row] == OK]
-    if not reads:
-        return tally.result(fine="", unknown="no read completed")
-    last = max(reads, key=history.invoked.__getitem__)
+    elements, read, unknown = 0, 0, None
+    for key, rows in history.rows_by_key().items():
+        reads = [row for row in rows if history.f[row] == "read" and history.status[row] == OK]
+        if reads:
+            read += 1
+            elements += _last_elements(history, rows, max(reads, key=history.invoked.__getitem__), tally)
+        elif any(history.f[row] == "add" and history.status[row] == OK for row in rows):
+            unknown = unknown or f"no read{of_key(key)} completed"
+    if not read:
+        unknown = unknown or "no read completed"
+    what = "the last read holds" if read == 1 else f"the last reads of {read} keys hold"
+    return tally.result(fine=f"{what} all that was acknowledged: {elements} elements", unknown=unknown)
+
+
+def _last_elements(history: History, rows: Sequence[int], last: int, tally: Tally) -> int:
+    """Judge the last read of a set; how many elements it shows."""
     shown = {exact(item) for item in history.result[last]}
     attempted: set[Any] = set()
-    for row, f in enumerate(history.f):
+    for row in rows:
         status = history.status[row]
-        if f != "add" or status == FAIL:
+        if history.f[row] != "add" or status == FAIL:
             continue
         value = exact(history.value[row])
         attempted.add(value)
@@ -40,7 +54,7 @@ def check_set(events: Events) -> Result:
             tally.add("recovered", (row, last), f"{short(value)} is there though its add had no answer")
     for value in sorted(shown - attempted, key=repr):
         tally.add("unexpected", (last,), f"{short(value)} is in the last read, but nobody added it")
-    return tally.result(fine=f"the last read holds all that was acknowledged: {len(shown)} elements")
+    return len(shown)
 
 
 def check_set_full(events: Events, *, linearizable: bool = False) -> Result:
@@ -50,17 +64,21 @@ def check_set_full(events: Events, *, linearizable: bool = False) -> Result:
     after that lacks it, and so does every later one.  ``stale``: some read invoked after that lacks it, but a later one
     has it; wrong only if ``linearizable``.  ``never-read``: acknowledged, but no read began afterwards.  ``visible_ms``
     gives quantiles of the time from acknowledgement to the first read after which it was never missing.  An element
-    twice in one read is ``duplicated`` and wrong.  Each key is a set.  Unknown when no read began after any
-    acknowledged add.
+    twice in one read is ``duplicated`` and wrong.  Each key is a set.  Unknown when no read of a key began after any
+    of its acknowledged adds.
     """
     history = History.of(events)
     wrong = ("lost", "duplicated", *(("stale",) if linearizable else ()))
     noted = ("never-read", *(() if linearizable else ("stale",)))
     tally = Tally("set-full", history, wrong=wrong, noted=noted)
     latencies: list[float] = []
-    stable = 0
-    for rows in history.rows_by_key().values():
-        stable += _elements(history, rows, tally, latencies)
+    stable, unknown = 0, None
+    for key, rows in history.rows_by_key().items():
+        unread = tally.counts["never-read"]
+        if found := _elements(history, rows, tally, latencies):
+            stable += found
+        elif tally.counts["never-read"] > unread:
+            unknown = unknown or f"no read{of_key(key)} began after any acknowledged add"
     latencies.sort()
     if latencies:
         last = len(latencies) - 1
@@ -68,7 +86,6 @@ def check_set_full(events: Events, *, linearizable: bool = False) -> Result:
             name: round(latencies[int(last * share)], 3) for name, share in (("p50", 0.5), ("p95", 0.95), ("max", 1.0))
         }
     tally.extra["stable"] = stable
-    unknown = None if stable or not tally.counts["never-read"] else "no read began after any acknowledged add"
     return tally.result(fine=f"{stable} elements stayed visible", unknown=unknown)
 
 

@@ -18,24 +18,26 @@ __all__ = ["check_bank", "check_counter", "check_exclusion", "check_long_fork", 
 
 
 def check_unique_ids(events: Events) -> Result:
-    """Check that no two completed operations (``generate``) answered the same id.
+    """Check that no two completed operations (``generate``) of a key answered the same id.
 
     Invalid with the count ``duplicated``, unknown where none completed, else valid.
     """
     history = History.of(events)
     tally = Tally("unique-ids", history, wrong=("duplicated",))
-    seen: dict[Any, int] = {}
-    for row, status in enumerate(history.status):
-        if status == OK:
+    given = 0
+    for rows in history.rows_by_key().values():
+        seen: dict[Any, int] = {}
+        for row in rows:
+            if history.status[row] != OK:
+                continue
             value = exact(history.result[row])
-            if value in seen:
-                first = seen[value]
+            first = seen.setdefault(value, row)
+            if first != row:
                 text = f"id {short(value)} was given to {named_row(history, first)} and {named_row(history, row)}"
                 tally.add("duplicated", (first, row), text)
-            else:
-                seen[value] = row
-    unknown = None if seen else "no operation completed, so there is no id"
-    return tally.result(fine=f"{len(seen)} ids, all different", unknown=unknown)
+        given += len(seen)
+    unknown = None if given else "no operation completed, so there is no id"
+    return tally.result(fine=f"{given} ids, all different", unknown=unknown)
 
 
 def check_counter(events: Events, *, initial: int = 0) -> Result:
@@ -72,7 +74,7 @@ def check_exclusion(events: Events) -> Result:
     A lock is held from the return of ``acquire`` to the invocation of ``release``; the key, where there is one, names
     it.  Invalid with the count ``overlapping``, unknown where nobody took a lock, else valid.  A process whose
     ``release`` is of unknown outcome counts as not holding it from that invocation on; one whose ``release`` failed
-    holds it still.
+    holds it still, whether it acquires the lock again or not.
     """
     history = History.of(events)
     tally = Tally("exclusion", history, wrong=("overlapping",))
@@ -83,7 +85,7 @@ def check_exclusion(events: Events) -> Result:
         for row in rows:
             process = history.process[row]
             if history.f[row] == "acquire" and history.status[row] == OK:
-                open_holds[process] = row
+                open_holds.setdefault(process, row)
             elif history.f[row] == "release" and history.status[row] != FAIL and process in open_holds:
                 acquired = open_holds.pop(process)
                 holds.append((history.returned[acquired], history.invoked[row], acquired))
@@ -104,28 +106,36 @@ def check_exclusion(events: Events) -> Result:
 def check_bank(events: Events, *, total: int | None = None, allow_negative: bool = False) -> Result:
     """Check that every read of all accounts has the same total and shows no negative balance.
 
-    A read answers a map of balances, or ``[account, balance]`` pairs.  ``total`` is taken from the first read unless
-    given.  Invalid with the counts ``wrong-total`` and ``negative`` (fine with ``allow_negative``), unknown where no
-    read completed.  Raises TypeError for balances that are no numbers.
+    A read answers a map of balances, or ``[account, balance]`` pairs.  Each key is a bank; ``total`` is taken from its
+    first read unless given, and floats may differ from it by rounding.  Invalid with the counts ``wrong-total`` and
+    ``negative`` (fine with ``allow_negative``), unknown where no read completed.  Raises TypeError for balances that
+    are no numbers.
     """
     history = History.of(events)
-    total = None if total is None else number(total)
+    given = None if total is None else number(total)
     tally = Tally("bank", history, wrong=("wrong-total", "negative"))
+    totals: dict[Any, None] = {}
     reads = 0
-    for row, f in enumerate(history.f):
-        if f != "read" or history.status[row] != OK:
-            continue
-        reads += 1
-        result = history.result[row]
-        balances = list(result.values()) if isinstance(result, dict) else [pair[1] for pair in result]
-        known = [number(balance) for balance in balances if balance is not None]
-        if total is None:
-            total = sum(known)
-        if sum(known) != total:
-            tally.add("wrong-total", (row,), f"{named_row(history, row)[:200]} sums to {sum(known)}, not {total}")
-        if not allow_negative and min(known, default=0) < 0:
-            tally.add("negative", (row,), f"{named_row(history, row)[:200]} shows a negative balance")
-    return tally.result(fine=f"{reads} reads, each with total {total}", unknown=None if reads else "no read completed")
+    for rows in history.rows_by_key().values():
+        expected = given
+        for row in rows:
+            if history.f[row] != "read" or history.status[row] != OK:
+                continue
+            reads += 1
+            result = history.result[row]
+            balances = list(result.values()) if isinstance(result, dict) else [pair[1] for pair in result]
+            known = [number(balance) for balance in balances if balance is not None]
+            found = sum(known)
+            if expected is None:
+                expected = found
+            totals.setdefault(expected)
+            # Sums are added up in different orders, and each transfer has rounded as well.
+            if found != expected and not abs(found - expected) <= len(rows) * _rounding([*known, expected]):
+                tally.add("wrong-total", (row,), f"{named_row(history, row)[:200]} sums to {found}, not {expected}")
+            if not allow_negative and min(known, default=0) < 0:
+                tally.add("negative", (row,), f"{named_row(history, row)[:200]} shows a negative balance")
+    shown = f"total {next(iter(totals), None)}" if len(totals) < 2 else "the total of its key"
+    return tally.result(fine=f"{reads} reads, each with {shown}", unknown=None if reads else "no read completed")
 
 
 def check_long_fork(events: Events) -> Result:
@@ -133,11 +143,12 @@ def check_long_fork(events: Events) -> Result:
 
     Reads carry ``[r, key, value]`` steps, ``None`` for not yet written.  Two reads that each see a write the other
     lacks are a ``fork``, which is counted and invalid: parallel snapshot isolation allows it, snapshot isolation does
-    not.  Unknown where no such read completed.
+    not.  Where the history has keys beside those of the steps, each is a store of its own.  Unknown where no such read
+    completed.
     """
     history = History.of(events)
     tally = Tally("long-fork", history, wrong=("fork",))
-    groups: dict[frozenset[Any], list[tuple[frozenset[Any], int]]] = {}
+    groups: dict[tuple[Any, frozenset[Any]], list[tuple[frozenset[Any], int]]] = {}
     for row, status in enumerate(history.status):
         steps = history.result[row]
         if status != OK or not isinstance(steps, (list, tuple)) or not steps:
@@ -146,7 +157,7 @@ def check_long_fork(events: Events) -> Result:
             continue
         keys = frozenset(exact(step[1]) for step in steps)
         seen = frozenset(exact(step[1]) for step in steps if step[2] is not None)
-        groups.setdefault(keys, []).append((seen, row))
+        groups.setdefault((exact(history.key[row]), keys), []).append((seen, row))
     reads = 0
     for views in groups.values():
         reads += len(views)

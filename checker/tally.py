@@ -7,6 +7,7 @@ from typing import Any
 
 from checker.history import History, Operation
 from checker.verdict import Result, Verdict, Witness
+from checker.words import short
 
 __all__ = ["MAX_EXAMPLES", "Events", "Tally"]
 
@@ -20,25 +21,40 @@ MAX_EXAMPLES = 5
 class Tally:
     """Counts, examples and the verdict that follows from them.
 
-    ``wrong`` names the kinds that make a history invalid, gravest first; ``noted`` those that are only counted.
+    ``wrong`` names the kinds that make a history invalid, gravest first; ``noted`` those that are only counted.  Each
+    key is judged by itself, unless what is judged ``spans_keys``.
     """
 
-    def __init__(self, name: str, history: History, *, wrong: Sequence[str], noted: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        history: History,
+        *,
+        wrong: Sequence[str],
+        noted: Sequence[str] = (),
+        spans_keys: bool = False,
+    ) -> None:
         self.name = name
         self.history = history
         self.counts = dict.fromkeys((*wrong, *noted), 0)
         self.examples: dict[str, list[str]] = {}
         self.extra: dict[str, Any] = {}
         self._wrong = tuple(wrong)
+        self._spans_keys = spans_keys
         self._first: dict[str, tuple[tuple[int, ...], str]] = {}
 
     def add(self, kind: str, rows: Sequence[int], text: str) -> None:
-        """One more of ``kind``, shown by ``rows``."""
+        """One more of ``kind``, shown by ``rows``; the text names their key."""
         self.counts[kind] += 1
+        if (key := self._key_of(rows)) is not None:
+            text = f"Key {short(key)}: {text}"
         examples = self.examples.setdefault(kind, [])
         if len(examples) < MAX_EXAMPLES:
             examples.append(text)
             self._first.setdefault(kind, (tuple(rows), text))
+
+    def _key_of(self, rows: Sequence[int]) -> Any:
+        return self.history.key[rows[0]] if rows and not self._spans_keys else None
 
     def result(self, *, fine: str, unknown: str | None = None) -> Result:
         """Invalid if anything wrong was counted; else unknown for the reason given; else valid."""
@@ -54,7 +70,7 @@ class Tally:
             if self.counts[kind]:
                 rows, text = self._first[kind]
                 found = ", ".join(f"{count} {name}" for name, count in self.counts.items() if count)
-                witness = Witness(operations=self.history.operations(rows), text=text)
+                witness = Witness(operations=self.history.operations(rows), text=text, key=self._key_of(rows))
                 return Result(
                     verdict=Verdict.INVALID, witness=witness, stats=stats, reason=f"{text}. (In all: {found}.)"
                 )

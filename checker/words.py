@@ -7,7 +7,7 @@ from typing import Any
 from checker.history import FAIL, INFO, OK, History, Operation
 from checker.models.base import UNKNOWN, Model
 
-__all__ = ["at", "named", "named_row", "seconds", "short", "span"]
+__all__ = ["at", "named", "named_row", "of_key", "seconds", "short", "span"]
 
 #: Longest value shown in a sentence: an explanation is read by people, and reports are bounded.
 MAX_VALUE_CHARS = 80
@@ -17,6 +17,11 @@ def short(value: Any, limit: int = MAX_VALUE_CHARS) -> str:
     """``repr`` of ``value``, cut in the middle beyond ``limit`` characters."""
     text = repr(value)
     return text if len(text) <= limit else f"{text[: limit // 2]}...{text[-limit // 3 :]}"
+
+
+def of_key(key: Any) -> str:
+    """Which key something is of, after a blank; nothing where the history has no keys."""
+    return "" if key is None else f" of key {short(key)}"
 
 
 def seconds(time_ns: int | None) -> str | None:

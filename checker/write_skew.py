@@ -37,8 +37,8 @@ def check_write_skew(events: Events) -> Result:
         "write-skew", history, wrong=("write-skew", "late-insert", "unexpected"), noted=("missing", "undecided")
     )
     keys = contended = 0
-    for key, rows in history.rows_by_key().items():
-        found = _Key(key, history, tally)
+    for rows in history.rows_by_key().values():
+        found = _Key(history, tally)
         found.take(rows)
         keys += bool(found.inserts)
         contended += found.is_contended()
@@ -82,7 +82,6 @@ def _unknown(tally: Tally, contended: int) -> str | None:
 class _Key:
     """The inserts and reads of one key, as rows of the history."""
 
-    key: Any
     history: History
     tally: Tally
     inserts: list[int] = field(default_factory=list)
@@ -122,7 +121,7 @@ class _Key:
             ]
             if not tried or row in shown:
                 why = "twice" if row in shown else "which nobody inserted, or whose insert had failed"
-                text = f"{self._named(read)} shows row {short(value)}, {why}"
+                text = f"{named_row(history, read)} shows row {short(value)}, {why}"
                 self.tally.add("unexpected", (read, *by_row.get(row, ())[:1]), text)
             else:
                 insert = min(tried, key=lambda each: history.status[each] != OK)
@@ -151,7 +150,9 @@ class _Key:
         unknown = [row for row in self.inserts if self.history.status[row] == INFO and row not in self.known]
         if len(committed) + len(unknown) > 1 and not any(self._tells(read, committed, unknown) for read in self.reads):
             first, second = [*committed, *unknown][:2]
-            self.tally.add("undecided", (first, second), f"{self._named(first)}, and {named_row(self.history, second)}")
+            self.tally.add(
+                "undecided", (first, second), f"{named_row(self.history, first)}, and {named_row(self.history, second)}"
+            )
 
     def _add_second(self, committed: Sequence[int]) -> None:
         """Several have committed: show two of them, if possible such as ran at the same time."""
@@ -169,7 +170,7 @@ class _Key:
             else "though the second began when the row of the first was there"
         )
         seen = "".join(f", as {named_row(self.history, read)} shows" for read in reads)
-        text = f"{self._named(first)} and {named_row(self.history, second)} both committed, {when}{seen}"
+        text = f"{named_row(self.history, first)} and {named_row(self.history, second)} both committed, {when}{seen}"
         self.tally.add(kind, (first, second, *reads), text)
 
     def _judge_later_reads(self, insert: int) -> None:
@@ -177,7 +178,7 @@ class _Key:
         row = _row_of(history.value[insert])
         for read in self.reads:
             if history.invoked[read] > self.known[insert] and row not in self.shown[read]:
-                text = f"{self._named(insert)} had committed, and {named_row(history, read)} lacks its row"
+                text = f"{named_row(history, insert)} had committed, and {named_row(history, read)} lacks its row"
                 self.tally.add("missing", (insert, read), text)
                 return
 
@@ -188,10 +189,6 @@ class _Key:
         return all(history.invoked[insert] < history.invoked[read] for insert in unknown) and all(
             _row_of(history.value[insert]) in self.shown[read] for insert in committed
         )
-
-    def _named(self, row: int) -> str:
-        where = "" if self.key is None else f"Key {short(self.key)}: "
-        return where + named_row(self.history, row)
 
 
 def _row_of(value: Any) -> Any:

@@ -269,7 +269,8 @@ def _fill_holes(
     highest: int,
 ) -> Violation | None:
     """Offsets below a tail that nobody saw must hold crashed appends, each invoked in time."""
-    holes = [offset for offset in range((highest + 1) // 2) if offset not in content]
+    # One more hole than there are appends for them ends the loop, whatever number a result holds.
+    holes = (offset for offset in range((highest + 1) // 2) if offset not in content)
     ranks = sorted(first_return)
     deadlines = list(accumulate((first_return[rank] for rank in reversed(ranks)), min))[::-1]
     spare = sorted(crashed.values())

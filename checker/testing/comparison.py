@@ -238,6 +238,12 @@ def judge_transactions(sample: Sample) -> Judgement:
         if kind := _kind_at(level, strict, lenient, answer):
             suffix = ", reading what nobody wrote" if reads_of_nobody(calls) else ""
             disagreements.append((kind + suffix, answer))
+    if possible == LEVELS[-1] and not lists:
+        # An order of all transactions that keeps real time is one of each key's.
+        consistent = functools.partial(check_transactions, linearizable_keys=True, sequential_keys=True)
+        answer_of_keys, _ = answer_of(lambda: consistent(list(sample.events), sample.name, timeout_s=TIMEOUT_S))
+        if kind := _kind(True, answer_of_keys):
+            disagreements.append((f"{possible}, keys consistent by themselves: {kind}", answer_of_keys))
     kind, answer_there = disagreements[-1]
     return Judgement(possible, answer_there or answer, kind)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from checker.history import History, Operation
+from checker.history import History, HistoryError, Operation
 from checker.linearizability.budget import Budget, no_collection
 from checker.reducing import smallest
 from checker.transactions.anomalies import Anomalies, Step, Transactions, described
@@ -19,6 +19,7 @@ from checker.transactions.orders import MAX_SNAPSHOTS, MAX_TRANSACTIONS, find_or
 from checker.transactions.rw_register import build_rw_register
 from checker.transactions.serial import find_serial_order
 from checker.verdict import Edge, Result, Verdict, Witness
+from checker.words import short
 
 __all__ = ["ISOLATION_LEVELS", "check_transactions"]
 
@@ -291,7 +292,8 @@ def check_transactions(
     be of somebody outside; a history whose reader noted ``problems`` is one too): then the answer is ``unknown``.
     Keys to which one value was written twice, and registers that null was written to and read from, are left out, and
     the answer is ``unknown`` unless the others contradict themselves or a handful of transactions could be put in
-    every order (see ``transactions.serial``).  Raises ``ValueError`` for unknown names and steps.
+    every order (see ``transactions.serial``).  Raises ``ValueError`` for unknown names and steps, and
+    :class:`HistoryError` for operations with a key of their own: the keys of a transaction are those of its steps.
     """
     if level not in ISOLATION_LEVELS:
         raise ValueError(f"no isolation level {level!r}; known: {', '.join(ISOLATION_LEVELS)}")
@@ -299,6 +301,11 @@ def check_transactions(
         raise ValueError(f"no transaction workload {workload!r}; known: list-append, rw-register")
     budget = Budget(timeout_s=timeout_s, memory_mb=memory_mb)
     history = History.of(history)
+    if history.keyed:
+        key = next(key for key in history.key if key is not None)
+        raise HistoryError(
+            f"transactions have their keys in their steps: none may stand beside them, as {short(key)} does"
+        )
     question = _Question(
         workload=workload,
         level=level,

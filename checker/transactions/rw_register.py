@@ -9,7 +9,7 @@ section 5.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from checker.history import OK
 from checker.transactions.anomalies import Anomalies, Transactions, described
@@ -154,8 +154,13 @@ def _seen(
             found.add("G1b", (source, row), text)
 
 
-#: A transaction on one key: its row, the version it met first and the one it left.
-_Visit = tuple[int, Any, Any]
+class _Visit(NamedTuple):
+    """A transaction on one key: its row, the version that its first step read or wrote, and the one it left."""
+
+    row: int
+    met: Any
+    left: Any
+    has_read: bool
 
 
 class _Versions:
@@ -175,23 +180,24 @@ class _Versions:
         self._writer, self._readers = writer, readers
         self._visits: dict[Any, list[_Visit]] = {}
         for row in transactions.committed:
-            first: dict[Any, Any] = {}
-            for _, key, value in transactions.steps[row]:
-                first.setdefault(key, value)
-            for key, value in first.items():
-                self._visits.setdefault(key, []).append((row, value, final.get((row, key), value)))
+            first: dict[Any, tuple[Any, bool]] = {}
+            for f, key, value in transactions.steps[row]:
+                first.setdefault(key, (value, f == "r"))
+            for key, (value, has_read) in first.items():
+                visit = _Visit(row, value, final.get((row, key), value), has_read)
+                self._visits.setdefault(key, []).append(visit)
 
     def order_by_time(self) -> None:
         """What returned before another was invoked saw, or left, no later version."""
         history = self._transactions.history
         for key, visits in self._visits.items():
-            events = [(history.invoked[visit[0]], 0, at) for at, visit in enumerate(visits)]
-            events += [(history.returned[visit[0]], 1, at) for at, visit in enumerate(visits)]
+            events = [(history.invoked[visit.row], 0, at) for at, visit in enumerate(visits)]
+            events += [(history.returned[visit.row], 1, at) for at, visit in enumerate(visits)]
             latest: dict[int, int] = {}
             for position, is_return, at in sorted(events):
                 if is_return:
                     # The rest came before this one, which says all that they would say.
-                    begun = history.invoked[visits[at][0]]
+                    begun = history.invoked[visits[at].row]
                     latest = {other: end for other, end in latest.items() if end > begun}
                     latest[at] = position
                     continue
@@ -203,20 +209,20 @@ class _Versions:
         history = self._transactions.history
         for key, visits in self._visits.items():
             last: dict[Any, _Visit] = {}
-            for visit in sorted(visits, key=lambda visit: history.invoked[visit[0]]):
-                process = history.process[visit[0]]
+            for visit in sorted(visits, key=lambda visit: history.invoked[visit.row]):
+                process = history.process[visit.row]
                 if process in last:
                     self._follow(key, last[process], visit)
                 last[process] = visit
 
     def _follow(self, key: Any, one: _Visit, other: _Visit) -> None:
         """The version that ``one`` left is that which ``other`` met, or an earlier one."""
-        old, new = one[2], other[1]
+        old, new = one.left, other.met
         if old == new or old is None:
             return
-        if new is None:
-            text = f"{described(self._transactions, one[0])} came before {described(self._transactions, other[0])}"
-            self._found.add("cyclic-versions", (one[0], other[0]), f"{text}, which saw {short(key)} without a value")
+        if new is None and other.has_read:
+            text = f"{described(self._transactions, one.row)} came before {described(self._transactions, other.row)}"
+            self._found.add("cyclic-versions", (one.row, other.row), f"{text}, which saw {short(key)} without a value")
             return
         source, target = self._writer.get((key, old)), self._writer.get((key, new))
         if target is None:

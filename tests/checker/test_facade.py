@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,6 +172,17 @@ def test_the_command(tmp_path: Path, done, capsys: pytest.CaptureFixture[str]) -
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
     assert main([bad, "--model", "sequential:register"]) == 0
     assert main([good, "--model", "log-losses"]) == 254
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_a_verdict_is_told_in_any_encoding(tmp_path: Path, done, monkeypatch, encoding: str) -> None:
+    history = write(tmp_path / "b\udcff.jsonl", done((0, "write", "\u2603", None), (1, "read", None, "\u2603\ud800")))
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding=encoding, write_through=True))
+    assert main([history, "--model", "register"]) == 1
+    said = printed.getvalue().decode(encoding)
+    assert "b\\udcff.jsonl: invalid: " in said and "\\ud800" in said
+    assert ("\u2603" in said) == (encoding == "utf-8")
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from checker import Log, OnlineLog, Verdict, check, check_log
+from checker import History, HistoryError, Log, OnlineLog, Verdict, VersionedRegister, check, check_log
 from checker.testing.large import large_history
 
 
@@ -48,6 +50,19 @@ def test_each_kind_is_counted_and_shown(done, kind: str) -> None:
     assert check(done(*HARM[kind]), Log()).verdict is (Verdict.VALID if kind == "gap" else Verdict.INVALID)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [append(0, -1, 12), read(2, -3, [10, 11], 2), read(2, -1, [99, 10, 11], 2), (2, "tail", None, -1)],
+    ids=["append", "read", "read that goes on", "tail"],
+)
+def test_a_place_before_the_first_is_a_phantom(done, wrong: tuple) -> None:
+    history = done(*FINE, wrong, read(3, 0, [10, 11], 2))
+    result = check_log(history)
+    assert result.verdict is Verdict.INVALID and result.stats["counts"]["phantom"] >= 1
+    assert "before the first" in result.stats["examples"]["phantom"][0]["text"]
+    assert check(history, Log()).verdict is Verdict.INVALID
+
+
 def test_a_failed_append_that_shows_up_is_a_phantom(events) -> None:
     history = events(
         (0, "invoke", "append", 1),
@@ -66,8 +81,57 @@ def test_an_append_of_unknown_outcome_may_be_there_or_not(events) -> None:
     assert check_log(there).verdict is check_log(absent).verdict is Verdict.VALID
 
 
-def test_nothing_read_means_unknown(done) -> None:
-    assert check_log(done(append(0, 0, 1))).verdict is Verdict.UNKNOWN
+#: Events of one queue, and how many acknowledged messages nobody looked for.
+UNLOOKED = {
+    "nothing but appends": ([("ok", append(0, 0, 1))], 1),
+    "last read before the appends": (
+        [
+            ("ok", append(0, 0, 1)), ("ok", read(1, 0, [1], 1)),
+            ("ok", append(0, 1, 2)), ("ok", append(0, 2, 3)), ("fail", read(1, 0, [], 0)),
+        ], 2,
+    ),
+    "reads that do not tell where the queue ends": (
+        [
+            ("ok", append(0, 0, 1)), ("ok", append(0, 1, 2)),
+            ("ok", (1, "read", {"offset": 0}, {"offset": 0, "messages": [1]})),
+        ], 1,
+    ),
+    "a place that was not told": ([("ok", read(1, 0, [], 0)), ("ok", (0, "append", 1, [None, 1]))], 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNLOOKED)
+def test_a_message_that_nobody_looked_for_leaves_it_open_whatever_other_queues_show(events, case: str) -> None:
+    operations, unlooked = UNLOOKED[case]
+    rows = []
+    for kind, (process, f, value, result) in operations:
+        rows += [(process, "invoke", f, value, "b"), (process, kind, f, result, "b")]
+    other = [
+        (0, "invoke", "append", 9, "a"), (0, "ok", "append", [0, 9], "a"),
+        (1, "invoke", "read", {"offset": 0}, "a"), (1, "ok", "read", {"offset": 0, "messages": [9], "tail": 1}, "a"),
+    ]  # fmt: skip
+    result = check_log(events(*rows, *other))
+    assert result.verdict is Verdict.UNKNOWN and "of key 'b'" in result.reason
+    assert result.stats["unlooked"] == result.stats["unread"] == unlooked
+    assert f"{unlooked} of them not looked for" in result.reason
+    tail = sum(kind == "ok" and f == "append" for kind, (_, f, *_) in operations)
+    looked = [(1, "invoke", "tail", None, "b"), (1, "ok", "tail", tail, "b")]
+    assert check_log(events(*rows, *other, *looked)).verdict is Verdict.VALID
+
+
+def test_a_message_that_a_tail_counts_was_looked_for(events) -> None:
+    history = events(
+        (0, "invoke", "append", 1),
+        (1, "invoke", "tail", None),
+        (2, "invoke", "tail", None),
+        (1, "ok", "tail", 1),
+        (2, "ok", "tail", 0),
+        (0, "ok", "append", [0, 1]),
+    )
+    # The tail that began last does not count it, the other does; both began before the append had returned.
+    result = check_log(history)
+    assert result.verdict is Verdict.VALID and "1 were never read" in result.reason
+    assert (result.stats["unread"], result.stats["unlooked"]) == (1, 0)
 
 
 def test_queues_are_told_apart_by_key(events) -> None:
@@ -83,7 +147,13 @@ def test_queues_are_told_apart_by_key(events) -> None:
 
 def test_large_logs_are_fine() -> None:
     history = large_history("log", 3000, 5, seed=3)
-    assert check_log(history).verdict is check(history, Log()).verdict is Verdict.VALID
+    assert check(history, Log()).verdict is Verdict.VALID
+    assert check_log(history).stats["unlooked"] > 0, "it ends without a read"
+    count = sum(f == "append" for f in history.f)
+    operations = history.operations(range(len(history)))
+    end = operations[-1].returned or 0
+    look = replace(operations[0], f="tail", value=None, result=count, status="ok", invoked=end + 1, returned=end + 2)
+    assert check_log([*operations, look]).verdict is Verdict.VALID
 
 
 @pytest.mark.parametrize("kind", ["divergent", "duplicated", "phantom", "reordered", "stale"])
@@ -96,6 +166,55 @@ def test_online_log_sees_it_as_it_happens(done, kind: str) -> None:
 def test_online_log_is_silent_on_a_fine_one(done) -> None:
     online = OnlineLog()
     assert [online.feed(event) for event in done(*FINE)] == [None] * (2 * len(FINE))
+
+
+class Counted(list):
+    """A column that counts how often one of its rows is asked for."""
+
+    def __init__(self, rows: list[Any]) -> None:
+        super().__init__(rows)
+        self.asked = 0
+
+    def __getitem__(self, row: Any) -> Any:
+        self.asked += 1
+        return super().__getitem__(row)
+
+
+def test_what_was_replaced_is_found_in_one_pass_over_the_reads(done) -> None:
+    unseen = [append(0, offset, offset) for offset in range(300)]
+    reads = [read(1, 0, [0], 300), read(1, 299, [-1], 300), *[read(1, 0, [0], 300)] * 300]
+    history = History.of(done(*unseen, *reads))
+    history.invoked, history.returned = Counted(history.invoked), Counted(history.returned)
+    result = check_log(history)
+    assert (result.stats["counts"]["divergent"], result.stats["counts"]["lost"], result.stats["unread"]) == (1, 1, 298)
+    assert result.witness is not None and [operation.f for operation in result.witness.operations] == ["append", "read"]
+    assert history.invoked.asked + history.returned.asked < 20 * len(history)
+
+
+@pytest.mark.parametrize("offset", [2_000_000, 1 << 60])
+def test_the_number_in_an_offset_takes_no_memory(done, offset: int) -> None:
+    history = done(append(0, offset, 1), (0, "tail", None, offset + 2), read(1, offset, [1, 2], offset + 2))
+    tracemalloc.start()
+    try:
+        contents = check_log(history).stats["counts"]
+        far, versions = check(history, Log()), done((0, "write", 1, offset))
+        version = check(versions, VersionedRegister())
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert contents["phantom"] == 1 and far.verdict is version.verdict is Verdict.INVALID
+    assert peak_bytes < 1 << 20
+
+
+def test_what_lies_far_in_a_log_is_compared_too(done) -> None:
+    far = 1 << 60
+    history = done(
+        append(0, far, 1), append(0, far + 1, 2), read(1, far, [1, 3], far + 2), read(2, far + 1, [1], far + 2)
+    )
+    counts = check_log(history).stats["counts"]
+    assert (counts["divergent"], counts["duplicated"], counts["phantom"], counts["lost"]) == (2, 1, 1, 1)
+    with pytest.raises(HistoryError):
+        check_log(done((0, "append", 1, [1e300, 1]), (0, "append", 2, [1e9 + 0.5, 2])))
 
 
 def test_offsets_like_3_0_messages_that_are_maps_and_answers_without_a_place_are_read() -> None:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import random
+from functools import partial
+from itertools import product
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from checker import (
+    HistoryError,
     Register,
     Verdict,
     VersionedRegister,
@@ -22,6 +29,7 @@ from checker import (
     check_set_full,
     check_total_queue,
     check_transaction_visibility,
+    check_transactions,
     check_unique_ids,
     worst,
 )
@@ -98,6 +106,106 @@ def test_exclusion(events) -> None:
     assert check_exclusion(one).verdict is Verdict.VALID
 
 
+@given(st.lists(st.floats(-1e9, 1e9), min_size=2, max_size=8), st.integers(0, 50), st.randoms(use_true_random=False))
+def test_a_bank_of_floats_may_round_and_not_lose(balances: list[float], transfers: int, rng: random.Random) -> None:
+    reads = []
+    for _ in range(transfers + 2):
+        pairs = list(enumerate(balances))
+        rng.shuffle(pairs)
+        reads.append({"process": 0, "f": "read", "value": [list(pair) for pair in pairs]})
+        (source, _), (target, _) = pairs[:2]
+        amount = rng.random() * 100
+        balances[source], balances[target] = balances[source] - amount, balances[target] + amount
+    history = [{**read, "type": kind} for read in reads for kind in ("invoke", "ok")]
+    assert check_bank(history, allow_negative=True).verdict is Verdict.VALID
+    history[-1] = {**history[-1], "value": [*history[-1]["value"], ["more", 0.1]]}
+    assert check_bank(history, allow_negative=True).verdict is Verdict.INVALID
+
+
+def test_a_lock_that_is_acquired_again_is_held_from_the_first_time_on(events) -> None:
+    def done(process: int, f: str) -> list[tuple]:
+        return [(process, "invoke", f, None), (process, "ok", f, None)]
+
+    failed = [(0, "invoke", "release", None), (0, "fail", "release", None)]
+    first, other = done(0, "acquire"), [*done(1, "acquire"), *done(1, "release")]
+    again = [*done(0, "acquire"), *done(0, "release")]
+    assert check_exclusion(events(*first, *other, *failed, *again)).verdict is Verdict.INVALID
+    assert check_exclusion(events(*first, *failed, *again, *other)).verdict is Verdict.VALID
+
+
+def both(first: list[tuple], second: list[tuple]) -> list[dict]:
+    """Operations of two keys, each (process, f, value, result), one after the other."""
+    return [
+        {"time": at * 1_000_000, "process": process, "type": kind, "f": f, "value": value, "key": key}
+        for at, (key, operation) in enumerate([*product("a", first), *product("b", second)])
+        for process, f, asked, result in [operation]
+        for kind, value in (("invoke", asked), ("ok", result))
+    ]
+
+
+SENT = {"message": 1, "delay_ms": 0}
+STEPS = [[["r", "x", 1], ["r", "y", None]], [["r", "x", None], ["r", "y", 1]]]
+AT_9, AT_0 = {"group": "g", "offset": 9}, {"group": "g", "offset": 0}
+#: Of each checker operations that are right as two keys and wrong as one.
+APART = [
+    (check_unique_ids, [(0, "generate", None, 1)], [(0, "generate", None, 1)]),
+    (check_bank, [(0, "read", None, {"a": 5})], [(0, "read", None, {"a": 50})]),
+    (check_set, [(0, "add", 1, 1), (0, "read", None, [1])], [(0, "add", 2, 2), (0, "read", None, [2])]),
+    (check_long_fork, [(0, "read", None, STEPS[0])], [(0, "read", None, STEPS[1])]),
+    (check_consumer_progress, [(0, "commit", AT_9, AT_9)], [(0, "fetch", {"group": "g"}, AT_0)]),
+]  # fmt: skip
+#: And such as are right as one key and wrong as two.
+CROSSED = [
+    (check_total_queue, [(0, "enqueue", 1, 1), (0, "dequeue", None, None)], [(0, "dequeue", None, 1)]),
+    (check_set, [(0, "add", 1, 1), (0, "read", None, [])], [(0, "read", None, [1])]),
+    (check_transaction_visibility,
+     [(0, "prepare", 1, 1), (0, "commit", 1, 1), (0, "receive", None, [])], [(0, "receive", None, [1])]),
+    (partial(check_delay, tolerance_ms=0.0, late_is_wrong=False),
+     [(0, "send", SENT, SENT), (0, "receive", None, [])], [(0, "receive", None, [1])]),
+]  # fmt: skip
+#: And such as leave it open what became of one key.
+UNREAD = [
+    (check_set, [(0, "add", 1, 1)], [(0, "read", None, [])], "no read of key 'a' completed"),
+    (check_set_full, [(0, "add", 1, 1)], [(0, "add", 2, 2), (0, "read", None, [2])], "no read of key 'a' began"),
+    (check_total_queue, [(0, "enqueue", 1, 1)], [(0, "enqueue", 1, 1), (0, "dequeue", None, 1)], "nothing of key 'a'"),
+    (check_delay, [(0, "send", SENT, SENT)], [(0, "receive", None, [])], "no receive of key 'a' completed"),
+    (check_transaction_visibility,
+     [(0, "commit", 1, 1)], [(0, "receive", None, [])], "no receive of key 'a' completed"),
+]  # fmt: skip
+
+
+def without_keys(history: list[dict]) -> list[dict]:
+    return [{name: value for name, value in event.items() if name != "key"} for event in history]
+
+
+@pytest.mark.parametrize(("checked", "first", "second"), APART)
+def test_keys_that_are_right_apart_are_not_taken_for_one(checked, first: list[tuple], second: list[tuple]) -> None:
+    history = both(first, second)
+    assert checked(history).verdict is Verdict.VALID
+    assert checked(without_keys(history)).verdict is Verdict.INVALID
+
+
+@pytest.mark.parametrize(("checked", "first", "second"), CROSSED)
+def test_what_one_key_lacks_another_does_not_make_good(checked, first: list[tuple], second: list[tuple]) -> None:
+    history = both(first, second)
+    result = checked(history)
+    assert result.verdict is Verdict.INVALID and result.reason.startswith("Key 'a': ")
+    assert result.witness is not None and result.witness.key == "a"
+    assert checked(without_keys(history)).verdict is Verdict.VALID
+
+
+@pytest.mark.parametrize(("checked", "first", "second", "reason"), UNREAD)
+def test_a_key_that_nobody_looked_at_is_not_hidden_by_another(checked, first, second, reason: str) -> None:
+    result = checked(both(first, second))
+    assert result.verdict is Verdict.UNKNOWN and result.reason.startswith(reason)
+
+
+def test_transactions_with_keys_beside_their_steps_are_refused() -> None:
+    steps = [["append", "x", 1]]
+    with pytest.raises(HistoryError, match=r"transactions have their keys in their steps.* 'a'"):
+        check_transactions(both([(0, "txn", steps, steps)], []), "list-append")
+
+
 def test_bank_and_long_fork(done) -> None:
     first = (0, "read", None, {"a": 5, "b": 5})
     assert check_bank(done(first, (0, "read", None, {"a": 4, "b": 6}))).verdict is Verdict.VALID
@@ -122,6 +230,30 @@ def test_delay(received_ms: int | None, kind: str | None) -> None:
     assert [name for name in ("lost", "early", "late") if result.stats["counts"][name]] == ([kind] if kind else [])
 
 
+def timed(f: str, asked: object, answer: object, ms: int | None) -> list[dict[str, object]]:
+    """An operation of one millisecond, or without times."""
+    times = [{}, {}] if ms is None else [{"time": ms * 1_000_000}, {"time": (ms + 1) * 1_000_000}]
+    values = zip(("invoke", "ok"), (asked, answer), times, strict=True)
+    return [{"process": 0, "type": kind, "f": f, "value": value, **time} for kind, value, time in values]
+
+
+@pytest.mark.parametrize("untimed", ["send", "receive"])
+@pytest.mark.parametrize("shown", [["m"], []])
+def test_a_delay_that_lacks_a_time_is_not_judged(untimed: str, shown: list[str]) -> None:
+    message = {"message": "m", "delay_ms": 10}
+    send = timed("send", message, message, None if untimed == "send" else 5_000)
+    receive = timed("receive", None, shown, None if untimed == "receive" else 5_100)
+    result = check_delay([*send, *receive])
+    assert result.verdict is Verdict.UNKNOWN and f"{untimed}(" in result.reason and "no times" in result.reason
+
+
+def test_a_delay_needs_no_time_of_receives_that_do_not_matter() -> None:
+    message = {"message": "m", "delay_ms": 10}
+    send, nothing = timed("send", message, message, 5_000), timed("receive", None, [], None)
+    assert check_delay([*send, *nothing, *timed("receive", None, ["m"], 5_100)]).verdict is Verdict.VALID
+    assert check_delay([*send, *nothing, *timed("receive", None, ["m"], 5_005)]).verdict is Verdict.INVALID
+
+
 def test_transaction_visibility(done) -> None:
     base = [
         (0, "prepare", "a", "a"),
@@ -135,6 +267,32 @@ def test_transaction_visibility(done) -> None:
     bad = check_transaction_visibility(done(*base, (1, "receive", None, ["b", "c"])))
     counts = bad.stats["counts"]
     assert (counts["committed-lost"], counts["rolled-back-seen"], counts["prepared-seen"]) == (1, 1, 1)
+
+
+def test_a_commit_that_is_acknowledged_when_it_is_tried_again_is_one(events) -> None:
+    ends = {"commit": "committed-lost", "rollback": "rolled-back-seen"}
+    for end, kind in ends.items():
+        unsure = [
+            (0, "invoke", "prepare", "m"),
+            (0, "ok", "prepare", "m"),
+            (0, "invoke", end, "m"),
+            (0, "info", end, "m"),
+        ]
+        again = [(0, "invoke", end, "m"), (0, "ok", end, "m")]
+        shown = ["m"] if end == "rollback" else []
+        result = check_transaction_visibility(
+            events(*unsure, *again, (1, "invoke", "receive", None), (1, "ok", "receive", shown))
+        )
+        assert result.verdict is Verdict.INVALID and result.stats["counts"][kind] == 1
+    seen = [(1, "invoke", "receive", None), (1, "ok", "receive", ["m"])]
+    prepared = [
+        (0, "invoke", "prepare", "m"),
+        (0, "ok", "prepare", "m"),
+        (0, "invoke", "commit", "m"),
+        (0, "info", "commit", "m"),
+    ]
+    again = [(0, "invoke", "commit", "m"), (0, "ok", "commit", "m")]
+    assert check_transaction_visibility(events(*prepared, *seen, *again)).verdict is Verdict.VALID
 
 
 def test_consumer_progress(done) -> None:

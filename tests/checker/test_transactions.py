@@ -129,6 +129,16 @@ def test_keys_that_are_consistent_by_themselves_order_their_versions(done) -> No
         assert set(result.stats["anomalies"]) & {"G0", "cyclic-versions"}
 
 
+@pytest.mark.parametrize("keys", ["linearizable_keys", "sequential_keys"])
+def test_a_null_that_is_written_is_not_the_one_of_the_beginning(done, keys: str) -> None:
+    history = done(txn(0, ("w", "x", 1)), txn(0, ("w", "x", None), ("w", "y", 1)), txn(0, ("r", "y", 1)))
+    assert check_transactions(history, "rw-register", **{keys: True}).verdict is Verdict.VALID
+    wrong = [*history, *done(txn(0, ("r", "y", None)))]
+    for index, event in enumerate(wrong):
+        event["index"] = index
+    assert check_transactions(wrong, "rw-register", **{keys: True}).verdict is Verdict.INVALID
+
+
 def test_what_no_dependency_shows_is_found_by_looking_for_an_order(done) -> None:
     """Process 2 reads the older value after the newer one: nothing says which version came first, but no order fits."""
     history = done(txn(0, ("w", "x", 1)), txn(1, ("w", "x", 2)), txn(2, ("r", "x", 2)), txn(2, ("r", "x", 1)),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from checker.testing.definitions.objects import PUTS, Object, make_object
@@ -39,12 +40,26 @@ def _keys(calls: Sequence[Call]) -> list[list[Call]]:
     return list(by_key.values())
 
 
-def unique_ids(events: Sequence[Event]) -> Verdicts:
-    """No two completed operations answer one id."""
-    ids = [canonical(call.result) for call in _done(pair(events), "generate")]
-    if not ids:
+NOTHING: Verdicts = frozenset()
+"""Of a key that says nothing."""
+
+
+def _apart(events: Sequence[Event], judge: Callable[[list[Call]], Verdicts]) -> Verdicts:
+    """Every key is judged by itself; the gravest verdict is that of the history, unknown where no key says anything."""
+    said = [verdicts for verdicts in map(judge, _keys(pair(events))) if verdicts]
+    if not said:
         return UNKNOWN
-    return _verdict(len(ids) == len(set(ids)))
+    return frozenset(max(each, key=("valid", "unknown", "invalid").index) for each in product(*said))
+
+
+def unique_ids(events: Sequence[Event]) -> Verdicts:
+    """No two completed operations of a key answer one id."""
+
+    def judge(calls: list[Call]) -> Verdicts:
+        ids = [canonical(call.result) for call in _done(calls, "generate")]
+        return _verdict(len(ids) == len(set(ids))) if ids else NOTHING
+
+    return _apart(events, judge)
 
 
 def counter_bounds(events: Sequence[Event], initial: int = 0) -> Verdicts:
@@ -102,16 +117,20 @@ def _release_of(acquire: Call, calls: Sequence[Call]) -> float:
 
 
 def bank(events: Sequence[Event], total: int | None = None, allow_negative: bool = False) -> Verdicts:
-    """Every read of all accounts has one sum, and no balance is negative."""
-    reads = _done(pair(events), "read")
-    if not reads:
-        return UNKNOWN
-    balances = [
-        list(read.result.values()) if isinstance(read.result, Mapping) else [balance for _, balance in read.result]
-        for read in sorted(reads, key=lambda read: read.returned)
-    ]
-    # Where reads overlap it is not said which is the first; either way their sums all agree, or they do not.
-    return _verdict(_is_bank(balances, sum(balances[0]) if total is None else total, allow_negative))
+    """Every read of all accounts of a key has one sum, and no balance is negative."""
+
+    def judge(calls: list[Call]) -> Verdicts:
+        reads = _done(calls, "read")
+        if not reads:
+            return NOTHING
+        balances = [
+            list(read.result.values()) if isinstance(read.result, Mapping) else [balance for _, balance in read.result]
+            for read in sorted(reads, key=lambda read: read.returned)
+        ]
+        # Where reads overlap it is not said which is the first; either way their sums all agree, or they do not.
+        return _verdict(_is_bank(balances, sum(balances[0]) if total is None else total, allow_negative))
+
+    return _apart(events, judge)
 
 
 def _is_bank(reads: list[list[int]], total: int, allow_negative: bool) -> bool:
@@ -120,11 +139,13 @@ def _is_bank(reads: list[list[int]], total: int, allow_negative: bool) -> bool:
 
 def long_fork(events: Sequence[Event]) -> Verdicts:
     """No two reads of the same keys each see a write that the other lacks."""
-    reads = [
-        {canonical(key): value is not None for _, key, value in call.result} for call in _done(pair(events), "read")
-    ]
+    return _apart(events, _long_fork_of_key)
+
+
+def _long_fork_of_key(calls: Sequence[Call]) -> Verdicts:
+    reads = [{canonical(key): value is not None for _, key, value in call.result} for call in _done(calls, "read")]
     if not reads:
-        return UNKNOWN
+        return NOTHING
     return _verdict(
         not any(
             any(one[key] and not other[key] for key in one) and any(other[key] and not one[key] for key in one)
@@ -195,11 +216,14 @@ def _lacks_a_row(calls: Sequence[Call]) -> bool:
 
 
 def simple_set(events: Sequence[Event]) -> Verdicts:
-    """The last read holds all that was acknowledged before it, and nothing that nobody tried to add."""
-    calls = pair(events)
+    """The last read of a key holds all that was acknowledged before it, and nothing that nobody tried to add."""
+    return _apart(events, _set_of_key)
+
+
+def _set_of_key(calls: Sequence[Call]) -> Verdicts:
     reads = _done(calls, "read")
     if not reads:
-        return UNKNOWN
+        return UNKNOWN if _done(calls, "add") else NOTHING
     last = max(reads, key=lambda read: read.invoked)
     if last.returned != max(read.returned for read in reads):
         return VALID | INVALID
@@ -212,13 +236,7 @@ def simple_set(events: Sequence[Event]) -> Verdicts:
 
 def set_full(events: Sequence[Event], linearizable: bool = False) -> Verdicts:
     """No element that is known goes missing for good, nor, where asked for, in any later read; no duplicates."""
-    calls = pair(events)
-    verdicts: set[str] = set()
-    for calls_of_key in _keys(calls):
-        verdicts |= _set_full_of_key(calls_of_key, linearizable)
-        if verdicts == INVALID:
-            return INVALID
-    return frozenset(verdicts) or VALID | UNKNOWN
+    return _apart(events, lambda calls: _set_full_of_key(calls, linearizable))
 
 
 def _set_full_of_key(calls: Sequence[Call], linearizable: bool) -> Verdicts:
@@ -251,7 +269,10 @@ def _is(call: Call, element: Any) -> bool:
 
 def total_queue(events: Sequence[Event], allow_duplicates: bool = True) -> Verdicts:
     """What was acknowledged came out, nothing else did, and nothing twice unless that is allowed."""
-    calls = pair(events)
+    return _apart(events, lambda calls: _queue_of_key(calls, allow_duplicates))
+
+
+def _queue_of_key(calls: Sequence[Call], allow_duplicates: bool) -> Verdicts:
     puts = [call for call in calls if call.f in PUTS]
     tried = Counter(canonical(call.value) for call in puts)
     surely = Counter(canonical(call.value) for call in puts if call.status == "ok")
@@ -283,9 +304,12 @@ def _is_looked_for(put: Call, calls: Sequence[Call]) -> bool:
 
 def consumer_progress(events: Sequence[Event]) -> Verdicts:
     """No fetch is below what had been shown for its group and queue, and no process commits less than before."""
-    calls = [call for call in pair(events) if call.status == "ok"]
+    return _apart(events, lambda calls: _progress_of_key(_done(calls, "commit", "fetch")))
+
+
+def _progress_of_key(calls: Sequence[Call]) -> Verdicts:
     if not calls:
-        return UNKNOWN
+        return NOTHING
     for call in calls:
         shown = call.result or call.value
         same_place = [
@@ -307,7 +331,10 @@ def _shown(call: Call) -> dict[str, Any]:
 
 def transaction_visibility(events: Sequence[Event]) -> Verdicts:
     """Messages are received if their commit was acknowledged, and only after a commit was asked for."""
-    calls = pair(events)
+    return _apart(events, _visibility_of_key)
+
+
+def _visibility_of_key(calls: Sequence[Call]) -> Verdicts:
     receives = _done(calls, "receive")
     seen = [
         (receive, canonical(message))
@@ -328,13 +355,18 @@ def transaction_visibility(events: Sequence[Event]) -> Verdicts:
         is_seen = any(message == canonical(commit.value) for _, message in seen)
         if not is_seen and any(receive.invoked > commit.returned for receive in receives):
             return INVALID
-    return VALID if receives else UNKNOWN
+    return VALID if receives else UNKNOWN if _done(calls, "commit") else NOTHING
 
 
 def delay(events: Sequence[Event], tolerance_ms: float = 1000.0, resolution_ms: float = 0.0) -> Verdicts:
     """No message is received before it is due, nor late, nor never though it was due in time."""
     times = _times(events)
-    calls = pair(events)
+    return _apart(events, lambda calls: _delay_of_key(calls, times, tolerance_ms, resolution_ms))
+
+
+def _delay_of_key(
+    calls: Sequence[Call], times: Mapping[float, float], tolerance_ms: float, resolution_ms: float
+) -> Verdicts:
     receives = _done(calls, "receive")
     for send in (call for call in calls if call.f == "send"):
         message, delay_ms = canonical(send.value["message"]), send.value["delay_ms"]
@@ -353,7 +385,7 @@ def delay(events: Sequence[Event], tolerance_ms: float = 1000.0, resolution_ms: 
             return INVALID
         if not deliveries and any(times[receive.invoked] > latest_ms for receive in receives):
             return INVALID
-    return VALID if receives else UNKNOWN
+    return VALID if receives else UNKNOWN if _done(calls, "send") else NOTHING
 
 
 def _times(events: Sequence[Event]) -> dict[float, float]:
@@ -390,7 +422,10 @@ def _version(call: Call) -> float | None:
 
 
 def log_losses(events: Sequence[Event]) -> Verdicts:
-    """No harm is found in a log that is linearizable; two values at one offset, or a value of nobody, are harm."""
+    """No harm is found in a log that is linearizable; two values at one offset, or a value of nobody, are harm.
+
+    The answer is open where nobody looked for an acknowledged message of any log.
+    """
     calls = pair(events)
     is_right = is_linearizable(calls, make_object("log"))
     asked = [(canonical(call.key), canonical(call.value)) for call in calls if call.f == "append"]
@@ -399,7 +434,26 @@ def log_losses(events: Sequence[Event]) -> Verdicts:
     if any(_is_harmed(calls_of_key) for calls_of_key in _keys(calls)):
         return INVALID
     has_gap = any(not read.result["messages"] and read.result["tail"] > read.result["offset"] for read in _reads(calls))
-    return VALID | UNKNOWN if is_right and not has_gap else VALID | INVALID | UNKNOWN
+    if not is_right or has_gap:
+        return VALID | INVALID | UNKNOWN
+    return UNKNOWN if any(_has_unlooked(calls_of_key) for calls_of_key in _keys(calls)) else VALID
+
+
+def _has_unlooked(calls: Sequence[Call]) -> bool:
+    """Whether an acknowledged message of one log was not shown, nor counted, nor looked for since."""
+    shown = [canonical(message) for read in _reads(calls) for message in read.result["messages"]]
+    tails = [(call.invoked, call.result) for call in _done(calls, "tail")]
+    tails += [(read.invoked, read.result["tail"]) for read in _reads(calls)]
+    return any(
+        canonical(append.value) not in shown
+        and not any(begun > append.returned or tail > _offset(append) for begun, tail in tails)
+        for append in _done(calls, "append")
+    )
+
+
+def _offset(append: Call) -> float:
+    """Where an append put its message; further than any tail where that was not said."""
+    return float("inf") if append.result[0] is None else float(append.result[0])
 
 
 def _reads(calls: Sequence[Call]) -> list[Call]:
@@ -407,7 +461,13 @@ def _reads(calls: Sequence[Call]) -> list[Call]:
 
 
 def _is_harmed(calls: Sequence[Call]) -> bool:
-    """Whether reads of one log show two values at one offset, one value at two, or a value that nobody appended."""
+    """Whether reads of one log show two values at one offset, one value at two, or a value that nobody appended.
+
+    An offset or a tail below zero is harm as well.
+    """
+    places = [_offset(append) for append in _done(calls, "append")] + [tail.result for tail in _done(calls, "tail")]
+    if min([0, *places]) < 0:
+        return True
     at: dict[Any, set[Any]] = {}
     for read in _reads(calls):
         asked = {

@@ -32,9 +32,6 @@ PROPERTY_OPTIONS: dict[str, tuple[Options, ...]] = {
 }
 """The checkers, each with the options that it is sampled with."""
 
-KEYED = frozenset({"counter-bounds", "exclusion", "set-full", "sessions", "write-skew"})
-"""Checkers to which every key is an object of its own."""
-
 KEYS: tuple[tuple[Any, ...], ...] = (
     ("a", "b"), (1, True), (0, False, None), (1, "1"), ([1], [True]), ({"a": 1}, [["a", 1]]), ("x", None)
 )  # fmt: skip
@@ -94,16 +91,17 @@ def _answer_counter(place: _Place, f: str, value: Any, process: Any) -> Any:
 
 
 def _ask_lock(place: _Place, process: Any) -> tuple[str, Any]:
-    return ("release" if process in place.memory or place.rng.random() < 0.1 else "acquire"), None
+    wants_release = process in place.memory
+    return ("release" if wants_release != (place.rng.random() < 0.1) else "acquire"), None
 
 
 def _answer_lock(place: _Place, f: str, value: Any, process: Any) -> Any:
     if f == "acquire":
-        if place.memory and not place.lies():
+        if any(holder != process for holder in place.memory) and not place.lies():
             return FAILED
         place.memory.append(process)
-    elif process in place.memory:
-        place.memory.remove(process)
+    else:
+        place.memory = [holder for holder in place.memory if holder != process]
     return None
 
 
@@ -225,16 +223,18 @@ def _answer_progress(place: _Place, f: str, value: Any, process: Any) -> Any:
 def _ask_visibility(place: _Place, process: Any) -> tuple[str, Any]:
     own = place.values.setdefault(repr(process), [])
     if own:
-        return place.rng.choice(("commit", "commit", "rollback")), own.pop()
+        # Whoever does not know what became of the end of a transaction may ask for the same once more.
+        f, message = own[-1] if place.rng.random() < 0.5 else own.pop()
+        return f, message
     if place.rng.random() < 0.5:
         return "receive", None
     place.used += 1
-    own.append(place.used)
+    own.append((place.rng.choice(("commit", "commit", "rollback")), place.used))
     return "prepare", place.used
 
 
 def _answer_visibility(place: _Place, f: str, value: Any, process: Any) -> Any:
-    if f == "commit":
+    if f in ("commit", "rollback") and (f == "commit") != place.lies() and value not in place.memory:
         place.memory.append(value)
     if f != "receive":
         return value
@@ -301,7 +301,7 @@ def draw_property(name: str, rng: random.Random, *, options: Options | None = No
     chosen = dict(rng.choice(PROPERTY_OPTIONS[name]) if options is None else options)
     if name == "log-losses":
         return Sample(name, chosen, draw_sample("log", rng).events)
-    keys = rng.choice(KEYS) if name in KEYED and rng.random() < 0.4 else (None,)
+    keys = rng.choice(KEYS) if rng.random() < 0.4 else (None,)
     lie_rate = rng.choice((0.0, 0.15, 0.4))
     values = {"initial": chosen["initial"]} if "initial" in chosen else {}
     places = [_Place(rng, lie_rate, values=dict(values)) for _ in keys]

@@ -29,6 +29,8 @@ MIXED = (None, True, False, 0, 1, 1.5, "1", "", "true", [1], [True], ["1"], {"a"
 
 PROCESSES: tuple[tuple[Any, ...], ...] = ((0, 1, 2, 3), ("a", "b", "c", "d"), ("client-1", 0, "0", 1), (7, 3, 5, 11))
 KEYS: tuple[tuple[Any, ...], ...] = ((None,), (None,), (None,), ("x", "y"), (1, "1"), (0, 1, 2))
+AWAY = (-1, -1, 1, 1, 1 << 50)
+"""How far a false number is from the true one: next to it, or further than anything that could be counted up to it."""
 ERRORS = ("connection refused", "not the leader", ["timeout", 5])
 
 OPTIONS: dict[str, tuple[Options, ...]] = {
@@ -394,7 +396,7 @@ def _other_answer(name: str, event: Event, events: list[Event], values: _Values,
     if name in ("stack", "priority-queue"):
         return rng.choice([None, *(other["value"] for other in events if other["f"] in ("insert", "push"))])
     if isinstance(answer, int | float):
-        return answer + rng.choice((-1, 1))
+        return answer + rng.choice(AWAY)
     if isinstance(answer, str):
         return rng.choice((answer + "a", answer[:-1], ""))
     if name in ("log", "topic") and event["f"] == "read":
@@ -411,7 +413,7 @@ def _other_range(answer: dict[str, Any], values: _Values, rng: random.Random) ->
     messages, tail = list(answer["messages"]), answer["tail"]
     kind = rng.randrange(4)
     if kind == 0:
-        tail = max(0, tail + rng.choice((-1, 1)))
+        tail = max(0, tail + rng.choice(AWAY))
     elif kind == 1 and messages:
         messages[rng.randrange(len(messages))] = values.any()
     elif kind == 2 and len(messages) > 1:
@@ -444,9 +446,9 @@ def _other_list(name: str, f: str, answer: list[Any], values: _Values, rng: rand
     elif name == "topic" and f == "send" and place == 0:
         changed[0] = 0 if changed[0] else 1
     elif name == "topic":
-        changed[1] = max(0, (changed[1] or 0) + rng.choice((-1, 1)))
+        changed[1] = max(0, (changed[1] or 0) + rng.choice(AWAY))
     elif isinstance(changed[0], int | float):
-        changed[0] = max(0, changed[0] + rng.choice((-1, 1)))
+        changed[0] = max(0, changed[0] + rng.choice(AWAY))
     return changed
 
 

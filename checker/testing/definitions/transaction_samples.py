@@ -41,6 +41,7 @@ class _Database:
         self.keys = rng.choice(KEYS)
         self.tricky = list(TRICKY) if rng.random() < 0.3 else []
         rng.shuffle(self.tricky)
+        self.nulls = rng.choice((0, 0, 0, 1))
         self.used = 0
         self.committed: dict[Any, Any] = {}
         self.idle = list(rng.choice(PROCESSES)[: rng.randint(1, 4)])
@@ -72,6 +73,8 @@ class _Database:
             return ["r", key, None]
         self.used += 1
         value = self.tricky.pop() if self.tricky else self.used + 10
+        if self.nulls and self.rng.random() < 0.4:
+            self.nulls, value = 0, None
         return ["append" if self.lists else "w", key, value]
 
     def _event(self, process: Any, kind: str, value: Any) -> None:

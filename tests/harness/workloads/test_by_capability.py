@@ -137,6 +137,22 @@ def test_the_other_checks_find_a_wrong_client_too(name: str, method: str, option
     assert done.outcomes[check].valid is False and set(done.outcomes) == {check}
 
 
+class SilentLog(ToyClient):
+    """Refuses to read log 0 once it holds ten messages."""
+
+    async def poll(self, key: Any, offset: int, max_messages: int) -> Any:
+        if key == 0 and len(self.store.logs.get(0, ())) >= 10:
+            raise Refused
+        return await super().poll(key, offset, max_messages)
+
+
+@pytest.mark.parametrize("polls", ["linearizable", "eventual"])
+def test_a_log_that_cannot_be_read_at_the_end_leaves_it_open(polls: str) -> None:
+    done = run(made("log", polls=polls), Store(), client=SilentLog)
+    assert done.outcomes["log"].valid == "unknown" and not done.valid
+    assert "not looked for since they were acknowledged (of key 0)" in done.outcomes["log"].reason
+
+
 class Hasty(ToyClient):
     """Delays and ends of transactions that are ignored."""
 
