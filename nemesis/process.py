@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,17 @@ from nemesis.impairments import Activity, hosts_kept_from
 from nemesis.protocol import Injection, Proof
 from nemesis.target import DOWN, PAUSED, RUNNING, Processes, SeesMembers, Target
 
-__all__ = ["KILL", "PAUSE", "Kill", "Pause", "processes_of", "prove_released", "prove_running", "prove_stopped"]
+__all__ = [
+    "KILL",
+    "PAUSE",
+    "Kill",
+    "Pause",
+    "processes_of",
+    "prove_released",
+    "prove_running",
+    "prove_stopped",
+    "why_unreached",
+]
 
 _ENDED_LETTERS, _STOPPED_LETTERS = frozenset("DZX"), frozenset("DZXTt")
 """States in /proc of processes that do nothing any more: they wait in the kernel, have ended, are stopped."""
@@ -52,6 +62,19 @@ def processes_of(target: Target) -> Processes:
     if target.processes is None:
         raise ValueError("this cluster has no processes to act on")
     return target.processes
+
+
+async def why_unreached(target: Target, host: str, reaches: Callable[[str, int], Awaitable[str | None]]) -> str | None:
+    """Why some program of the replica of a host would not feel a fault, of which `reaches(host, pid)` tells for the one
+    whose first process that is; None when each would. What is down feels it when it is back."""
+    if target.processes is None:
+        return None
+    for pid in (await target.processes.look(host)).pids:
+        problem = await reaches(host, pid)
+        # One that has ended meanwhile was not there to be looked at.
+        if problem is not None and pid in (await target.processes.look(host)).pids:
+            return problem
+    return None
 
 
 def _downed(in_force: Sequence[Injection]) -> frozenset[str]:

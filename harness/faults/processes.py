@@ -123,13 +123,12 @@ class ReplicaProcesses:
         """The process as its host sees it."""
         process = self._process(host)
         state = DOWN if process is None else await process.state()
-        pid = None if process is None or state == DOWN else process.host_pid
         has_ended = state == DOWN or (process is not None and _has_ended_in_part(process))
         return ProcessView(
             host=host,
             state=state,
             starts=self._starts[host],
-            pid=pid,
+            pids=() if process is None or state == DOWN else _host_pids(process),
             ended_by_itself=process is not None and has_ended and process is not self._ended.get(host),
             was_forced=host in self._forced,
         )
@@ -218,6 +217,13 @@ async def _end(process: HostProcess, signal_name: str) -> bool:
             f"the replica of {process.host} did not end within {END_TIMEOUT_S:g} s of SIGKILL: it waits in the kernel"
         ) from None
     return True
+
+
+def _host_pids(process: HostProcess) -> Sequence[int]:
+    """One for each program of a replica that has not ended; none where there are no numbers."""
+    if isinstance(process, EndsInParts):
+        return process.host_pids
+    return () if process.host_pid is None else (process.host_pid,)
 
 
 def _has_ended_in_part(process: HostProcess) -> bool:

@@ -20,6 +20,7 @@ from harness.clusters.base import HostProcess, Program
 from harness.clusters.local import LocalCluster
 from harness.errors import OperatorError
 from harness.run_state import RunState
+from harness.systems.host_programs import HostPrograms
 from nemesis.clock import CLOCK
 from nemesis.disk import DISK_STALL
 from nemesis.mechanisms.launcher_archive import why_no_clock, why_no_traps
@@ -72,8 +73,10 @@ class Target:
 
     async def look(self, host: str) -> ProcessView:
         assert self.process is not None
+        assert self.process.host_pid is not None
         state = await self.process.state()
-        return ProcessView(host, state, 1, None if state == DOWN else self.process.host_pid)
+        pids = self.process.host_pids if isinstance(self.process, HostPrograms) else [self.process.host_pid]
+        return ProcessView(host, state, 1, () if state == DOWN else pids)
 
     async def end(self, fault_id: str, hosts: Sequence[str], *, signal_name: str = "KILL") -> None:
         assert self.process is not None
@@ -328,6 +331,26 @@ def test_a_program_that_was_started_without_its_mechanism_proves_nothing(
             await POWER.inject(target, fault(POWER, "cut@n1", model="ext4"))
 
     on_a_host(tmp_path, lambda data: [programs[kind], data], scenario)
+
+
+def test_a_second_program_that_is_out_of_reach_proves_nothing(tmp_path: Path, programs: dict[str, str]) -> None:
+    async def scenario(target: Target) -> None:
+        data = f"{target.cluster.data_dir('n1')}/second"
+        os.mkdir(data)
+        second = await target.cluster.spawn("n1", Program("second", [programs["static"], data], "second.log"))
+        await wrote(target.cluster, name="second/log")
+        assert target.process is not None
+        target.process = HostPrograms("n1", {"main": target.process, "second": second})
+        stall, bump = fault(DISK_STALL, "fsync@n1"), fault(CLOCK, "bump@n1", skews={"n1": {"offset_ms": 3_600_000}})
+        for nemesis, injection in ((DISK_STALL, stall), (CLOCK, bump)):
+            await nemesis.inject(target, injection)  # type: ignore[attr-defined]
+            proof = await nemesis.prove(target, injection)  # type: ignore[attr-defined]
+            assert not proof.proven and "linked statically" in proof.detail, proof
+            await nemesis.heal(target, injection)  # type: ignore[attr-defined]
+        with pytest.raises(RuntimeError, match="linked statically"):
+            await POWER.inject(target, fault(POWER, "cut@n1", model="ext4"))
+
+    on_a_host(tmp_path, lambda data: [programs["dynamic"], data], scenario, mechanism="preload")
 
 
 def test_the_mechanism_can_be_named(tmp_path: Path, programs: dict[str, str]) -> None:

@@ -435,6 +435,24 @@ def test_a_replica_out_of_reach_of_its_disk_fault_fails_the_proof(
     run_virtual(main())
 
 
+@pytest.mark.parametrize(("nemesis", "variant"), [(DISK_STALL, "fsync@n1"), (CLOCK, "bump@n1"), (CLOCK, "drift@n1")])
+def test_a_second_program_of_a_host_that_is_out_of_reach_fails_the_proof(
+    nemesis: Any, variant: str, make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def main() -> None:
+        target = make_fault_target(3)
+        target.processes.pids = (1, 2)
+        injection = await plan_fault(nemesis, target, variant)
+        await nemesis.inject(target, injection)
+        assert (await nemesis.prove(target, injection)).proven
+        assert (await nemesis.prove_met(target, injection)).proven
+        (target.clocks if nemesis is CLOCK else target.disks).unreached.add(2)
+        assert not (await nemesis.prove(target, injection)).proven
+        assert not (await nemesis.prove_met(target, injection)).proven
+
+    run_virtual(main())
+
+
 @pytest.mark.parametrize("nemesis", [DISK_STALL, DISK_SLOW, DISK_FULL, DISK_ERROR], ids=lambda nemesis: nemesis.name)
 def test_a_disk_fault_is_met_by_the_calls_of_the_replica_itself(
     nemesis: Any, make_fault_target: Any, plan_fault: Any, run_virtual: Run
@@ -557,13 +575,15 @@ def test_a_power_cut_is_announced_to_who_keeps_no_account_before_it(
     run_virtual(main())
 
 
+@pytest.mark.parametrize("unreached", ["n1", 2], ids=["the host", "its second program"])
 def test_power_is_not_cut_where_it_would_lose_nothing(
-    make_fault_target: Any, plan_fault: Any, run_virtual: Run
+    unreached: str | int, make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
     async def main() -> None:
         target = make_fault_target(5)
+        target.processes.pids = (1, 2)
         injection = await plan_fault(POWER, target, "cut@n1")
-        target.disks.unreached.add("n1")
+        target.disks.unreached.add(unreached)
         with pytest.raises(RuntimeError, match="out of reach"):
             await POWER.inject(target, injection)
         assert target.processes.down == {}
