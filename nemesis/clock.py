@@ -16,6 +16,7 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -353,8 +354,8 @@ async def _runs(target: Target, host: str) -> bool:
 
 
 async def _unreached(target: Target, host: str, skew: ClockSkew) -> str | None:
-    """Why the replica of a host would not feel a skew of its wall clock. One that is down feels it when it is back."""
-    return None if skew.affects_monotonic else await why_unreached(target, host, _clocks(target).reaches)
+    """Why the replica of a host would not feel a skew. One that is down feels it when it is back."""
+    return await why_unreached(target, host, partial(_clocks(target).reaches, monotonic=skew.affects_monotonic))
 
 
 async def _met(target: Target, injection: Injection) -> tuple[bool | None, str]:

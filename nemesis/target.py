@@ -372,9 +372,9 @@ class Clocks(Protocol):
         """Undo every skew. Idempotent; safe in any state."""
         ...
 
-    async def reaches(self, host: str, pid: int | None) -> str | None:
-        """None when a skew of the wall clock that is in force is felt by the process `pid` of `host`; otherwise why
-        not, in one line."""
+    async def reaches(self, host: str, pid: int | None, *, monotonic: bool = False) -> str | None:
+        """None when a skew of the wall clock that is in force, or of the `monotonic` one, is felt by the process `pid`
+        of `host`; otherwise why not, in one line."""
         ...
 
     async def read(

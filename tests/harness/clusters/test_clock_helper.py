@@ -135,6 +135,9 @@ class Shim:
     async def release_all(self) -> None:
         self.skewed.clear()
 
+    async def reaches(self, host: str, pid: int | None, *, monotonic: bool = False) -> str | None:
+        return f"{'monotonic' if monotonic else 'wall'} of {host} is out of reach"
+
 
 class Keeper:
     def __init__(self) -> None:
@@ -157,6 +160,9 @@ def test_monotonic_clocks_and_hosts_without_a_clock_of_their_own_are_the_shims()
         await clocks.release_all()
         assert helpers["n1"].asked == ["skew f", "release f", "release_all"]
         assert helpers["n2"].asked == ["release_all"] and shim.skewed == {}
+        assert await clocks.reaches("n1", 7) is None
+        assert await clocks.reaches("n1", 7, monotonic=True) == "monotonic of n1 is out of reach"
+        assert await clocks.reaches("n3", 7) == "wall of n3 is out of reach"
 
     asyncio.run(body())
 

@@ -236,6 +236,46 @@ def test_a_clock_is_moved_in_the_replica(tmp_path: Path, programs: dict[str, str
     on_a_host(tmp_path, lambda data: [programs[kind], data], scenario)
 
 
+def test_a_monotonic_clock_of_a_server_that_the_shim_does_not_reach_proves_nothing(
+    tmp_path: Path, programs: dict[str, str]
+) -> None:
+    """The program that was started is reached, and reads its clock; what it has started, the server, is not."""
+    supervise = """
+import subprocess, sys, time
+child = subprocess.Popen(sys.argv[1:])
+while child.poll() is None:
+    time.sleep(0.1)
+"""
+
+    async def scenario(target: Target) -> None:
+        injection = fault(CLOCK, "slow-monotonic@n1", skews={"n1": {"rate_ppm": -700_000, "affects_monotonic": 1}})
+        await CLOCK.inject(target, injection)
+        for proof in (await CLOCK.prove(target, injection), await CLOCK.prove_met(target, injection)):
+            assert not proof.proven and "linked statically" in proof.detail, proof
+        await CLOCK.heal(target, injection)
+
+    def command(data: str) -> Sequence[str]:
+        return [sys.executable, "-c", supervise, programs["static"], data]
+
+    on_a_host(tmp_path, command, scenario)
+
+
+def test_a_monotonic_clock_that_another_mechanism_has_is_out_of_reach(tmp_path: Path, programs: dict[str, str]) -> None:
+    """The newest program has its clock from the shim, the first one from the vDSO, whose wall clock alone is moved."""
+
+    async def scenario(target: Target) -> None:
+        first, data = target.process, target.cluster.data_dir("n1")
+        second = await target.cluster.spawn("n1", Program("second", [programs["dynamic"], data], "second.log"))
+        assert first is not None and target.clocks is not None and target.clocks.mechanism("n1") == "the preloaded shim"
+        problem = await target.clocks.reaches("n1", first.host_pid, monotonic=True)
+        assert problem is not None and "the wall clock only" in problem
+        async with asyncio.timeout(DEADLINE_S):  # until the shim is mapped
+            while await target.clocks.reaches("n1", second.host_pid, monotonic=True) is not None:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+    on_a_host(tmp_path, lambda data: [programs["static"], data], scenario)
+
+
 @pytest.mark.parametrize("mechanism", ["preload", "seccomp"])
 def test_a_power_cut_takes_from_every_program_of_a_host(tmp_path: Path, mechanism: str) -> None:
     """Each keeps an account of its own: Redis and the Sentinel beside it both write."""

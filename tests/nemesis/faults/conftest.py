@@ -114,6 +114,7 @@ class FakeClocks:
         self.wrong_by_ms: dict[str, float] = {}
         self.unreached: set[str | int | None] = set()
         """Hosts, or the programs of all hosts that have such a pid."""
+        self.monotonic_unreached: set[str] = set()
         self.unreadable: set[str] = set()
         self.reads: int | None = 3
         self.unsure_ms = 0.01
@@ -131,7 +132,9 @@ class FakeClocks:
     def mechanism(self, host: str) -> str:
         return "the tests"
 
-    async def reaches(self, host: str, pid: int | None) -> str | None:
+    async def reaches(self, host: str, pid: int | None, *, monotonic: bool = False) -> str | None:
+        if monotonic and host in self.monotonic_unreached:
+            return f"the monotonic clock of {host} is out of reach"
         return f"{host} is out of reach" if self.unreached & {host, pid} else None
 
     async def met(self, fault_id: str) -> Mapping[str, FaultMet]:

@@ -63,6 +63,10 @@ def test_a_monotonic_drift_is_proved_when_asked_for(
         assert not (await CLOCK.prove(target, injection)).proven
         await CLOCK.inject(target, injection)
         assert (await CLOCK.prove(target, injection)).proven
+        assert (await CLOCK.prove_met(target, injection)).proven
+        target.clocks.monotonic_unreached.add("n2")
+        for unproven in (await CLOCK.prove(target, injection), await CLOCK.prove_met(target, injection)):
+            assert not unproven.proven and "the monotonic clock of n2 is out of reach" in unproven.detail
         assert not (await CLOCK.prove_healed(target, injection)).proven
         await CLOCK.heal(target, injection)
         assert (await CLOCK.prove_healed(target, injection)).proven
