@@ -130,7 +130,7 @@ class ReplicaProcesses:
             starts=self._starts[host],
             pids=() if process is None or state == DOWN else _host_pids(process),
             ended_by_itself=process is not None and has_ended and process is not self._ended.get(host),
-            was_forced=host in self._forced,
+            was_forced=host in self._forced and process is self._ended.get(host),
         )
 
     async def members(self, host: str) -> Sequence[ProcessMember] | None:
@@ -159,7 +159,8 @@ class ReplicaProcesses:
             is_up = process.exit_status() is None
             if enders:
                 if is_up:
-                    self._ended[host] = process
+                    if await process.state() != DOWN:  # else it has ended by itself, and the news is on its way
+                        self._ended[host] = process
                     self._forced.discard(host)
                     if not await _end(process, enders[-1].signal_name):
                         self._forced.add(host)

@@ -371,6 +371,30 @@ def test_an_orderly_end_that_no_victim_came_to_was_met_by_nobody(
     run_virtual(main())
 
 
+@pytest.mark.parametrize("form", ["sigkill", "terminate"])
+def test_a_kill_of_replicas_that_had_ended_by_themselves_was_met_by_nobody(
+    form: str, make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def main() -> None:
+        target = make_fault_target(5)
+        injection = await plan_fault(KILL, target, f"{form}@n1+n2")
+        await KILL.inject(target, injection)
+
+        async def exercised() -> bool | None:
+            proof, met = await KILL.prove(target, injection), await KILL.prove_met(target, injection)
+            assert proof.proven and met.proven
+            return exercised_by(proof.to_json(), met.to_json())
+
+        target.processes.dead = {"n1"}
+        assert await exercised() is True
+        target.processes.deaf = {"n2"}
+        assert await exercised() is (form == "sigkill")  # no victim has come to an orderly end
+        target.processes.dead, target.processes.deaf = {"n1", "n2"}, set()
+        assert await exercised() is False
+
+    run_virtual(main())
+
+
 def test_a_replica_that_stays_down_is_not_healed(make_fault_target: Any, plan_fault: Any, run_virtual: Run) -> None:
     async def main() -> None:
         target = make_fault_target(5)
