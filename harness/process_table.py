@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from harness.pidfds import pidfd_open, pidfd_send_signal
-from harness.run_state import process_start_ticks
+from harness.run_state import living_thread, process_start_ticks
 
 __all__ = ["ProcessId", "find_processes", "is_in_namespace", "kill_until_gone", "marked_with"]
 
@@ -42,13 +42,14 @@ class ProcessId:
 
 
 def find_processes(matches: Callable[[int], bool]) -> list[ProcessId]:
-    """Every running process (no zombies) for whose pid `matches` is true, by pid."""
+    """Every running process (no zombies) for which `matches` is true, by pid. It is asked with the number of a thread
+    that has not ended, which is the pid but for processes whose first thread has."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
             pid = int(name)
-            start_ticks = process_start_ticks(pid)
-            if start_ticks is not None and matches(pid):
+            start_ticks, thread = process_start_ticks(pid), living_thread(pid)
+            if start_ticks is not None and thread is not None and matches(thread):
                 found.append(ProcessId(pid, start_ticks))
     return sorted(found, key=lambda process: process.pid)
 

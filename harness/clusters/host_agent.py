@@ -263,7 +263,8 @@ class Agent:
         found = {pid for pid, started in child.known.items() if pid in table and table[pid].started == started}
         if child.status is None:
             found.add(first)
-        found |= {pid for pid in table.keys() - found if _is_marked(pid, child.mark)}
+        mark = PROGRAM_VARIABLE.encode() + b"=" + child.mark
+        found |= {pid for pid in table.keys() - found if _has_in_environment(pid, mark)}
         while True:
             more = {
                 process.pid
@@ -387,7 +388,7 @@ class Agent:
             shown = Path(f"/proc/{pid}/stat").read_bytes()
         except OSError:
             return {"letter": ""}
-        return {"letter": shown.rpartition(b")")[2].split()[0].decode()}
+        return {"letter": _living(pid, shown.rpartition(b")")[2].split()[0].decode())[1]}
 
     async def _list(self) -> Message:
         """The programs that have ended, as their events said it."""
@@ -571,24 +572,46 @@ def _processes() -> Iterator[_Process]:
         before, _, after = shown.rpartition(b")")
         fields = after.split()
         comm = before.partition(b"(")[2].decode(errors="replace")
-        yield _Process(int(name), comm, fields[0].decode(), int(fields[1]), int(fields[3]), int(fields[19]))
+        _, letter = _living(int(name), fields[0].decode())
+        yield _Process(int(name), comm, letter, int(fields[1]), int(fields[3]), int(fields[19]))
 
 
-def _is_marked(pid: int, mark: bytes) -> bool:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return PROGRAM_VARIABLE.encode() + b"=" + mark in file.read().split(b"\0")
-    except OSError:
-        return False
+def _living(pid: int, letter: str = "Z") -> tuple[int, str]:
+    """(thread, its state) of a process whose first thread is in the state `letter`. Where that one has ended, the
+    kernel shows a zombie that has no environment and no descriptors, whatever other threads of it go on: one of those
+    is meant then, the first one where there is none."""
+    if letter == "Z":
+        with contextlib.suppress(OSError):
+            for thread in map(int, os.listdir(f"/proc/{pid}/task")):
+                with contextlib.suppress(OSError):
+                    shown = Path(f"/proc/{thread}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
+                    if shown not in ("Z", "X"):
+                        return thread, shown
+    return pid, letter
+
+
+def _has_in_environment(pid: int, word: bytes) -> bool:
+    """Whether a process was started with a word like b"NAME=value" in its environment."""
+    with contextlib.suppress(OSError):
+        try:
+            shown = Path(f"/proc/{pid}/environ").read_bytes()
+        except ProcessLookupError:  # its first thread has ended, if not all of it
+            shown = Path(f"/proc/{_living(pid)[0]}/environ").read_bytes()
+        return word in shown.split(b"\0")
+    return False
 
 
 def sockets_of(pid: int) -> set[int]:
     """The inodes of the sockets that a process has open."""
     found = set()
     with contextlib.suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
+        directory = f"/proc/{pid}/fd"
+        if not (names := os.listdir(directory)):
+            directory = f"/proc/{_living(pid)[0]}/fd"
+            names = os.listdir(directory)
+        for name in names:
             with contextlib.suppress(OSError):
-                kind, _, rest = os.readlink(f"/proc/{pid}/fd/{name}").partition(":[")
+                kind, _, rest = os.readlink(f"{directory}/{name}").partition(":[")
                 if kind == "socket":
                     found.add(int(rest.rstrip("]")))
     return found
@@ -795,14 +818,8 @@ def _marked(run_id: str) -> Iterator[int]:
     spared = ancestors()
     mark = f"{RUN_VARIABLE}={run_id}".encode()
     for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) not in spared:
-            try:
-                with open(f"/proc/{name}/environ", "rb") as file:
-                    is_marked = mark in file.read().split(b"\0")  # one that has ended has no environment
-            except OSError:
-                continue
-            if is_marked:
-                yield int(name)
+        if name.isdigit() and int(name) not in spared and _has_in_environment(int(name), mark):
+            yield int(name)  # one that has ended has no environment
 
 
 def _undo_all(commands: dict[str, Message], removed: list[str], left: list[str]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -23,6 +24,7 @@ from harness.clusters.base import Program
 from harness.errors import OperatorError
 from nemesis.mechanisms.shell import ShellError
 from nemesis.target import DOWN, PAUSED, RUNNING, Link
+from tests.headless import HEADLESS
 
 AGENT = host_agent.__file__
 
@@ -266,6 +268,23 @@ def test_a_host_is_taken_once_and_cleaned_with_its_undo_commands(tmp_path: Path)
     host = with_host(tmp_path, scenario)
     assert marks.read_text() == "second\nfirst\n"
     assert host.command("clean") == {"removed": [], "left": []}
+
+
+def test_a_process_whose_first_thread_has_ended_is_cleaned(tmp_path: Path) -> None:
+    base, run_id = tmp_path / "base", f"headless{os.getpid()}"
+    environment = {**os.environ, "SPLITBRAIN_RUN": run_id}
+    command: dict[str, Any] = {"args": [sys.executable, "-c", HEADLESS], "env": environment}
+    with (
+        socket.socket() as end,
+        subprocess.Popen(**command, stdout=subprocess.PIPE, pass_fds=[end.fileno()]) as process,
+    ):
+        try:
+            assert process.stdout is not None and process.stdout.readline() == b"headless %d\n" % process.pid
+            assert host_agent.sockets_of(process.pid) == {os.fstat(end.fileno()).st_ino}
+            cleaned = Host(base, run_id).command("clean")
+            assert cleaned["removed"] == [f"process {process.pid}"] and cleaned["left"] == []
+        finally:
+            process.kill()
 
 
 def test_what_cannot_be_undone_keeps_the_host_taken(tmp_path: Path) -> None:
