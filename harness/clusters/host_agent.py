@@ -92,6 +92,8 @@ _PR_SET_PDEATHSIG = 1
 _CLONE_NEWNET, _CLONE_NEWNS, _CLONE_NEWUSER = 0x40000000, 0x00020000, 0x10000000
 _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
 _SIOCSIFFLAGS, _SIOCSIFADDR, _SIOCSIFNETMASK, _IFF_UP = 0x8914, 0x8916, 0x891C, 1
+_MAPPED = bytes(10) + b"\xff\xff"
+"""How an IPv6 address begins that stands for one of IPv4."""
 _ADMIN_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
 
 Message = dict[str, Any]
@@ -136,6 +138,23 @@ class _Process(NamedTuple):
     def has_ended(self) -> bool:
         """Whether nothing of it runs any more."""
         return self.letter in ("Z", "X")
+
+
+class _End(NamedTuple):
+    """One end of a connection."""
+
+    address: str
+    port: int
+
+
+class _Socket(NamedTuple):
+    """A socket in the kernel's tables; `state` as in linux/tcp_states.h, in hexadecimal, also of UDP."""
+
+    inode: int
+    own: _End
+    peer: _End
+    state: str
+    unsent_bytes: int
 
 
 class Agent:
@@ -284,7 +303,8 @@ class Agent:
         return {"members": [[member.pid, member.started, member.letter, member.name] for member in members]}
 
     async def _connections_of(self, pids: list[int]) -> Message:
-        """Where the TCP connections go that programs have opened: [program's pid, pid, address, port] each."""
+        """Where the connections go that programs have opened, their connected UDP sockets included: [program's pid,
+        pid, address, port, pid of the program that has the other end, 0 where it is none of these] each."""
         owners: dict[int, list[tuple[int, int]]] = {}
         for pid in pids:
             for member in self._members_of(self._child(pid)):
@@ -292,8 +312,8 @@ class Agent:
                     owners.setdefault(inode, []).append((pid, member.pid))
         return {
             "connections": [
-                [*owner, address, port]
-                for inode, address, port in _tcp_connections()
+                [*owner, *peer, next((program for program, _ in owners.get(other, ())), 0)]
+                for inode, peer, other in _connections()
                 for owner in owners.get(inode, ())
             ]
         }
@@ -307,9 +327,9 @@ class Agent:
         wanted = set(ports)
         return {
             "queues": [
-                [_address(row[2]), port, int(row[4].partition(":")[0], 16)]
-                for row in _tcp_table()
-                if (port := int(row[2].partition(":")[2], 16)) in wanted and int(row[9]) in open_here
+                [*each.peer, each.unsent_bytes]
+                for each in _sockets("tcp", "tcp6")
+                if each.peer.port in wanted and each.inode in open_here
             ]
         }
 
@@ -617,31 +637,47 @@ def sockets_of(pid: int) -> set[int]:
     return found
 
 
-def _tcp_connections() -> Iterator[tuple[int, str, int]]:
-    """(inode, IPv4 address, port) of where each TCP connection goes that was opened here and not accepted; those that
-    are not established yet included."""
-    rows = _tcp_table()
-    listening = {row[1].partition(":")[2] for row in rows if row[3] == "0A"}
-    for row in rows:
-        is_open = row[3] in ("01", "02")  # ESTABLISHED, SYN_SENT
-        if is_open and row[1].partition(":")[2] not in listening:
-            yield int(row[9]), _address(row[2]), int(row[2].partition(":")[2], 16)
+def _connections() -> Iterator[tuple[int, _End, int]]:
+    """(inode, where it goes, inode of the other end) of each TCP connection that was opened here and not accepted,
+    those included that are not established yet, and of each connected UDP socket. The last is 0 where the other end is
+    not here."""
+    tcp, udp = _sockets("tcp", "tcp6"), _sockets("udp", "udp6")
+    listening = {each.own.port for each in tcp if each.state == "0A"}
+    opened = [each for each in tcp if each.state in ("01", "02") and each.own.port not in listening]
+    for table, sockets in ((tcp, opened), (udp, [each for each in udp if each.state == "01"])):
+        other_ends = {(each.own, each.peer): each.inode for each in table}
+        # What takes from everybody, at one address or at all: it has what nobody has accepted yet, and all UDP.
+        takers = {each.own: each.inode for each in table if each.state in ("0A", "07")}
+        for each in sockets:
+            address, port = each.peer
+            is_here = address in (each.own.address, "::1") or address.startswith("127.")
+            places = (each.peer, *((_End("0.0.0.0", port), _End("::", port)) if is_here else ()))
+            taker = next((takers[place] for place in places if place in takers), 0)
+            yield each.inode, each.peer, other_ends.get((each.peer, each.own)) or taker
 
 
-def _tcp_table() -> list[list[str]]:
-    """The kernel's table of TCP sockets here, a list of words each."""
-    rows = list[list[str]]()
-    for name in ("tcp", "tcp6"):
+def _sockets(*tables: str) -> list[_Socket]:
+    """Those of the kernel's tables (/proc/net/tcp and the like) here."""
+    found = list[_Socket]()
+    for name in tables:
         with contextlib.suppress(OSError):
-            lines = Path("/proc/net", name).read_text(encoding="ascii").splitlines()[1:]
-            rows += [line.split() for line in lines]
-    return rows
+            for line in Path("/proc/net", name).read_text(encoding="ascii").splitlines()[1:]:
+                _, own, peer, state, queues, _, _, _, _, inode, *_ = line.split()
+                unsent_bytes = int(queues.partition(":")[0], 16)
+                found.append(_Socket(int(inode), _end(own), _end(peer), state, unsent_bytes))
+    return found
 
 
-def _address(shown: str) -> str:
-    """The IPv4 address of an end of a socket as the table shows it, or the one that is mapped into IPv6."""
-    address, _, _ = shown.partition(":")
-    return socket.inet_ntoa(bytes.fromhex(address[-8:])[:: 1 if sys.byteorder == "big" else -1])
+def _end(shown: str) -> _End:
+    """The end of a socket as a table shows it. An IPv4 address that is mapped into IPv6 is that address."""
+    address, _, port = shown.partition(":")
+    words = [
+        bytes.fromhex(address[at : at + 8])[:: 1 if sys.byteorder == "big" else -1] for at in range(0, len(address), 8)
+    ]
+    packed = b"".join(words)
+    if len(packed) == 16 and packed[:12] != _MAPPED:
+        return _End(socket.inet_ntop(socket.AF_INET6, packed), int(port, 16))
+    return _End(socket.inet_ntoa(packed[-4:]), int(port, 16))
 
 
 def _kill_group(pid: int, number: int) -> None:
