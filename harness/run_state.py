@@ -39,6 +39,7 @@ __all__ = [
     "KIND_VETH",
     "RUN_VARIABLE",
     "STATE_DIR_VARIABLE",
+    "STATE_VARIABLE",
     "TEMP_PREFIX",
     "Claim",
     "RunRecord",
@@ -59,6 +60,9 @@ __all__ = [
 
 RUN_VARIABLE = "SPLITBRAIN_RUN"
 """Environment variable that marks every process of a run with the run's id."""
+
+STATE_VARIABLE = "SPLITBRAIN_STATE"
+"""Environment variable in which every process of a run has the path of the run's state."""
 
 STATE_DIR_VARIABLE = "SPLITBRAIN_STATE_DIR"
 """Environment variable that overrides where states are kept."""
@@ -344,8 +348,9 @@ class RunState:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What to add to the environment of every process of this run, so that it can be recognised as ours."""
-        return {RUN_VARIABLE: self.run_id}
+        """What to add to the environment of every process of this run, so that it can be recognised as ours, and be
+        seen whether its harness lives."""
+        return {RUN_VARIABLE: self.run_id, STATE_VARIABLE: self.path}
 
     def claim(self, kind: str, ident: str, **details: Any) -> None:
         """Write down that `ident` of `kind` is about to be created. `details` must fit JSON.
