@@ -778,12 +778,12 @@ def _start_command(base: str, run_id: str, source: str) -> int:
     """Take the host, start the daemon, print {"started": true} or {"refused": why}."""
     os.makedirs(base, mode=0o711, exist_ok=True)  # a replica may run as another user
     directory, owner = os.path.join(base, run_id), Path(base, "owner")
-    try:
-        with open(owner, "x", encoding="utf-8") as file:
-            file.write(run_id)
-    except FileExistsError:
-        why = f"the host is taken by run {owner.read_text().strip()}: if that is dead, `harness clean`"
-        print(json.dumps({"refused": why, "taken": True}))
+    if not _take(owner, run_id):
+        name = owner.read_text().strip()
+        why = f"the host is taken by run {name}: if that is dead, `harness clean`"
+        print(
+            json.dumps({"refused": why if name else f"{owner} is empty: if no run has the host, rm it", "taken": True})
+        )
         return 0
     os.makedirs(directory, mode=0o711, exist_ok=True)
     path, log_path = os.path.join(directory, "agent.py"), os.path.join(directory, "agent.log")
@@ -803,6 +803,23 @@ def _start_command(base: str, run_id: str, source: str) -> int:
         time.sleep(0.02)
     print(json.dumps({"started": True, "interpreter": sys.executable}))
     return 0
+
+
+def _take(owner: Path, run_id: str) -> bool:
+    """Have the file say whose the host is, unless it is there. Its name comes after its content is durable, so that a
+    machine that loses power then has no host that is taken by nobody."""
+    draft = owner.with_name(f"{owner.name}.{run_id}")
+    with open(draft, "w", encoding="utf-8") as file:
+        file.write(run_id)
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        os.link(draft, owner)
+    except FileExistsError:
+        return False
+    finally:
+        draft.unlink()
+    return True
 
 
 def _reach(connection: socket.socket, directory: str) -> bool:
@@ -902,7 +919,7 @@ def _clean_command(base: str, run_id: str) -> int:
             let_go(directory)
             shutil.rmtree(directory)
             removed.append(directory)
-        if owner.exists() and owner.read_text().strip() == run_id:
+        if owner.exists() and owner.read_text().strip() in (run_id, ""):  # of earlier versions power took the content
             owner.unlink()
     print(json.dumps({"removed": removed, "left": left}))
     return 0
