@@ -36,6 +36,7 @@ from harness.process_table import (
     is_in_namespace,
     kill_until_gone,
     marked_with,
+    variable_of,
 )
 from harness.programs import find_program
 from harness.run_state import Claim, RunRecord, StateError, load_run, runs_in, state_path
@@ -86,8 +87,8 @@ def clean(
     runs whose harness still runs. `forgets_unreachable`: machines and engines that do not answer are gone for good, and
     what they have of a run is forgotten instead of being kept for the next time; a note says what that is. `report`
     is called with a line for each thing removed, left or worth knowing, as it happens. A run that is named and has no
-    state is still looked for by its processes, namespaces and control groups. Raises StateError when `state_root`
-    cannot be read.
+    state here is still looked for by its processes, namespaces and control groups; it is left alone if its processes
+    name a state elsewhere by which its harness still runs. Raises StateError when `state_root` cannot be read.
     """
     result = CleanReport()
 
@@ -113,7 +114,8 @@ def clean(
         try:
             record = load_run(path)
         except FileNotFoundError:
-            record = RunRecord(run_id=run_id, path=path, pid=0, start_ticks=0, boot_id="")
+            elsewhere = None if include_live else _live_elsewhere(run_id)
+            record = elsewhere or RunRecord(run_id=run_id, path=path, pid=0, start_ticks=0, boot_id="")
         except StateError as error:
             tell(result.left, str(error))
             continue
@@ -139,6 +141,20 @@ def clean(
     if os.geteuid() != 0 and (line := _hint_at_root(run_ids)):
         tell(result.notes, line)
     return result
+
+
+def _live_elsewhere(run_id: str) -> RunRecord | None:
+    """The state that processes of a run name, if its harness still runs by it. Nothing else of it is believed: anybody
+    may start a process that names any file."""
+    marked = find_processes(marked_with(run_state.RUN_VARIABLE, run_id))
+    for path in {variable_of(process, run_state.STATE_VARIABLE) for process in marked}:
+        try:
+            record = load_run(path) if path is not None and os.path.isfile(path) else None
+        except (OSError, StateError):
+            continue
+        if record is not None and record.run_id == run_id and record.is_live:
+            return record
+    return None
 
 
 def _release_devices_of_the_dead(

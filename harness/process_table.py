@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from harness.pidfds import pidfd_open, pidfd_send_signal
-from harness.run_state import process_start_ticks
+from harness.run_state import living_thread, process_start_ticks
 
-__all__ = ["ProcessId", "find_processes", "is_in_namespace", "kill_until_gone", "marked_with"]
+__all__ = ["ProcessId", "find_processes", "is_in_namespace", "kill_until_gone", "marked_with", "variable_of"]
 
 _POLL_S = 0.05
 
@@ -42,13 +42,14 @@ class ProcessId:
 
 
 def find_processes(matches: Callable[[int], bool]) -> list[ProcessId]:
-    """Every running process (no zombies) for whose pid `matches` is true, by pid."""
+    """Every running process (no zombies) for which `matches` is true, by pid. It is asked with the number of a thread
+    that has not ended, which is the pid but for processes whose first thread has."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
             pid = int(name)
-            start_ticks = process_start_ticks(pid)
-            if start_ticks is not None and matches(pid):
+            start_ticks, thread = process_start_ticks(pid), living_thread(pid)
+            if start_ticks is not None and thread is not None and matches(thread):
                 found.append(ProcessId(pid, start_ticks))
     return sorted(found, key=lambda process: process.pid)
 
@@ -59,15 +60,23 @@ def marked_with(variable: str, value: str) -> Callable[[int], bool]:
     False for a process whose environment we may not read: it is not ours.
     """
     entry = os.fsencode(f"{variable}={value}")
+    return lambda pid: entry in _environment(pid)
 
-    def matches(pid: int) -> bool:
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                return entry in file.read().split(b"\0")
-        except OSError:
-            return False
 
-    return matches
+def variable_of(process: ProcessId, variable: str) -> str | None:
+    """The value of a variable in the environment that a process was started with; None where there is none, or we may
+    not know."""
+    begin = os.fsencode(f"{variable}=")
+    entries = _environment(living_thread(process.pid) or process.pid)
+    return next((os.fsdecode(entry.removeprefix(begin)) for entry in entries if entry.startswith(begin)), None)
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:
+        return []
 
 
 def is_in_namespace(identity: tuple[int, int]) -> Callable[[int], bool]:

@@ -39,6 +39,7 @@ __all__ = [
     "KIND_VETH",
     "RUN_VARIABLE",
     "STATE_DIR_VARIABLE",
+    "STATE_VARIABLE",
     "TEMP_PREFIX",
     "Claim",
     "RunRecord",
@@ -47,6 +48,7 @@ __all__ = [
     "default_state_root",
     "harness_is_live",
     "harness_process",
+    "living_thread",
     "load_run",
     "process_start_ticks",
     "remove_if_empty",
@@ -58,6 +60,9 @@ __all__ = [
 
 RUN_VARIABLE = "SPLITBRAIN_RUN"
 """Environment variable that marks every process of a run with the run's id."""
+
+STATE_VARIABLE = "SPLITBRAIN_STATE"
+"""Environment variable in which every process of a run has the path of the run's state."""
 
 STATE_DIR_VARIABLE = "SPLITBRAIN_STATE_DIR"
 """Environment variable that overrides where states are kept."""
@@ -82,6 +87,8 @@ KIND_SSH_HOST = "ssh-host"
 """A machine that a run has taken over SSH; the details say how it is reached."""
 
 _ENDS_WITH_THE_MACHINE = frozenset({KIND_PROCESS, KIND_NETNS, KIND_MOUNT, KIND_VETH, KIND_SOCKET, KIND_CGROUP})
+_ENDED = (b"Z", b"X")
+"""States in /proc/PID/stat of what has ended."""
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SUFFIX = ".jsonl"
 _FORMAT = 1
@@ -104,15 +111,34 @@ class Claim(NamedTuple):
 
 
 def process_start_ticks(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot; None when there is none, or only a zombie."""
+    """Start time of a process in clock ticks since boot; None when there is none, or nothing of it but a zombie."""
+    shown = _stat_of(pid)
+    if shown is None or (shown[0] in _ENDED and living_thread(pid) is None):
+        return None
+    return int(shown[19])
+
+
+def living_thread(pid: int) -> int | None:
+    """A thread of a process that has not ended; None when there is none. It is the first one, whose number is `pid`,
+    unless that has ended before others: then /proc/PID is that of a zombie, without environment and namespaces."""
+    shown = _stat_of(pid)
+    if shown is not None and shown[0] not in _ENDED:
+        return pid
+    try:
+        others = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return None
+    return next((thread for thread in others if (of := _stat_of(thread)) is not None and of[0] not in _ENDED), None)
+
+
+def _stat_of(pid: int) -> list[bytes] | None:
+    """What /proc/PID/stat has of a process or a thread behind its name, from its state on; None where it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             after_name = file.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
-    if len(after_name) < 20 or after_name[0] in (b"Z", b"X"):
-        return None
-    return int(after_name[19])
+    return after_name if len(after_name) >= 20 else None
 
 
 def harness_process() -> dict[str, Any]:
@@ -322,8 +348,9 @@ class RunState:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What to add to the environment of every process of this run, so that it can be recognised as ours."""
-        return {RUN_VARIABLE: self.run_id}
+        """What to add to the environment of every process of this run, so that it can be recognised as ours, and be
+        seen whether its harness lives."""
+        return {RUN_VARIABLE: self.run_id, STATE_VARIABLE: self.path}
 
     def claim(self, kind: str, ident: str, **details: Any) -> None:
         """Write down that `ident` of `kind` is about to be created. `details` must fit JSON.

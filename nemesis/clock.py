@@ -16,11 +16,13 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 from nemesis.forms import Form, FormNemesis
 from nemesis.impairments import Activity, hosts_kept_from
+from nemesis.process import why_unreached
 from nemesis.protocol import Injection, Proof
 from nemesis.target import DOWN, ClockReading, Clocks, ClockSkew, Target
 
@@ -351,19 +353,9 @@ async def _runs(target: Target, host: str) -> bool:
     return target.processes is None or (await target.processes.look(host)).state != DOWN
 
 
-async def _pid(target: Target, host: str) -> int | None:
-    """The process of a host's replica; 0 where nobody knows."""
-    return 0 if target.processes is None else (await target.processes.look(host)).pid
-
-
 async def _unreached(target: Target, host: str, skew: ClockSkew) -> str | None:
-    """Why the replica of a host would not feel a skew of its wall clock. One that is down feels it when it is back."""
-    pid = await _pid(target, host)
-    if not pid or skew.affects_monotonic:
-        return None
-    problem = await _clocks(target).reaches(host, pid)
-    # One that has ended meanwhile was not there to be looked at.
-    return None if problem is not None and await _pid(target, host) != pid else problem
+    """Why the replica of a host would not feel a skew. One that is down feels it when it is back."""
+    return await why_unreached(target, host, partial(_clocks(target).reaches, monotonic=skew.affects_monotonic))
 
 
 async def _met(target: Target, injection: Injection) -> tuple[bool | None, str]:

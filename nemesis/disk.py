@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 from nemesis.forms import Form, FormNemesis, split_variant
 from nemesis.impairments import Activity, hosts_kept_from
-from nemesis.process import prove_released
+from nemesis.process import prove_released, why_unreached
 from nemesis.protocol import Injection, Proof
 from nemesis.target import DiskFault, DiskProbe, Disks, DiskStep, Target
 
@@ -76,7 +76,7 @@ class DiskNemesis(FormNemesis):
         others = [host for host in target.hosts if host not in victims and host not in also_impaired]
 
         async def on_victim(host: str) -> str | None:
-            unreached = await _unreached(target, host, in_force)
+            unreached = await why_unreached(target, host, disks_of(target).reaches)
             if unreached is not None:
                 return unreached
             is_stall = fault.kind in STALLS or host in also_impaired
@@ -104,7 +104,7 @@ class DiskNemesis(FormNemesis):
     async def prove_met(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
         """The replicas are still within reach; what they have met of the fault by now, by their own calls."""
         victims: Sequence[str] = injection.value["hosts"]
-        unreached = await asyncio.gather(*(_unreached(target, host, in_force) for host in victims))
+        unreached = await asyncio.gather(*(why_unreached(target, host, disks_of(target).reaches) for host in victims))
         failed = [problem for problem in unreached if problem is not None]
         exercised, met_words, unmet = await _met(target, injection, _impaired_by(in_force))
         failed += unmet
@@ -143,19 +143,6 @@ def disks_of(target: Target) -> Disks:
 
 def _impaired_by(in_force: Sequence[Injection]) -> frozenset[str]:
     return hosts_kept_from(Activity.USE_DISK, in_force)
-
-
-async def _unreached(target: Target, host: str, in_force: Sequence[Injection]) -> str | None:
-    """Why the replica of a host would not feel the fault. One that another fault has ended feels it when it is back;
-    one that ended by itself since the fault began has felt it."""
-    if target.processes is None:
-        return None
-    view = await target.processes.look(host)
-    if view.pid is None:
-        return None
-    problem = await disks_of(target).reaches(host, view.pid)
-    # One that has ended meanwhile was not there to be looked at.
-    return None if problem is not None and (await target.processes.look(host)).pid != view.pid else problem
 
 
 async def _met(

@@ -6,7 +6,7 @@ anything would prove every cut.
 
 Probes are the harness's own. Where the network counts what the programs on the hosts send each other
 (CountsTraffic), no byte of theirs may have passed a cut link between the proof and the healing, and the cut was
-exercised if something of theirs ran into it.
+exercised if something of theirs ran into it. Nor may anything have got around it (FindsBypasses).
 """
 
 from __future__ import annotations

@@ -81,14 +81,14 @@ class Power(FormNemesis):
         processes, disks = processes_of(target), disks_of(target)
         hosts: Sequence[str] = injection.value["hosts"]
         kind, seed = KINDS[split_variant(injection.variant)[0]], int(injection.value.get("seed", 0))
-        running = [host for host in hosts if (await processes.look(host)).pid is not None]
+        running = [host for host in hosts if (await processes.look(host)).pids]
         lead_s = await disks.expect_cut(injection.fault_id, running)
         await asyncio.sleep(lead_s)
         for host in hosts:
-            view = await processes.look(host)
-            unreached = await disks.reaches(host, view.pid) if view.pid is not None else None
-            if unreached is not None:
-                raise RuntimeError(unreached)
+            for pid in (await processes.look(host)).pids:
+                unreached = await disks.reaches(host, pid)
+                if unreached is not None:
+                    raise RuntimeError(unreached)
         await processes.end(injection.fault_id, hosts)
         await asyncio.gather(*(disks.cut_power(injection.fault_id, host, kind=kind, seed=seed) for host in hosts))
 

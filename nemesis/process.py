@@ -5,23 +5,33 @@ same program is started again with the same configuration and the same files. A 
 nothing: the kernel holds it (state T), its connections stay open, and when it goes on it has missed the time.
 
 Both are proved on every process of the replica where its host shows them, children included, when the fault begins and
-again right before it is healed.
+again right before it is healed. A replica that had ended by itself before its kill has not met it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from nemesis.forms import Form, FormNemesis, hosts_of, split_variant
 from nemesis.impairments import Activity, hosts_kept_from
 from nemesis.protocol import Injection, Proof
-from nemesis.target import DOWN, PAUSED, RUNNING, Processes, SeesMembers, Target
+from nemesis.target import DOWN, PAUSED, RUNNING, Processes, ProcessView, SeesMembers, Target
 
-__all__ = ["KILL", "PAUSE", "Kill", "Pause", "processes_of", "prove_released", "prove_running", "prove_stopped"]
+__all__ = [
+    "KILL",
+    "PAUSE",
+    "Kill",
+    "Pause",
+    "processes_of",
+    "prove_released",
+    "prove_running",
+    "prove_stopped",
+    "why_unreached",
+]
 
 _ENDED_LETTERS, _STOPPED_LETTERS = frozenset("DZX"), frozenset("DZXTt")
 """States in /proc of processes that do nothing any more: they wait in the kernel, have ended, are stopped."""
@@ -52,6 +62,19 @@ def processes_of(target: Target) -> Processes:
     if target.processes is None:
         raise ValueError("this cluster has no processes to act on")
     return target.processes
+
+
+async def why_unreached(target: Target, host: str, reaches: Callable[[str, int], Awaitable[str | None]]) -> str | None:
+    """Why some program of the replica of a host would not feel a fault, of which `reaches(host, pid)` tells for the one
+    whose first process that is; None when each would. What is down feels it when it is back."""
+    if target.processes is None:
+        return None
+    for pid in (await target.processes.look(host)).pids:
+        problem = await reaches(host, pid)
+        # One that has ended meanwhile was not there to be looked at.
+        if problem is not None and pid in (await target.processes.look(host)).pids:
+            return problem
+    return None
 
 
 def _downed(in_force: Sequence[Injection]) -> frozenset[str]:
@@ -123,9 +146,11 @@ async def prove_stopped(target: Target, injection: Injection, state: str, in_for
     victims: Sequence[str] = injection.value["hosts"]
     others = [host for host in target.hosts if host not in victims and host not in _downed(in_force)]
     held_by_others, hit_by_others = _downed(in_force), hosts_of(in_force)
+    views: list[ProcessView] = []
 
     async def victim_problem(host: str) -> str | None:
         view = await processes.look(host)
+        views.append(view)
         if view.state != state and not (host in held_by_others and view.state != RUNNING):
             return f"{host} is {view.state}, not {state}"
         astray = await _astray(processes, host, view.state)
@@ -147,14 +172,22 @@ async def prove_stopped(target: Target, injection: Injection, state: str, in_for
     stopped = sum(map(len, injection.evidence.get("processes", {}).values()))
     counted = f" ({stopped} processes)" if stopped > len(victims) else ""
     detail = f"{', '.join(victims)} {state} and silent{counted}, {beside}"
+    exercised = False if all(map(_had_ended, views)) else None
+    # A replica that another fault had ended or stopped before met nothing of this one.
+    if not failed and any(view.host not in held_by_others and not _had_ended(view) for view in views):
+        exercised = True
     return Proof(
         proven=not failed,
-        # A replica that another fault had ended or stopped before met nothing of this one.
-        exercised=True if not failed and any(host not in held_by_others for host in victims) else None,
+        exercised=exercised,
         detail="; ".join(failed[:3]) if failed else detail,
         checked=len(victims) + len(others),
         failed=failed,
     )
+
+
+def _had_ended(view: ProcessView) -> bool:
+    """Whether a victim that is down had ended by itself, so that there was nothing to end or to stop."""
+    return view.state == DOWN and view.ended_by_itself
 
 
 async def _members_seen(target: Target, hosts: Sequence[str]) -> Mapping[str, Any]:
@@ -186,17 +219,18 @@ async def _astray(processes: Processes, host: str, state: str) -> str | None:
 async def _prove_still_stopped(target: Target, injection: Injection) -> Proof:
     """No process of the victims runs, at the end of a fault as at its begin."""
     processes = processes_of(target)
-
-    async def problem(host: str) -> str | None:
-        state = (await processes.look(host)).state
-        if state == RUNNING:
-            return f"{host} was running again before it was healed"
-        return await _astray(processes, host, state)
-
     hosts: Sequence[str] = injection.value["hosts"]
-    failed = [found for found in await asyncio.gather(*map(problem, hosts)) if found is not None]
+    views = await asyncio.gather(*map(processes.look, hosts))
+
+    async def problem(view: ProcessView) -> str | None:
+        if view.state == RUNNING:
+            return f"{view.host} was running again before it was healed"
+        return await _astray(processes, view.host, view.state)
+
+    failed = [found for found in await asyncio.gather(*map(problem, views)) if found is not None]
     detail = "; ".join(failed[:3]) if failed else f"nothing of {', '.join(hosts)} ran until the end"
-    return Proof(proven=not failed, detail=detail, checked=len(hosts), failed=failed)
+    exercised = False if all(map(_had_ended, views)) else None
+    return Proof(proven=not failed, exercised=exercised, detail=detail, checked=len(hosts), failed=failed)
 
 
 class Kill(FormNemesis):
@@ -343,7 +377,8 @@ async def _judged_by_its_end(target: Target, injection: Injection, proof: Proof)
     if not forced or not proof.proven:
         return proof
     detail = f"{proof.detail}; SIGTERM did not end {', '.join(forced)} in time, SIGKILL did"
-    return replace(proof, detail=detail, exercised=proof.exercised if len(forced) < len(hosts) else False)
+    is_met = not all(view.was_forced or _had_ended(view) for view in views)
+    return replace(proof, detail=detail, exercised=proof.exercised if is_met else False)
 
 
 async def _prove_crashing(target: Target, victims: Sequence[str], in_force: Sequence[Injection]) -> Proof:

@@ -199,14 +199,15 @@ DOWN = "down"
 @dataclass(frozen=True, slots=True)
 class ProcessView:
     """What one look at a replica's process saw. `state` is RUNNING, PAUSED or DOWN; `starts` counts how often
-    the replica was started in this run; `pid` is its number on its host, None when down or not known;
-    `ended_by_itself` says of one that is down that it was started and no fault has ended it since; `was_forced` of one
-    that a fault has ended by SIGTERM that it took a SIGKILL in the end."""
+    the replica was started in this run; `pids` are the numbers on its host of the first process of each of its
+    programs that has not ended, none when down or not known; `ended_by_itself` says of one that is down that it was
+    started and no fault has ended it since; `was_forced` of one that a fault has ended by SIGTERM that it took a
+    SIGKILL in the end."""
 
     host: str
     state: str
     starts: int
-    pid: int | None = None
+    pids: Sequence[int] = ()
     ended_by_itself: bool = False
     was_forced: bool = False
 
@@ -371,9 +372,9 @@ class Clocks(Protocol):
         """Undo every skew. Idempotent; safe in any state."""
         ...
 
-    async def reaches(self, host: str, pid: int | None) -> str | None:
-        """None when a skew of the wall clock that is in force is felt by the process `pid` of `host`; otherwise why
-        not, in one line."""
+    async def reaches(self, host: str, pid: int | None, *, monotonic: bool = False) -> str | None:
+        """None when a skew of the wall clock that is in force, or of the `monotonic` one, is felt by the process `pid`
+        of `host`; otherwise why not, in one line."""
         ...
 
     async def read(

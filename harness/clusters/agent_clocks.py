@@ -67,9 +67,11 @@ class AgentClocks:
         """What moves the clock of the host's replica."""
         return "the machine's own clock" if host in self._helpers else self._shim.mechanism(host)
 
-    async def reaches(self, host: str, pid: int | None) -> str | None:
-        """None on machines whose own clock is set: whatever runs there reads it."""
-        return None if host in self._helpers else await self._shim.reaches(host, pid)
+    async def reaches(self, host: str, pid: int | None, *, monotonic: bool = False) -> str | None:
+        """None of the wall clock on machines whose own clock is set: whatever runs there reads it."""
+        if host in self._helpers and not monotonic:
+            return None
+        return await self._shim.reaches(host, pid, monotonic=monotonic)
 
     async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
         """What replicas have read of a clock that the shim skews; who reads a machine's clock is not counted."""

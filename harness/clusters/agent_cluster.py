@@ -145,6 +145,11 @@ class AgentCluster(ABC):
     def _address(self, host: str) -> str:
         """The IPv4 address of a host among the hosts."""
 
+    async def _ipv6_of_others(self) -> Mapping[str, str]:
+        """By machine the nft match of what comes to it over IPv6 from the others; none where nothing can. Raises
+        ShellError."""
+        return {}
+
     def _machine(self, host: str) -> str:
         """The machine that a host is on: itself, but for hosts that share one."""
         return host
@@ -304,7 +309,8 @@ class AgentCluster(ABC):
     async def _prepare_network(self) -> None:
         addresses = {machine: self._address(machine) for machine in self._machines}
         await self._undo_at_clean("nftables tables", ["nft", "-f", "-"], remove_script())
-        cuts, counters = NftCuts(self.shell, addresses), NftCounters(self.shell, addresses)
+        ipv6 = await self._ipv6_of_others()
+        cuts, counters = NftCuts(self.shell, addresses, ipv6), NftCounters(self.shell, addresses, ipv6)
         network = AgentNetwork(cuts, counters, self._links, addresses)
         try:
             await network.open()

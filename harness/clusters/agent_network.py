@@ -48,8 +48,8 @@ class _Nonce:
 
 
 class AgentNetwork:
-    """See nemesis.target.Network and CountsTraffic. `links` are the agents of the hosts and `addresses` their IPv4
-    addresses."""
+    """See nemesis.target.Network, CountsTraffic and FindsBypasses. `links` are the agents of the hosts and
+    `addresses` their IPv4 addresses."""
 
     def __init__(
         self, cuts: NftCuts, counters: NftCounters, links: Mapping[str, AgentLink], addresses: Mapping[str, str]
@@ -80,6 +80,15 @@ class AgentNetwork:
     async def traffic(self, links: Collection[Link]) -> Mapping[Link, LinkTraffic]:
         """What the hosts' programs sent along each link, and what of it was cut. Raises ShellError."""
         return await self._counters.read(links)
+
+    async def bypasses(self, links: Collection[Link]) -> Sequence[str]:
+        """See nemesis.target.FindsBypasses: what gets around cuts, which are by IPv4 addresses. Raises ShellError."""
+        passed = await self._counters.ipv6_passed(sorted({link.destination for link in links}))
+        return [
+            f"{size_bytes} bytes of other hosts have come to {host} over IPv6, which is to be closed between hosts"
+            for host, size_bytes in passed.items()
+            if size_bytes
+        ]
 
     async def cut(self, fault_id: str, grudge: Grudge) -> None:
         """Drop packets as `grudge` says. Raises ValueError for an unknown host, ShellError."""

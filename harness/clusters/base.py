@@ -104,6 +104,11 @@ class EndsInParts(Protocol):
     """A process of a host that is several programs, some of which may have ended while others run."""
 
     @property
+    def host_pids(self) -> Sequence[int]:
+        """The process ids, as their own host sees them, of those that have not ended."""
+        ...
+
+    @property
     def ended(self) -> Sequence[str]:
         """The names of those that have ended."""
         ...

@@ -2,7 +2,8 @@
 
 For machines with a clock of their own that are there to be broken: everything on them sees the wrong time, whatever
 it is linked to. What is true is known by the kernel's clock since boot, which nobody sets: their difference is written
-to a file, durably, before the wall clock is touched for the first time, so that whoever comes later can set it right.
+to a file, durably, before the wall clock is touched for the first time, so that whoever comes later can set it right;
+with the boot that it is of, since a later one counts anew and begins with a clock that is right.
 It runs on a host with an agent, as root, and is spoken to over the Unix socket that its argument names, as
 control_server says:
 
@@ -33,14 +34,18 @@ TICK_S = 0.01
 RIGHT_NS = 100_000_000
 """A clock this near to the truth is right: setting and reading it takes microseconds, a busy machine some more."""
 
-RESTORE_SCRIPT = """
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+RESTORE_SCRIPT = f"""
 import os, sys, time
 if os.path.exists(sys.argv[1]):
-    base = int(open(sys.argv[1]).read())
-    time.clock_settime_ns(time.CLOCK_REALTIME, base + time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+    base, boot_id = open(sys.argv[1]).read().split()
+    if boot_id == open("{_BOOT_ID}").read().strip():
+        time.clock_settime_ns(time.CLOCK_REALTIME, int(base) + time.clock_gettime_ns(time.CLOCK_BOOTTIME))
     os.unlink(sys.argv[1])
 """
-"""What a Python there runs to set the clock right when the helper has ended; does nothing a second time."""
+"""What a Python there runs to set the clock right when the helper has ended; does nothing a second time, nor after the
+machine was started anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,11 @@ def skew_ns(skew: dict[str, int], elapsed_ns: int) -> int:
     return off_ns
 
 
+def _boot_id() -> str:
+    with open(_BOOT_ID, encoding="ascii") as file:
+        return file.read().strip()
+
+
 def _set_wall(at_ns: int) -> None:
     time.clock_settime_ns(time.CLOCK_REALTIME, at_ns)
 
@@ -77,27 +87,30 @@ class ClockHelper:
         since_boot_ns: Callable[[], int] = lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME),
         wall_ns: Callable[[], int] = time.time_ns,
         set_wall: Callable[[int], None] = _set_wall,
+        boot_id: Callable[[], str] = _boot_id,
     ) -> None:
         self._since_boot_ns = since_boot_ns
         self._wall_ns = wall_ns
         self._set_wall = set_wall
+        self._boot_id = boot_id
         self._base_ns: int | None = None
         self._faults: dict[str, _Fault] = {}
         self._mover: asyncio.Task[None] | None = None
 
     async def open(self, message: dict[str, Any]) -> dict[str, Any]:
         """Know what is true. Raises OSError."""
-        path = message["base"]
-        try:
-            with open(path, encoding="ascii") as file:
-                self._base_ns = int(file.read())
-        except FileNotFoundError:
-            self._base_ns = self._wall_ns() - self._since_boot_ns()
-            with open(f"{path}.new", "w", encoding="ascii") as file:
-                file.write(str(self._base_ns))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(f"{path}.new", path)
+        path, boot_id = message["base"], self._boot_id()
+        with contextlib.suppress(FileNotFoundError), open(path, encoding="ascii") as file:
+            base_ns, of_boot_id = file.read().split()
+            if of_boot_id == boot_id:
+                self._base_ns = int(base_ns)
+                return {}
+        self._base_ns = self._wall_ns() - self._since_boot_ns()
+        with open(f"{path}.new", "w", encoding="ascii") as file:
+            file.write(f"{self._base_ns} {boot_id}")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(f"{path}.new", path)
         return {}
 
     async def skew(self, message: dict[str, Any]) -> dict[str, Any]:

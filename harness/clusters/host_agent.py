@@ -92,6 +92,8 @@ _PR_SET_PDEATHSIG = 1
 _CLONE_NEWNET, _CLONE_NEWNS, _CLONE_NEWUSER = 0x40000000, 0x00020000, 0x10000000
 _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
 _SIOCSIFFLAGS, _SIOCSIFADDR, _SIOCSIFNETMASK, _IFF_UP = 0x8914, 0x8916, 0x891C, 1
+_MAPPED = bytes(10) + b"\xff\xff"
+"""How an IPv6 address begins that stands for one of IPv4."""
 _ADMIN_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
 
 Message = dict[str, Any]
@@ -136,6 +138,23 @@ class _Process(NamedTuple):
     def has_ended(self) -> bool:
         """Whether nothing of it runs any more."""
         return self.letter in ("Z", "X")
+
+
+class _End(NamedTuple):
+    """One end of a connection."""
+
+    address: str
+    port: int
+
+
+class _Socket(NamedTuple):
+    """A socket in the kernel's tables; `state` as in linux/tcp_states.h, in hexadecimal, also of UDP."""
+
+    inode: int
+    own: _End
+    peer: _End
+    state: str
+    unsent_bytes: int
 
 
 class Agent:
@@ -263,7 +282,8 @@ class Agent:
         found = {pid for pid, started in child.known.items() if pid in table and table[pid].started == started}
         if child.status is None:
             found.add(first)
-        found |= {pid for pid in table.keys() - found if _is_marked(pid, child.mark)}
+        mark = PROGRAM_VARIABLE.encode() + b"=" + child.mark
+        found |= {pid for pid in table.keys() - found if _has_in_environment(pid, mark)}
         while True:
             more = {
                 process.pid
@@ -283,7 +303,8 @@ class Agent:
         return {"members": [[member.pid, member.started, member.letter, member.name] for member in members]}
 
     async def _connections_of(self, pids: list[int]) -> Message:
-        """Where the TCP connections go that programs have opened: [program's pid, pid, address, port] each."""
+        """Where the connections go that programs have opened, their connected UDP sockets included: [program's pid,
+        pid, address, port, pid of the program that has the other end, 0 where it is none of these] each."""
         owners: dict[int, list[tuple[int, int]]] = {}
         for pid in pids:
             for member in self._members_of(self._child(pid)):
@@ -291,8 +312,8 @@ class Agent:
                     owners.setdefault(inode, []).append((pid, member.pid))
         return {
             "connections": [
-                [*owner, address, port]
-                for inode, address, port in _tcp_connections()
+                [*owner, *peer, next((program for program, _ in owners.get(other, ())), 0)]
+                for inode, peer, other in _connections()
                 for owner in owners.get(inode, ())
             ]
         }
@@ -306,9 +327,9 @@ class Agent:
         wanted = set(ports)
         return {
             "queues": [
-                [_address(row[2]), port, int(row[4].partition(":")[0], 16)]
-                for row in _tcp_table()
-                if (port := int(row[2].partition(":")[2], 16)) in wanted and int(row[9]) in open_here
+                [*each.peer, each.unsent_bytes]
+                for each in _sockets("tcp", "tcp6")
+                if each.peer.port in wanted and each.inode in open_here
             ]
         }
 
@@ -387,7 +408,7 @@ class Agent:
             shown = Path(f"/proc/{pid}/stat").read_bytes()
         except OSError:
             return {"letter": ""}
-        return {"letter": shown.rpartition(b")")[2].split()[0].decode()}
+        return {"letter": _living(pid, shown.rpartition(b")")[2].split()[0].decode())[1]}
 
     async def _list(self) -> Message:
         """The programs that have ended, as their events said it."""
@@ -571,54 +592,92 @@ def _processes() -> Iterator[_Process]:
         before, _, after = shown.rpartition(b")")
         fields = after.split()
         comm = before.partition(b"(")[2].decode(errors="replace")
-        yield _Process(int(name), comm, fields[0].decode(), int(fields[1]), int(fields[3]), int(fields[19]))
+        _, letter = _living(int(name), fields[0].decode())
+        yield _Process(int(name), comm, letter, int(fields[1]), int(fields[3]), int(fields[19]))
 
 
-def _is_marked(pid: int, mark: bytes) -> bool:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return PROGRAM_VARIABLE.encode() + b"=" + mark in file.read().split(b"\0")
-    except OSError:
-        return False
+def _living(pid: int, letter: str = "Z") -> tuple[int, str]:
+    """(thread, its state) of a process whose first thread is in the state `letter`. Where that one has ended, the
+    kernel shows a zombie that has no environment and no descriptors, whatever other threads of it go on: one of those
+    is meant then, the first one where there is none."""
+    if letter == "Z":
+        with contextlib.suppress(OSError):
+            for thread in map(int, os.listdir(f"/proc/{pid}/task")):
+                with contextlib.suppress(OSError):
+                    shown = Path(f"/proc/{thread}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
+                    if shown not in ("Z", "X"):
+                        return thread, shown
+    return pid, letter
+
+
+def _has_in_environment(pid: int, word: bytes) -> bool:
+    """Whether a process was started with a word like b"NAME=value" in its environment."""
+    with contextlib.suppress(OSError):
+        try:
+            shown = Path(f"/proc/{pid}/environ").read_bytes()
+        except ProcessLookupError:  # its first thread has ended, if not all of it
+            shown = Path(f"/proc/{_living(pid)[0]}/environ").read_bytes()
+        return word in shown.split(b"\0")
+    return False
 
 
 def sockets_of(pid: int) -> set[int]:
     """The inodes of the sockets that a process has open."""
     found = set()
     with contextlib.suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
+        directory = f"/proc/{pid}/fd"
+        if not (names := os.listdir(directory)):
+            directory = f"/proc/{_living(pid)[0]}/fd"
+            names = os.listdir(directory)
+        for name in names:
             with contextlib.suppress(OSError):
-                kind, _, rest = os.readlink(f"/proc/{pid}/fd/{name}").partition(":[")
+                kind, _, rest = os.readlink(f"{directory}/{name}").partition(":[")
                 if kind == "socket":
                     found.add(int(rest.rstrip("]")))
     return found
 
 
-def _tcp_connections() -> Iterator[tuple[int, str, int]]:
-    """(inode, IPv4 address, port) of where each TCP connection goes that was opened here and not accepted; those that
-    are not established yet included."""
-    rows = _tcp_table()
-    listening = {row[1].partition(":")[2] for row in rows if row[3] == "0A"}
-    for row in rows:
-        is_open = row[3] in ("01", "02")  # ESTABLISHED, SYN_SENT
-        if is_open and row[1].partition(":")[2] not in listening:
-            yield int(row[9]), _address(row[2]), int(row[2].partition(":")[2], 16)
+def _connections() -> Iterator[tuple[int, _End, int]]:
+    """(inode, where it goes, inode of the other end) of each TCP connection that was opened here and not accepted,
+    those included that are not established yet, and of each connected UDP socket. The last is 0 where the other end is
+    not here."""
+    tcp, udp = _sockets("tcp", "tcp6"), _sockets("udp", "udp6")
+    listening = {each.own.port for each in tcp if each.state == "0A"}
+    opened = [each for each in tcp if each.state in ("01", "02") and each.own.port not in listening]
+    for table, sockets in ((tcp, opened), (udp, [each for each in udp if each.state == "01"])):
+        other_ends = {(each.own, each.peer): each.inode for each in table}
+        # What takes from everybody, at one address or at all: it has what nobody has accepted yet, and all UDP.
+        takers = {each.own: each.inode for each in table if each.state in ("0A", "07")}
+        for each in sockets:
+            address, port = each.peer
+            is_here = address in (each.own.address, "::1") or address.startswith("127.")
+            places = (each.peer, *((_End("0.0.0.0", port), _End("::", port)) if is_here else ()))
+            taker = next((takers[place] for place in places if place in takers), 0)
+            yield each.inode, each.peer, other_ends.get((each.peer, each.own)) or taker
 
 
-def _tcp_table() -> list[list[str]]:
-    """The kernel's table of TCP sockets here, a list of words each."""
-    rows = list[list[str]]()
-    for name in ("tcp", "tcp6"):
+def _sockets(*tables: str) -> list[_Socket]:
+    """Those of the kernel's tables (/proc/net/tcp and the like) here."""
+    found = list[_Socket]()
+    for name in tables:
         with contextlib.suppress(OSError):
-            lines = Path("/proc/net", name).read_text(encoding="ascii").splitlines()[1:]
-            rows += [line.split() for line in lines]
-    return rows
+            for line in Path("/proc/net", name).read_text(encoding="ascii").splitlines()[1:]:
+                _, own, peer, state, queues, _, _, _, _, inode, *_ = line.split()
+                unsent_bytes = int(queues.partition(":")[0], 16)
+                found.append(_Socket(int(inode), _end(own), _end(peer), state, unsent_bytes))
+    return found
 
 
-def _address(shown: str) -> str:
-    """The IPv4 address of an end of a socket as the table shows it, or the one that is mapped into IPv6."""
-    address, _, _ = shown.partition(":")
-    return socket.inet_ntoa(bytes.fromhex(address[-8:])[:: 1 if sys.byteorder == "big" else -1])
+def _end(shown: str) -> _End:
+    """The end of a socket as a table shows it. An IPv4 address that is mapped into IPv6 is that address."""
+    address, _, port = shown.partition(":")
+    words = [
+        bytes.fromhex(address[at : at + 8])[:: 1 if sys.byteorder == "big" else -1] for at in range(0, len(address), 8)
+    ]
+    packed = b"".join(words)
+    if len(packed) == 16 and packed[:12] != _MAPPED:
+        return _End(socket.inet_ntop(socket.AF_INET6, packed), int(port, 16))
+    return _End(socket.inet_ntoa(packed[-4:]), int(port, 16))
 
 
 def _kill_group(pid: int, number: int) -> None:
@@ -719,12 +778,12 @@ def _start_command(base: str, run_id: str, source: str) -> int:
     """Take the host, start the daemon, print {"started": true} or {"refused": why}."""
     os.makedirs(base, mode=0o711, exist_ok=True)  # a replica may run as another user
     directory, owner = os.path.join(base, run_id), Path(base, "owner")
-    try:
-        with open(owner, "x", encoding="utf-8") as file:
-            file.write(run_id)
-    except FileExistsError:
-        why = f"the host is taken by run {owner.read_text().strip()}: if that is dead, `harness clean`"
-        print(json.dumps({"refused": why, "taken": True}))
+    if not _take(owner, run_id):
+        name = owner.read_text().strip()
+        why = f"the host is taken by run {name}: if that is dead, `harness clean`"
+        print(
+            json.dumps({"refused": why if name else f"{owner} is empty: if no run has the host, rm it", "taken": True})
+        )
         return 0
     os.makedirs(directory, mode=0o711, exist_ok=True)
     path, log_path = os.path.join(directory, "agent.py"), os.path.join(directory, "agent.log")
@@ -744,6 +803,23 @@ def _start_command(base: str, run_id: str, source: str) -> int:
         time.sleep(0.02)
     print(json.dumps({"started": True, "interpreter": sys.executable}))
     return 0
+
+
+def _take(owner: Path, run_id: str) -> bool:
+    """Have the file say whose the host is, unless it is there. Its name comes after its content is durable, so that a
+    machine that loses power then has no host that is taken by nobody."""
+    draft = owner.with_name(f"{owner.name}.{run_id}")
+    with open(draft, "w", encoding="utf-8") as file:
+        file.write(run_id)
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        os.link(draft, owner)
+    except FileExistsError:
+        return False
+    finally:
+        draft.unlink()
+    return True
 
 
 def _reach(connection: socket.socket, directory: str) -> bool:
@@ -795,14 +871,8 @@ def _marked(run_id: str) -> Iterator[int]:
     spared = ancestors()
     mark = f"{RUN_VARIABLE}={run_id}".encode()
     for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) not in spared:
-            try:
-                with open(f"/proc/{name}/environ", "rb") as file:
-                    is_marked = mark in file.read().split(b"\0")  # one that has ended has no environment
-            except OSError:
-                continue
-            if is_marked:
-                yield int(name)
+        if name.isdigit() and int(name) not in spared and _has_in_environment(int(name), mark):
+            yield int(name)  # one that has ended has no environment
 
 
 def _undo_all(commands: dict[str, Message], removed: list[str], left: list[str]) -> None:
@@ -849,7 +919,7 @@ def _clean_command(base: str, run_id: str) -> int:
             let_go(directory)
             shutil.rmtree(directory)
             removed.append(directory)
-        if owner.exists() and owner.read_text().strip() == run_id:
+        if owner.exists() and owner.read_text().strip() in (run_id, ""):  # of earlier versions power took the content
             owner.unlink()
     print(json.dumps({"removed": removed, "left": left}))
     return 0

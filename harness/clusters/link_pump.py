@@ -77,11 +77,14 @@ class Gate:
 
     @property
     def stopped_bytes(self) -> int:
-        """Bytes that came while it was cut, those included that went on later."""
-        return self._stopped_bytes + (self._waiting_bytes() if self.is_cut else 0)
+        """Bytes that came while it was cut, those included that went on later, or were lost with their connection."""
+        return self._stopped_bytes + sum(pump.note_stopped() for pump in self.pumps)
 
-    def _waiting_bytes(self) -> int:
-        return sum(pump.waiting_bytes() for pump in self.pumps if pump.is_counted)
+    def leave(self, pump: Pump) -> None:
+        """A pump goes, and what has waited at it stays counted. Idempotent."""
+        if pump in self.pumps:
+            self._stopped_bytes += pump.note_stopped()
+            del self.pumps[pump]
 
     @property
     def is_plain(self) -> bool:
@@ -94,7 +97,9 @@ class Gate:
         Bytes already on their way keep the delay they set out with.
         """
         if self.is_cut and not is_cut:
-            self._stopped_bytes += self._waiting_bytes()
+            self._stopped_bytes = self.stopped_bytes
+            for pump in self.pumps:
+                pump.forget_stopped()
         self.is_cut = is_cut
         self.delay_s = delay_ms / 1000
         self.jitter_s = jitter_ms / 1000
@@ -122,6 +127,7 @@ class Pump:
         "_held",
         "_loop",
         "_paused",
+        "_stopped_bytes",
         "_timer",
         "delivered_end",
         "direct",
@@ -145,6 +151,7 @@ class Pump:
         self.is_ended = False
         self.delivered_end = False
         self.direct = False
+        self._stopped_bytes = 0
         self.is_counted = True
         """Whether what it moves is of the programs that are tested, not of the harness."""
         gate.pumps[self] = None
@@ -168,6 +175,7 @@ class Pump:
     def end(self, *, is_reset: bool) -> None:
         """The source sends no more: its stream ended, or the connection broke. Passes the gate like bytes."""
         if not self.is_ended or is_reset:
+            self.note_stopped()  # what the kernel has of it goes with the socket
             self.is_ended = True
             self._append(_End.RESET if is_reset else _End.EOF)
             self._drain()
@@ -197,7 +205,7 @@ class Pump:
     def close(self) -> None:
         """Drop what is held and leave the gate. Idempotent."""
         self.direct = False
-        self.gate.pumps.pop(self, None)
+        self.gate.leave(self)
         self._held.clear()
         self.held_bytes = 0
         if self._timer is not None:
@@ -238,12 +246,22 @@ class Pump:
             self.gate.passed_bytes += len(data)
         destination.write(data)
 
-    def waiting_bytes(self) -> int:
+    def note_stopped(self) -> int:
+        """How many bytes have waited here since the gate was cut, of those that count; 0 where it is not. They do not
+        become fewer when a connection breaks and takes along what waits."""
+        if self.gate.is_cut and self.is_counted:
+            self._stopped_bytes = max(self._stopped_bytes, self._waiting_bytes())
+        return self._stopped_bytes
+
+    def forget_stopped(self) -> None:
+        """The gate has counted them for itself."""
+        self._stopped_bytes = 0
+
+    def _waiting_bytes(self) -> int:
         """Bytes that have come and not gone on: held here, or by the kernel in a socket that is not read."""
-        source = self.source
-        own_socket = None if source is None or source.is_closing() else source.get_extra_info("socket")
+        own_socket = None if self.source is None else self.source.get_extra_info("socket")
         unread_bytes = 0
-        if own_socket is not None:
+        if own_socket is not None and own_socket.fileno() >= 0:
             (unread_bytes,) = struct.unpack("i", fcntl.ioctl(own_socket.fileno(), termios.FIONREAD, bytes(4)))
         return self.held_bytes + unread_bytes
 

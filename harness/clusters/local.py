@@ -7,8 +7,9 @@ A run takes one of the 254 networks 127.R.0.0/16 for itself. In it
 
 A program gets the link's address in place of the host's (`address_from`), so everything that it sends goes
 through the proxy, which knows by the address which link it is. Nodes must therefore be given their peers'
-addresses one by one, as each of them sees them; nobody may hand an address on to another host. Where one does,
-connections go past the link that they belong to: they are found among those of the hosts' programs, and disprove a cut.
+addresses one by one, as each of them sees them; nobody may hand an address on to another host. Where one does, or
+programs of two hosts meet at 127.0.0.1 or ::1, connections go past the link that they belong to: they are found among
+those of the hosts' programs, by who has the other end, and disprove a cut.
 
 Names may be handed on where the harness may make mount namespaces (as root, or in user namespaces): every host's
 programs have an /etc/hosts of their own, in which the name of another host stands for their own link to it.
@@ -155,7 +156,8 @@ class LocalNetwork:
         ends = {frozenset(link) for link in links}
         return [
             f"{found.source} (process {found.pid}) reaches {found.destination} at {found.address}, past the proxy of "
-            "their link, because an address was handed on: use --cluster netns, where there is no way past"
+            "their link, because an address was handed on or is the whole machine's: use --cluster netns, where there "
+            "is no way past"
             for found in sorted(await self._find_bypasses())
             if frozenset((found.source, found.destination)) in ends
         ]
@@ -370,18 +372,19 @@ class LocalCluster(OwnMachineCluster):
 
     async def _bypasses(self) -> set[Bypass]:
         """The connections that replicas' programs have opened to another replica's host otherwise than by their own
-        link to it: at its own address, or by the link that a third host has to it. Raises ShellError."""
+        link to it: to a program there, whatever address both of them have met at, to the host's own address, or by the
+        link that a third host has to it. UDP sockets that are not connected are not seen. Raises ShellError."""
         programs = {process.host_pid: process.host for process in self._processes.running}
         astray = {self.bind_address(host): host for host in self._hosts}
         astray |= {self._link_ip(pair): pair.destination for pair in self._pairs if pair.destination in self._hosts}
         answer = await self.agent(self._hosts[0]).request("connections_of", {"pids": list(programs)})
         found = set()
-        for program_pid, pid, ip, port in answer["connections"]:
-            source, destination = programs[program_pid], astray.get(ip)
-            if source not in self._hosts or destination is None or destination == source:
+        for program_pid, pid, ip, port, peer_pid in answer["connections"]:
+            source, destination = programs[program_pid], programs.get(peer_pid) or astray.get(ip)
+            if not {source, destination} <= {*self._hosts} or destination is None or destination == source:
                 continue
-            if ip != self._link_ip(Link(source, destination)):
-                found.add(Bypass(source, destination, pid, f"{ip}:{port}"))
+            if peer_pid or ip != self._link_ip(Link(source, destination)):
+                found.add(Bypass(source, destination, pid, f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"))
         return found
 
     async def send_queues(self, host: str, peer_ports: Collection[int]) -> Sequence[SendQueue]:

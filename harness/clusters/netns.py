@@ -159,6 +159,9 @@ class NetnsCluster(OwnMachineCluster):
             self.agent(host), listen=_NAME_SERVICE, own=self._addresses[host], names=others, unused=_NOBODY
         )
 
+    async def _ipv6_of_others(self) -> Mapping[str, str]:
+        return dict.fromkeys(self._machines, f'iifname "{DEVICE}" meta nfproto ipv6')
+
     # Making hosts
 
     async def start(self) -> None:

@@ -6,6 +6,7 @@ Everything of a run lies in the agent's directory on each of them, with a direct
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shlex
 from abc import abstractmethod
@@ -22,7 +23,7 @@ from harness.clusters.threads import all_of
 from harness.host_files import PROVISION, host_file
 from nemesis.mechanisms.shim_controls import ShimPlace
 
-__all__ = ["NEEDED_PROGRAMS", "RemoteCluster"]
+__all__ = ["NEEDED_PROGRAMS", "RemoteCluster", "ipv6_of_others"]
 
 NEEDED_PROGRAMS: Mapping[str, str] = {"nft": "nftables", "ip": "iproute2"}
 """Programs that every host must have, and the Debian package that brings each."""
@@ -75,6 +76,11 @@ class RemoteCluster(AgentCluster):
         hosts = [host for host in self._all_hosts if self._machine(host) == machine]
         paths = [path for host in hosts for path in (self.data_dir(host), self._log_dir(host))]
         await self.shell.run(machine, ["mkdir", "-p", *paths])
+
+    async def _ipv6_of_others(self) -> Mapping[str, str]:
+        argv = ["ip", "-json", "-6", "address"]
+        shown = await asyncio.gather(*(self.shell.run(machine, argv) for machine in self._machines))
+        return ipv6_of_others(dict(zip(self._machines, shown, strict=True)))
 
     async def _check_reachable(self, machine: str) -> None:
         """The clients are here: a host must answer here on a port of the run, be it with a refusal."""
@@ -157,3 +163,14 @@ class RemoteCluster(AgentCluster):
             data_path=data_path,
             undo_path=undo_path if self._tracks_writes else None,
         )
+
+
+def ipv6_of_others(shown: Mapping[str, str]) -> dict[str, str]:
+    """By machine the nft match of what comes from the others' IPv6 addresses, by what `ip -json -6 address` has shown
+    on each; nothing where the others have none. An address that a machine has itself tells of no other."""
+    found = dict[str, set[str]]()
+    for machine, output in shown.items():
+        infos = [info for device in json.loads(output or "[]") for info in device.get("addr_info", ())]
+        found[machine] = {str(info["local"]) for info in infos if "local" in info and info.get("scope") != "host"}
+    others = {machine: set[str]().union(*found.values()) - own for machine, own in found.items()}
+    return {machine: f"ip6 saddr {{ {', '.join(sorted(their))} }}" for machine, their in others.items() if their}

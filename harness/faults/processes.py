@@ -123,15 +123,14 @@ class ReplicaProcesses:
         """The process as its host sees it."""
         process = self._process(host)
         state = DOWN if process is None else await process.state()
-        pid = None if process is None or state == DOWN else process.host_pid
         has_ended = state == DOWN or (process is not None and _has_ended_in_part(process))
         return ProcessView(
             host=host,
             state=state,
             starts=self._starts[host],
-            pid=pid,
+            pids=() if process is None or state == DOWN else _host_pids(process),
             ended_by_itself=process is not None and has_ended and process is not self._ended.get(host),
-            was_forced=host in self._forced,
+            was_forced=host in self._forced and process is self._ended.get(host),
         )
 
     async def members(self, host: str) -> Sequence[ProcessMember] | None:
@@ -160,7 +159,8 @@ class ReplicaProcesses:
             is_up = process.exit_status() is None
             if enders:
                 if is_up:
-                    self._ended[host] = process
+                    if await process.state() != DOWN:  # else it has ended by itself, and the news is on its way
+                        self._ended[host] = process
                     self._forced.discard(host)
                     if not await _end(process, enders[-1].signal_name):
                         self._forced.add(host)
@@ -218,6 +218,13 @@ async def _end(process: HostProcess, signal_name: str) -> bool:
             f"the replica of {process.host} did not end within {END_TIMEOUT_S:g} s of SIGKILL: it waits in the kernel"
         ) from None
     return True
+
+
+def _host_pids(process: HostProcess) -> Sequence[int]:
+    """One for each program of a replica that has not ended; none where there are no numbers."""
+    if isinstance(process, EndsInParts):
+        return process.host_pids
+    return () if process.host_pid is None else (process.host_pid,)
 
 
 def _has_ended_in_part(process: HostProcess) -> bool:

@@ -35,6 +35,12 @@ class HostPrograms:
         return next(iter(self._programs.values())).host_pid
 
     @property
+    def host_pids(self) -> list[int]:
+        """Those of the programs that have not ended, where they have any."""
+        running = [process.host_pid for process in self._programs.values() if process.exit_status() is None]
+        return [pid for pid in running if pid is not None]
+
+    @property
     def ended(self) -> list[str]:
         """The names of the programs that have ended."""
         return [name for name, process in self._programs.items() if process.exit_status() is not None]

@@ -1,6 +1,8 @@
-"""Cuts by nftables: every host drops, at its own input, the packets of the peers that its grudge names.
+"""Cuts by nftables: every host drops what comes in from the peers that its grudge names.
 
-Dropping at the destination's input makes a cut one-way by nature ({b: {a}} leaves b -> a alone) and silent:
+It drops that before anything else is done with it, so that also what it would forward is cut: to a replica in a network
+of its own, behind a port that its host publishes. Dropping at the destination makes a cut one-way by nature ({b: {a}}
+leaves b -> a alone) and silent:
 the sender sees nothing, not even an error, as with a switch that lost a port. Dropping at the sender's output
 would return EPERM to its sockets. The peers are a set, replaced in one transaction, so no packet sees a
 state between two cuts.
@@ -8,9 +10,12 @@ state between two cuts.
 Several faults may cut at once. Each keeps its grudge here; a host's set is the union over them, so healing one
 fault leaves what another still cuts.
 
-What the programs on the hosts send each other is counted by a table of its own, at the input of each destination, once
-before the cut and once behind it: what arrived and did not pass was stopped. The rules that cut have no part in the
-counting, so that a rule which does not match shows as packets that passed.
+Cuts, counters and shaped links are by IPv4 addresses. So that nothing gets around them, the hosts of a run reach each
+other by IPv4 only: what comes from another host over IPv6 is dropped while the run lasts.
+
+What the programs on the hosts send each other is counted by a table of its own, where it comes in at each destination,
+once before the cut and once behind it: what arrived and did not pass was stopped. The rules that cut have no part in
+the counting, so that a rule which does not match shows as packets that passed; so does one that lets IPv6 through.
 """
 
 from __future__ import annotations
@@ -30,6 +35,7 @@ __all__ = [
     "counters_script",
     "install_script",
     "parse_counters",
+    "parse_ipv6",
     "remove_script",
     "replace_peers_script",
 ]
@@ -45,15 +51,17 @@ _FILTER_PRIORITY = -300
 """Before connection tracking and before any filter that the host itself may have."""
 
 
-def install_script() -> str:
-    """The nft script that creates our table with an empty set of peers; replaces a table left over."""
+def install_script(ipv6: str = "") -> str:
+    """The nft script that creates our table with an empty set of peers; replaces a table left over. `ipv6` is the match
+    of what comes from other hosts over IPv6, where anything can."""
     return (
         f"add table {TABLE}\n"
         f"delete table {TABLE}\n"
         f"add table {TABLE}\n"
         f"add set {TABLE} {_SET} {{ type ipv4_addr; }}\n"
-        f"add chain {TABLE} input {{ type filter hook input priority {_FILTER_PRIORITY}; policy accept; }}\n"
+        f"add chain {TABLE} input {{ type filter hook prerouting priority {_FILTER_PRIORITY}; policy accept; }}\n"
         f"add rule {TABLE} input ip saddr @{_SET} counter drop\n"
+        + (f"add rule {TABLE} input {ipv6} counter drop\n" if ipv6 else "")
     )
 
 
@@ -62,10 +70,11 @@ def remove_script() -> str:
     return "".join(f"add table {table}\ndelete table {table}\n" for table in (TABLE, COUNTERS_TABLE))
 
 
-def counters_script(peers: Collection[str]) -> str:
+def counters_script(peers: Collection[str], ipv6: str = "") -> str:
     """The nft script that counts, from now on, what arrives here from each of these addresses (IPv4), and what of it
-    passes; replaces a table left over. What is for one of the ports in the set `own` is the harness's and not counted,
-    nor are the kernel's own messages (ICMP)."""
+    passes; and what passes of other hosts' IPv6, by its match as `install_script` has it. Replaces a table left over.
+    What is for one of the ports in the set `own` is the harness's and not counted, nor are the kernel's own messages
+    (ICMP)."""
     table, addresses = COUNTERS_TABLE, ", ".join(sorted(peers))
     script = f"add table {table}\ndelete table {table}\nadd table {table}\n"
     script += f"add set {table} own {{ type inet_service; }}\n"
@@ -74,11 +83,14 @@ def counters_script(peers: Collection[str]) -> str:
     for name, priority in (("arrived", _FILTER_PRIORITY - 1), ("passed", _FILTER_PRIORITY + 1)):
         script += (
             f"add set {table} {name} {{ type ipv4_addr; size {len(peers)}; flags dynamic; }}\n"
-            f"add chain {table} {name} {{ type filter hook input priority {priority}; policy accept; }}\n"
+            f"add chain {table} {name} {{ type filter hook prerouting priority {priority}; policy accept; }}\n"
             f"add rule {table} {name} ip protocol icmp accept\n"
             f"add rule {table} {name} udp dport @own accept\n"
             f"add rule {table} {name} ip saddr {{ {addresses} }} update @{name} {{ ip saddr counter }}\n"
         )
+    if ipv6:
+        script += f"add counter {table} ipv6\n"
+        script += f"insert rule {table} passed {ipv6} meta l4proto != icmpv6 counter name ipv6\n"
     return script
 
 
@@ -94,6 +106,12 @@ def parse_counters(listing: str) -> Mapping[str, tuple[int, int]]:
     return {address: (size_bytes, found["passed"].get(address, 0)) for address, size_bytes in found["arrived"].items()}
 
 
+def parse_ipv6(listing: str) -> int:
+    """The bytes of other hosts' IPv6 that passed, from the same."""
+    found = re.search(r"counter ipv6 \{\s*packets \d+ bytes (\d+)", listing)
+    return int(found[1]) if found else 0
+
+
 def replace_peers_script(addresses: Collection[str]) -> str:
     """The nft script that makes `addresses` (IPv4) exactly the peers whose packets are dropped."""
     script = f"flush set {TABLE} {_SET}\n"
@@ -105,12 +123,14 @@ def replace_peers_script(addresses: Collection[str]) -> str:
 class NftCuts:
     """The cuts in force on a set of hosts, applied through a shell on each.
 
-    `addresses` maps every host to the IPv4 address that its packets come from.
+    `addresses` maps every host to the IPv4 address that its packets come from, `ipv6` to the match of what comes from
+    other hosts over IPv6 (see `install_script`).
     """
 
-    def __init__(self, shell: HostShell, addresses: Mapping[str, str]) -> None:
+    def __init__(self, shell: HostShell, addresses: Mapping[str, str], ipv6: Mapping[str, str] | None = None) -> None:
         self._shell = shell
         self._addresses = dict(addresses)
+        self._ipv6 = dict(ipv6 or {})
         self._argv = ("nft", "-f", "-")
         self._grudges: dict[str, dict[str, frozenset[str]]] = {}
         # What each host is known to drop; None, or no entry, where that is not known.
@@ -162,7 +182,7 @@ class NftCuts:
         for host, peers in wanted.items():
             known = self._applied.get(host)
             if known is None:
-                scripts[host] = install_script() + replace_peers_script(peers)
+                scripts[host] = install_script(self._ipv6.get(host, "")) + replace_peers_script(peers)
             elif known != peers:
                 scripts[host] = replace_peers_script(peers)
         # Unknown until the command has returned: should it fail or be cancelled, the next change repairs it.
@@ -182,23 +202,22 @@ class NftCuts:
 
 
 class NftCounters:
-    """Counts what the hosts' programs send each other. `addresses` maps every host to the IPv4 address that its packets
-    come from."""
+    """Counts what the hosts' programs send each other. `addresses` and `ipv6` are as NftCuts has them."""
 
-    def __init__(self, shell: HostShell, addresses: Mapping[str, str]) -> None:
+    def __init__(self, shell: HostShell, addresses: Mapping[str, str], ipv6: Mapping[str, str] | None = None) -> None:
         self._shell = shell
         self._addresses = dict(addresses)
+        self._ipv6 = dict(ipv6 or {})
 
     async def install(self) -> None:
         """Begin to count on every host. Raises ShellError."""
-        await asyncio.gather(
-            *(
-                self._shell.run(
-                    host, ("nft", "-f", "-"), stdin=counters_script(set(self._addresses.values()) - {own_address})
-                )
-                for host, own_address in self._addresses.items()
-            )
-        )
+
+        async def install_on(host: str) -> None:
+            peers = set(self._addresses.values()) - {self._addresses[host]}
+            script = counters_script(peers, self._ipv6.get(host, ""))
+            await self._shell.run(host, ("nft", "-f", "-"), stdin=script)
+
+        await asyncio.gather(*map(install_on, self._addresses))
 
     async def leave_out(self, ports: Mapping[str, int]) -> None:
         """Count no more what is for a UDP port of a host: it is the harness's. Raises ShellError."""
@@ -211,14 +230,20 @@ class NftCounters:
 
     async def read(self, links: Collection[Link]) -> Mapping[Link, LinkTraffic]:
         """What went along these links since the counting began. Raises ShellError."""
-        hosts = sorted({link.destination for link in links})
-        listings = await asyncio.gather(
-            *(self._shell.run(host, ("nft", "list", "table", *COUNTERS_TABLE.split())) for host in hosts)
-        )
-        counted = {host: parse_counters(listing) for host, listing in zip(hosts, listings, strict=True)}
+        listings = await self._listings({link.destination for link in links})
+        counted = {host: parse_counters(listing) for host, listing in listings.items()}
         traffic = {}
         for link in links:
             arrived, passed = counted[link.destination].get(self._addresses[link.source], (0, 0))
             # The two are not read at the same instant.
             traffic[link] = LinkTraffic(passed_bytes=passed, stopped_bytes=max(0, arrived - passed))
         return traffic
+
+    async def ipv6_passed(self, hosts: Collection[str]) -> Mapping[str, int]:
+        """By host the bytes that came to it from others over IPv6 and passed: none should. Raises ShellError."""
+        return {host: parse_ipv6(listing) for host, listing in (await self._listings(hosts)).items()}
+
+    async def _listings(self, hosts: Collection[str]) -> dict[str, str]:
+        argv = ("nft", "list", "table", *COUNTERS_TABLE.split())
+        listings = await asyncio.gather(*(self._shell.run(host, argv) for host in hosts))
+        return dict(zip(hosts, listings, strict=True))

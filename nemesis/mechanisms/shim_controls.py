@@ -158,13 +158,14 @@ class ShimControls:
         programs = [program for program in self._programs[host].values() if program.is_running()]
         return sorted(programs, key=lambda program: program.number)
 
-    def mechanism(self, host: str) -> str:
-        """The mechanism that the host's newest program is reached by, be it running or not."""
-        programs = self._programs[host].values()
-        return max(programs, key=lambda program: program.number).mechanism if programs else PRELOAD
+    def mechanism(self, host: str, pid: int | None = None) -> str:
+        """The mechanism that the host's newest program is reached by, be it running or not; the newest of those whose
+        first process is `pid`, where that is given."""
+        program = self._program_of(host, pid)
+        return PRELOAD if program is None else program.mechanism
 
-    def _program_of(self, host: str, pid: int) -> StartedProgram | None:
-        found = [program for program in self._programs[host].values() if program.pid == pid]
+    def _program_of(self, host: str, pid: int | None) -> StartedProgram | None:
+        found = [program for program in self._programs[host].values() if pid is None or program.pid == pid]
         return max(found, key=lambda program: program.number, default=None)
 
     async def reaches(self, host: str, pid: int | None, *, needs_clock: bool = False) -> str | None:
@@ -176,7 +177,7 @@ class ShimControls:
         why_not = None if program is None else program.clock_problem if needs_clock else program.problem
         if why_not is not None:
             return f"the replica of {host} is out of reach: {why_not}"
-        mechanism = PRELOAD if program is None else program.mechanism
+        mechanism = self.mechanism(host, pid)
         if mechanism == SECCOMP and not needs_clock:
             problem = await self._supervised(host, program)
             if problem is not None or not self.faults[host].wants_traps:

@@ -72,10 +72,7 @@ class ShimClocks:
         self._controls.require_known(skews)
         for host, skew in skews.items():
             if skew.affects_monotonic and self._controls.mechanism(host) != PRELOAD:
-                raise RuntimeError(
-                    f"the monotonic clock of {host} cannot be moved: its replica is reached by the vDSO, which has the "
-                    "wall clock only (--mechanism preload, for programs that the shim reaches)"
-                )
+                raise RuntimeError(self._only_wall(host))
         begun = self._hosts[fault_id] = {host: {} for host in skews}
 
         async def set_one(host: str, skew: ClockSkew) -> None:
@@ -121,9 +118,19 @@ class ShimClocks:
         for fault_id in list(self._hosts):
             await self.release(fault_id)
 
-    async def reaches(self, host: str, pid: int | None) -> str | None:
-        """None when a skew of the wall clock that is in force reaches the process and its children."""
+    async def reaches(self, host: str, pid: int | None, *, monotonic: bool = False) -> str | None:
+        """None when a skew of the wall clock that is in force, or of the `monotonic` one, reaches the process and its
+        children."""
+        if monotonic and self._controls.mechanism(host, pid) != PRELOAD:
+            return self._only_wall(host)
         return await self._controls.reaches(host, pid, needs_clock=True)
+
+    @staticmethod
+    def _only_wall(host: str) -> str:
+        return (
+            f"the monotonic clock of {host} cannot be moved: its replica is reached by the vDSO, which has the wall "
+            "clock only (--mechanism preload, for programs that the shim reaches)"
+        )
 
     async def read(
         self, host: str, *, pauses_s: Sequence[float] = (), apart_ms: float = 0.0, timeout_s: float

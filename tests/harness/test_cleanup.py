@@ -30,6 +30,7 @@ from harness.run_state import (
     KIND_SSH_HOST,
     KIND_VETH,
     RUN_VARIABLE,
+    STATE_VARIABLE,
     RunState,
     process_start_ticks,
     runs_in,
@@ -67,9 +68,11 @@ def children() -> Iterator[ExitStack]:
         yield stack
 
 
-def start(children: ExitStack, run_id: str | None = None, *, argv: list[str] | None = None) -> subprocess.Popen[str]:
-    """A process that sleeps, marked as one of a run; ended after the test."""
-    environment = os.environ | ({RUN_VARIABLE: run_id} if run_id else {})
+def start(
+    children: ExitStack, run_id: str | None = None, *, argv: list[str] | None = None, more: dict[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """A process that sleeps, marked as one of a run, with `more` in its environment; ended after the test."""
+    environment = os.environ | ({RUN_VARIABLE: run_id} if run_id else {}) | (more or {})
     child = subprocess.Popen(
         argv or ["sleep", "600"], env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -130,6 +133,26 @@ def test_a_process_that_got_the_pid_of_a_dead_one_is_spared(state: str, children
     die(run)
     assert cleaned(state).exit_status == 0
     assert foreign.poll() is None
+
+
+@pytest.mark.parametrize("says", ["where its state is", "where another run's is", "a file that is none", "nothing"])
+def test_a_run_that_keeps_its_state_elsewhere_is_left_alone_while_its_harness_lives(
+    state: str, tmp_path: Path, children: ExitStack, says: str
+) -> None:
+    run = RunState.create(R1, state_root=str(tmp_path / "elsewhere"))
+    other = RunState.create(R1 + "1", state_root=str(tmp_path / "elsewhere"))
+    none = tmp_path / "none"
+    none.write_text("nothing\n")
+    named = {"where its state is": run.path, "where another run's is": other.path, "a file that is none": str(none)}
+    assert run.environment[STATE_VARIABLE] == run.path
+    process = start(children, R1, more={STATE_VARIABLE: named[says]} if says in named else {})
+    report = cleaned(state, [R1])
+    if says == "where its state is":
+        assert (report.live, report.removed, report.exit_status, process.poll()) == ([R1], [], 0, None)
+        die(run)
+        report = cleaned(state, [R1])
+    assert report.live == [] and len(report.removed) == 1 and process.wait() == -signal.SIGKILL
+    assert Path(run.path).exists(), "what a process names is not cleaned by"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from harness import run_state
 from harness.pidfds import pidfd_open
+from harness.process_table import find_processes, is_in_namespace, kill_until_gone, marked_with
 from harness.run_state import (
     KIND_DIRECTORY,
     KIND_NETNS,
@@ -32,6 +33,7 @@ from harness.run_state import (
     state_roots,
     temp_dir,
 )
+from tests.headless import HEADLESS
 
 
 def test_a_state_is_a_live_run_of_this_process(tmp_path: Path) -> None:
@@ -138,6 +140,22 @@ def test_a_zombie_does_not_live() -> None:
         os.close(descriptor)
         assert os.path.exists(f"/proc/{child.pid}")
         assert process_start_ticks(child.pid) is None
+
+
+def test_a_process_whose_first_thread_has_ended_lives(tmp_path: Path) -> None:
+    environment = {**os.environ, "COLOUR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", HEADLESS], stdout=subprocess.PIPE, env=environment) as child:
+        try:
+            assert child.stdout is not None and child.stdout.readline() == b"headless %d\n" % child.pid
+            assert process_start_ticks(child.pid) is not None
+            network = os.stat("/proc/self/ns/net")
+            for matches in (marked_with("COLOUR", str(tmp_path)), is_in_namespace((network.st_dev, network.st_ino))):
+                assert child.pid in [process.pid for process in find_processes(matches)]
+            [process] = kill_until_gone(lambda: find_processes(marked_with("COLOUR", str(tmp_path))), timeout_s=30.0)
+            assert process.pid == child.pid and child.wait() == -signal.SIGKILL
+            assert process_start_ticks(child.pid) is None
+        finally:
+            child.kill()
 
 
 @given(

@@ -76,7 +76,7 @@ class SimClocks:
         """What moves the clocks."""
         return "the simulated clock"
 
-    async def reaches(self, host: str, pid: int | None) -> str | None:
+    async def reaches(self, host: str, pid: int | None, *, monotonic: bool = False) -> str | None:
         """None: a simulated process has no other clock than its host's."""
         return None
 

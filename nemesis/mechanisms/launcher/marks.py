@@ -6,9 +6,10 @@ that somebody looks. Its environment still has the mark of its program, unless i
 
 from __future__ import annotations
 
+import contextlib
 import os
 
-__all__ = ["HELPERS", "PROGRAM_VARIABLE", "is_helper", "mark_of", "marked"]
+__all__ = ["HELPERS", "PROGRAM_VARIABLE", "is_helper", "living_thread", "mark_of", "marked"]
 
 PROGRAM_VARIABLE = "SPLITBRAIN_PROGRAM"
 """The variable that an agent gives to each program that it starts, with a value that no other program has."""
@@ -19,12 +20,28 @@ HELPERS = b"fault-"
 
 def mark_of(pid: int) -> bytes | None:
     """The mark in the environment of a process; None where it has none, or may not be looked into."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            words = file.read().split(b"\0")
-    except OSError:
-        return None
+    words = list[bytes]()
+    with contextlib.suppress(OSError), open(f"/proc/{living_thread(pid) or pid}/environ", "rb") as file:
+        words = file.read().split(b"\0")
     return next((word for word in words if word.startswith(PROGRAM_VARIABLE.encode() + b"=")), None)
+
+
+def living_thread(pid: int) -> int | None:
+    """A thread of a process that has not ended; None when there is none. It is the first one, whose number is `pid`,
+    unless that has ended before others: then /proc/PID is that of a zombie and shows nothing of what goes on."""
+    with contextlib.suppress(OSError):
+        if _has_ended(pid):
+            return next(
+                (thread for thread in map(int, os.listdir(f"/proc/{pid}/task")) if not _has_ended(thread)), None
+            )
+        return pid
+    return None
+
+
+def _has_ended(thread: int) -> bool:
+    """Raises OSError when it is gone."""
+    with open(f"/proc/{thread}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
 
 
 def marked(mark: bytes) -> list[int]:

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from .marks import is_helper, mark_of, marked
+from .marks import is_helper, living_thread, mark_of, marked
 from .vdso import ClockError, read_offset_ns
 
 __all__ = ["DYNAMIC", "GO", "OTHER", "SCRIPT", "STATIC", "judge", "look", "program_kind"]
@@ -114,18 +114,18 @@ def _filters(pid: int) -> int | None:
 def _look_at(pid: int, own_filters: int | None) -> dict[str, Any] | None:
     found: dict[str, Any] = {"pid": pid, "program": "", "kind": "", "maps": [], "clock": None, "problem": ""}
     found["filters"] = None
+    thread = living_thread(pid)
+    if thread is None:
+        return None
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            if file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X"):
-                return None
-        found["program"] = os.readlink(f"/proc/{pid}/exe")
-        found["kind"] = program_kind(f"/proc/{pid}/exe")
-        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
+        found["program"] = os.readlink(f"/proc/{thread}/exe")
+        found["kind"] = program_kind(f"/proc/{thread}/exe")
+        with open(f"/proc/{thread}/maps", encoding="utf-8", errors="surrogateescape") as file:
             lines = (line.rstrip("\n").split(maxsplit=5) for line in file)
             found["maps"] = sorted({words[5] for words in lines if len(words) == 6 and words[5].startswith("/")})
-        filters = _filters(pid)
+        filters = _filters(thread)
         found["filters"] = None if filters is None or own_filters is None else filters - own_filters
-        found["clock"] = read_offset_ns(pid)
+        found["clock"] = read_offset_ns(thread)
     except (FileNotFoundError, ProcessLookupError):
         return None
     except (OSError, ClockError) as error:

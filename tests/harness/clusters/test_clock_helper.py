@@ -28,9 +28,21 @@ class Machine:
         self.boot_ns = 50 * SECOND
         self.ahead_ns = 1_700_000_000 * SECOND
         self.is_stubborn = False
+        self.boot_id = "first"
+
+    def reboot(self) -> None:
+        """Its battery has kept the right time, which it takes for a second."""
+        right_ns = self.wall_ns() + SECOND
+        self.boot_id, self.boot_ns = "second", SECOND
+        self.ahead_ns = right_ns - self.boot_ns
 
     def helper(self) -> ClockHelper:
-        return ClockHelper(since_boot_ns=lambda: self.boot_ns, wall_ns=self.wall_ns, set_wall=self.set_wall)
+        return ClockHelper(
+            since_boot_ns=lambda: self.boot_ns,
+            wall_ns=self.wall_ns,
+            set_wall=self.set_wall,
+            boot_id=lambda: self.boot_id,
+        )
 
     def wall_ns(self) -> int:
         return self.boot_ns + self.ahead_ns
@@ -105,19 +117,53 @@ def test_rates_add_up_from_the_begin(offset_ms: int, rate_ppm: int, elapsed_ns: 
     assert abs(added_ns - rate_ppm * elapsed_ns / 1e6) <= 1 + elapsed_ns * 1e-12
 
 
+def restore(machine: Machine, base: Path) -> None:
+    """What `harness clean` does on the machine."""
+    boot_id = base.with_name("boot_id")
+    boot_id.write_text(f"{machine.boot_id}\n")
+    script = re.sub(r"time\.clock_settime_ns\(time\.CLOCK_REALTIME, (.*)\)\n", r"settle(\1)\n", RESTORE_SCRIPT)
+    script = script.replace("time.clock_gettime_ns(time.CLOCK_BOOTTIME)", "boot_ns")
+    script = script.replace("sys.argv[1]", repr(str(base)))
+    script = script.replace("/proc/sys/kernel/random/boot_id", str(boot_id))
+    assert "time." not in script and "/proc" not in script
+    exec(script, {"settle": machine.set_wall, "boot_ns": machine.boot_ns})
+
+
 def test_what_is_left_of_a_killed_helper_is_set_right_once(tmp_path: Path) -> None:
     base = tmp_path / "clock.base"
     machine = Machine()
     asyncio.run(machine.helper().open({"base": str(base)}))
     true_ns = machine.ahead_ns
-    machine.ahead_ns += 12345
-    script = re.sub(r"time\.clock_settime_ns\(time\.CLOCK_REALTIME, (.*)\)\n", r"settle(\1)\n", RESTORE_SCRIPT)
-    script = script.replace("time.clock_gettime_ns(time.CLOCK_BOOTTIME)", "boot_ns")
-    script = script.replace("sys.argv[1]", repr(str(base)))
-    assert "time." not in script
-    for _ in range(2):
-        exec(script, {"settle": machine.set_wall, "boot_ns": machine.boot_ns})
+    for wrong_ns, right_ns in ((12345, true_ns), (777, true_ns + 777)):  # the second time nothing is left
+        machine.ahead_ns = true_ns + wrong_ns
+        restore(machine, base)
+        assert machine.ahead_ns == right_ns and not base.exists()
+
+
+def test_a_clock_that_is_right_since_the_machine_was_started_anew_stays_so(tmp_path: Path) -> None:
+    base = tmp_path / "clock.base"
+    machine = Machine()
+    asyncio.run(machine.helper().open({"base": str(base)}))
+    machine.reboot()
+    true_ns = machine.ahead_ns
+    restore(machine, base)
     assert machine.ahead_ns == true_ns and not base.exists()
+
+
+def test_a_helper_learns_what_is_true_anew_since_the_machine_was_started_anew(tmp_path: Path) -> None:
+    async def body() -> None:
+        base = tmp_path / "clock.base"
+        machine = Machine()
+        await machine.helper().open({"base": str(base)})
+        machine.reboot()
+        true_ns, helper = machine.ahead_ns, machine.helper()
+        await helper.open({"base": str(base)})
+        await helper.skew({"fault": "hour", "skew": {**NOTHING, "offset_ms": 1000}})
+        assert machine.ahead_ns - true_ns == SECOND
+        restore(machine, base)
+        assert machine.ahead_ns == true_ns
+
+    asyncio.run(body())
 
 
 class Shim:
@@ -134,6 +180,9 @@ class Shim:
 
     async def release_all(self) -> None:
         self.skewed.clear()
+
+    async def reaches(self, host: str, pid: int | None, *, monotonic: bool = False) -> str | None:
+        return f"{'monotonic' if monotonic else 'wall'} of {host} is out of reach"
 
 
 class Keeper:
@@ -157,6 +206,9 @@ def test_monotonic_clocks_and_hosts_without_a_clock_of_their_own_are_the_shims()
         await clocks.release_all()
         assert helpers["n1"].asked == ["skew f", "release f", "release_all"]
         assert helpers["n2"].asked == ["release_all"] and shim.skewed == {}
+        assert await clocks.reaches("n1", 7) is None
+        assert await clocks.reaches("n1", 7, monotonic=True) == "monotonic of n1 is out of reach"
+        assert await clocks.reaches("n3", 7) == "wall of n3 is out of reach"
 
     asyncio.run(body())
 

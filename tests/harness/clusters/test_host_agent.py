@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -23,6 +24,7 @@ from harness.clusters.base import Program
 from harness.errors import OperatorError
 from nemesis.mechanisms.shell import ShellError
 from nemesis.target import DOWN, PAUSED, RUNNING, Link
+from tests.headless import HEADLESS
 
 AGENT = host_agent.__file__
 
@@ -266,6 +268,53 @@ def test_a_host_is_taken_once_and_cleaned_with_its_undo_commands(tmp_path: Path)
     host = with_host(tmp_path, scenario)
     assert marks.read_text() == "second\nfirst\n"
     assert host.command("clean") == {"removed": [], "left": []}
+
+
+def test_a_host_that_is_taken_by_nobody_is_cleaned(tmp_path: Path) -> None:
+    """As a machine has it that lost power when an earlier version of the agent took it."""
+    host = Host(tmp_path / "base", f"agent{os.getpid()}-nobody")
+    owner = Path(host.base, "owner")
+    owner.parent.mkdir()
+    owner.touch()
+    assert host.command("start") == {"refused": f"{owner} is empty: if no run has the host, rm it", "taken": True}
+    assert host.command("clean") == {"removed": [], "left": []} and os.listdir(host.base) == []
+
+
+def test_a_host_says_whose_it_is_from_when_it_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is durable when power goes may be the name of a file alone: its content was asked for before."""
+    synced: list[str] = []
+    fsync, link = os.fsync, os.link
+
+    def linking(source: Path, place: Path) -> None:
+        assert Path(source).read_text() in synced
+        link(source, place)
+
+    def syncing(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.append(Path(f"/proc/self/fd/{descriptor}").read_text())
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    monkeypatch.setattr(os, "link", linking)
+    owner = tmp_path / "owner"
+    assert host_agent._take(owner, "one") and not host_agent._take(owner, "two")
+    assert owner.read_text() == "one" and os.listdir(tmp_path) == ["owner"]
+
+
+def test_a_process_whose_first_thread_has_ended_is_cleaned(tmp_path: Path) -> None:
+    base, run_id = tmp_path / "base", f"headless{os.getpid()}"
+    environment = {**os.environ, "SPLITBRAIN_RUN": run_id}
+    command: dict[str, Any] = {"args": [sys.executable, "-c", HEADLESS], "env": environment}
+    with (
+        socket.socket() as end,
+        subprocess.Popen(**command, stdout=subprocess.PIPE, pass_fds=[end.fileno()]) as process,
+    ):
+        try:
+            assert process.stdout is not None and process.stdout.readline() == b"headless %d\n" % process.pid
+            assert host_agent.sockets_of(process.pid) == {os.fstat(end.fileno()).st_ino}
+            cleaned = Host(base, run_id).command("clean")
+            assert cleaned["removed"] == [f"process {process.pid}"] and cleaned["left"] == []
+        finally:
+            process.kill()
 
 
 def test_what_cannot_be_undone_keeps_the_host_taken(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from harness.clusters.link_proxy import MAX_PENDING_PER_LINK, LinkProxy
-from harness.clusters.link_pump import MAX_HELD_BYTES
+from harness.clusters.link_pump import MAX_HELD_BYTES, reset
 from tests.ports import free_port
 
 Eventually = Callable[..., Any]
@@ -426,6 +426,34 @@ def test_what_programs_send_is_counted_by_what_became_of_it() -> None:
             await w.gates()
             assert await asyncio.wait_for(far[0].readexactly(5), 10) == b"held!"
             assert await counted() == {"12": [12, 5, 1], "21": [10, 0, 0]}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("who", ["near", "far"])
+def test_what_ran_into_a_cut_stays_counted_when_either_end_goes(who: str) -> None:
+    async def main() -> None:
+        async with world() as w:
+
+            async def stopped() -> int:
+                return next(
+                    int(stopped) for source, _, _, stopped, _ in (await w.proxy.traffic({}))["links"] if source == "n1"
+                )
+
+            near, far = await w.pair()
+            await w.gates("12")
+            near[1].write(b"held!")
+            async with asyncio.timeout(10):
+                while await stopped() != 5:  # noqa: ASYNC110 - a kernel's buffer
+                    await asyncio.sleep(0.01)
+                reset((near if who == "near" else far)[1].transport)
+                while await w.stats("connections"):
+                    if who == "near":
+                        far[1].write(b"?")  # nobody reads what comes from n1 meanwhile, not even its end
+                    await asyncio.sleep(0.01)
+            assert await stopped() == 5
+            await w.gates()
+            assert await stopped() == 5
 
     asyncio.run(main())
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import select
 import selectors
+import socket
 from typing import Any
 
 import pytest
@@ -43,6 +45,7 @@ class FakeTransport(asyncio.Transport):
         self.reading = False
         self.full = False
         self.closed = False
+        self.socket: socket.socket | None = None
         self.written: list[tuple[float, bytes]] = []
         self.wrong: list[str] = []
         self.eof_at_s: float | None = None
@@ -56,7 +59,13 @@ class FakeTransport(asyncio.Transport):
     def is_closing(self) -> bool:
         return self.closed
 
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self.socket if name == "socket" and self.socket is not None else default
+
     def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
         self.closed = True
 
     def get_protocol(self) -> Any:
@@ -212,6 +221,44 @@ def test_bytes_that_set_out_later_do_not_overtake_when_a_delay_ends() -> None:
         assert stage.delivered == b""
         await asyncio.sleep(0.2)
         assert stage.delivered == b"firstsecond"
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(main())
+
+
+LOSSES = st.tuples(st.sampled_from(["lose destination", "lose source"]), st.none())
+CUTS = st.tuples(st.just("cut"), st.booleans())
+SENDS = st.tuples(st.just("send"), st.integers(1, 3000))
+
+
+@settings(deadline=None)
+@given(st.lists(st.one_of(CUTS, SENDS, LOSSES), max_size=12))
+def test_what_ran_into_cuts_is_never_less_than_it_was(actions: list[tuple[str, Any]]) -> None:
+    """Whatever becomes of the connection. What is sent while nobody reads waits in the kernel."""
+
+    async def main() -> None:
+        stage, (near, kernel) = Stage(), socket.socketpair()
+        stage.source.socket = near
+        with near, kernel:
+            sent = before = cuts = 0
+            for name, value in actions:
+                if name == "send" and near.fileno() >= 0:
+                    kernel.send(bytes(value))
+                    sent += value
+                elif name == "cut":
+                    cuts += value and not stage.gate.is_cut
+                    stage.set(cut=value)
+                elif name == "lose destination":
+                    stage.pump.destination_lost()
+                elif name == "lose source":
+                    stage.source.closed = True
+                    stage.pump.end(is_reset=True)
+                    near.close()
+                if stage.source.reading and near.fileno() >= 0 and select.select([near], [], [], 0)[0]:
+                    stage.near.data_received(near.recv(1 << 20))
+                stopped = stage.gate.stopped_bytes
+                assert before <= stopped <= cuts * sent
+                before = stopped
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(main())

@@ -27,6 +27,7 @@ from nemesis.mechanisms.shell import ShellError
 from nemesis.partition import PARTITION
 from nemesis.schedule import periodic
 from nemesis.target import Link, LinkShape, LinkTraffic
+from tests.ports import free_port
 
 Eventually = Callable[..., Any]
 PORT, OTHER_PORT = 21911, 21912
@@ -290,6 +291,66 @@ def test_a_program_that_dials_past_its_link_is_found_out(
                     stopped_bytes = sum(traffic.stopped_bytes for traffic in found.values())
             seen = await PARTITION.prove_met(target, replace(planned, evidence={**planned.evidence, **proof.evidence}))
             assert (seen.proven, seen.exercised) == ((True, True) if way == "its own link" else (False, False))
+
+    asyncio.run(main())
+
+
+MEETING = """
+import socket, sys, time
+part, kind, address, port = sys.argv[1], *sys.argv[2:4], int(sys.argv[4])
+family = socket.AF_INET6 if ":" in address else socket.AF_INET
+end = socket.socket(family, socket.SOCK_STREAM if kind == "tcp" else socket.SOCK_DGRAM)
+if part == "meets":
+    end.connect((address, port))
+else:
+    end.bind((address, port))
+    if kind == "tcp":
+        end.listen()
+print("up", flush=True)
+while True:
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("dialler_is_on", ["n1", "n2"])
+@pytest.mark.parametrize(
+    ("kind", "listens_at", "met_at", "shown"),
+    [
+        ("tcp", "127.0.0.1", "127.0.0.1", "127.0.0.1"),
+        ("tcp", "::1", "::1", "[::1]"),
+        ("tcp", "::", "127.0.0.1", "127.0.0.1"),
+        ("udp", "127.0.0.1", "127.0.0.1", "127.0.0.1"),
+        ("udp", "::", "::1", "[::1]"),
+    ],
+)
+def test_programs_of_two_hosts_that_meet_at_an_address_of_the_machine_are_found_out(
+    kind: str,
+    listens_at: str,
+    met_at: str,
+    shown: str,
+    dialler_is_on: str,
+    tmp_path: Path,
+    run_state: RunState,
+    eventually: Eventually,
+) -> None:
+    """By who has the other end, which tells nothing of two programs of one host."""
+    port = free_port()
+
+    async def main() -> None:
+        async with cluster_of(run_state, tmp_path) as cluster:
+            for part, host, address in (("listens", "n2", listens_at), ("meets", dialler_is_on, met_at)):
+                argv = [sys.executable, "-c", MEETING, part, kind, address, str(port)]
+                program = await cluster.spawn(host, Program(name=part, argv=argv, log_name=f"{part}.log"))
+                await eventually(lambda path=program.log_path: "up" in Path(path).read_text())
+            target: Any = SimpleNamespace(hosts=cluster.hosts, network=cluster.network)
+            planned = await PARTITION.plan(target, random.Random(0), fault_id="f1", variant="n1|n2+n3")
+            await PARTITION.inject(target, planned)
+            for proof in (await PARTITION.prove(target, planned), await PARTITION.prove_met(target, planned)):
+                if dialler_is_on == "n2":
+                    assert proof.proven, proof
+                else:
+                    [problem] = proof.failed
+                    assert f"n1 (process {program.pid}) reaches n2 at {shown}:{port}, past the proxy" in problem
 
     asyncio.run(main())
 

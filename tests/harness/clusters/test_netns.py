@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -187,14 +188,33 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
 """
 
 
-def test_a_cut_is_met_by_what_programs_send_and_disproved_by_what_passes(tmp_path: Path) -> None:
-    """Probes alone are no exercise; a rule that is lost after the proof shows by what it lets through."""
+INNER = "10.99.0.2"
+MAKE_INNER = f"""
+ip link add outside type veth peer name inside
+ip addr add 10.99.0.1/30 dev outside
+ip link set outside up
+ip link set inside up
+ip neigh add {INNER} lladdr 02:00:00:00:00:01 dev outside
+echo 1 > /proc/sys/net/ipv4/ip_forward
+"""
+"""A network within a host, as that of a container there: what is for it is forwarded."""
+
+
+@pytest.mark.parametrize("forwards", [False, True])
+def test_a_cut_is_met_by_what_programs_send_and_disproved_by_what_passes(tmp_path: Path, forwards: bool) -> None:
+    """Probes alone are no exercise; a rule that is lost after the proof shows by what it lets through. All of that also
+    of what a host forwards to a replica in a network within it."""
 
     async def scenario(cluster: NetnsCluster) -> None:
         target: Any = SimpleNamespace(hosts=cluster.hosts, network=cluster.network)
+        address = cluster.bind_address("n2")
+        if forwards:
+            assert await cluster.run("n2", ["sh", "-ec", MAKE_INNER]) == (0, "", "")
+            assert await cluster.run("n1", ["ip", "route", "add", INNER, "via", address]) == (0, "", "")
+            address = INNER
 
         async def say() -> None:
-            argv = [sys.executable, "-c", SAY, cluster.bind_address("n2"), str(PORT)]
+            argv = [sys.executable, "-c", SAY, address, str(PORT)]
             assert await cluster.run("n1", argv) == (0, "", "")
 
         async def met(during: Callable[[], Awaitable[None]]) -> Proof:
@@ -226,6 +246,50 @@ def test_a_cut_is_met_by_what_programs_send_and_disproved_by_what_passes(tmp_pat
         assert run_into.detail == "100 bytes of the system's ran into the cut, on 1 of 1 links"
         leaked = await met(lose_the_rule)
         assert not leaked.proven and leaked.failed == ["n1->n2 carried 100 bytes of the system's while it was cut"]
+
+    with_cluster(tmp_path, scenario)
+
+
+SAY_TO_ALL = """
+import socket, sys, time
+with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as sender:
+    device = socket.if_nametoindex("eth0")
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            sender.sendto(b"x" * 52, ("ff02::1", int(sys.argv[1]), 0, device))
+            break
+        except OSError:  # its address is not tried out yet
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+"""
+"""To all neighbours over IPv6, which asks nobody for an address first."""
+
+
+def test_hosts_do_not_meet_over_ipv6_and_a_proof_sees_it_when_they_do(tmp_path: Path) -> None:
+    async def scenario(cluster: NetnsCluster) -> None:
+        target: Any = SimpleNamespace(hosts=cluster.hosts, network=cluster.network)
+        planned = await PARTITION.plan(target, random.Random(0), fault_id="f1", variant="n1|n2+n3")
+
+        async def proofs() -> tuple[Proof, Proof]:
+            """Of a cut that is in force when n1 speaks to all over IPv6."""
+            await PARTITION.inject(target, planned)
+            assert await cluster.run("n1", [sys.executable, "-c", SAY_TO_ALL, str(PORT)]) == (0, "", "")
+            proof, met = await PARTITION.prove(target, planned), await PARTITION.prove_met(target, planned)
+            await PARTITION.heal(target, planned)
+            return proof, met
+
+        for proof in await proofs():
+            assert proof.proven, proof
+        dropped = nft(RUN, "n2", "list", "chain", "inet", "splitbrain", "input")
+        assert re.search(r"ipv6 counter packets [1-9]", dropped), dropped
+        rules = nft(RUN, "n2", "-a", "list", "chain", "inet", "splitbrain", "input").splitlines()
+        [handle] = [line.split()[-1] for line in rules if "ipv6" in line]
+        nft(RUN, "n2", "delete", "rule", "inet", "splitbrain", "input", "handle", handle)
+        for proof in await proofs():
+            assert not proof.proven, proof
+            assert re.fullmatch(r"\d+ bytes of other hosts have come to n2 over IPv6, .*", proof.failed[0])
 
     with_cluster(tmp_path, scenario)
 

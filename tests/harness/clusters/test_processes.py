@@ -18,7 +18,8 @@ from harness.clusters.base import Program
 from harness.clusters.link_proxy import raise_descriptor_limit
 from harness.errors import OperatorError
 from harness.run_state import KIND_PROCESS, RunState, process_start_ticks
-from nemesis.target import DOWN
+from nemesis.target import DOWN, PAUSED, RUNNING
+from tests.headless import HEADLESS
 
 Eventually = Callable[..., Any]
 OwnHost = Callable[..., Any]
@@ -170,6 +171,42 @@ def test_every_process_of_a_program_is_seen_stopped_continued_and_killed(
             await eventually(lambda: all(state_of(pid) in ("", "Z") for pid in pids.values()))
             assert await family.members() == []
             assert [member.pid for member in await other.members()] == [pid_of(other)]
+
+    asyncio.run(main())
+
+
+HEADLESS_FAMILY = f"""
+import os
+if os.fork() == 0:
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    os.execve(sys.executable, [sys.executable, "-c", sys.argv[1]], os.environ)
+{HEADLESS}
+""".replace("import os", "import os, sys", 1)
+"""Two processes whose first threads have ended: the first one, and an orphan that only its environment gives away."""
+
+
+def test_a_process_whose_first_thread_has_ended_is_seen_stopped_continued_and_killed(
+    tmp_path: Path, run_state: RunState, eventually: Eventually, own_host: OwnHost
+) -> None:
+    async def main() -> None:
+        async with own_host(run_state, tmp_path) as host:
+            argv = [sys.executable, "-c", HEADLESS_FAMILY, HEADLESS]
+            family = await host.spawn("n1", Program(name="child", argv=argv, log_name="child.log"))
+            await eventually(lambda: log_of(family).count("\n") == 2)
+            pids = {int(line.split()[1]) for line in log_of(family).splitlines()}
+            assert pid_of(family) in pids and await family.state() == RUNNING
+            assert {member.pid: member.letter in "RS" for member in await family.members()} == dict.fromkeys(pids, True)
+            await family.pause()
+            assert await family.state() == PAUSED
+            assert {member.pid: member.letter for member in await family.members()} == dict.fromkeys(pids, "T")
+            await family.resume()
+            assert await family.state() == RUNNING
+            await family.kill()
+            await eventually(lambda: not any(map(is_alive, pids)))
+            assert await family.state() == DOWN and await family.members() == []
 
     asyncio.run(main())
 

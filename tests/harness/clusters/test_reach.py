@@ -20,6 +20,7 @@ from harness.clusters.base import HostProcess, Program
 from harness.clusters.local import LocalCluster
 from harness.errors import OperatorError
 from harness.run_state import RunState
+from harness.systems.host_programs import HostPrograms
 from nemesis.clock import CLOCK
 from nemesis.disk import DISK_STALL
 from nemesis.mechanisms.launcher_archive import why_no_clock, why_no_traps
@@ -72,8 +73,10 @@ class Target:
 
     async def look(self, host: str) -> ProcessView:
         assert self.process is not None
+        assert self.process.host_pid is not None
         state = await self.process.state()
-        return ProcessView(host, state, 1, None if state == DOWN else self.process.host_pid)
+        pids = self.process.host_pids if isinstance(self.process, HostPrograms) else [self.process.host_pid]
+        return ProcessView(host, state, 1, () if state == DOWN else pids)
 
     async def end(self, fault_id: str, hosts: Sequence[str], *, signal_name: str = "KILL") -> None:
         assert self.process is not None
@@ -233,6 +236,46 @@ def test_a_clock_is_moved_in_the_replica(tmp_path: Path, programs: dict[str, str
     on_a_host(tmp_path, lambda data: [programs[kind], data], scenario)
 
 
+def test_a_monotonic_clock_of_a_server_that_the_shim_does_not_reach_proves_nothing(
+    tmp_path: Path, programs: dict[str, str]
+) -> None:
+    """The program that was started is reached, and reads its clock; what it has started, the server, is not."""
+    supervise = """
+import subprocess, sys, time
+child = subprocess.Popen(sys.argv[1:])
+while child.poll() is None:
+    time.sleep(0.1)
+"""
+
+    async def scenario(target: Target) -> None:
+        injection = fault(CLOCK, "slow-monotonic@n1", skews={"n1": {"rate_ppm": -700_000, "affects_monotonic": 1}})
+        await CLOCK.inject(target, injection)
+        for proof in (await CLOCK.prove(target, injection), await CLOCK.prove_met(target, injection)):
+            assert not proof.proven and "linked statically" in proof.detail, proof
+        await CLOCK.heal(target, injection)
+
+    def command(data: str) -> Sequence[str]:
+        return [sys.executable, "-c", supervise, programs["static"], data]
+
+    on_a_host(tmp_path, command, scenario)
+
+
+def test_a_monotonic_clock_that_another_mechanism_has_is_out_of_reach(tmp_path: Path, programs: dict[str, str]) -> None:
+    """The newest program has its clock from the shim, the first one from the vDSO, whose wall clock alone is moved."""
+
+    async def scenario(target: Target) -> None:
+        first, data = target.process, target.cluster.data_dir("n1")
+        second = await target.cluster.spawn("n1", Program("second", [programs["dynamic"], data], "second.log"))
+        assert first is not None and target.clocks is not None and target.clocks.mechanism("n1") == "the preloaded shim"
+        problem = await target.clocks.reaches("n1", first.host_pid, monotonic=True)
+        assert problem is not None and "the wall clock only" in problem
+        async with asyncio.timeout(DEADLINE_S):  # until the shim is mapped
+            while await target.clocks.reaches("n1", second.host_pid, monotonic=True) is not None:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+    on_a_host(tmp_path, lambda data: [programs["static"], data], scenario)
+
+
 @pytest.mark.parametrize("mechanism", ["preload", "seccomp"])
 def test_a_power_cut_takes_from_every_program_of_a_host(tmp_path: Path, mechanism: str) -> None:
     """Each keeps an account of its own: Redis and the Sentinel beside it both write."""
@@ -328,6 +371,26 @@ def test_a_program_that_was_started_without_its_mechanism_proves_nothing(
             await POWER.inject(target, fault(POWER, "cut@n1", model="ext4"))
 
     on_a_host(tmp_path, lambda data: [programs[kind], data], scenario)
+
+
+def test_a_second_program_that_is_out_of_reach_proves_nothing(tmp_path: Path, programs: dict[str, str]) -> None:
+    async def scenario(target: Target) -> None:
+        data = f"{target.cluster.data_dir('n1')}/second"
+        os.mkdir(data)
+        second = await target.cluster.spawn("n1", Program("second", [programs["static"], data], "second.log"))
+        await wrote(target.cluster, name="second/log")
+        assert target.process is not None
+        target.process = HostPrograms("n1", {"main": target.process, "second": second})
+        stall, bump = fault(DISK_STALL, "fsync@n1"), fault(CLOCK, "bump@n1", skews={"n1": {"offset_ms": 3_600_000}})
+        for nemesis, injection in ((DISK_STALL, stall), (CLOCK, bump)):
+            await nemesis.inject(target, injection)  # type: ignore[attr-defined]
+            proof = await nemesis.prove(target, injection)  # type: ignore[attr-defined]
+            assert not proof.proven and "linked statically" in proof.detail, proof
+            await nemesis.heal(target, injection)  # type: ignore[attr-defined]
+        with pytest.raises(RuntimeError, match="linked statically"):
+            await POWER.inject(target, fault(POWER, "cut@n1", model="ext4"))
+
+    on_a_host(tmp_path, lambda data: [programs["dynamic"], data], scenario, mechanism="preload")
 
 
 def test_the_mechanism_can_be_named(tmp_path: Path, programs: dict[str, str]) -> None:

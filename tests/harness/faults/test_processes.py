@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import signal
 import sys
 import time
@@ -97,6 +99,32 @@ def test_who_takes_a_sigkill_where_a_sigterm_was_asked_for_is_told(
         await made.faults.release("f1")
         await made.faults.end("f2", ["n1"], signal_name="TERM")  # which was started as one that listens
         assert (await made.faults.look("n1")).was_forced is False
+
+    run(work)
+
+
+def wait_for_its_end(pid: int) -> None:
+    """Without the harness hearing of it."""
+    with contextlib.suppress(FileNotFoundError):
+        while Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z":
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["and is known to have", "and is not known to have yet"])
+def test_a_replica_that_had_ended_is_not_taken_for_one_that_a_fault_has_ended(run: Run, is_known: bool) -> None:
+    async def work(made: Replicas) -> None:
+        process = made.current["n1"]
+        assert process.host_pid is not None
+        if is_known:
+            await process.kill()
+        else:
+            os.kill(process.host_pid, signal.SIGKILL)
+            wait_for_its_end(process.host_pid)
+            assert process.exit_status() is None
+        await made.faults.end("f1", ["n1", "n2"])
+        views = [await made.faults.look(host) for host in HOSTS]
+        assert [view.state for view in views] == [DOWN, DOWN, RUNNING]
+        assert [view.ended_by_itself for view in views] == [True, False, False]
 
     run(work)
 

@@ -127,6 +127,23 @@ def test_a_program_that_ended_by_itself_is_started_when_faults_are_over_and_told
     asyncio.run(main())
 
 
+def test_a_look_tells_the_number_of_every_program_that_has_not_ended() -> None:
+    process = HostPrograms("n1", {"kv": Fake(1), "sentinel": Fake(2), "exporter": Fake(3)})
+    faults = ReplicaProcesses(["n1"], process=lambda host: process, restart=lambda host: asyncio.sleep(0))
+
+    async def main() -> None:
+        assert list((await faults.look("n1")).pids) == [1, 2, 3]
+        fresh = Fake(2)
+        fresh.now = DOWN
+        ended = process.with_started({"sentinel": fresh})
+        other = ReplicaProcesses(["n1"], process=lambda host: ended, restart=lambda host: asyncio.sleep(0))
+        assert list((await other.look("n1")).pids) == [1, 3]
+        await process.kill()
+        assert list((await faults.look("n1")).pids) == []
+
+    asyncio.run(main())
+
+
 class Family(Fake):
     """One whose host tells its processes."""
 

@@ -49,6 +49,8 @@ class FakeProcesses:
         self.dead: set[str] = set()
         self.ended: set[str] = set()
         self.starts: dict[str, int] = {}
+        self.pids: Sequence[int] = (1,)
+        """Of the programs of each host."""
         self.astray: set[str] = set()
         """Hosts of which the second process of the replica is not reached by what reaches the first."""
         self.deaf: set[str] = set()
@@ -99,8 +101,8 @@ class FakeProcesses:
         if host not in self.immune and any(host in hosts for hosts in self.crashing.values()):
             self.starts[host] = self.starts.get(host, 1) + 1
         state = self.state(host)
-        starts, pid = self.starts.get(host, 1), None if state == DOWN else 1
-        return ProcessView(host, state, starts, pid, host in self.dead, was_forced=host in self.deaf)
+        starts, pids = self.starts.get(host, 1), () if state == DOWN else self.pids
+        return ProcessView(host, state, starts, pids, host in self.dead, was_forced=host in self.deaf)
 
 
 class FakeClocks:
@@ -110,7 +112,9 @@ class FakeClocks:
         self.skews: dict[str, dict[str, tuple[ClockSkew, float]]] = {}
         self.immune: set[str] = set()
         self.wrong_by_ms: dict[str, float] = {}
-        self.unreached: set[str] = set()
+        self.unreached: set[str | int | None] = set()
+        """Hosts, or the programs of all hosts that have such a pid."""
+        self.monotonic_unreached: set[str] = set()
         self.unreadable: set[str] = set()
         self.reads: int | None = 3
         self.unsure_ms = 0.01
@@ -128,8 +132,10 @@ class FakeClocks:
     def mechanism(self, host: str) -> str:
         return "the tests"
 
-    async def reaches(self, host: str, pid: int | None) -> str | None:
-        return f"{host} is out of reach" if host in self.unreached else None
+    async def reaches(self, host: str, pid: int | None, *, monotonic: bool = False) -> str | None:
+        if monotonic and host in self.monotonic_unreached:
+            return f"the monotonic clock of {host} is out of reach"
+        return f"{host} is out of reach" if self.unreached & {host, pid} else None
 
     async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
         return {host: FaultMet(None, self.reads) for host in self.skews.get(fault_id, ())}
@@ -171,7 +177,8 @@ class FakeDisks:
         self.faults: dict[str, dict[str, DiskFault]] = {}
         self.immune: set[str] = set()
         self.broken: set[str] = set()
-        self.unreached: set[str] = set()
+        self.unreached: set[str | int | None] = set()
+        """Hosts, or the programs of all hosts that have such a pid."""
         self.calls: int | None = 5
         self.calls_that_met: int | None = 5
         self.recorded: int | None = 7
@@ -240,7 +247,7 @@ class FakeDisks:
         return DiskProbe(host, write, sync, read)
 
     async def reaches(self, host: str, pid: int | None) -> str | None:
-        return f"{host} is out of reach" if host in self.unreached else None
+        return f"{host} is out of reach" if self.unreached & {host, pid} else None
 
     def mechanism(self, host: str) -> str:
         return "the tests"

@@ -63,6 +63,10 @@ def test_a_monotonic_drift_is_proved_when_asked_for(
         assert not (await CLOCK.prove(target, injection)).proven
         await CLOCK.inject(target, injection)
         assert (await CLOCK.prove(target, injection)).proven
+        assert (await CLOCK.prove_met(target, injection)).proven
+        target.clocks.monotonic_unreached.add("n2")
+        for unproven in (await CLOCK.prove(target, injection), await CLOCK.prove_met(target, injection)):
+            assert not unproven.proven and "the monotonic clock of n2 is out of reach" in unproven.detail
         assert not (await CLOCK.prove_healed(target, injection)).proven
         await CLOCK.heal(target, injection)
         assert (await CLOCK.prove_healed(target, injection)).proven
@@ -367,6 +371,30 @@ def test_an_orderly_end_that_no_victim_came_to_was_met_by_nobody(
     run_virtual(main())
 
 
+@pytest.mark.parametrize("form", ["sigkill", "terminate"])
+def test_a_kill_of_replicas_that_had_ended_by_themselves_was_met_by_nobody(
+    form: str, make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def main() -> None:
+        target = make_fault_target(5)
+        injection = await plan_fault(KILL, target, f"{form}@n1+n2")
+        await KILL.inject(target, injection)
+
+        async def exercised() -> bool | None:
+            proof, met = await KILL.prove(target, injection), await KILL.prove_met(target, injection)
+            assert proof.proven and met.proven
+            return exercised_by(proof.to_json(), met.to_json())
+
+        target.processes.dead = {"n1"}
+        assert await exercised() is True
+        target.processes.deaf = {"n2"}
+        assert await exercised() is (form == "sigkill")  # no victim has come to an orderly end
+        target.processes.dead, target.processes.deaf = {"n1", "n2"}, set()
+        assert await exercised() is False
+
+    run_virtual(main())
+
+
 def test_a_replica_that_stays_down_is_not_healed(make_fault_target: Any, plan_fault: Any, run_virtual: Run) -> None:
     async def main() -> None:
         target = make_fault_target(5)
@@ -431,6 +459,24 @@ def test_a_replica_out_of_reach_of_its_disk_fault_fails_the_proof(
         await nemesis.inject(target, injection)
         target.disks.unreached.add(injection.value["hosts"][0])
         assert not (await nemesis.prove(target, injection)).proven
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(("nemesis", "variant"), [(DISK_STALL, "fsync@n1"), (CLOCK, "bump@n1"), (CLOCK, "drift@n1")])
+def test_a_second_program_of_a_host_that_is_out_of_reach_fails_the_proof(
+    nemesis: Any, variant: str, make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def main() -> None:
+        target = make_fault_target(3)
+        target.processes.pids = (1, 2)
+        injection = await plan_fault(nemesis, target, variant)
+        await nemesis.inject(target, injection)
+        assert (await nemesis.prove(target, injection)).proven
+        assert (await nemesis.prove_met(target, injection)).proven
+        (target.clocks if nemesis is CLOCK else target.disks).unreached.add(2)
+        assert not (await nemesis.prove(target, injection)).proven
+        assert not (await nemesis.prove_met(target, injection)).proven
 
     run_virtual(main())
 
@@ -557,13 +603,15 @@ def test_a_power_cut_is_announced_to_who_keeps_no_account_before_it(
     run_virtual(main())
 
 
+@pytest.mark.parametrize("unreached", ["n1", 2], ids=["the host", "its second program"])
 def test_power_is_not_cut_where_it_would_lose_nothing(
-    make_fault_target: Any, plan_fault: Any, run_virtual: Run
+    unreached: str | int, make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
     async def main() -> None:
         target = make_fault_target(5)
+        target.processes.pids = (1, 2)
         injection = await plan_fault(POWER, target, "cut@n1")
-        target.disks.unreached.add("n1")
+        target.disks.unreached.add(unreached)
         with pytest.raises(RuntimeError, match="out of reach"):
             await POWER.inject(target, injection)
         assert target.processes.down == {}

@@ -16,6 +16,7 @@ import pytest
 from nemesis.mechanisms.launcher.clock_probe import read_clocks
 from nemesis.mechanisms.launcher.programs import DYNAMIC, GO, OTHER, SCRIPT, STATIC, judge, look, program_kind
 from nemesis.mechanisms.reach import PRELOAD, SECCOMP, mechanism_for, unreached, wanted_traps
+from tests.headless import HEADLESS
 
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler to make programs with")
@@ -111,6 +112,17 @@ def test_all_processes_of_a_program_are_looked_at() -> None:
             assert all(each["kind"] == DYNAMIC and each["clock"] is None and each["maps"] for each in seen)
         finally:
             os.kill(child, 9)
+            process.kill()
+    assert look(process.pid) == []
+
+
+def test_a_process_whose_first_thread_has_ended_is_looked_at() -> None:
+    with subprocess.Popen([sys.executable, "-c", HEADLESS], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == f"headless {process.pid}\n"
+            [found] = look(process.pid)
+            assert found["kind"] == DYNAMIC and found["maps"] and not found["problem"] and found["pid"] == process.pid
+        finally:
             process.kill()
     assert look(process.pid) == []
 
