@@ -68,14 +68,17 @@ async def wait_for_recovery(system: System, *, timeout_s: float | None) -> Check
     return _unless_stalled(outcome, stalls)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What came of a round of final reads. `should_succeed` says that such operations did succeed under load, so that
-    neither the client nor the workload is the reason where none does now, and that there is time to try again."""
+    """What came of a round of final reads."""
 
     asked: int
     succeeded: int
     should_succeed: bool
+    """Whether such operations did succeed under load, so that neither the client nor the workload is the reason where
+    none does now."""
+    is_last: bool
+    """Whether the run was asked to end, so that there is no time to try again."""
     last_failure: str
     """Of the last operation that did not succeed, if any: its name and how it ended."""
 
@@ -86,7 +89,7 @@ async def read_until_answered(
     """Have the final reads done, and done again for as long as none of them succeeds and `timeout_s` are not over.
 
     Returns what becomes of the outcome of waiting for the system: one whose hosts listen but answer no client has not
-    come back, whatever its ports look like.
+    come back, whatever its ports look like. Where the run was asked to end before it had its time, nobody knows.
     """
     loop = asyncio.get_running_loop()
     began_s = loop.time()
@@ -96,7 +99,7 @@ async def read_until_answered(
         return outcome
     async with _watch_stalls() as stalls:
         while not answers.succeeded and answers.should_succeed and outcome.valid is True:
-            if loop.time() - began_s > timeout_s:
+            if answers.is_last or loop.time() - began_s > timeout_s:
                 break
             await asyncio.sleep(_AGAIN_S)
             answers = await read()
@@ -107,7 +110,10 @@ async def read_until_answered(
     reason = f"{outcome.reason}, and answered nobody: of {asked} final operations {within} none succeeded"
     if answers.last_failure:
         reason += f" (the last one, {clip(' '.join(answers.last_failure.split()), MAX_FAILURE_CHARACTERS)})"
-    return _unless_stalled(dataclasses.replace(outcome, valid=False, reason=reason), stalls)
+    if answers.is_last:
+        reason += "; the run was asked to end before the system had had its time"
+    valid: bool | str = "unknown" if answers.is_last else False
+    return _unless_stalled(dataclasses.replace(outcome, valid=valid, reason=reason), stalls)
 
 
 def _unless_stalled(outcome: CheckOutcome, stalls: _Stalls) -> CheckOutcome:

@@ -121,7 +121,7 @@ class Observed:
     """What a run saw beside its history."""
 
     interrupted: str | None = None
-    """Why the load ended before its time, in words; None when it did not."""
+    """The first signal that came before the run was taken down, in words: with it, the run is no whole one."""
     stopped_at_first_violation: str | None = None
     """The violation that ended the load, as the online checker put it; None when none did."""
     faults_planned: int = 0
@@ -169,6 +169,8 @@ class Run:
     _was_blocked: bool = False
     _load_has_begun: bool = False
     _load_is_over: bool = False
+    _is_taken_down: bool = False
+    """Since the taking down began: what is judged has been seen by then."""
     _current: str = "starting"
     """The phase, for whoever asks what the run is waiting for."""
     _target: RunTarget = field(init=False)
@@ -202,6 +204,7 @@ class Run:
                 try:
                     self.writer.flush()
                 finally:
+                    self._is_taken_down = True
                     self._enter("taking the cluster down")
                     with self._no_blocking(signals, is_under_load=False):
                         await self._tear_down()
@@ -389,8 +392,13 @@ class Run:
     async def _read_all(self) -> Answers:
         workers = self._make_workers(TimeLimit(FINAL_READ_LIMIT_S, self.workload.final_generator()), self.writer)
         await self._work(workers)
-        should_succeed = not self._stop_requested.is_set() and not self._succeeded.isdisjoint(workers.asked)
-        return Answers(workers.completed, workers.succeeded.total(), should_succeed, workers.last_failure)
+        return Answers(
+            asked=workers.completed,
+            succeeded=workers.succeeded.total(),
+            should_succeed=not self._succeeded.isdisjoint(workers.asked),
+            is_last=self._stop_requested.is_set(),
+            last_failure=workers.last_failure,
+        )
 
     async def _work(self, workers: Workers) -> None:
         try:
@@ -478,16 +486,19 @@ class Run:
         """The first signal ends the load, the second says what is waited for, the third ends the waiting."""
         self._signals_heard += 1
         self._stop_requested.set()
-        if self.observed.interrupted is None and not self._load_is_over:
+        is_first = self.observed.interrupted is None and not self._is_taken_down
+        if is_first:
             self.observed.interrupted = f"{name} after {self.clock.now_ns() / 1e9:.1f} s"
+        if is_first and not self._load_is_over:
             self.listener.say(
                 f"{name}: the load ends; healing, then a verdict over what happened so far"
                 if self._load_has_begun
                 else f"{name}: the run ends before its load has begun"
             )
         elif self._signals_heard < GIVE_UP_AT:
+            more = "once" if self._signals_heard == GIVE_UP_AT - 1 else "twice"
             self.listener.say(
-                f"{name}: still {self._current}; once more to give up waiting for it "
+                f"{name}: still {self._current}; {more} more to give up waiting for it "
                 "(what cannot be taken down then is for harness clean)"
             )
         else:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import re
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,23 @@ def test_who_was_never_answered_does_not_accuse_the_system_of_not_coming_back(me
     _, results, _ = memory_run(system=lambda system: silent_after_the_load(system, also_before=True))
     assert results["valid"] == "unknown" and "operations read none succeeded" in results["reason"]
     assert results["checks"]["recovers"]["valid"] is True
+
+
+def test_a_system_that_was_not_given_its_time_is_not_judged(memory_run: Any) -> None:
+    def interrupted(system: Any) -> None:
+        silent_after_the_load(system)
+        silent = system.recover
+
+        async def recover(*, timeout_s: float) -> CheckOutcome:
+            os.kill(os.getpid(), signal.SIGTERM)
+            outcome: CheckOutcome = await silent(timeout_s=timeout_s)
+            return outcome
+
+        system.recovery_timeout_s, system.recover = 600.0, recover
+
+    _, results, _ = memory_run(system=interrupted)
+    assert results["checks"]["recovers"]["valid"] == results["valid"] == "unknown"
+    assert "the run was asked to end before" in results["checks"]["recovers"]["reason"]
 
 
 class OneStart(BrokerSystem):
