@@ -3,7 +3,8 @@
 invalid   some check found a violation; nothing else can excuse it
 unknown   no violation was found, but something that a valid verdict stands on is missing: a check ran out
           of its budget, a fault or its healing was not proven, the system met none of the faults, no operation
-          succeeded or none of a kind (reads, say), a phase failed, the run was interrupted before its time
+          succeeded or none of a kind (reads, say), acknowledged messages were left unread, a phase failed, the run
+          was interrupted before its time
 valid     everything that was asked for happened, was proven, was checked, and holds
 """
 
@@ -16,6 +17,7 @@ from typing import Any
 from checker.faults import count_unmet, faults_of, is_proven
 from harness.large_history import TooLarge, counts_by_f
 from harness.recovery import RECOVERS, judge_recovery
+from harness.report.units import plural
 from harness.runner import Observed
 from harness.systems.base import CheckOutcome
 from harness.test import Test
@@ -59,7 +61,7 @@ def judge(
     if observed.recovery is not None:
         checks[RECOVERS] = judge_recovery(observed.recovery, faults, observed.trouble)
     errors = dict(Counter(_error_class(e["error"]) for e in clients if "error" in e).most_common(20))
-    doubts = [*_doubts(test, ops, faults, observed, errors), *_untested(clients)]
+    doubts = [*_doubts(test, ops, faults, observed, errors), *_untested(clients), *_unread(checks)]
     if history_note is not None:
         doubts.append(history_note)
     stopped = observed.stopped_at_first_violation
@@ -155,6 +157,14 @@ def _untested(clients: Sequence[Event]) -> Iterable[str]:
             errors = Counter(_error_class(e["error"]) for e in clients if e["f"] == f and "error" in e)
             said = _most_frequent(dict(errors.most_common(1)))
             yield f"of {sum(counts.values())} operations {f} none succeeded, so nothing was tested of them{said}"
+
+
+def _unread(checks: Mapping[str, CheckOutcome]) -> Iterable[str]:
+    """What a check counts that nobody read, though it was acknowledged: nothing shows that it is still there."""
+    for name, outcome in checks.items():
+        stats = outcome.details.get("stats")
+        if isinstance(stats, Mapping) and (unread := stats.get("unread")):
+            yield f"{name}: {plural(unread, 'acknowledged message')} nobody could read at the end"
 
 
 def _exits_in_words(unexpected_exits: Mapping[str, int]) -> str:

@@ -2,7 +2,7 @@
 
 valid     it served again, with equal replicas, within the time that it declares for itself
 invalid   it was reached and did not, although every fault was proven healed: a finding; or its hosts listened and
-          answered no client
+          answered no client, or none about a key that they served under load
 unknown   nobody can tell: a fault was not proven healed, something of the run itself failed, or the harness
           was kept from running itself, so that the system may have been as well
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,37 +79,52 @@ class Answers:
     none does now."""
     is_last: bool
     """Whether the run was asked to end, so that there is no time to try again."""
-    last_failure: str
-    """Of the last operation that did not succeed, if any: its name and how it ended."""
+    answered: Collection[int | str]
+    """The keys of which an operation succeeded."""
+    failures: Mapping[int | str | None, str]
+    """Of each key of which operations succeeded under load, and of all keys (None): the last operation that did not
+    succeed, if any, and how it ended."""
 
 
 async def read_until_answered(
     read: Callable[[], Awaitable[Answers]], outcome: CheckOutcome, *, timeout_s: float
 ) -> CheckOutcome:
-    """Have the final reads done, and done again for as long as none of them succeeds and `timeout_s` are not over.
+    """Have the final reads done, and done again for as long as none of them succeeds, or none of a key that was served
+    under load, and `timeout_s` are not over.
 
-    Returns what becomes of the outcome of waiting for the system: one whose hosts listen but answer no client has not
-    come back, whatever its ports look like. Where the run was asked to end before it had its time, nobody knows.
+    Returns what becomes of the outcome of waiting for the system: one whose hosts listen but answer no client, or none
+    about some key, has not come back, whatever its ports look like. Where the run was asked to end before the system
+    had its time, nobody knows.
     """
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     answers = await read()
-    asked = answers.asked
-    if answers.succeeded:
+    asked, is_answered = answers.asked, answers.succeeded > 0
+    failures = dict(answers.failures)
+    unread = {key for key in failures if key is not None and key not in answers.answered}
+    if is_answered and not unread:
         return outcome
     async with _watch_stalls() as stalls:
-        while not answers.succeeded and answers.should_succeed and outcome.valid is True:
+        while (unread or not is_answered) and answers.should_succeed and outcome.valid is True:
             if answers.is_last or loop.time() - began_s > timeout_s:
                 break
             await asyncio.sleep(_AGAIN_S)
             answers = await read()
-            asked += answers.asked
+            asked, is_answered = asked + answers.asked, is_answered or answers.succeeded > 0
+            failures.update(answers.failures)
+            unread.difference_update(answers.answered)
         else:
             return outcome
     within = f"within {loop.time() - began_s:.0f} s"
-    reason = f"{outcome.reason}, and answered nobody: of {asked} final operations {within} none succeeded"
-    if answers.last_failure:
-        reason += f" (the last one, {clip(' '.join(answers.last_failure.split()), MAX_FAILURE_CHARACTERS)})"
+    if is_answered:
+        first, *more = sorted(unread, key=str)
+        which = f"key {first}" + (f" (and {len(more)} more)" if more else "")
+        reason, last = f"{outcome.reason}, but of the final operations on {which} {within} none succeeded", first
+    else:
+        reason = f"{outcome.reason}, and answered nobody: of {asked} final operations {within} none succeeded"
+        last = None
+    if failure := failures.get(last):
+        reason += f" (the last one, {clip(' '.join(failure.split()), MAX_FAILURE_CHARACTERS)})"
     if answers.is_last:
         reason += "; the run was asked to end before the system had had its time"
     valid: bool | str = "unknown" if answers.is_last else False

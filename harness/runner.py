@@ -162,6 +162,8 @@ class Run:
     _next_process: int = 0
     _succeeded: frozenset[str] = frozenset()
     """The names of operations of which some succeeded under load."""
+    _answered: frozenset[int | str] = frozenset()
+    """The keys of which an operation succeeded under load."""
     _stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
     _given_up: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while what is waited for is not worth it to who sent the third signal; the next phase begins without."""
@@ -297,7 +299,7 @@ class Run:
             stopper = group.create_task(self._stop_when_asked(workers))
             try:
                 await self._work(workers)
-                self._succeeded = frozenset(workers.succeeded)
+                self._succeeded, self._answered = frozenset(workers.succeeded), frozenset(workers.answered)
             finally:
                 # The schedule heals what it has injected when it is cancelled.
                 faults.cancel()
@@ -381,7 +383,8 @@ class Run:
             self.observed.recovery = with_last_words(self.observed.recovery, self.system)
 
     async def _final_reads(self) -> None:
-        """Read what is there now; where no client is answered, again, as long as the system may take to come back."""
+        """Read what is there now; where no client is answered, or none about some key, again, as long as the system
+        may take to come back."""
         before = self.observed.recovery
         if before is None:
             await self._read_all()
@@ -397,7 +400,8 @@ class Run:
             succeeded=workers.succeeded.total(),
             should_succeed=not self._succeeded.isdisjoint(workers.asked),
             is_last=self._stop_requested.is_set(),
-            last_failure=workers.last_failure,
+            answered=workers.answered,
+            failures={key: text for key, text in workers.last_failures.items() if key is None or key in self._answered},
         )
 
     async def _work(self, workers: Workers) -> None:

@@ -139,6 +139,14 @@ def test_a_kind_of_operations_of_which_none_succeeded_leaves_the_verdict_unknown
     assert judge(make_test(), INVALID, [*operations(), *reads, *fault()], Observed())["valid"] is False
 
 
+def test_acknowledged_messages_that_nobody_read_leave_the_verdict_unknown() -> None:
+    for unread, valid in ((0, True), (2, "unknown")):
+        found = FixedWorkload(CheckOutcome(True, "none lost", {"stats": {"unread": unread}}))
+        results = judge(make_test(), found, [*operations(), *fault()], Observed())
+        assert results["valid"] == valid
+    assert results["reason"] == "linearizable: 2 acknowledged messages nobody could read at the end"
+
+
 def test_a_fault_that_nobody_met_is_counted_apart_where_another_was_met_or_may_have_been() -> None:
     faults = [*fault(met=UNMET), *fault(fault_id="f2")]
     results = judge(make_test(), VALID, [*operations(), *faults], Observed())
