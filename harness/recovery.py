@@ -3,8 +3,9 @@
 valid     it served again, with equal replicas, within the time that it declares for itself
 invalid   it was reached and did not, although every fault was proven healed: a finding; or its hosts listened and
           answered no client, or none about a key that they served under load
-unknown   nobody can tell: a fault was not proven healed, something of the run itself failed, or the harness
-          was kept from running itself, so that the system may have been as well
+unknown   nobody can tell: a fault was not proven healed, something of the run itself failed or ended it
+          early, the clients have a bug, or the harness was kept from running itself, so that the system may have
+          been as well
 """
 
 from __future__ import annotations
@@ -79,6 +80,8 @@ class Answers:
     none does now."""
     is_last: bool
     """Whether the run was asked to end, so that there is no time to try again."""
+    has_mistakes: bool
+    """Whether some failed in a way that only a client's own bug explains."""
     answered: Collection[int | str]
     """The keys of which an operation succeeded."""
     failures: Mapping[int | str | None, str]
@@ -94,7 +97,7 @@ async def read_until_answered(
 
     Returns what becomes of the outcome of waiting for the system: one whose hosts listen but answer no client, or none
     about some key, has not come back, whatever its ports look like. Where the run was asked to end before the system
-    had its time, nobody knows.
+    had its time, or the client has a bug, nobody knows.
     """
     loop = asyncio.get_running_loop()
     began_s = loop.time()
@@ -106,7 +109,7 @@ async def read_until_answered(
         return outcome
     async with _watch_stalls() as stalls:
         while (unread or not is_answered) and answers.should_succeed and outcome.valid is True:
-            if answers.is_last or loop.time() - began_s > timeout_s:
+            if answers.is_last or answers.has_mistakes or loop.time() - began_s > timeout_s:
                 break
             await asyncio.sleep(_AGAIN_S)
             answers = await read()
@@ -125,9 +128,11 @@ async def read_until_answered(
         last = None
     if failure := failures.get(last):
         reason += f" (the last one, {clip(' '.join(failure.split()), MAX_FAILURE_CHARACTERS)})"
-    if answers.is_last:
+    valid: bool | str = "unknown" if answers.is_last or answers.has_mistakes else False
+    if answers.has_mistakes:
+        reason += "; the clients failed in a way they should not"
+    elif answers.is_last:
         reason += "; the run was asked to end before the system had had its time"
-    valid: bool | str = "unknown" if answers.is_last else False
     return _unless_stalled(dataclasses.replace(outcome, valid=valid, reason=reason), stalls)
 
 

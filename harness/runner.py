@@ -400,6 +400,7 @@ class Run:
             succeeded=workers.succeeded.total(),
             should_succeed=not self._succeeded.isdisjoint(workers.asked),
             is_last=self._stop_requested.is_set(),
+            has_mistakes=bool(workers.unexpected_errors),
             answered=workers.answered,
             failures={key: text for key, text in workers.last_failures.items() if key is None or key in self._answered},
         )

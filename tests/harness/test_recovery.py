@@ -118,7 +118,7 @@ def test_a_key_that_can_never_be_read_again_has_not_come_back(memory_run: Any) -
 
 
 def test_a_key_that_is_read_a_moment_later_has_come_back(memory_run: Any) -> None:
-    """Four threads read one of two keys twice each: whichever of these are of key 1 are refused, and all is read again."""
+    """Four threads read one of two keys twice each; reads of key 1 are refused, and all is read again."""
 
     def refusing(system: Any) -> None:
         silent_after_the_load(system, keys=[1], refusals=8)
@@ -128,6 +128,31 @@ def test_a_key_that_is_read_a_moment_later_has_come_back(memory_run: Any) -> Non
     assert results["valid"] is True, results["reason"]
     finals = [event for event in read_history(run_dir.history_path) if event["type"] in ("ok", "info")][-8:]
     assert any(event["type"] == "ok" and event["key"] == 1 for event in finals)
+
+
+def test_a_client_with_a_bug_in_the_final_reads_does_not_accuse_the_system(memory_run: Any) -> None:
+    def buggy(system: Any) -> None:
+        silent_after_the_load(system)
+        silent = system.connection
+
+        def connection(kind: str, *, process: int, thread: int) -> Any:
+            class Buggy(type(silent(kind, process=process, thread=thread))):  # type: ignore[misc]
+                async def latest(self, key: int) -> Any:
+                    try:
+                        return await super().latest(key)
+                    except TimeoutError:
+                        raise KeyError("a bug") from None
+
+            return Buggy(system)
+
+        system.connection = connection
+
+    _, results, _ = memory_run(system=buggy)
+    assert results["checks"]["recovers"]["valid"] == results["valid"] == "unknown"
+    assert (
+        "none succeeded (the last one, read: unexpected KeyError: 'a bug')" in results["checks"]["recovers"]["reason"]
+    )
+    assert results["checks"]["recovers"]["reason"].endswith("; the clients failed in a way they should not")
 
 
 def test_a_system_that_was_not_given_its_time_is_not_judged(memory_run: Any) -> None:
