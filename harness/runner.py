@@ -133,6 +133,8 @@ class Observed:
     """Exits of replicas that no fault brought about, in words -> how often. They are reported and do not change the
     verdict: some systems stop by design where, for instance, a disk fails."""
     system_checks: Mapping[str, CheckOutcome] = field(default_factory=dict)
+    final_reads_from: int | None = None
+    """The index of the first event of a client after the load; None where it is not known."""
     recovery: CheckOutcome | None = None
     """What came of waiting for the system after the last heal; None where nobody waited."""
     system_facts: Mapping[str, Any] = field(default_factory=dict)
@@ -385,6 +387,7 @@ class Run:
     async def _final_reads(self) -> None:
         """Read what is there now; where no client is answered, or none about some key, again, as long as the system
         may take to come back."""
+        self.observed.final_reads_from = self.writer.stats.events
         before = self.observed.recovery
         if before is None:
             await self._read_all()

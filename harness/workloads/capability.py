@@ -74,6 +74,10 @@ class Call:
     perform: Callable[[Any, Any, Any], Awaitable[Any]]
     is_read: bool | Callable[[Any], bool] = False
 
+    def only_reads(self, value: Any) -> bool:
+        """Whether it changes nothing with this value."""
+        return self.is_read if isinstance(self.is_read, bool) else self.is_read(value)
+
 
 def gives(method: str, *, keyed: bool = False) -> Call:
     """A call of `method(value)`, or `method(key, value)`, whose result is the value that was given."""
@@ -142,6 +146,10 @@ class CapabilityWorkload(ABC):
         """The worker's client over a client of the SDK."""
         return CapabilityClient(connection, self.calls)
 
+    def is_write(self, f: str, value: Any) -> bool:
+        """Whether an operation changes something: any of which its call does not say that it only reads."""
+        return f in self.calls and not self.calls[f].only_reads(value)
+
     def online(self) -> OnlineChecker | None:
         """None, unless a workload can be judged on the way."""
         return None
@@ -185,8 +193,7 @@ class CapabilityClient:
         except MISTAKES as error:
             raise ClientMistake(described(error, self._client, call.method)) from error
         except Exception as error:
-            is_read = call.is_read if isinstance(call.is_read, bool) else call.is_read(op.value)
-            return self._failed(error, call.method, is_read)
+            return self._failed(error, call.method, call.only_reads(op.value))
         if type(value) not in _PLAIN and (problem := json_problem(value)) is not None:
             raise ClientMistake(f"{call.method} returned {problem}")
         return Outcome("ok", value, node=self._node())
