@@ -10,6 +10,7 @@ valid     everything that was asked for happened, was proven, was checked, and h
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,12 +40,13 @@ def judge(
     observed: Observed,
     *,
     history_note: str | None = None,
+    missing: int = 0,
     too_large: TooLarge | None = None,
 ) -> dict[str, Any]:
     """Check a history and put everything together as results.json holds it.
 
     `events` is the whole history in order, or the events of faults alone where it is `too_large`; `history_note` says
-    what is wrong with the history file itself.
+    what is wrong with the history file itself, `missing` how many of its events are gone though later ones are there.
     """
     clients = [event for event in events if event["process"] != "nemesis"]
     context = CheckContext(timeout_s=test.checker_timeout_s, memory_mb=test.checker_memory_mb)
@@ -52,7 +54,7 @@ def judge(
     ops: Mapping[str, int]
     ops_by_f: Mapping[str, Mapping[str, int]]
     if too_large is None:
-        checks = dict(workload.check(clients, context))
+        checks = {name: _of_whole(check, missing) for name, check in workload.check(clients, context).items()}
         ops, ops_by_f = Counter(event["type"] for event in clients), counts_by_f(clients)
     else:
         checks = {name: CheckOutcome("unknown", too_large.reason) for name in workload.check_names}
@@ -98,6 +100,15 @@ def judge(
         "seed": test.seed,
         "replay": test.replay_line(),
     }
+
+
+def _of_whole(outcome: CheckOutcome, missing: int) -> CheckOutcome:
+    """A check's outcome, but unknown where it finds a violation in a history that lacks events: a write that is gone
+    makes a right read wrong. (A history that only ends early has no such gaps.)"""
+    if outcome.valid is not False or not missing:
+        return outcome
+    reason = f"{outcome.reason.removesuffix('.')}; but {plural(missing, 'event')} of the history are missing, which may be why"
+    return dataclasses.replace(outcome, valid="unknown", reason=reason)
 
 
 def _verdict(
