@@ -101,7 +101,10 @@ class HistoryWriter:
         invoked: OpenOperation | None = None
         if process != NEMESIS:
             invoked = self._check(kind, f, process)
-        line = self._line(event, kind, f, process, index, now_ns)
+        try:
+            line = self._line(event, kind, f, process, index, now_ns)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise HarnessError(f"process {process}'s {f} holds what JSON cannot: {error}") from None
 
         # Nothing below can fail but the disk, so an event is either recorded and counted, or neither.
         stats.events = index + 1
@@ -155,14 +158,14 @@ class HistoryWriter:
         line = f'{{"index":{index},"time":{now_ns},"process":{who}{head}'
         key = event.get("key")
         if key is not None:
-            line += f',"key":{key}' if type(key) is int else f',"key":{self._encode(key, event)}'
+            line += f',"key":{key}' if type(key) is int else f',"key":{_encode_json(key)}'
         value = event.get("value")
         if type(value) is int:
             line += f',"value":{value}'
         elif value is None:
             line += ',"value":null'
         else:
-            line += f',"value":{self._encode(value, event)}'
+            line += f',"value":{_encode_json(value)}'
         error = event.get("error")
         if error is not None:
             line += f',"error":{_text(str(error))}'
@@ -175,12 +178,6 @@ class HistoryWriter:
                     self._nodes[node] = tail
             line += tail
         return line + "}\n"
-
-    def _encode(self, value: Any, event: Mapping[str, Any]) -> str:
-        try:
-            return _encode_json(value)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise HarnessError(f"process {event['process']}'s {event['f']} holds what JSON cannot: {error}") from None
 
     def _start_timer(self) -> None:
         if self._timer is not None:

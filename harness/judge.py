@@ -107,7 +107,8 @@ def _of_whole(outcome: CheckOutcome, missing: int) -> CheckOutcome:
     makes a right read wrong. (A history that only ends early has no such gaps.)"""
     if outcome.valid is not False or not missing:
         return outcome
-    reason = f"{outcome.reason.removesuffix('.')}; but {plural(missing, 'event')} of the history are missing, which may be why"
+    found = outcome.reason.removesuffix(".")
+    reason = f"{found}; but {plural(missing, 'event')} of the history are missing, which may be why"
     return dataclasses.replace(outcome, valid="unknown", reason=reason)
 
 

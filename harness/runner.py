@@ -24,12 +24,12 @@ from typing import Any, Protocol
 
 from harness.blocking import no_blocking
 from harness.clusters.base import Cluster, HoldsFiles, SeesReplicas
-from harness.errors import OperatorError, SystemUnderTestError
+from harness.errors import HarnessError, OperatorError, SystemUnderTestError
 from harness.fail_fast import WatchedRecorder
 from harness.faults.target import RunTarget
 from harness.faults.triggers import WatchedTriggers
 from harness.generator import Generator, Stagger, TimeLimit
-from harness.history_writer import HistoryWriteError, HistoryWriter
+from harness.history_writer import HistoryWriter
 from harness.recovery import Answers, read_until_answered, wait_for_recovery, with_last_words
 from harness.roles import ROLES, RoleLog
 from harness.runtime import harness_streams
@@ -60,6 +60,9 @@ LEADER_TIMEOUT_S = 2.0
 
 BLOCKED_MARGIN_S = 2.0
 """Beyond an operation's time, for which a plug-in may keep the harness from running."""
+
+_TOLD = (HarnessError, OperatorError, SystemUnderTestError)
+"""Errors whose words are enough for whoever reads them."""
 
 CANCEL_GRACE_S = 1.0
 """For a phase that is given up to end in order. One that waits for a hung host would not end at all."""
@@ -281,9 +284,11 @@ class Run:
             await self._unless_given_up(work())
         except GivenUp:
             self.observed.trouble.append(f"{title}: given up, as asked for by a third signal")
-        except (OperatorError, SystemUnderTestError) as error:
-            self.observed.trouble.append(f"{title}: {error}")
-        except Exception as error:
+        except Exception as group:
+            error = _first_of(group)
+            if isinstance(error, _TOLD):
+                self.observed.trouble.append(f"{title}: {error}")
+                return
             logger.exception("%s failed", title)
             self.observed.trouble.append(f"{title}: {type(error).__name__}: {error}")
 
@@ -411,8 +416,8 @@ class Run:
     async def _work(self, workers: Workers) -> None:
         try:
             await workers.run()
-        except* HistoryWriteError as errors:
-            raise errors.exceptions[0] from None
+        except* _TOLD as errors:
+            raise _first_of(errors) from None
         finally:
             self._next_process = workers.next_process
             for text, count in workers.unexpected_errors.items():
@@ -512,6 +517,14 @@ class Run:
         else:
             self.listener.say(f"{name}: giving up on {self._current}")
             self._given_up.set()
+
+
+def _first_of(error: Exception) -> Exception:
+    """An error itself; of those that a group of tasks ended with, the first whose words are enough, else the first."""
+    if not isinstance(error, ExceptionGroup):
+        return error
+    told = error.subgroup(_TOLD)
+    return _first_of((error if told is None else told).exceptions[0])
 
 
 def _watching(triggers: Triggers | None, schedule: Schedule) -> contextlib.AbstractAsyncContextManager[None]:

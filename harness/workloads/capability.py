@@ -52,7 +52,11 @@ MISTAKES = (AttributeError, ImportError, NameError, RecursionError, TypeError)
 MAX_REASON_CHARS = 300
 """Of an exception's text that is kept with an operation: some drivers put whole replies into theirs."""
 
-_PLAIN = frozenset((int, str, bool, float, type(None)))
+_PLAIN = frozenset((str, bool, type(None)))
+"""Types of which every value is JSON."""
+
+_LARGEST_PLAIN = 1 << 64
+"""Of whole numbers that are not looked at more closely: JSON may hold larger ones, up to a few thousand digits."""
 
 _EVERY_CLIENT = frozenset(("address", "close", "connect", "dialled", "open", "url"))
 """What every client has: no misspelling of a capability."""
@@ -194,7 +198,8 @@ class CapabilityClient:
             raise ClientMistake(described(error, self._client, call.method)) from error
         except Exception as error:
             return self._failed(error, call.method, call.only_reads(op.value))
-        if type(value) not in _PLAIN and (problem := json_problem(value)) is not None:
+        is_plain = -_LARGEST_PLAIN < value < _LARGEST_PLAIN if type(value) is int else type(value) in _PLAIN
+        if not is_plain and (problem := json_problem(value)) is not None:
             raise ClientMistake(f"{call.method} returned {problem}")
         return Outcome("ok", value, node=self._node())
 
@@ -272,5 +277,8 @@ def json_problem(value: Any) -> str | None:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # of a number with more digits than Python writes
+        return "a number with too many digits"
     return text if len(text) <= 80 else f"{text[:80]}..."

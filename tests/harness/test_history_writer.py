@@ -85,6 +85,7 @@ def test_append_leaves_the_given_event_alone_and_adds_index_and_time(tmp_path):
         ([invoke(True)], "a process is a number"),
         ([invoke(value={1, 2})], "holds what JSON cannot"),
         ([invoke(value=[float("nan")])], "holds what JSON cannot"),
+        ([invoke(value=10**5000)], "holds what JSON cannot"),
     ],
 )
 def test_misuse_is_the_harness_s_own_error_and_is_not_recorded(tmp_path, events, message):

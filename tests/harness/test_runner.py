@@ -8,6 +8,7 @@ import io
 import itertools
 import json
 import logging
+import math
 import os
 import re
 import signal
@@ -219,6 +220,20 @@ def test_ctrl_c_once_all_was_seen_changes_nothing(memory_run: Any) -> None:
     _, results, said = memory_run(system=interrupt)
     assert "SIGINT: still taking the cluster down" in said
     assert results["valid"] is True and results["interrupted"] is None
+
+
+def test_what_the_history_cannot_hold_ends_the_load_and_is_named(memory_run: Any) -> None:
+    def unwritable(system: Any) -> None:
+        class Unwritable(type(system.connection("queue", process=0, thread=0))):  # type: ignore[misc]
+            async def latest(self, key: int) -> Any:
+                return math.nan
+
+        system.connection = lambda kind, *, process, thread: Unwritable(system)
+
+    _, results, _ = memory_run(system=unwritable)
+    told = r"driving the load: process \d+'s read holds what JSON cannot: Out of range float values .*"
+    assert re.fullmatch(told, results["trouble"][0])
+    assert results["valid"] == "unknown" and "ExceptionGroup" not in " ".join(results["trouble"])
 
 
 def test_a_client_with_a_bug_makes_it_unknown(memory_run: Any) -> None:
