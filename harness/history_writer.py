@@ -86,7 +86,7 @@ class HistoryWriter:
         return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
 
     def append(self, event: Mapping[str, Any]) -> dict[str, Any]:
-        """Record one event: process, type, f, value and optionally key, error and node.
+        """Record one event: process, type, f, value and optionally key, error, node and durability.
 
         Returns the event with `index` and `time`; the one given is left alone. Raises HarnessError when the
         event breaks the rules of a history, HistoryWriteError when it cannot be written. Events of the
@@ -177,6 +177,9 @@ class HistoryWriter:
                 if len(self._nodes) < MAX_CACHED_HEADS:
                     self._nodes[node] = tail
             line += tail
+        durability = event.get("durability")
+        if durability is not None:
+            line += f',"durability":{_text(str(durability))}'
         return line + "}\n"
 
     def _start_timer(self) -> None:

@@ -46,16 +46,17 @@ def fault(f, kind, ident="f1", **value):
     return {"process": "nemesis", "type": kind, "f": f, "value": value}
 
 
-@given(operations=st.lists(st.tuples(st.text(min_size=1), JSON, JSON, st.none() | st.text(), st.none() | st.text())))
+@given(operations=st.lists(st.tuples(st.text(min_size=1), JSON, JSON, *[st.none() | st.text()] * 3)))
 def test_what_is_written_is_what_is_read(tmp_path_factory, operations):
     path = tmp_path_factory.mktemp("history") / "history.jsonl"
     returned = []
     with HistoryWriter(path, Clock()) as writer:
-        for f, key, value, error, node in operations:
+        for f, key, value, error, node, durability in operations:
             event = {"process": 3, "type": "invoke", "f": f, "key": key, "value": value}
             returned.append(writer.append(event))
-            returned.append(writer.append({**event, "type": "info", "error": error, "node": node}))
-    absent_when_null = ("key", "error", "node")
+            told = {"error": error, "node": node, "durability": durability}
+            returned.append(writer.append({**event, "type": "info", **told}))
+    absent_when_null = ("key", "error", "node", "durability")
     expected = [{k: v for k, v in e.items() if v is not None or k not in absent_when_null} for e in returned]
     lines = path.read_text().splitlines()
     assert [json.loads(line) for line in lines] == expected
