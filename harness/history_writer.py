@@ -47,6 +47,9 @@ MAX_SHARED_WORDS = 4_096
 MAX_CACHED_HEADS = 1_024
 """Cached beginnings of lines by (type, f), and of node fields; both come from small fixed sets."""
 
+MAX_TIME_NS = (1 << 63) - 1
+"""Nearly three hundred years, as many as the column of Parquet holds."""
+
 _TYPES = frozenset(("invoke", *COMPLETIONS))
 _WORDS = ("type", "f", "node")
 _encode_json = json.JSONEncoder(separators=(",", ":"), check_circular=False, allow_nan=False).encode
@@ -312,6 +315,8 @@ def event_problem(event: Any) -> str | None:
         return f"an event's f is a word, not {f!r}"
     if type(time_ns) is not int:
         return f"an event's time is a number of nanoseconds, not {time_ns!r}"
+    if not -MAX_TIME_NS <= time_ns <= MAX_TIME_NS:
+        return f"an event's time is at most {MAX_TIME_NS} nanoseconds, and one of {len(str(time_ns))} digits is none"
     if type(process) is not int and process != NEMESIS:
         return f"a process is a number or {NEMESIS!r}, not {process!r}"
     if "error" in event and type(event["error"]) is not str:
