@@ -332,13 +332,14 @@ def judge_run(
     notes = []
     if reader.truncated:
         notes.append(f"the history ends in the middle of a line ({len(reader.dropped)} characters dropped)")
-    if too_large is None and (missing := _missing_events(events)):
+    missing = _missing_events(events) if too_large is None else 0
+    if missing:
         notes.append(f"{plural(missing, 'event')} of the history are missing")
     left = sum(event["process"] != NEMESIS for event in events) if too_large is None else sum(too_large.ops.values())
     if left < judged:
         observed.trouble.append(f"the history has lost its end: {left:,} events of clients are left of {judged:,}")
     note = "; ".join(notes) or None
-    results = judge(test, workload, events, observed, history_note=note, too_large=too_large)
+    results = judge(test, workload, events, observed, history_note=note, missing=missing, too_large=too_large)
     return {**results, **facts}
 
 

@@ -47,6 +47,9 @@ MAX_SHARED_WORDS = 4_096
 MAX_CACHED_HEADS = 1_024
 """Cached beginnings of lines by (type, f), and of node fields; both come from small fixed sets."""
 
+MAX_TIME_NS = (1 << 63) - 1
+"""Nearly three hundred years, as many as the column of Parquet holds."""
+
 _TYPES = frozenset(("invoke", *COMPLETIONS))
 _WORDS = ("type", "f", "node")
 _encode_json = json.JSONEncoder(separators=(",", ":"), check_circular=False, allow_nan=False).encode
@@ -86,7 +89,7 @@ class HistoryWriter:
         return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
 
     def append(self, event: Mapping[str, Any]) -> dict[str, Any]:
-        """Record one event: process, type, f, value and optionally key, error and node.
+        """Record one event: process, type, f, value and optionally key, error, node and durability.
 
         Returns the event with `index` and `time`; the one given is left alone. Raises HarnessError when the
         event breaks the rules of a history, HistoryWriteError when it cannot be written. Events of the
@@ -101,7 +104,10 @@ class HistoryWriter:
         invoked: OpenOperation | None = None
         if process != NEMESIS:
             invoked = self._check(kind, f, process)
-        line = self._line(event, kind, f, process, index, now_ns)
+        try:
+            line = self._line(event, kind, f, process, index, now_ns)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise HarnessError(f"process {process}'s {f} holds what JSON cannot: {error}") from None
 
         # Nothing below can fail but the disk, so an event is either recorded and counted, or neither.
         stats.events = index + 1
@@ -155,14 +161,14 @@ class HistoryWriter:
         line = f'{{"index":{index},"time":{now_ns},"process":{who}{head}'
         key = event.get("key")
         if key is not None:
-            line += f',"key":{key}' if type(key) is int else f',"key":{self._encode(key, event)}'
+            line += f',"key":{key}' if type(key) is int else f',"key":{_encode_json(key)}'
         value = event.get("value")
         if type(value) is int:
             line += f',"value":{value}'
         elif value is None:
             line += ',"value":null'
         else:
-            line += f',"value":{self._encode(value, event)}'
+            line += f',"value":{_encode_json(value)}'
         error = event.get("error")
         if error is not None:
             line += f',"error":{_text(str(error))}'
@@ -174,13 +180,10 @@ class HistoryWriter:
                 if len(self._nodes) < MAX_CACHED_HEADS:
                     self._nodes[node] = tail
             line += tail
+        durability = event.get("durability")
+        if durability is not None:
+            line += f',"durability":{_text(str(durability))}'
         return line + "}\n"
-
-    def _encode(self, value: Any, event: Mapping[str, Any]) -> str:
-        try:
-            return _encode_json(value)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise HarnessError(f"process {event['process']}'s {event['f']} holds what JSON cannot: {error}") from None
 
     def _start_timer(self) -> None:
         if self._timer is not None:
@@ -312,6 +315,8 @@ def event_problem(event: Any) -> str | None:
         return f"an event's f is a word, not {f!r}"
     if type(time_ns) is not int:
         return f"an event's time is a number of nanoseconds, not {time_ns!r}"
+    if not -MAX_TIME_NS <= time_ns <= MAX_TIME_NS:
+        return f"an event's time is at most {MAX_TIME_NS} nanoseconds, and one of {len(str(time_ns))} digits is none"
     if type(process) is not int and process != NEMESIS:
         return f"a process is a number or {NEMESIS!r}, not {process!r}"
     if "error" in event and type(event["error"]) is not str:

@@ -3,12 +3,15 @@
 invalid   some check found a violation; nothing else can excuse it
 unknown   no violation was found, but something that a valid verdict stands on is missing: a check ran out
           of its budget, a fault or its healing was not proven, the system met none of the faults, no operation
-          succeeded or none of a kind (reads, say), a phase failed, the run was interrupted before its time
+          succeeded or none of a kind (reads, say), none was under way while a fault lasted, acknowledged messages
+          were left unread, a phase failed, the run was interrupted before its time
 valid     everything that was asked for happened, was proven, was checked, and holds
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -16,10 +19,11 @@ from typing import Any
 from checker.faults import count_unmet, faults_of, is_proven
 from harness.large_history import TooLarge, counts_by_f
 from harness.recovery import RECOVERS, judge_recovery
+from harness.report.units import plural
 from harness.runner import Observed
 from harness.systems.base import CheckOutcome
 from harness.test import Test
-from harness.workloads.base import CheckContext, Workload
+from harness.workloads.base import CheckContext, TellsWrites, Workload
 
 __all__ = ["faults_of", "judge"]
 
@@ -36,12 +40,13 @@ def judge(
     observed: Observed,
     *,
     history_note: str | None = None,
+    missing: int = 0,
     too_large: TooLarge | None = None,
 ) -> dict[str, Any]:
     """Check a history and put everything together as results.json holds it.
 
     `events` is the whole history in order, or the events of faults alone where it is `too_large`; `history_note` says
-    what is wrong with the history file itself.
+    what is wrong with the history file itself, `missing` how many of its events are gone though later ones are there.
     """
     clients = [event for event in events if event["process"] != "nemesis"]
     context = CheckContext(timeout_s=test.checker_timeout_s, memory_mb=test.checker_memory_mb)
@@ -49,7 +54,7 @@ def judge(
     ops: Mapping[str, int]
     ops_by_f: Mapping[str, Mapping[str, int]]
     if too_large is None:
-        checks = dict(workload.check(clients, context))
+        checks = {name: _of_whole(check, missing) for name, check in workload.check(clients, context).items()}
         ops, ops_by_f = Counter(event["type"] for event in clients), counts_by_f(clients)
     else:
         checks = {name: CheckOutcome("unknown", too_large.reason) for name in workload.check_names}
@@ -59,7 +64,11 @@ def judge(
     if observed.recovery is not None:
         checks[RECOVERS] = judge_recovery(observed.recovery, faults, observed.trouble)
     errors = dict(Counter(_error_class(e["error"]) for e in clients if "error" in e).most_common(20))
-    doubts = [*_doubts(test, ops, faults, observed, errors), *_untested(clients)]
+    load = None
+    if observed.final_reads_from is not None:
+        load = sum(event["process"] != "nemesis" for event in events[: observed.final_reads_from])
+    doubts = [*_doubts(test, ops, faults, observed, errors), *_untested(workload, clients, load)]
+    doubts += [*_unread(checks), *_beside_faults(clients, faults)]
     if history_note is not None:
         doubts.append(history_note)
     stopped = observed.stopped_at_first_violation
@@ -86,10 +95,21 @@ def judge(
         "unexpected_exits": dict(observed.unexpected_exits),
         "interrupted": observed.interrupted,
         "stopped_at_first_violation": stopped,
+        "final_reads_from": observed.final_reads_from,
         "system": dict(observed.system_facts),
         "seed": test.seed,
         "replay": test.replay_line(),
     }
+
+
+def _of_whole(outcome: CheckOutcome, missing: int) -> CheckOutcome:
+    """A check's outcome, but unknown where it finds a violation in a history that lacks events: a write that is gone
+    makes a right read wrong. (A history that only ends early has no such gaps.)"""
+    if outcome.valid is not False or not missing:
+        return outcome
+    found = outcome.reason.removesuffix(".")
+    reason = f"{found}; but {plural(missing, 'event')} of the history are missing, which may be why"
+    return dataclasses.replace(outcome, valid="unknown", reason=reason)
 
 
 def _verdict(
@@ -144,17 +164,59 @@ def _doubts(
     yield from observed.trouble
 
 
-def _untested(clients: Sequence[Event]) -> Iterable[str]:
+def _untested(workload: Workload, clients: Sequence[Event], load: int | None) -> Iterable[str]:
     """Kinds of operations of which none succeeded, while others did: a history without reads is linearizable whatever
-    the system holds, and one without writes shows nothing either."""
-    by_f = counts_by_f(clients)
-    if not any(counts.get("ok") for counts in by_f.values()):
+    the system holds, and one without writes shows nothing either. Final reads make up for no operation of the load,
+    which are the first `load` events, where that is known."""
+    if not any(event["type"] == "ok" for event in clients):
         return  # which is said of the run as a whole
-    for f, counts in by_f.items():
-        if not counts.get("ok"):
-            errors = Counter(_error_class(e["error"]) for e in clients if e["f"] == f and "error" in e)
-            said = _most_frequent(dict(errors.most_common(1)))
-            yield f"of {sum(counts.values())} operations {f} none succeeded, so nothing was tested of them{said}"
+    said = False
+    phases = {"": clients} if load is None else {" under load": clients[:load], " at the end": clients[load:]}
+    for when, part in phases.items():
+        for f, counts in counts_by_f(part).items():
+            if not counts.get("ok"):
+                errors = Counter(_error_class(e["error"]) for e in part if e["f"] == f and "error" in e)
+                why = _most_frequent(dict(errors.most_common(1)))
+                total = sum(counts.values())
+                yield f"of {total} operations {f}{when} none succeeded, so nothing was tested of them{why}"
+                said = True
+    if said or not isinstance(workload, TellsWrites):
+        return
+    if not any(event["type"] == "ok" and workload.is_write(event["f"], event.get("value")) for event in clients):
+        yield "no operation that writes succeeded, so that there was nothing to lose, nor to be read"
+
+
+def _beside_faults(clients: Sequence[Event], faults: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+    """Whether no client had an operation open while any fault lasted."""
+    spans: list[tuple[int, int | None]] = [
+        (fault["start_ns"], fault["end_ns"]) for fault in faults if fault["start_ns"] is not None
+    ]
+    if not spans or not clients:
+        return
+    earliest = min(start for start, _ in spans)
+    invoked: dict[Any, int] = {}
+    for event in clients:
+        time_ns = event["time"]
+        if event["type"] == "invoke":
+            invoked[event["process"]] = time_ns
+            continue
+        began_ns = invoked.pop(event["process"], time_ns)
+        if time_ns >= earliest and _overlaps(began_ns, time_ns, spans):
+            return
+    if not any(_overlaps(time_ns, math.inf, spans) for time_ns in invoked.values()):
+        yield "no operation was under way while a fault lasted, so nothing was tested under one: raise --rate"
+
+
+def _overlaps(began_ns: int, ended_ns: float, spans: Iterable[tuple[int, int | None]]) -> bool:
+    return any(start <= ended_ns and (end is None or began_ns <= end) for start, end in spans)
+
+
+def _unread(checks: Mapping[str, CheckOutcome]) -> Iterable[str]:
+    """What a check counts that nobody read, though it was acknowledged: nothing shows that it is still there."""
+    for name, outcome in checks.items():
+        stats = outcome.details.get("stats")
+        if isinstance(stats, Mapping) and (unread := stats.get("unread")):
+            yield f"{name}: {plural(unread, 'acknowledged message')} nobody could read at the end"
 
 
 def _exits_in_words(unexpected_exits: Mapping[str, int]) -> str:

@@ -2,9 +2,10 @@
 
 valid     it served again, with equal replicas, within the time that it declares for itself
 invalid   it was reached and did not, although every fault was proven healed: a finding; or its hosts listened and
-          answered no client
-unknown   nobody can tell: a fault was not proven healed, something of the run itself failed, or the harness
-          was kept from running itself, so that the system may have been as well
+          answered no client, or none about a key that they served under load
+unknown   nobody can tell: a fault was not proven healed, something of the run itself failed or ended it
+          early, the clients have a bug, or the harness was kept from running itself, so that the system may have
+          been as well
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,46 +69,71 @@ async def wait_for_recovery(system: System, *, timeout_s: float | None) -> Check
     return _unless_stalled(outcome, stalls)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What came of a round of final reads. `should_succeed` says that such operations did succeed under load, so that
-    neither the client nor the workload is the reason where none does now, and that there is time to try again."""
+    """What came of a round of final reads."""
 
     asked: int
     succeeded: int
     should_succeed: bool
-    last_failure: str
-    """Of the last operation that did not succeed, if any: its name and how it ended."""
+    """Whether such operations did succeed under load, so that neither the client nor the workload is the reason where
+    none does now."""
+    is_last: bool
+    """Whether the run was asked to end, so that there is no time to try again."""
+    has_mistakes: bool
+    """Whether some failed in a way that only a client's own bug explains."""
+    answered: Collection[int | str]
+    """The keys of which an operation succeeded."""
+    failures: Mapping[int | str | None, str]
+    """Of each key of which operations succeeded under load, and of all keys (None): the last operation that did not
+    succeed, if any, and how it ended."""
 
 
 async def read_until_answered(
     read: Callable[[], Awaitable[Answers]], outcome: CheckOutcome, *, timeout_s: float
 ) -> CheckOutcome:
-    """Have the final reads done, and done again for as long as none of them succeeds and `timeout_s` are not over.
+    """Have the final reads done, and done again for as long as none of them succeeds, or none of a key that was served
+    under load, and `timeout_s` are not over.
 
-    Returns what becomes of the outcome of waiting for the system: one whose hosts listen but answer no client has not
-    come back, whatever its ports look like.
+    Returns what becomes of the outcome of waiting for the system: one whose hosts listen but answer no client, or none
+    about some key, has not come back, whatever its ports look like. Where the run was asked to end before the system
+    had its time, or the client has a bug, nobody knows.
     """
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     answers = await read()
-    asked = answers.asked
-    if answers.succeeded:
+    asked, is_answered = answers.asked, answers.succeeded > 0
+    failures = dict(answers.failures)
+    unread = {key for key in failures if key is not None and key not in answers.answered}
+    if is_answered and not unread:
         return outcome
     async with _watch_stalls() as stalls:
-        while not answers.succeeded and answers.should_succeed and outcome.valid is True:
-            if loop.time() - began_s > timeout_s:
+        while (unread or not is_answered) and answers.should_succeed and outcome.valid is True:
+            if answers.is_last or answers.has_mistakes or loop.time() - began_s > timeout_s:
                 break
             await asyncio.sleep(_AGAIN_S)
             answers = await read()
-            asked += answers.asked
+            asked, is_answered = asked + answers.asked, is_answered or answers.succeeded > 0
+            failures.update(answers.failures)
+            unread.difference_update(answers.answered)
         else:
             return outcome
     within = f"within {loop.time() - began_s:.0f} s"
-    reason = f"{outcome.reason}, and answered nobody: of {asked} final operations {within} none succeeded"
-    if answers.last_failure:
-        reason += f" (the last one, {clip(' '.join(answers.last_failure.split()), MAX_FAILURE_CHARACTERS)})"
-    return _unless_stalled(dataclasses.replace(outcome, valid=False, reason=reason), stalls)
+    if is_answered:
+        first, *more = sorted(unread, key=str)
+        which = f"key {first}" + (f" (and {len(more)} more)" if more else "")
+        reason, last = f"{outcome.reason}, but of the final operations on {which} {within} none succeeded", first
+    else:
+        reason = f"{outcome.reason}, and answered nobody: of {asked} final operations {within} none succeeded"
+        last = None
+    if failure := failures.get(last):
+        reason += f" (the last one, {clip(' '.join(failure.split()), MAX_FAILURE_CHARACTERS)})"
+    valid: bool | str = "unknown" if answers.is_last or answers.has_mistakes else False
+    if answers.has_mistakes:
+        reason += "; the clients failed in a way they should not"
+    elif answers.is_last:
+        reason += "; the run was asked to end before the system had had its time"
+    return _unless_stalled(dataclasses.replace(outcome, valid=valid, reason=reason), stalls)
 
 
 def _unless_stalled(outcome: CheckOutcome, stalls: _Stalls) -> CheckOutcome:

@@ -161,9 +161,9 @@ def _contract(kind: str) -> tuple[type, Sequence[type], Sequence[str] | None]:
     """(protocol of a kind, its optional abilities, the keywords that one is made with); the last is None for what is
     not made by the harness. Imported only here: the names alone are needed far more often."""
     if kind == "workloads":
-        from harness.workloads.base import AlsoByCapability, ByCapability, Workload
+        from harness.workloads.base import AlsoByCapability, ByCapability, TellsWrites, Workload
 
-        return Workload, (AlsoByCapability, ByCapability), ()
+        return Workload, (AlsoByCapability, ByCapability, TellsWrites), ()
     if kind == "nemeses":
         from nemesis.forms import HasForms
         from nemesis.protocol import (

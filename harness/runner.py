@@ -24,12 +24,12 @@ from typing import Any, Protocol
 
 from harness.blocking import no_blocking
 from harness.clusters.base import Cluster, HoldsFiles, SeesReplicas
-from harness.errors import OperatorError, SystemUnderTestError
+from harness.errors import HarnessError, OperatorError, SystemUnderTestError
 from harness.fail_fast import WatchedRecorder
 from harness.faults.target import RunTarget
 from harness.faults.triggers import WatchedTriggers
 from harness.generator import Generator, Stagger, TimeLimit
-from harness.history_writer import HistoryWriteError, HistoryWriter
+from harness.history_writer import HistoryWriter
 from harness.recovery import Answers, read_until_answered, wait_for_recovery, with_last_words
 from harness.roles import ROLES, RoleLog
 from harness.runtime import harness_streams
@@ -60,6 +60,9 @@ LEADER_TIMEOUT_S = 2.0
 
 BLOCKED_MARGIN_S = 2.0
 """Beyond an operation's time, for which a plug-in may keep the harness from running."""
+
+_TOLD = (HarnessError, OperatorError, SystemUnderTestError)
+"""Errors whose words are enough for whoever reads them."""
 
 CANCEL_GRACE_S = 1.0
 """For a phase that is given up to end in order. One that waits for a hung host would not end at all."""
@@ -121,7 +124,7 @@ class Observed:
     """What a run saw beside its history."""
 
     interrupted: str | None = None
-    """Why the load ended before its time, in words; None when it did not."""
+    """The first signal that came before the run was taken down, in words: with it, the run is no whole one."""
     stopped_at_first_violation: str | None = None
     """The violation that ended the load, as the online checker put it; None when none did."""
     faults_planned: int = 0
@@ -133,6 +136,8 @@ class Observed:
     """Exits of replicas that no fault brought about, in words -> how often. They are reported and do not change the
     verdict: some systems stop by design where, for instance, a disk fails."""
     system_checks: Mapping[str, CheckOutcome] = field(default_factory=dict)
+    final_reads_from: int | None = None
+    """The index of the first event of a client after the load; None where it is not known."""
     recovery: CheckOutcome | None = None
     """What came of waiting for the system after the last heal; None where nobody waited."""
     system_facts: Mapping[str, Any] = field(default_factory=dict)
@@ -162,6 +167,8 @@ class Run:
     _next_process: int = 0
     _succeeded: frozenset[str] = frozenset()
     """The names of operations of which some succeeded under load."""
+    _answered: frozenset[int | str] = frozenset()
+    """The keys of which an operation succeeded under load."""
     _stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
     _given_up: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while what is waited for is not worth it to who sent the third signal; the next phase begins without."""
@@ -169,6 +176,8 @@ class Run:
     _was_blocked: bool = False
     _load_has_begun: bool = False
     _load_is_over: bool = False
+    _is_taken_down: bool = False
+    """Since the taking down began: what is judged has been seen by then."""
     _current: str = "starting"
     """The phase, for whoever asks what the run is waiting for."""
     _target: RunTarget = field(init=False)
@@ -202,6 +211,7 @@ class Run:
                 try:
                     self.writer.flush()
                 finally:
+                    self._is_taken_down = True
                     self._enter("taking the cluster down")
                     with self._no_blocking(signals, is_under_load=False):
                         await self._tear_down()
@@ -274,9 +284,11 @@ class Run:
             await self._unless_given_up(work())
         except GivenUp:
             self.observed.trouble.append(f"{title}: given up, as asked for by a third signal")
-        except (OperatorError, SystemUnderTestError) as error:
-            self.observed.trouble.append(f"{title}: {error}")
-        except Exception as error:
+        except Exception as group:
+            error = _first_of(group)
+            if isinstance(error, _TOLD):
+                self.observed.trouble.append(f"{title}: {error}")
+                return
             logger.exception("%s failed", title)
             self.observed.trouble.append(f"{title}: {type(error).__name__}: {error}")
 
@@ -294,7 +306,7 @@ class Run:
             stopper = group.create_task(self._stop_when_asked(workers))
             try:
                 await self._work(workers)
-                self._succeeded = frozenset(workers.succeeded)
+                self._succeeded, self._answered = frozenset(workers.succeeded), frozenset(workers.answered)
             finally:
                 # The schedule heals what it has injected when it is cancelled.
                 faults.cancel()
@@ -378,7 +390,9 @@ class Run:
             self.observed.recovery = with_last_words(self.observed.recovery, self.system)
 
     async def _final_reads(self) -> None:
-        """Read what is there now; where no client is answered, again, as long as the system may take to come back."""
+        """Read what is there now; where no client is answered, or none about some key, again, as long as the system
+        may take to come back."""
+        self.observed.final_reads_from = self.writer.stats.events
         before = self.observed.recovery
         if before is None:
             await self._read_all()
@@ -389,14 +403,21 @@ class Run:
     async def _read_all(self) -> Answers:
         workers = self._make_workers(TimeLimit(FINAL_READ_LIMIT_S, self.workload.final_generator()), self.writer)
         await self._work(workers)
-        should_succeed = not self._stop_requested.is_set() and not self._succeeded.isdisjoint(workers.asked)
-        return Answers(workers.completed, workers.succeeded.total(), should_succeed, workers.last_failure)
+        return Answers(
+            asked=workers.completed,
+            succeeded=workers.succeeded.total(),
+            should_succeed=not self._succeeded.isdisjoint(workers.asked),
+            is_last=self._stop_requested.is_set(),
+            has_mistakes=bool(workers.unexpected_errors),
+            answered=workers.answered,
+            failures={key: text for key, text in workers.last_failures.items() if key is None or key in self._answered},
+        )
 
     async def _work(self, workers: Workers) -> None:
         try:
             await workers.run()
-        except* HistoryWriteError as errors:
-            raise errors.exceptions[0] from None
+        except* _TOLD as errors:
+            raise _first_of(errors) from None
         finally:
             self._next_process = workers.next_process
             for text, count in workers.unexpected_errors.items():
@@ -478,21 +499,32 @@ class Run:
         """The first signal ends the load, the second says what is waited for, the third ends the waiting."""
         self._signals_heard += 1
         self._stop_requested.set()
-        if self.observed.interrupted is None and not self._load_is_over:
+        is_first = self.observed.interrupted is None and not self._is_taken_down
+        if is_first:
             self.observed.interrupted = f"{name} after {self.clock.now_ns() / 1e9:.1f} s"
+        if is_first and not self._load_is_over:
             self.listener.say(
                 f"{name}: the load ends; healing, then a verdict over what happened so far"
                 if self._load_has_begun
                 else f"{name}: the run ends before its load has begun"
             )
         elif self._signals_heard < GIVE_UP_AT:
+            more = "once" if self._signals_heard == GIVE_UP_AT - 1 else "twice"
             self.listener.say(
-                f"{name}: still {self._current}; once more to give up waiting for it "
+                f"{name}: still {self._current}; {more} more to give up waiting for it "
                 "(what cannot be taken down then is for harness clean)"
             )
         else:
             self.listener.say(f"{name}: giving up on {self._current}")
             self._given_up.set()
+
+
+def _first_of(error: Exception) -> Exception:
+    """An error itself; of those that a group of tasks ended with, the first whose words are enough, else the first."""
+    if not isinstance(error, ExceptionGroup):
+        return error
+    told = error.subgroup(_TOLD)
+    return _first_of((error if told is None else told).exceptions[0])
 
 
 def _watching(triggers: Triggers | None, schedule: Schedule) -> contextlib.AbstractAsyncContextManager[None]:

@@ -32,6 +32,7 @@ import json
 import math
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -301,8 +302,7 @@ def _point(link: Path, target: str) -> None:
     """Make `link` point at `target`, replacing an older link in one step."""
     if link.is_dir() and not link.is_symlink():
         raise StoreError(f"{link} is a directory where a link belongs: move it away")
-    temporary = link.with_name(f".{link.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)
+    temporary = link.with_name(f".{link.name}.{secrets.token_hex(8)}")  # others may be at it, with our process number
     try:
         temporary.symlink_to(target)
     except OSError as error:

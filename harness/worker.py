@@ -142,8 +142,10 @@ class Workers:
     """The names of the operations that were asked for."""
     succeeded: Counter[str] = field(default_factory=Counter)
     """How many of each name were answered `ok`."""
-    last_failure: str = ""
-    """Which operation was the last that did not succeed, and how it ended."""
+    answered: set[int | str] = field(default_factory=set)
+    """Keys (those that are numbers or words) of which an operation was answered `ok`."""
+    last_failures: dict[int | str | None, str] = field(default_factory=dict)
+    """Of each such key, and of all (None): the last operation that did not succeed, and how it ended."""
     _stopping: bool = False
     _context: Context = field(init=False)
     _next_process: int = field(init=False)
@@ -215,12 +217,7 @@ class Workers:
                 else:
                     client = ready
                     outcome = await self._invoke(client, step)
-                self.completed += 1
-                self.asked.add(step.f)
-                if outcome.type == "ok":
-                    self.succeeded[step.f] += 1
-                else:
-                    self.last_failure = f"{step.f}: {outcome.error}"
+                self._count(step, outcome)
                 self._tell(thread, process, self.recorder.append(_completion(invocation, outcome)))
                 if client is not None and (outcome.type == "info" or outcome.is_broken):
                     await _close_quietly(client)
@@ -231,6 +228,19 @@ class Workers:
         finally:
             if client is not None:
                 await _close_quietly(client)
+
+    def _count(self, step: Op, outcome: Outcome) -> None:
+        self.completed += 1
+        self.asked.add(step.f)
+        has_key = type(step.key) in (int, str)
+        if outcome.type == "ok":
+            self.succeeded[step.f] += 1
+            if has_key:
+                self.answered.add(step.key)
+            return
+        failure = self.last_failures[None] = f"{step.f}: {outcome.error}"
+        if has_key:
+            self.last_failures[step.key] = failure
 
     def _ask(self, thread: int, process: int) -> Op | Wait | None:
         context = self._context

@@ -105,6 +105,8 @@ def _problem_of(results: Mapping[str, Any]) -> str | None:
     for name in ("interrupted", "stopped_at_first_violation"):
         if results.get(name) is not None and type(results[name]) is not str:
             return f"{name} is no word"
+    if type(results.get("final_reads_from", 0)) not in (int, type(None)):
+        return "final_reads_from is no index"
     return None
 
 
@@ -115,6 +117,7 @@ def _observed_from(before: Mapping[str, Any], workload: Workload) -> Observed:
     return Observed(
         interrupted=before.get("interrupted"),
         stopped_at_first_violation=before.get("stopped_at_first_violation"),
+        final_reads_from=before.get("final_reads_from"),
         trouble=list(before.get("trouble", [])),
         unexpected_errors=dict(before.get("unexpected_errors", {})),
         unexpected_exits=dict(before.get("unexpected_exits", {})),

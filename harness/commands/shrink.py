@@ -17,6 +17,7 @@ from harness.atomic_files import write_output
 from harness.errors import OperatorError
 from harness.exploration.rehearsal import SIMULATED, require_simulated
 from harness.exploration.shrinking import Shrunk, shrink
+from harness.exploration.symptoms import failures_of
 from harness.report import OutputConsole
 from harness.signals import interrupted_by_signals
 from harness.store import Store, require_writable
@@ -29,7 +30,8 @@ __all__ = ["replaying", "shrink_command"]
 def shrink_command(arguments: argparse.Namespace) -> int:
     """Shrink a stored run in simulation. Returns 0 when a shortest run was found."""
     run_dir = Store(arguments.store).find(arguments.run)
-    if run_dir.results_path.exists() and run_dir.read_results().get("valid") is True:
+    results = run_dir.read_results() if run_dir.results_path.exists() else {}
+    if results.get("valid") is True:
         raise OperatorError(f"{run_dir.name} is valid: only a run that failed can be cut down to what it takes to fail")
     test = dataclasses.replace(test_from_json(run_dir.read_test()), cluster=SIMULATED, cluster_options={})
     require_simulated(test.system, replaying(run_dir.path))
@@ -47,7 +49,7 @@ def shrink_command(arguments: argparse.Namespace) -> int:
     console.print(f"shrinking {run_dir.name}: {len(schedule)} events, {test.time_limit_s:g} s", highlight=False)
     jobs = arguments.jobs or os.cpu_count() or 1
     with interrupted_by_signals():
-        found = shrink(test, schedule, jobs=jobs, budget_s=arguments.budget, say=say)
+        found = shrink(test, schedule, jobs=jobs, budget_s=arguments.budget, say=say, stored=failures_of(results))
     path = _keep(found, directory)
     word = "no single fault can be left out" if found.is_minimal else "the search was over before its end"
     left = found.test

@@ -140,11 +140,17 @@ class Jump:
 
     @property
     def is_sure(self) -> bool:
-        """Whether so much can be no accident (Newcombe's interval of the difference of two shares, 95 %)."""
+        """Whether it is steep enough, and more than an accident."""
+        return self.rise >= SURE and self.is_significant
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether two moments with equal shares would hardly show it (Newcombe's interval of the difference of two
+        shares, 95 %). That holds for two that were named before; the steepest of many pairs may well be an accident."""
         from spark_analysis.statistics import difference_interval  # imports nothing heavy, but is not needed by a run
 
         difference = difference_interval(self.before.fails, self.before.runs, self.after.fails, self.after.runs)
-        return self.rise >= SURE and difference.low > 0
+        return difference.low > 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -274,7 +280,10 @@ class _Decider:
     def __init__(self, parts: Parts, found: Deciding, search: Search, *, zero_s: float, left: int) -> None:
         self._parts, self._found, self._search, self._zero_s = parts, found, search, zero_s
         self.left = left
-        self._seeds = [seeded(f"{search.seed}/continuation/{number}").getrandbits(32) for number in range(search.runs)]
+        self._seeds, self._fresh_seeds = (
+            [seeded(f"{search.seed}/{name}/{number}").getrandbits(32) for number in range(search.runs)]
+            for name in ("continuation", "confirmation")
+        )
 
     def add(self, moments: Sequence[float], *, has_faults: bool, is_coarse: bool = False) -> None:
         """Perform the continuations from these moments, as many of them as may still be looked at."""
@@ -329,7 +338,8 @@ class _Decider:
         return None
 
     def _settle(self, *, has_faults: bool, reserve: int) -> Jump | None:
-        """The moment on one curve, where there is one: both its ends have all their continuations."""
+        """The moment on one curve, where there is one: both its ends have all their continuations, and others confirm
+        that it rises between them."""
         while True:
             self.refine(has_faults=has_faults, reserve=reserve)
             jump = best_jump(self._found.curve(has_faults=has_faults))
@@ -337,9 +347,15 @@ class _Decider:
                 return None
             short = [point for point in (jump.before, jump.after) if point.runs + point.undecided < len(self._seeds)]
             if not short:
-                return jump if jump.is_sure else None
+                return jump if jump.is_sure and self._shows_again(jump) else None
             for point in short:  # with more of them it may be none any more
                 self._perform([point], self._seeds[point.runs + point.undecided :])
+
+    def _shows_again(self, jump: Jump) -> bool:
+        """Whether continuations by other seeds rise there too. The curve's own made it the steepest of many pairs."""
+        before, after = points = [Point(at_s=end.at_s, has_faults=end.has_faults) for end in (jump.before, jump.after)]
+        self._perform(points, self._fresh_seeds)
+        return Jump(before=before, after=after).is_significant
 
     def account(self, jump: Jump) -> list[Happening]:
         """What happened at the moment of a jump."""

@@ -17,7 +17,7 @@ from harness.clusters.sim.steps import StepObserver
 from harness.errors import HarnessError, OperatorError, SystemUnderTestError
 from harness.execution import Parts, TestClock, rehearse
 from harness.exploration.behaviour import Fact, facts_of
-from harness.exploration.symptoms import STUCK, is_stuck
+from harness.exploration.symptoms import STUCK, failures_of, is_stuck
 from harness.report import OutputConsole
 from harness.scratch import scratch_directory
 from harness.systems.base import LimitsClusters
@@ -41,6 +41,8 @@ class Rehearsal:
     reason: str
     failed_checks: tuple[str, ...]
     """Names of the checks that found a violation."""
+    failures: tuple[str, ...] = ()
+    """The same by the rules that were broken, where a check has some (harness.exploration.symptoms)."""
     is_stuck: bool = False
     """Whether all was healed and the replicas did not all come back and become equal."""
     faults: int
@@ -161,6 +163,7 @@ def _rehearse(test: Test, schedule: Schedule, *, with_facts: bool) -> Rehearsal:
         valid=results["valid"],
         reason=results["reason"],
         failed_checks=tuple(name for name, check in results["checks"].items() if check["valid"] is False),
+        failures=failures_of(results),
         is_stuck=is_stuck(results),
         faults=len(results["faults"]),
         operations=results["ops"].get("ok", 0),

@@ -38,7 +38,9 @@ def rehearsal_of(answer: Mapping[str, Any]) -> Rehearsal:
     if "refused" in answer:
         raise OperatorError(str(answer["refused"]))
     fields = dict(answer["rehearsal"])
-    return Rehearsal(**{**fields, "failed_checks": tuple(fields["failed_checks"])})
+    return Rehearsal(
+        **{**fields, "failed_checks": tuple(fields["failed_checks"]), "failures": tuple(fields["failures"])}
+    )
 
 
 class _Seeds:

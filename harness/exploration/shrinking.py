@@ -2,11 +2,11 @@
 
 A run is decided by its schedule of faults, its time limit, its clients, their rate and the number of replicas. Each
 candidate leaves something out and is run again in simulation; it counts when it shows one of the symptoms that the
-run showed at first: a check that fails, or replicas that are stuck. Faults are removed by delta debugging (Zeller
-and Hildebrandt, "Simplifying and isolating failure-inducing input"): large parts first, then single ones, until no
-single fault can be left out. What is left is given to Hypothesis (harness.exploration.simplifying), which leaves out
-heals as well, makes times rounder and everything less, all at once where it has to be; and then it is tried once more
-whether no single fault can be left out.
+run showed at first: a check that fails (an invariant by its rule), or replicas that are stuck. Faults are removed by
+delta debugging (Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input"): large parts first, then
+single ones, until no single fault can be left out. What is left is given to Hypothesis
+(harness.exploration.simplifying), which leaves out heals as well, makes times rounder and everything less, all at once
+where it has to be; and then it is tried once more whether no single fault can be left out.
 
 What a fault does at random depends on the seed and its own id only, so leaving one out does not change the
 others; the interleaving of messages does change, which is why every candidate is run and none is trusted.
@@ -17,12 +17,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from checker.workers import worker_pool
 from harness.errors import OperatorError
-from harness.exploration.rehearsal import Rehearsal, rehearse_test
+from harness.exploration.rehearsal import STUCK, Rehearsal, rehearse_test
 from harness.exploration.simplifying import CLIENTS, FEW_NODES, RATES, simplest_that_fails
 from harness.report.checks import verdict_word
 from harness.report.units import plural
@@ -55,7 +55,7 @@ class _Shrinker:
         self.schedule = schedule
         self.runs = 0
         self.rehearsal = rehearse_test(test, schedule)
-        self._symptoms = frozenset(self.rehearsal.symptoms)
+        self.symptoms = _symptoms(self.rehearsal)
         self._known: dict[Key, Rehearsal] = {_key(test, schedule): self.rehearsal}
         self._jobs = jobs
         self._deadline_s = deadline_s
@@ -71,7 +71,7 @@ class _Shrinker:
 
     @property
     def fails(self) -> bool:
-        return bool(self._symptoms)
+        return bool(self.symptoms)
 
     def first_that_fails(self, candidates: Sequence[tuple[Test, Schedule]]) -> bool:
         """Take the first candidate over that still fails. Whether there was one, before the time was used up."""
@@ -86,7 +86,7 @@ class _Shrinker:
                 self.runs += len(new)
             for test, schedule in batch:
                 result = self._known[_key(test, schedule)]
-                if not self._symptoms.isdisjoint(result.symptoms):
+                if not self.symptoms.isdisjoint(_symptoms(result)):
                     self.test, self.schedule, self.rehearsal = test, schedule, result
                     return True
         return False
@@ -162,15 +162,22 @@ class _Shrinker:
         return sum(event.action == INJECT for event in self.schedule)
 
 
+def _symptoms(rehearsal: Rehearsal) -> frozenset[str]:
+    return frozenset((*rehearsal.failures, STUCK) if rehearsal.is_stuck else rehearsal.failures)
+
+
 def _key(test: Test, schedule: Schedule) -> Key:
     """What candidates differ in."""
     return test.nodes, test.concurrency, test.rate, test.time_limit_s, schedule
 
 
-def shrink(test: Test, schedule: Schedule, *, jobs: int, budget_s: float, say: Listener) -> Shrunk:
+def shrink(
+    test: Test, schedule: Schedule, *, jobs: int, budget_s: float, say: Listener, stored: Collection[str] = ()
+) -> Shrunk:
     """The shortest run found within `budget_s` seconds that fails as `test` under `schedule` does.
 
-    `say` hears of every step. An interrupt ends the search as the end of the budget does, once something has been cut.
+    `say` hears of every step, and where the run shows nothing in simulation of what it was `stored` with: the failures
+    of its results. An interrupt ends the search as the end of the budget does, once something has been cut.
     Raises OperatorError when the run does not fail in simulation.
     """
     deadline_s = time.monotonic() + budget_s
@@ -182,6 +189,9 @@ def shrink(test: Test, schedule: Schedule, *, jobs: int, budget_s: float, say: L
                 f"the run does not fail in simulation (it is {verdict_word(shrinker.rehearsal.valid)}: "
                 f"{shrinker.rehearsal.reason[:200]}); there is nothing to shrink"
             )
+        if stored and shrinker.symptoms.isdisjoint(stored):
+            shows = ", ".join(sorted(shrinker.symptoms))
+            say(f"in simulation the run shows {shows}, and not {', '.join(stored)}, as it was stored: that is cut down")
         shrinker.cut_time()
         is_minimal = shrinker.drop_faults()
         if is_minimal:

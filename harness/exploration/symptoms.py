@@ -1,14 +1,25 @@
-"""What shows beside failed checks that something is wrong in a simulated run: replicas that are stuck."""
+"""What shows that something is wrong in a simulated run: failed checks, by the rules that were broken, and replicas
+that are stuck."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["STUCK", "is_stuck", "stuck_reason"]
+__all__ = ["STUCK", "failures_of", "is_stuck", "stuck_reason"]
 
 STUCK = "stuck"
 """The symptom of replicas that do not come back, or do not become equal, after everything was healed."""
+
+
+def failures_of(results: Mapping[str, Any]) -> tuple[str, ...]:
+    """The checks that found a violation; one that has rules, as `invariants` has, once for each that was broken."""
+    failures: dict[str, None] = {}
+    for name, check in results.get("checks", {}).items():
+        if check["valid"] is False:
+            rules = [f"{name}: {violation['rule']}" for violation in check.get("violations", ()) if "rule" in violation]
+            failures |= dict.fromkeys(rules or [name])
+    return tuple(failures)
 
 
 def is_stuck(results: Mapping[str, Any]) -> bool:

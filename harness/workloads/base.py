@@ -18,6 +18,7 @@ __all__ = [
     "ConnectionClient",
     "OffersClients",
     "OnlineChecker",
+    "TellsWrites",
     "Workload",
 ]
 
@@ -95,6 +96,15 @@ class Workload(Protocol):
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         """Every check of this workload by name. `history` holds the clients' events only."""
+        ...
+
+
+@runtime_checkable
+class TellsWrites(Protocol):
+    """A workload that knows which of its operations write."""
+
+    def is_write(self, f: str, value: Any) -> bool:
+        """Whether an operation, by its name and the value of any of its events, can change what the system holds."""
         ...
 
 

@@ -52,7 +52,11 @@ MISTAKES = (AttributeError, ImportError, NameError, RecursionError, TypeError)
 MAX_REASON_CHARS = 300
 """Of an exception's text that is kept with an operation: some drivers put whole replies into theirs."""
 
-_PLAIN = frozenset((int, str, bool, float, type(None)))
+_PLAIN = frozenset((str, bool, type(None)))
+"""Types of which every value is JSON."""
+
+_LARGEST_PLAIN = 1 << 64
+"""Of whole numbers that are not looked at more closely: JSON may hold larger ones, up to a few thousand digits."""
 
 _EVERY_CLIENT = frozenset(("address", "close", "connect", "dialled", "open", "url"))
 """What every client has: no misspelling of a capability."""
@@ -73,6 +77,10 @@ class Call:
     method: str
     perform: Callable[[Any, Any, Any], Awaitable[Any]]
     is_read: bool | Callable[[Any], bool] = False
+
+    def only_reads(self, value: Any) -> bool:
+        """Whether it changes nothing with this value."""
+        return self.is_read if isinstance(self.is_read, bool) else self.is_read(value)
 
 
 def gives(method: str, *, keyed: bool = False) -> Call:
@@ -142,6 +150,10 @@ class CapabilityWorkload(ABC):
         """The worker's client over a client of the SDK."""
         return CapabilityClient(connection, self.calls)
 
+    def is_write(self, f: str, value: Any) -> bool:
+        """Whether an operation changes something: any of which its call does not say that it only reads."""
+        return f in self.calls and not self.calls[f].only_reads(value)
+
     def online(self) -> OnlineChecker | None:
         """None, unless a workload can be judged on the way."""
         return None
@@ -185,9 +197,9 @@ class CapabilityClient:
         except MISTAKES as error:
             raise ClientMistake(described(error, self._client, call.method)) from error
         except Exception as error:
-            is_read = call.is_read if isinstance(call.is_read, bool) else call.is_read(op.value)
-            return self._failed(error, call.method, is_read)
-        if type(value) not in _PLAIN and (problem := json_problem(value)) is not None:
+            return self._failed(error, call.method, call.only_reads(op.value))
+        is_plain = -_LARGEST_PLAIN < value < _LARGEST_PLAIN if type(value) is int else type(value) in _PLAIN
+        if not is_plain and (problem := json_problem(value)) is not None:
             raise ClientMistake(f"{call.method} returned {problem}")
         return Outcome("ok", value, node=self._node())
 
@@ -265,5 +277,8 @@ def json_problem(value: Any) -> str | None:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # of a number with more digits than Python writes
+        return "a number with too many digits"
     return text if len(text) <= 80 else f"{text[:80]}..."

@@ -50,6 +50,9 @@ class DelayWorkload:
     def client(self, connection: MessagingConnection) -> _DelayClient:
         return _DelayClient(connection)
 
+    def is_write(self, f: str, value: Any) -> bool:
+        return f == "send"
+
     def online(self) -> None:
         return None
 

@@ -84,6 +84,9 @@ class LogWorkload:
     def client(self, connection: QueueConnection) -> _LogClient:
         return _LogClient(connection)
 
+    def is_write(self, f: str, value: Any) -> bool:
+        return f == "append"
+
     def online(self) -> OnlineLog:
         return OnlineLog()
 

@@ -52,6 +52,9 @@ class QueueWorkload:
     def client(self, connection: MessagingConnection) -> _QueueClient:
         return _QueueClient(connection)
 
+    def is_write(self, f: str, value: Any) -> bool:
+        return f == "enqueue"
+
     def online(self) -> None:
         return None
 

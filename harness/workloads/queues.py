@@ -11,8 +11,9 @@ from harness.generator import Context, Generator, IgnoresEvents, Op, Step, Unpac
 __all__ = ["MAX_FINAL_ATTEMPTS", "RETRY_NS", "Numbered", "ReadWhole", "distinct_writes", "message_numbers"]
 
 MAX_FINAL_ATTEMPTS = 20
-"""Tries per key at a final read. A key that cannot be read after that is left unread, which the checkers
-see; trying for ever would turn a dead system into a run without an end."""
+"""Tries per key at a final read. A key that cannot be read after that is left unread: then all are read once more for
+as long as the system may take to recover, and the checkers count what nobody read. Trying for ever would turn a dead
+system into a run without an end."""
 
 RETRY_NS = 100_000_000
 """Between two tries of a final read: a replica that refuses at once does so for a reason, such as an election, which

@@ -53,6 +53,9 @@ class RegisterWorkload:
     def client(self, connection: QueueConnection) -> _RegisterClient:
         return _RegisterClient(connection)
 
+    def is_write(self, f: str, value: Any) -> bool:
+        return f == "write"
+
     def online(self) -> OnlineRegister:
         return OnlineRegister()
 

@@ -59,6 +59,9 @@ class TransactionsWorkload:
     def client(self, connection: MessagingConnection) -> _TransactionsClient:
         return _TransactionsClient(connection)
 
+    def is_write(self, f: str, value: Any) -> bool:
+        return f == "transact"
+
     def online(self) -> None:
         return None
 

@@ -69,6 +69,20 @@ def test_a_history_with_a_gap_is_unknown(run_dir: RunDir) -> None:
     assert "2 events of the history are missing" in run_dir.read_results()["reason"]
 
 
+def test_a_violation_in_a_history_with_a_gap_is_none(run_dir: RunDir) -> None:
+    """A read shows a write that is no longer in the history."""
+    events = [json.loads(line) for line in lines_of(run_dir)]
+    seen = next(
+        event for event in events if (event["f"], event["type"]) == ("read", "ok") and event["value"] is not None
+    )
+    lost = [event for event in events if event["f"] == "write" and event["value"] == seen["value"]]
+    run_dir.history_path.write_text("".join(f"{json.dumps(event)}\n" for event in events if event not in lost))
+    assert analyze(run_dir) == 2
+    check = run_dir.read_results()["checks"]["linearizable"]
+    assert check["valid"] == "unknown" and check["witness"]
+    assert check["reason"].endswith("; but 2 events of the history are missing, which may be why")
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [

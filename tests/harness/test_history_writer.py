@@ -46,16 +46,17 @@ def fault(f, kind, ident="f1", **value):
     return {"process": "nemesis", "type": kind, "f": f, "value": value}
 
 
-@given(operations=st.lists(st.tuples(st.text(min_size=1), JSON, JSON, st.none() | st.text(), st.none() | st.text())))
+@given(operations=st.lists(st.tuples(st.text(min_size=1), JSON, JSON, *[st.none() | st.text()] * 3)))
 def test_what_is_written_is_what_is_read(tmp_path_factory, operations):
     path = tmp_path_factory.mktemp("history") / "history.jsonl"
     returned = []
     with HistoryWriter(path, Clock()) as writer:
-        for f, key, value, error, node in operations:
+        for f, key, value, error, node, durability in operations:
             event = {"process": 3, "type": "invoke", "f": f, "key": key, "value": value}
             returned.append(writer.append(event))
-            returned.append(writer.append({**event, "type": "info", "error": error, "node": node}))
-    absent_when_null = ("key", "error", "node")
+            told = {"error": error, "node": node, "durability": durability}
+            returned.append(writer.append({**event, "type": "info", **told}))
+    absent_when_null = ("key", "error", "node", "durability")
     expected = [{k: v for k, v in e.items() if v is not None or k not in absent_when_null} for e in returned]
     lines = path.read_text().splitlines()
     assert [json.loads(line) for line in lines] == expected
@@ -85,6 +86,7 @@ def test_append_leaves_the_given_event_alone_and_adds_index_and_time(tmp_path):
         ([invoke(True)], "a process is a number"),
         ([invoke(value={1, 2})], "holds what JSON cannot"),
         ([invoke(value=[float("nan")])], "holds what JSON cannot"),
+        ([invoke(value=10**5000)], "holds what JSON cannot"),
     ],
 )
 def test_misuse_is_the_harness_s_own_error_and_is_not_recorded(tmp_path, events, message):
@@ -255,6 +257,8 @@ def test_an_empty_history_has_no_events(tmp_path):
         (GOOD.replace('"write"', "7"), "f is a word"),
         (GOOD.replace('"value":1', '"value":NaN'), "NaN is no number that JSON has"),
         (GOOD[:-1] + "," + GOOD[1:], "an object has 'index' twice"),
+        (GOOD.replace('"time":5', f'"time":{1 << 63}'), "time is at most 9223372036854775807 nanoseconds"),
+        (GOOD.replace('"time":5', f'"time":{10**40}'), "one of 41 digits is none"),
         (GOOD.replace('"time":5', '"time":5.5'), "number of nanoseconds"),
         (GOOD.replace('"process":0', '"process":"p"'), "a process is a number"),
     ],

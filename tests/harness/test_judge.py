@@ -15,6 +15,10 @@ from harness.systems.base import CheckOutcome
 from harness.test import NemesisChoice, Test
 from harness.worker import Client
 from harness.workloads.base import CheckContext
+from harness.workloads.list_append import ListAppendWorkload
+from harness.workloads.log import LogWorkload
+from harness.workloads.queue import QueueWorkload
+from harness.workloads.register import RegisterWorkload
 
 PROVEN = {"proven": True, "links": 4, "failed": [], "detail": ""}
 UNMET = {"proven": True, "exercised": False, "detail": "no packet ran into the cut"}
@@ -65,7 +69,7 @@ def operations(completion: str = "ok") -> list[dict[str, Any]]:
     base = {"process": 0, "f": "write", "key": 0, "value": 1}
     return [
         {"index": 0, "time": 1, "type": "invoke", **base},
-        {"index": 1, "time": 2, "type": completion, **base},
+        {"index": 1, "time": 200, "type": completion, **base},
     ]
 
 
@@ -137,6 +141,70 @@ def test_a_kind_of_operations_of_which_none_succeeded_leaves_the_verdict_unknown
     told = "of 1 operations read none succeeded, so nothing was tested of them (1 times: read: ValueError: no JSON"
     assert told in results["reason"]
     assert judge(make_test(), INVALID, [*operations(), *reads, *fault()], Observed())["valid"] is False
+
+
+def client_events(*told: tuple[int, str, str, Any]) -> list[dict[str, Any]]:
+    """Operations of one process, each told as (index of its invocation, f, type of its completion, value)."""
+    return [
+        {"index": at + step, "time": at + step, "process": 0, "type": kind, "f": f, "key": 0, "value": value}
+        for at, f, completion, value in told
+        for step, kind in enumerate(("invoke", completion))
+    ]
+
+
+def test_final_reads_make_up_for_none_of_the_load() -> None:
+    events = client_events((0, "write", "ok", 1), (2, "read", "fail", None), (4, "read", "ok", 1))
+    assert judge(make_test(""), VALID, events, Observed())["valid"] is True, "where the load ended is not known"
+    results = judge(make_test(""), VALID, events, Observed(final_reads_from=4))
+    assert results["valid"] == "unknown"
+    assert results["reason"] == "of 1 operations read under load none succeeded, so nothing was tested of them"
+    results = judge(make_test(""), VALID, events[:2] + events[4:] + events[2:4], Observed(final_reads_from=4))
+    assert results["reason"] == "of 1 operations read at the end none succeeded, so nothing was tested of them"
+
+
+@pytest.mark.parametrize("workload", [RegisterWorkload(), LogWorkload(), QueueWorkload(), ListAppendWorkload()])
+def test_a_run_in_which_nothing_was_written_tests_nothing(workload: Any) -> None:
+    read, write = {
+        "register": (("read", None), ("write", 1)),
+        "log": (("tail", 0), ("append", [0, 1])),
+        "queue": (("dequeue", None), ("enqueue", 1)),
+        "list-append": (("txn", [["r", 0, []]]), ("txn", [["append", 0, 1]])),
+    }[workload.name]
+    doubt = "no operation that writes succeeded, so that there was nothing to lose, nor to be read"
+    events = client_events((0, read[0], "ok", read[1]))
+    events += client_events((2, write[0], "fail", write[1])) if workload.name == "list-append" else []
+    results = judge(make_test(""), workload, events, Observed())
+    assert results["valid"] == "unknown" and doubt in results["doubts"]
+    with_write = [*events, *client_events((4, write[0], "ok", write[1]))]
+    if workload.name == "log":
+        with_write[-2]["value"] = 1
+    assert doubt not in judge(make_test(""), workload, with_write, Observed())["doubts"]
+
+
+def test_a_fault_beside_which_no_operation_was_open_tested_nothing() -> None:
+    for began, ended, is_beside in (
+        (1, 99, False),
+        (1, 100, True),
+        (130, 140, True),
+        (131, 140, False),
+        (1, None, True),
+    ):
+        events = operations()
+        events[0]["time"], events[1]["time"] = began, ended
+        if ended is None:
+            events = [*operations(), {**events[0], "process": 1}]
+            events[1]["time"] = 2
+        results = judge(make_test(), VALID, [*events, *fault()], Observed())
+        assert results["valid"] == (True if is_beside else "unknown"), (began, ended)
+        assert ("no operation was under way while a fault lasted" in results["reason"]) is not is_beside
+
+
+def test_acknowledged_messages_that_nobody_read_leave_the_verdict_unknown() -> None:
+    for unread, valid in ((0, True), (2, "unknown")):
+        found = FixedWorkload(CheckOutcome(True, "none lost", {"stats": {"unread": unread}}))
+        results = judge(make_test(), found, [*operations(), *fault()], Observed())
+        assert results["valid"] == valid
+    assert results["reason"] == "linearizable: 2 acknowledged messages nobody could read at the end"
 
 
 def test_a_fault_that_nobody_met_is_counted_apart_where_another_was_met_or_may_have_been() -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import re
+import signal
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import pytest
 from harness import registry
 from harness.clusters.base import Program
 from harness.execution import Parts, perform, plan_faults
+from harness.history_writer import read_history
 from harness.recovery import MAX_STALL_S, judge_recovery, wait_for_recovery
 from harness.report import OutputConsole
 from harness.store import Store
@@ -71,13 +75,17 @@ def test_a_harness_that_was_kept_from_running_blames_nobody() -> None:
     assert outcome.valid == "unknown" and "did not run for" in outcome.reason
 
 
-def silent_after_the_load(system: Any, *, also_before: bool = False) -> None:
-    """Reads that nobody answers once the system was asked whether it is back, and said that it is."""
+def silent_after_the_load(
+    system: Any, *, also_before: bool = False, keys: Collection[int] = range(8), refusals: int = 1_000_000
+) -> None:
+    """Reads of these keys that nobody answers once the system was asked whether it is back, and said that it is."""
     state = {"silent": also_before}
 
     class Silent(type(system.connection("queue", process=0, thread=0))):  # type: ignore[misc]
         async def latest(self, key: int) -> Any:
-            if state["silent"]:
+            nonlocal refusals
+            if state["silent"] and key in keys and refusals:
+                refusals -= 1
                 raise TimeoutError
             return await super().latest(key)
 
@@ -101,6 +109,67 @@ def test_who_was_never_answered_does_not_accuse_the_system_of_not_coming_back(me
     _, results, _ = memory_run(system=lambda system: silent_after_the_load(system, also_before=True))
     assert results["valid"] == "unknown" and "operations read none succeeded" in results["reason"]
     assert results["checks"]["recovers"]["valid"] is True
+
+
+def test_a_key_that_can_never_be_read_again_has_not_come_back(memory_run: Any) -> None:
+    _, results, _ = memory_run(system=lambda system: silent_after_the_load(system, keys=[1]))
+    told = r"recovers: 5 hosts served after 0\.0 s, but of the final operations on key 1 within \d+ s none succeeded "
+    assert results["valid"] is False and re.match(told + r"\(the last one, read: timeout\)$", results["reason"])
+
+
+def test_a_key_that_is_read_a_moment_later_has_come_back(memory_run: Any) -> None:
+    """Four threads read one of two keys twice each; reads of key 1 are refused, and all is read again."""
+
+    def refusing(system: Any) -> None:
+        silent_after_the_load(system, keys=[1], refusals=8)
+        system.recovery_timeout_s = 60.0
+
+    run_dir, results, _ = memory_run(system=refusing)
+    assert results["valid"] is True, results["reason"]
+    finals = [event for event in read_history(run_dir.history_path) if event["type"] in ("ok", "info")][-8:]
+    assert any(event["type"] == "ok" and event["key"] == 1 for event in finals)
+
+
+def test_a_client_with_a_bug_in_the_final_reads_does_not_accuse_the_system(memory_run: Any) -> None:
+    def buggy(system: Any) -> None:
+        silent_after_the_load(system)
+        silent = system.connection
+
+        def connection(kind: str, *, process: int, thread: int) -> Any:
+            class Buggy(type(silent(kind, process=process, thread=thread))):  # type: ignore[misc]
+                async def latest(self, key: int) -> Any:
+                    try:
+                        return await super().latest(key)
+                    except TimeoutError:
+                        raise KeyError("a bug") from None
+
+            return Buggy(system)
+
+        system.connection = connection
+
+    _, results, _ = memory_run(system=buggy)
+    assert results["checks"]["recovers"]["valid"] == results["valid"] == "unknown"
+    assert (
+        "none succeeded (the last one, read: unexpected KeyError: 'a bug')" in results["checks"]["recovers"]["reason"]
+    )
+    assert results["checks"]["recovers"]["reason"].endswith("; the clients failed in a way they should not")
+
+
+def test_a_system_that_was_not_given_its_time_is_not_judged(memory_run: Any) -> None:
+    def interrupted(system: Any) -> None:
+        silent_after_the_load(system)
+        silent = system.recover
+
+        async def recover(*, timeout_s: float) -> CheckOutcome:
+            os.kill(os.getpid(), signal.SIGTERM)
+            outcome: CheckOutcome = await silent(timeout_s=timeout_s)
+            return outcome
+
+        system.recovery_timeout_s, system.recover = 600.0, recover
+
+    _, results, _ = memory_run(system=interrupted)
+    assert results["checks"]["recovers"]["valid"] == results["valid"] == "unknown"
+    assert "the run was asked to end before" in results["checks"]["recovers"]["reason"]
 
 
 class OneStart(BrokerSystem):

@@ -8,6 +8,7 @@ import io
 import itertools
 import json
 import logging
+import math
 import os
 import re
 import signal
@@ -171,6 +172,68 @@ def test_a_second_ctrl_c_says_what_is_waited_for_and_a_third_gives_up_waiting(me
     assert "waiting for recovery: given up, as asked for by a third signal" in results["trouble"]
     assert results["valid"] == "unknown" and results["interrupted"] is not None
     assert seen[0].cluster.stopped, "what comes after is done all the same"
+
+
+@pytest.mark.parametrize("phase", ["waiting for recovery", "final reads", "waiting for replicas to agree"])
+def test_ctrl_c_after_the_load_is_no_reason_to_call_the_run_valid(memory_run: Any, phase: str) -> None:
+    pressed = False
+
+    def press() -> None:
+        nonlocal pressed
+        if not pressed:
+            pressed = True
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def interrupt(system: Any) -> None:
+        recoveries = 0
+
+        class Pressing(type(system.connection("queue", process=0, thread=0))):  # type: ignore[misc]
+            async def latest(self, key: int) -> Any:
+                if recoveries == 1 and phase == "final reads":
+                    press()
+                return await super().latest(key)
+
+        async def recover(*, timeout_s: float) -> CheckOutcome:
+            nonlocal recoveries
+            recoveries += 1
+            if recoveries == (1 if phase == "waiting for recovery" else 2):
+                press()
+                await asyncio.sleep(0)
+            return CheckOutcome(True, "back at once")
+
+        system.connection = lambda kind, *, process, thread: Pressing(system)
+        system.recover = recover
+
+    _, results, said = memory_run(system=interrupt)
+    assert f"SIGINT: still {phase}; twice more to give up waiting for it" in said
+    assert results["valid"] == "unknown" and results["reason"].startswith("interrupted: SIGINT after ")
+
+
+def test_ctrl_c_once_all_was_seen_changes_nothing(memory_run: Any) -> None:
+    def interrupt(system: Any) -> None:
+        async def stop() -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(0)
+
+        system.stop = stop
+
+    _, results, said = memory_run(system=interrupt)
+    assert "SIGINT: still taking the cluster down" in said
+    assert results["valid"] is True and results["interrupted"] is None
+
+
+def test_what_the_history_cannot_hold_ends_the_load_and_is_named(memory_run: Any) -> None:
+    def unwritable(system: Any) -> None:
+        class Unwritable(type(system.connection("queue", process=0, thread=0))):  # type: ignore[misc]
+            async def latest(self, key: int) -> Any:
+                return math.nan
+
+        system.connection = lambda kind, *, process, thread: Unwritable(system)
+
+    _, results, _ = memory_run(system=unwritable)
+    told = r"driving the load: process \d+'s read holds what JSON cannot: Out of range float values .*"
+    assert re.fullmatch(told, results["trouble"][0])
+    assert results["valid"] == "unknown" and "ExceptionGroup" not in " ".join(results["trouble"])
 
 
 def test_a_client_with_a_bug_makes_it_unknown(memory_run: Any) -> None:

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
@@ -239,3 +241,21 @@ def test_runs_ignores_what_is_not_a_run(store):
     (store.root / "readme.txt").write_text("hello")
     assert [found.path for found in store.runs()] == [run.path]
     assert json.loads(run.test_path.read_text()) == {"seed": 7}
+
+
+def test_two_that_begin_runs_at_once_do_not_take_each_others_link_away(store, monkeypatch):
+    """Threads of a program, or containers that share a store and number their processes alike."""
+    store.root.mkdir()
+    both_are_about_to = threading.Barrier(2, timeout=10)
+    replace = os.replace
+
+    def replace_together(source, target):
+        both_are_about_to.wait()
+        replace(source, target)
+
+    monkeypatch.setattr(module.os, "replace", replace_together)
+    with ThreadPoolExecutor(2) as pool:
+        for made in [pool.submit(module._point, store.root / "latest", target) for target in ("t/1", "t/2")]:
+            made.result()
+    assert [path.name for path in store.root.iterdir()] == ["latest"]
+    assert os.readlink(store.root / "latest") in ("t/1", "t/2")

@@ -135,12 +135,16 @@ class Inode:
 
     def fail_sync(self, layer: Layer) -> None:
         """That sync failed. As on Linux, the blocks it could not write count as clean afterwards: they stay in
-        the cache, and no later sync writes them."""
+        the cache, and no later sync writes them. What was written since it began is as dirty as before."""
         if layer not in self.layers or layer is self.layers[0]:
             return
         self.layers.remove(layer)
         durable = self.layers[0]
+        has_grown = len(self.cache) > layer.size_bytes
+        first_new = layer.size_bytes // BLOCK_BYTES if has_grown else -(-layer.size_bytes // BLOCK_BYTES)
         for block in self.unsynced_blocks():
+            if block in layer.saved or block >= first_new:
+                continue
             start = block * BLOCK_BYTES
             end = min(start + BLOCK_BYTES, durable.size_bytes)
             self._lost.setdefault(block, durable.saved.get(block, bytes(self.cache[start : max(start, end)])))

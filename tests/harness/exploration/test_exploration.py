@@ -8,6 +8,8 @@ import random
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,10 +18,12 @@ from hypothesis import strategies as st
 
 from harness.cli_options import SEARCHED_LOAD, duration_s
 from harness.errors import OperatorError
+from harness.exploration import shrinking
 from harness.exploration.mixes import QUIET_END_S, Odds, random_mix
-from harness.exploration.rehearsal import rehearse_test, usable_choices
+from harness.exploration.rehearsal import Rehearsal, rehearse_test, usable_choices
 from harness.exploration.search import Tally, explore, mix_for
 from harness.exploration.shrinking import shrink
+from harness.exploration.symptoms import failures_of
 from harness.test import NemesisChoice, Test
 from nemesis.schedule import HEAL, INJECT, Schedule
 from nemesis.triggers import TRIGGER_TIMEOUT_S
@@ -229,6 +233,47 @@ def test_a_wrong_system_is_found_and_cut_down() -> None:
 def test_what_does_not_fail_cannot_be_shrunk() -> None:
     with pytest.raises(OperatorError, match="does not fail in simulation"):
         shrink(make_test(), Schedule(()), jobs=1, budget_s=30, say=lambda line: None)
+
+
+def stub_rehearsals(monkeypatch: pytest.MonkeyPatch, rules_of: Callable[[Schedule], tuple[str, ...]]) -> None:
+    """Runs that break the invariants that `rules_of` gives for their schedule."""
+
+    def rehearse(test: Test, schedule: Schedule) -> Rehearsal:
+        failures = tuple(f"invariants: {rule}" for rule in rules_of(schedule))
+        return Rehearsal(
+            seed=test.seed, valid=False, reason=", ".join(failures), failed_checks=("invariants",), failures=failures,
+            faults=len(schedule) // 2, operations=1, took_s=0.1,
+        )  # fmt: skip
+
+    monkeypatch.setattr(shrinking, "rehearse_test", rehearse)
+    monkeypatch.setattr(shrinking, "worker_pool", ThreadPoolExecutor)
+    monkeypatch.setattr(shrinking, "simplest_that_fails", lambda *_, **__: None)
+
+
+def test_a_run_that_breaks_another_invariant_is_no_smaller_form_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = random_mix(CHOICES, random.Random(5), time_limit_s=4.0, events=4)
+    stub_rehearsals(monkeypatch, lambda left: ("completeness", "quorum") if len(left) else ("election",))
+    found = shrink(make_test(), schedule, jobs=1, budget_s=60, say=lambda line: None)
+    assert "completeness" in found.rehearsal.reason and len(found.schedule) == 2
+
+
+def test_what_the_run_was_stored_with_and_does_not_show_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    stub_rehearsals(monkeypatch, lambda left: ("quorum",))
+    said: list[str] = []
+    for stored in (["invariants: quorum"], ["invariants: election"]):
+        shrink(make_test(), Schedule(()), jobs=1, budget_s=60, say=said.append, stored=stored)
+    told = "in simulation the run shows invariants: quorum, and not invariants: election, as it was stored: "
+    assert [line for line in said if "stored" in line] == [f"{told}that is cut down"]
+
+
+def test_failures_go_by_the_rules_that_were_broken() -> None:
+    broken = [{"rule": rule, "time_s": 1.0, "text": "..."} for rule in ("quorum", "election", "quorum")]
+    checks = {
+        "log": {"valid": False, "reason": "lost"},
+        "invariants": {"valid": False, "reason": "...", "violations": broken},
+        "leaders": {"valid": True, "reason": "one each"},
+    }
+    assert failures_of({"checks": checks}) == ("log", "invariants: quorum", "invariants: election")
 
 
 def test_choices_of_simulation() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -370,13 +371,32 @@ class Broken(ToyClient):
         return None
 
 
-def test_what_json_cannot_hold_is_a_mistake_of_the_client() -> None:
-    class Bytes(Broken):
-        answer = b"1"
+@pytest.mark.parametrize(
+    ("answered", "said"),
+    [
+        (b"1", "b'1'"),
+        (math.nan, "nan"),
+        (-math.inf, "-inf"),
+        (10**5000, "a number with too many digits"),
+        ([math.nan], "[nan]"),
+    ],
+    ids=["bytes", "nan", "infinity", "huge", "nan in a list"],
+)
+def test_what_json_cannot_hold_is_a_mistake_of_the_client(answered: Any, said: str) -> None:
+    class Odd(Broken):
+        answer = answered
 
-    done = run(made("register"), Store(), client=Bytes, operations=40)
+    done = run(made("register"), Store(), client=Odd, operations=40)
     assert not done.valid
-    assert any("read returned b'1', which JSON cannot hold" in text for text in done.unexpected_errors)
+    assert any(f"read returned {said}, which JSON cannot hold" in text for text in done.unexpected_errors)
+
+
+@pytest.mark.parametrize("answered", [1.5, 10**300, -(1 << 64), True, None, "x"])
+def test_what_json_can_hold_is_none(answered: Any) -> None:
+    class Plain(Broken):
+        answer = answered
+
+    assert not run(made("register"), Store(), client=Plain, operations=40).unexpected_errors
 
 
 def test_a_cas_that_does_not_answer_is_a_mistake_of_the_client() -> None:

@@ -113,23 +113,28 @@ test_inode_is_its_model = InodeMachine.TestCase
 @settings(max_examples=150, deadline=None)
 @given(
     written=st.lists(st.tuples(OFFSETS, SIZES), max_size=5),
+    meanwhile=st.lists(st.tuples(OFFSETS, SIZES), max_size=3),
     after_failure=st.lists(st.tuples(OFFSETS, SIZES), max_size=5),
     seed=st.integers(0, 1_000),
 )
 def test_blocks_of_a_failed_sync_are_lost_unless_written_again(
-    written: list[tuple[int, int]], after_failure: list[tuple[int, int]], seed: int
+    written: list[tuple[int, int]], meanwhile: list[tuple[int, int]], after_failure: list[tuple[int, int]], seed: int
 ) -> None:
+    """Again: since the sync began, be it before or after it failed."""
     inode = Inode()
     inode.write(0, b"d" * (2 * BLOCK_BYTES))
     inode.make_durable()
     for offset, size in written:
         inode.write(offset, b"w" * size)
     lost = set(inode.unsynced_blocks())
-    inode.fail_sync(inode.begin_sync())
-    for offset, size in after_failure:
+    failing = inode.begin_sync()
+    for number, (offset, size) in enumerate((*meanwhile, *after_failure)):
+        if number == len(meanwhile):
+            inode.fail_sync(failing)
         begin = min(offset, len(inode.cache))  # a gap is written, too
         inode.write(offset, b"x" * size)
         lost -= set(range(begin // BLOCK_BYTES, -(-(offset + size) // BLOCK_BYTES)))
+    inode.fail_sync(failing)
     kept = bytes(inode.cache)
     inode.end_sync(inode.begin_sync())
     inode.power_fail(random.Random(seed), tears=True)
