@@ -29,6 +29,9 @@ __all__ = ["faults_of", "judge"]
 
 Event = Mapping[str, Any]
 
+AFTERMATH_NS = 1_000_000_000
+"""Behind the end of a fault, for what it brings about: a lead that is given away is over at once, the election that follows
+is not."""
 MAX_NAMED_EXITS = 3
 """Unexpected exits that the sentence on top names; results.json has all."""
 
@@ -187,9 +190,11 @@ def _untested(workload: Workload, clients: Sequence[Event], load: int | None) ->
 
 
 def _beside_faults(clients: Sequence[Event], faults: Sequence[Mapping[str, Any]]) -> Iterable[str]:
-    """Whether no client had an operation open while any fault lasted."""
+    """Whether no client had an operation open while any fault, or what it brings about, lasted."""
     spans: list[tuple[int, int | None]] = [
-        (fault["start_ns"], fault["end_ns"]) for fault in faults if fault["start_ns"] is not None
+        (fault["start_ns"], None if fault["end_ns"] is None else fault["end_ns"] + AFTERMATH_NS)
+        for fault in faults
+        if fault["start_ns"] is not None
     ]
     if not spans or not clients:
         return

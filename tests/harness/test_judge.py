@@ -185,8 +185,8 @@ def test_a_fault_beside_which_no_operation_was_open_tested_nothing() -> None:
     for began, ended, is_beside in (
         (1, 99, False),
         (1, 100, True),
-        (130, 140, True),
-        (131, 140, False),
+        (130 + 10**9, 131 + 10**9, True),
+        (131 + 10**9, 132 + 10**9, False),
         (1, None, True),
     ):
         events = operations()
