@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -50,6 +51,30 @@ static int concerns_fd(int fd)
         return 0;
     path[length] = 0;
     return is_under_root(path);
+}
+
+/* The path of the file under the root that is mapped at an address, into `out`; 0 when there is none. */
+static int mapped_at(const void *address, char out[PATH_MAX])
+{
+    int saved = errno, result = 0;
+    char *line = NULL, *rest;
+    size_t size = 0;
+    FILE *maps = fopen("/proc/self/maps", "re");
+    while (maps && !result && getline(&line, &size, maps) > 0) {
+        uintptr_t begin = strtoul(line, &rest, 16), end = strtoul(rest + 1, &rest, 16);
+        if (begin > (uintptr_t)address)
+            break;
+        char *path = strchr(rest, '/');
+        if ((uintptr_t)address >= end || !path)
+            continue;
+        path[strcspn(path, "\n")] = 0;
+        result = is_under_root(path) && snprintf(out, PATH_MAX, "%s", path) < PATH_MAX;
+    }
+    free(line);
+    if (maps)
+        fclose(maps);
+    errno = saved;
+    return result;
 }
 
 /* The path with its directory resolved, into `out`; 0 when it is not under the root. */
@@ -147,14 +172,18 @@ static int is_watched(void)
 }
 
 /* What a disk itself has answered: an error of its own counts as one that it was made to give. */
+static void count_refusal(void)
+{
+    if (errno == ENOSPC)
+        COUNT_MET(refused);
+    else if (errno == EIO || errno == EROFS)
+        COUNT_MET(failed);
+}
+
 static ssize_t answered(int fd, ssize_t result)
 {
-    if (result < 0 && (errno == ENOSPC || errno == EIO || errno == EROFS) && control_has_disk() && concerns_fd(fd)) {
-        if (errno == ENOSPC)
-            COUNT_MET(refused);
-        else
-            COUNT_MET(failed);
-    }
+    if (result < 0 && (errno == ENOSPC || errno == EIO || errno == EROFS) && control_has_disk() && concerns_fd(fd))
+        count_refusal();
     return result;
 }
 
@@ -264,10 +293,11 @@ static int synced(int fd, int (*real)(int))
         return real(fd);
     if (gate(SYNC) != 0)
         return -1;
+    struct stat status;
     uint64_t begun = undo_before_sync();
     int result = real(fd);
-    if (result == 0)
-        undo_after_sync(fd, begun);
+    if (result == 0 && fstat(fd, &status) == 0)
+        undo_after_sync(&status, begun);
     return (int)answered(fd, result);
 }
 
@@ -281,6 +311,27 @@ int fdatasync(int fd)
 {
     REAL(fdatasync);
     return synced(fd, real);
+}
+
+/* Like a sync of the whole file: that is more than a kernel promises of what was written elsewhere in it. */
+int msync(void *address, size_t length, int flags)
+{
+    REAL(msync);
+    char path[PATH_MAX];
+    struct stat status;
+    if (!(flags & MS_SYNC) || !is_watched() || !mapped_at(address, path))
+        return real(address, length, flags);
+    if (gate(SYNC) != 0)
+        return -1;
+    int saved = errno, has_name = stat(path, &status) == 0;
+    errno = saved;
+    uint64_t begun = undo_before_sync();
+    int result = real(address, length, flags);
+    if (result == 0 && has_name)
+        undo_after_sync(&status, begun);
+    if (result < 0 && control_has_disk())
+        count_refusal();
+    return result;
 }
 
 static int before_truncate(int fd, off_t length)
@@ -343,12 +394,8 @@ static int opened(int directory_fd, const char *path, int flags, mode_t mode)
     int fd = (int)syscall(SYS_openat, directory_fd, path, flags, mode);
     if (fd >= 0 && is_new)
         undo_after_create(resolved);
-    if (fd < 0 && is_ours && control_has_disk()) {
-        if (errno == ENOSPC)
-            COUNT_MET(refused);
-        else if (errno == EIO || errno == EROFS)
-            COUNT_MET(failed);
-    }
+    if (fd < 0 && is_ours && control_has_disk())
+        count_refusal();
     return fd;
 }
 

@@ -354,12 +354,11 @@ uint64_t undo_before_sync(void)
     return begun;
 }
 
-void undo_after_sync(int fd, uint64_t begun)
+void undo_after_sync(const struct stat *status, uint64_t begun)
 {
-    struct stat status;
     int saved = errno;
-    if (undo_is_on() && fstat(fd, &status) == 0) {
-        struct record record = {.kind = SYNCED, .seq = begun, .dev = status.st_dev, .ino = status.st_ino};
+    if (undo_is_on()) {
+        struct record record = {.kind = SYNCED, .seq = begun, .dev = status->st_dev, .ino = status->st_ino};
         pthread_mutex_lock(&lock);
         append(&record, "", "", -1);
         pthread_mutex_unlock(&lock);

@@ -7,6 +7,7 @@
 #define SPLITBRAIN_UNDO_H
 
 #include <stdint.h>
+#include <sys/stat.h>
 #include <sys/types.h>
 
 int undo_is_on(void);
@@ -16,7 +17,7 @@ void undo_before_write(int fd, off_t offset, uint64_t length, int is_truncate);
 
 /* Before and after a sync of a file or directory. */
 uint64_t undo_before_sync(void);
-void undo_after_sync(int fd, uint64_t begun);
+void undo_after_sync(const struct stat *status, uint64_t begun);
 
 /* After a file or directory was made. */
 void undo_after_create(const char *path);

@@ -34,7 +34,7 @@ needs_shim = pytest.mark.skipif(NO_SHIM is not None, reason=str(NO_SHIM))
 NUMBER = 66
 
 CHILD = """
-import os, sys, time
+import mmap, os, sys, time
 root = sys.argv[1]
 path = os.path.join(root, "file")
 fd = os.open(path, os.O_RDWR | os.O_CREAT)
@@ -52,6 +52,9 @@ for line in sys.stdin:
         print(attempt(lambda: os.pwrite(fd, b"x" * 10, int(word[1]))), flush=True)
     elif word[0] == "sync":
         print(attempt(lambda: os.fsync(fd)), flush=True)
+    elif word[0] == "map-sync":
+        mapped = mmap.mmap(fd, 0)
+        print(attempt(mapped.flush), flush=True)
     elif word[0] == "read":
         print(attempt(lambda: os.pread(fd, 10, 0)), flush=True)
     elif word[0] == "create":
@@ -286,8 +289,9 @@ def test_what_was_built_from_other_sources_is_not_used(sources: Path, monkeypatc
     [
         ("full", {"write 0": "ok", "write 1000": "No space left on device", "sync": "ok", "read": "ok",
                   "create new": "No space left on device"}),
-        ("error-write", {"write 0": "Input/output error", "sync": "ok", "read": "ok"}),
-        ("error-fsync", {"write 0": "ok", "sync": "Input/output error", "read": "ok"}),
+        ("error-write", {"write 0": "Input/output error", "sync": "ok", "map-sync": "ok", "read": "ok"}),
+        ("error-fsync", {"write 0": "ok", "sync": "Input/output error", "map-sync": "Input/output error",
+                         "read": "ok"}),
         ("error-read", {"write 0": "ok", "sync": "ok", "read": "Input/output error"}),
     ],
 )  # fmt: skip
@@ -303,8 +307,12 @@ def test_disks_refuse(child: Child, tmp_path: Path, kind: str, outcomes: dict[st
 
 
 @needs_shim
-@pytest.mark.parametrize(("kind", "stuck", "free"), [("stall-fsync", "sync", "write 0"), ("stall", "write 0", "read")])
+@pytest.mark.parametrize(
+    ("kind", "stuck", "free"),
+    [("stall-fsync", "sync", "write 0"), ("stall-fsync", "map-sync", "write 0"), ("stall", "write 0", "read")],
+)
 def test_disks_stall_until_they_are_mended(child: Child, kind: str, stuck: str, free: str) -> None:
+    assert child.ask("write 0") == "ok"
     child.impair(kind)
     assert child.ask(free) == "ok"
     child.tell(stuck)

@@ -30,7 +30,7 @@ every_whole_model = pytest.mark.parametrize("power_model", ["ext4", "posix"])
 """Those that leave nothing to chance."""
 
 PROGRAM = """
-import json, os, sys
+import json, mmap, os, sys
 root, steps = sys.argv[1], json.loads(sys.argv[2])
 def at(name):
     return os.path.join(root, name)
@@ -55,6 +55,13 @@ for step in steps:
     elif kind == "sync":
         fd = os.open(at(name), os.O_RDONLY)
         os.fsync(fd)
+        os.close(fd)
+    elif kind == "map-sync":
+        fd = os.open(at(name), os.O_RDWR)
+        if os.fstat(fd).st_size:
+            mmap.mmap(fd, 0).flush()
+        else:
+            os.fsync(fd)
         os.close(fd)
     elif kind == "rename":
         os.replace(at(name), at(rest[0]))
@@ -120,7 +127,7 @@ class ModelDisk:
                 file.content = file.content[: rest[0]].ljust(rest[0], b"\0")
             elif kind == "empty":
                 file.content = b""
-            elif kind == "sync":
+            elif kind in ("sync", "map-sync"):
                 file.durable = file.content
                 if self.has_journal and file.journaled:
                     reached = file.journaled
@@ -151,7 +158,7 @@ def programs(draw: Any) -> list[list[Any]]:
         free = sorted(set(NAMES) - present)
         kinds = ["sync-names"]
         if present:
-            kinds += ["write", "append", "truncate", "empty", "sync", "sync", "rename", "unlink"]
+            kinds += ["write", "append", "truncate", "empty", "sync", "map-sync", "rename", "unlink"]
         if free:
             kinds.append("create")
         kind = draw(st.sampled_from(kinds))
