@@ -78,8 +78,11 @@ class Files:
         try:
             if call.name == "msync":
                 return self._mapped(call.thread, call.arguments)
+            if call.name == "sync":
+                return Effect(SYNC, path=self._root)
             if call.name in GROUPS["sync"]:
-                return self._by_descriptor(call, 0, SYNC)
+                effect = self._by_descriptor(call, 0, SYNC)
+                return self._whole(call) if effect is None and call.name == "syncfs" else effect
             if call.name in GROUPS["read"]:
                 return self._by_descriptor(call, 0, READ)
             if call.name in _PATHS:
@@ -98,6 +101,11 @@ class Files:
         path = f"/proc/{call.thread}/fd/{_signed(call.arguments[argument])}"
         return Effect(operation, path=path) if self._is_under_root(os.readlink(path)) else None
 
+    def _whole(self, call: Call) -> Effect | None:
+        """A sync of the file system that the root is on, by a descriptor of something else there."""
+        path = f"/proc/{call.thread}/fd/{_signed(call.arguments[0])}"
+        return Effect(SYNC, path=self._root) if os.stat(path).st_dev == os.stat(self._root).st_dev else None
+
     def _mapped(self, thread: int, arguments: tuple[int, ...]) -> Effect | None:
         if not arguments[2] & _MS_SYNC:
             return None
@@ -107,7 +115,8 @@ class Files:
                 begin, end = (int(part, 16) for part in words[0].split(b"-"))
                 if begin <= arguments[0] < end:
                     path = os.fsdecode(words[5]) if len(words) == 6 else ""
-                    return Effect(SYNC, path=path) if self._is_under_root(path) else None
+                    is_there = not path.endswith(" (deleted)")  # else it cannot be opened, and no name needs it
+                    return Effect(SYNC, path=path if is_there else "") if self._is_under_root(path) else None
         return None
 
     def _extent(self, call: Call, effect: Effect) -> Effect:

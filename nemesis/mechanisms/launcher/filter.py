@@ -46,6 +46,7 @@ SYSCALLS = {
         "openat": 257, "mkdirat": 258, "unlinkat": 263, "renameat": 264, "linkat": 265, "symlinkat": 266,
         "sync_file_range": 277, "fallocate": 285, "pwritev": 296, "syncfs": 306, "renameat2": 316,
         "copy_file_range": 326, "pwritev2": 328, "openat2": 437, "dup": 32, "dup2": 33, "fcntl": 72, "dup3": 292,
+        "sync": 162,
     },
     "aarch64": {
         "dup": 23, "dup3": 24, "fcntl": 25, "mkdirat": 34, "unlinkat": 35, "symlinkat": 36, "linkat": 37,
@@ -53,6 +54,7 @@ SYSCALLS = {
         "fallocate": 47, "openat": 56, "read": 63, "write": 64, "readv": 65, "writev": 66, "pread64": 67,
         "pwrite64": 68, "preadv": 69, "pwritev": 70, "fsync": 82, "fdatasync": 83, "sync_file_range": 84, "msync": 227,
         "syncfs": 267, "renameat2": 276, "copy_file_range": 285, "preadv2": 286, "pwritev2": 287, "openat2": 437,
+        "sync": 81,
     },
 }  # fmt: skip
 """The kernel's numbers (arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h)."""
@@ -61,7 +63,7 @@ _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 """AUDIT_ARCH_X86_64 and AUDIT_ARCH_AARCH64."""
 
 GROUPS = {
-    "sync": ("fsync", "fdatasync", "sync_file_range", "msync", "syncfs"),
+    "sync": ("fsync", "fdatasync", "sync_file_range", "msync", "syncfs", "sync"),
     "write": (
         *("write", "pwrite64", "writev", "pwritev", "pwritev2", "copy_file_range", "truncate", "ftruncate"),
         *("fallocate", "open", "openat", "openat2", "creat", "rename", "renameat", "renameat2", "unlink", "unlinkat"),

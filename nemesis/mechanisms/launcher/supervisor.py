@@ -18,7 +18,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from .account import Account, AccountError
@@ -329,7 +329,7 @@ class Supervisor:
                 self._give_up()
                 self.has_foreign_account = False
             self._let_go_on(pending.listener, pending.call)
-        elif effect.operation == SYNC and pending.call.name in ("fsync", "fdatasync", "msync"):
+        elif effect.operation == SYNC and pending.call.name in _SYNCS and effect.path:
             if self.ledger.hold(pending.call.id):
                 self._syncs.begin(pending, self.account.sync_begins())
             else:
@@ -352,7 +352,10 @@ class Supervisor:
     def _synced(self, pending: Pending, begun: int, status: os.stat_result | None, error_number: int) -> None:
         if self.account is not None and status is not None and not error_number:
             try:
-                self.account.synced(status, begun)
+                if pending.call.name in _OF_EVERYTHING:
+                    self.account.synced_everything(begun)
+                else:
+                    self.account.synced(status, begun)
             except (AccountError, OSError):
                 self._give_up()
         self.ledger.answered(pending.call.id)
@@ -431,19 +434,38 @@ class Syncs:
     def _work(self) -> None:
         while True:
             pending, begun = self._asked.get()
-            status, error_number = _sync(pending.effect.path, pending.call.name == "fdatasync")
+            status, error_number = _sync(pending.effect.path, pending.call.name)
             self._done.put((pending, begun, status, error_number))
             self._wake()
 
 
-def _sync(path: str, only_data: bool) -> tuple[os.stat_result | None, int]:
+def _sync_file_system(descriptor: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+_SYNCS: Mapping[str, Callable[[int], None]] = {
+    "fsync": os.fsync,
+    "fdatasync": os.fdatasync,
+    "msync": os.fsync,
+    "syncfs": _sync_file_system,
+    "sync": lambda _: os.sync(),
+}
+"""Calls after which something is durable -> what is done in their place."""
+
+_OF_EVERYTHING = ("syncfs", "sync")
+"""Those after which all is that is under the root."""
+
+
+def _sync(path: str, call: str) -> tuple[os.stat_result | None, int]:
     try:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except PermissionError:
             descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            os.fdatasync(descriptor) if only_data else os.fsync(descriptor)
+            _SYNCS[call](descriptor)
             return os.fstat(descriptor), 0
         finally:
             os.close(descriptor)

@@ -313,6 +313,39 @@ int fdatasync(int fd)
     return synced(fd, real);
 }
 
+/* Of the file system that the root is on, by whatever descriptor of it: one file system all below the root. */
+int syncfs(int fd)
+{
+    REAL(syncfs);
+    struct stat given, own;
+    const char *root = control_root();
+    if (!root || !is_watched() ||
+        (!concerns_fd(fd) && (fstat(fd, &given) != 0 || stat(root, &own) != 0 || given.st_dev != own.st_dev)))
+        return real(fd);
+    if (gate(SYNC) != 0)
+        return -1;
+    uint64_t begun = undo_before_sync();
+    int result = real(fd);
+    if (result == 0)
+        undo_after_sync(NULL, begun);
+    if (result < 0 && control_has_disk())
+        count_refusal();
+    return result;
+}
+
+/* It says nothing of errors: one that a fault makes leaves everything unsynced. */
+void sync(void)
+{
+    int is_ours = control_root() && is_watched(), saved = errno;
+    if (!is_ours || gate(SYNC) == 0) {
+        uint64_t begun = undo_before_sync();
+        syscall(SYS_sync);
+        if (is_ours)
+            undo_after_sync(NULL, begun);
+    }
+    errno = saved;
+}
+
 /* Like a sync of the whole file: that is more than a kernel promises of what was written elsewhere in it. */
 int msync(void *address, size_t length, int flags)
 {

@@ -15,7 +15,7 @@ int undo_is_on(void);
 /* Before a change of a file's bytes [offset, offset + length), or of its length to `offset` (is_truncate). */
 void undo_before_write(int fd, off_t offset, uint64_t length, int is_truncate);
 
-/* Before and after a sync of a file or directory. */
+/* Before and after a sync of a file or directory; of everything under the root where `status` is NULL. */
 uint64_t undo_before_sync(void);
 void undo_after_sync(const struct stat *status, uint64_t begun);
 

@@ -21,6 +21,7 @@ NUMBER = 130
 CHILD = """
 import ctypes, os, subprocess, sys, threading, time
 root = sys.argv[1]
+libc = ctypes.CDLL(None, use_errno=True)
 fd = os.open(os.path.join(root, "file"), os.O_RDWR | os.O_CREAT)
 os.pwrite(fd, b"x" * 100, 0)
 def attempt(work):
@@ -35,12 +36,18 @@ def in_thread(work):
     thread.start()
     thread.join()
     return found[0]
+def sync_file_system(path):
+    other = os.open(path or root, os.O_RDONLY)
+    if libc.syncfs(other):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 def grow():
     os.pwrite(fd, b"x" * 10, os.fstat(fd).st_size)
 DO = {
     "sync": lambda _: attempt(lambda: os.fsync(fd)),
     "data-sync": lambda _: attempt(lambda: os.fdatasync(fd)),
     "thread-sync": lambda _: in_thread(lambda: os.fsync(fd)),
+    "file-system-sync": lambda path: attempt(lambda: sync_file_system(path)),
+    "sync-everything": lambda _: attempt(os.sync),
     "write": lambda _: attempt(lambda: os.pwrite(fd, b"y" * 10, 0)),
     "grow": lambda _: attempt(grow),
     "read": lambda _: attempt(lambda: os.pread(fd, 10, 0)),

@@ -56,7 +56,7 @@ def clocked(tmp_path: Path) -> Iterator[Program]:
 
 
 @needs_traps
-@pytest.mark.parametrize("call", ["sync", "data-sync", "thread-sync"])
+@pytest.mark.parametrize("call", ["sync", "data-sync", "thread-sync", "file-system-sync", "sync-everything"])
 def test_a_stalled_sync_returns_when_the_fault_is_over(program: Program, call: str) -> None:
     assert program.do(call) == "ok"
     assert program.count().met == 0
@@ -95,7 +95,11 @@ def test_a_slow_disk_takes_its_time_and_is_counted(program: Program) -> None:
 @pytest.mark.parametrize(
     ("kind", "failing", "working"),
     [
-        ("error-fsync", ["sync", "data-sync"], ["write", "grow", "read", "create new"]),
+        (
+            "error-fsync",
+            ["sync", "data-sync", "file-system-sync"],
+            ["write", "grow", "read", "create new", "file-system-sync /proc"],
+        ),
         ("error-write", ["write", "grow", "create new", "rename file"], ["sync", "read"]),
         ("error-read", ["read"], ["sync", "write"]),
     ],

@@ -34,16 +34,21 @@ needs_shim = pytest.mark.skipif(NO_SHIM is not None, reason=str(NO_SHIM))
 NUMBER = 66
 
 CHILD = """
-import mmap, os, sys, time
+import ctypes, mmap, os, sys, time
 root = sys.argv[1]
 path = os.path.join(root, "file")
 fd = os.open(path, os.O_RDWR | os.O_CREAT)
+libc = ctypes.CDLL(None, use_errno=True)
 def attempt(work):
     try:
         work()
         return "ok"
     except OSError as error:
         return error.strerror
+def sync_file_system(path):
+    fd = os.open(path, os.O_RDONLY)
+    if libc.syncfs(fd):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 for line in sys.stdin:
     word = line.split()
     if word[0] == "clock":
@@ -52,6 +57,10 @@ for line in sys.stdin:
         print(attempt(lambda: os.pwrite(fd, b"x" * 10, int(word[1]))), flush=True)
     elif word[0] == "sync":
         print(attempt(lambda: os.fsync(fd)), flush=True)
+    elif word[0] == "sync-file-system":
+        print(attempt(lambda: sync_file_system(word[1] if word[1:] else path)), flush=True)
+    elif word[0] == "sync-everything":
+        print(attempt(os.sync), flush=True)
     elif word[0] == "map-sync":
         mapped = mmap.mmap(fd, 0)
         print(attempt(mapped.flush), flush=True)
@@ -291,7 +300,7 @@ def test_what_was_built_from_other_sources_is_not_used(sources: Path, monkeypatc
                   "create new": "No space left on device"}),
         ("error-write", {"write 0": "Input/output error", "sync": "ok", "map-sync": "ok", "read": "ok"}),
         ("error-fsync", {"write 0": "ok", "sync": "Input/output error", "map-sync": "Input/output error",
-                         "read": "ok"}),
+                         "sync-file-system": "Input/output error", "read": "ok"}),
         ("error-read", {"write 0": "ok", "sync": "ok", "read": "Input/output error"}),
     ],
 )  # fmt: skip
@@ -309,7 +318,10 @@ def test_disks_refuse(child: Child, tmp_path: Path, kind: str, outcomes: dict[st
 @needs_shim
 @pytest.mark.parametrize(
     ("kind", "stuck", "free"),
-    [("stall-fsync", "sync", "write 0"), ("stall-fsync", "map-sync", "write 0"), ("stall", "write 0", "read")],
+    [
+        *(("stall-fsync", sync, "write 0") for sync in ("sync", "map-sync", "sync-file-system", "sync-everything")),
+        ("stall", "write 0", "read"),
+    ],
 )
 def test_disks_stall_until_they_are_mended(child: Child, kind: str, stuck: str, free: str) -> None:
     assert child.ask("write 0") == "ok"
@@ -322,6 +334,17 @@ def test_disks_stall_until_they_are_mended(child: Child, kind: str, stuck: str, 
         time.sleep(0.005)
     child.mend()
     assert child.answer() == "ok"
+
+
+@needs_shim
+def test_syncs_of_other_file_systems_are_left_alone(child: Child) -> None:
+    """And sync has no error to say: where syncs fail it is counted as failed."""
+    child.impair("error-fsync")
+    assert child.ask("sync-file-system /proc") == "ok"
+    assert parse_counters(child.control.read_bytes()).failed == 0
+    assert child.ask(f"sync-file-system {child.control}") == "Input/output error", "of the file system of the root"
+    assert child.ask("sync-everything") == "ok"
+    assert parse_counters(child.control.read_bytes()).failed == 2
 
 
 @needs_shim

@@ -30,7 +30,7 @@ every_whole_model = pytest.mark.parametrize("power_model", ["ext4", "posix"])
 """Those that leave nothing to chance."""
 
 PROGRAM = """
-import json, mmap, os, sys
+import ctypes, json, mmap, os, sys
 root, steps = sys.argv[1], json.loads(sys.argv[2])
 def at(name):
     return os.path.join(root, name)
@@ -71,6 +71,13 @@ for step in steps:
         fd = os.open(root, os.O_RDONLY)
         os.fsync(fd)
         os.close(fd)
+    elif kind == "sync-all":
+        fd = os.open(root, os.O_RDONLY)
+        if ctypes.CDLL(None).syncfs(fd):
+            raise OSError("syncfs")
+        os.close(fd)
+    elif kind == "sync-everything":
+        os.sync()
 os.kill(os.getpid(), 9)
 """
 
@@ -109,11 +116,12 @@ class ModelDisk:
         elif kind == "unlink":
             self.names.pop(name)
             self.changed_names(None)
-        elif kind == "sync-names":
+        elif kind in ("sync-names", "sync-all", "sync-everything"):
             self.durable_names = dict(self.names)
             self.journal = [dict(self.names)]
             for file in self.names.values():
                 file.journaled = 0
+                file.durable = file.durable if kind == "sync-names" else file.content
         else:
             before = len(self.names[name].content)
             file = self.names[name]
@@ -156,13 +164,13 @@ def programs(draw: Any) -> list[list[Any]]:
     steps: list[list[Any]] = []
     for _ in range(draw(st.integers(1, 14))):
         free = sorted(set(NAMES) - present)
-        kinds = ["sync-names"]
+        kinds = ["sync-names", "sync-all"]
         if present:
             kinds += ["write", "append", "truncate", "empty", "sync", "map-sync", "rename", "unlink"]
         if free:
             kinds.append("create")
         kind = draw(st.sampled_from(kinds))
-        if kind == "sync-names":
+        if kind in ("sync-names", "sync-all"):
             steps.append([kind, ""])
             continue
         name = draw(st.sampled_from(free if kind == "create" else sorted(present)))
@@ -278,6 +286,16 @@ def test_a_synced_new_file_comes_back_when_what_replaced_it_is_taken_back(keeper
 
 
 @every_keeper
+@every_whole_model
+@pytest.mark.parametrize("sync", ["sync-all", "sync-everything"])
+def test_a_sync_of_everything_leaves_nothing_to_lose_but_what_came_after(
+    keeper: str, power_model: str, sync: str
+) -> None:
+    before = [["create", "c"], ["append", "c", "kept"], ["append", "a", "kept"], ["unlink", "b"]]
+    check_against_model(keeper, power_model, [*before, [sync, ""], ["append", "c", "lost"], ["rename", "a", "b"]])
+
+
+@every_keeper
 def test_a_new_file_that_was_synced_has_its_name_but_for_posix(keeper: str, tmp_path: Path) -> None:
     steps = [["create", "c"], ["append", "c", "kept"], ["sync", "c"]]
     for power_model, kept in (("ext4", {"c": b"kept"}), ("torn", {"c": b"kept"}), ("posix", {})):
@@ -342,21 +360,22 @@ def test_losses_are_counted(keeper: str, tmp_path: Path) -> None:
 
 
 @every_keeper
-def test_a_long_log_is_compacted_and_forgets_nothing(keeper: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sync", ["os.fsync(a)", "ctypes.CDLL(None).syncfs(a)"])
+def test_a_long_log_is_compacted_and_forgets_nothing(keeper: str, sync: str, tmp_path: Path) -> None:
     host = Host(str(tmp_path), {"a": b"", "b": b"durable"}, keeper)
     script = (
-        "import os, sys\n"
+        "import ctypes, os, sys\n"
         "a, b = (os.open(os.path.join(sys.argv[1], name), os.O_RDWR) for name in 'ab')\n"
-        "os.pwrite(b, b'LOST', 0)\n"
+        "os.pwrite(b, b'FIRST', 0)\n"
         "for number in range(60):\n"
         "    os.pwrite(a, bytes([number]) * (1 << 20), 0)\n"
-        "    os.fsync(a)\n"
+        f"    {sync}\n"
     )
     host.start(script, host.data).check_returncode()
     assert Path(host.undo, "log").stat().st_size < 20 << 20
     assert parse_counters(Path(host.control).read_bytes()).undo_overflow == 0
     host.take_back("ext4")
-    assert host.files() == {"a": bytes([59]) * (1 << 20), "b": b"durable"}
+    assert host.files() == {"a": bytes([59]) * (1 << 20), "b": b"durable" if "fsync" in sync else b"FIRSTle"}
 
 
 @every_keeper
