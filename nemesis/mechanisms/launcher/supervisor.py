@@ -26,7 +26,7 @@ from .attach import MAX_PROCESSES, WATCH_S, Attached, listeners_in
 from .control import DELAYED, FAILED, HELD, REFUSED, UNDO_OVERFLOW, Control, Settings
 from .descriptors import Descriptors
 from .files import CHANGE, CREATE, CUT, GROW, READ, RENAME, SYNC, UNLINK, WRITE, Effect, Files
-from .filter import Call, Listener, Listeners
+from .filter import DUPLICATING, Call, Listener, Listeners
 from .passing import Passing
 from .tracing import ProcessTree
 
@@ -254,6 +254,9 @@ class Supervisor:
                 listener.let_go_on(listener.identity(report))
             return
         call = listener.call(report)
+        if call.name in DUPLICATING:  # which asks nothing of a disk
+            self._let_go_on(listener, call)
+            return
         earlier = self.waiting.pop(call.thread, None)
         if earlier is not None:
             # A signal took the thread out of its call, and the kernel makes the call again.

@@ -151,6 +151,7 @@ DO = {
     "dup-inherited": lambda name: keep("copy", fcntl.fcntl(opened[name], fcntl.F_DUPFD, 3)),
     "dup-socket": lambda _: os.dup(left.fileno()),
     "replace": replace,
+    "replace-old": lambda name: os.dup2(old, int(name)),
     "close": lambda name: os.close(opened.pop(name)),
     "flags": lambda name: fcntl.fcntl(opened[name], fcntl.F_GETFD),
     "write": lambda name: os.write(opened[name], b"x"),
@@ -220,6 +221,15 @@ def test_files_are_reported_under_every_number_that_they_get(program: Program) -
     assert program.do("child-writes old") == EIO and program.count().failed == 8 and program.count().passed == 0
     program.mend()
     assert {program.do(f"write {name}") for name in ("old", "new", "append", "under", "copy")} == {"1"}
+
+
+@needs_attachment
+@pytest.mark.parametrize("kind", ["error-write", "full", "slow"])
+def test_one_more_number_for_a_file_asks_nothing_of_its_disk(program: Program, kind: str) -> None:
+    program.impair(kind, delay_ms=1)
+    before = program.count()
+    assert int(program.do("dup old")) >= FIRST_PLACED and int(program.do("dup-inherited old")) >= FIRST_PLACED
+    assert program.do("replace-old 600") == "600" and program.count() == before
 
 
 @needs_attachment
