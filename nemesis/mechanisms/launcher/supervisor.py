@@ -202,6 +202,9 @@ class Supervisor:
         if not is_new and not attachment.is_in_force:
             return
         now_s, settings = time.monotonic(), self.control.settings()
+        if self.descriptors is not None and not (attachment.is_in_force and settings.wants_traps):
+            self.descriptors.begin_anew()
+            self.control.passed(0)
         attachment.is_in_force = settings.wants_traps
         is_due = is_new or now_s > attachment.looked_at_s + _LOOK_S
         if self.descriptors is not None and settings.wants_traps and (is_due or self.descriptors.has_let_pass):

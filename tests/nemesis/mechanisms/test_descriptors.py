@@ -132,6 +132,15 @@ def open_below():
         return os.open("below", os.O_CREAT | os.O_WRONLY, dir_fd=directory)
     finally:
         os.close(directory)
+def write_past(number):
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 512:
+        os.dup2(old, number)
+    else:
+        number = os.open(at("new"), os.O_RDWR | os.O_CREAT)
+    try:
+        return os.write(number, b"x")
+    finally:
+        os.close(number)
 def replace(name):
     number = int(name)
     os.dup2(opened["new"], number)
@@ -151,6 +160,7 @@ DO = {
     "dup-inherited": lambda name: keep("copy", fcntl.fcntl(opened[name], fcntl.F_DUPFD, 3)),
     "dup-socket": lambda _: os.dup(left.fileno()),
     "replace": replace,
+    "write-past": lambda name: write_past(int(name)),
     "replace-old": lambda name: os.dup2(old, int(name)),
     "close": lambda name: os.close(opened.pop(name)),
     "flags": lambda name: fcntl.fcntl(opened[name], fcntl.F_GETFD),
@@ -256,14 +266,45 @@ def test_a_file_with_a_number_that_is_not_reported_is_known_to_have_it(program: 
     program.impair("error-write")
     wait_until(lambda: program.count().passed == 1)
     assert program.do("close replaced") == "None"
-    wait_until(lambda: program.count().passed == 0)
-    program.mend()
+    heal(program)
+    program.impair("error-write")
+    assert program.count().passed == 0
+    heal(program)
     assert program.do("few 200") == "None"
     assert int(program.do("open low")) < 200 and program.do("write low") == "1"
     program.impair("error-write")
     assert program.count().passed == 1
     assert program.do("close low") == "None"
-    wait_until(lambda: program.count().passed == 0)
+    heal(program)
+    program.impair("error-write")
+    assert program.count().passed == 0
+
+
+def heal(program: Program) -> None:
+    """Mend the disk, and wait until the supervisor knows it."""
+    program.mend()
+    wait_until(lambda: program.count().traps_generation >= program.faults.generation)
+
+
+@needs_attachment
+@pytest.mark.parametrize("is_limited", [False, True])
+def test_a_file_that_was_written_past_a_fault_and_closed_is_not_forgotten_while_it_lasts(
+    program: Program, is_limited: bool
+) -> None:
+    """However short it was open, and whatever other faults come and go meanwhile."""
+    if is_limited:
+        assert program.do("few 200") == "None"
+    program.impair("slow", delay_ms=1)
+    assert program.count().passed == 0
+    assert program.do("write-past 150") == "1"
+    wait_until(lambda: program.count().passed == 1)
+    program.impair("full")
+    assert program.count().passed == 1
+    heal(program)
+    assert program.count().passed == 0
+    assert program.do("write-past 150") == "1"
+    program.impair("slow", delay_ms=1)
+    assert program.count().passed == 0
 
 
 @needs_attachment
