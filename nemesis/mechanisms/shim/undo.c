@@ -44,7 +44,7 @@ struct record {
     uint32_t magic, kind;
     uint64_t seq;
     uint64_t dev, ino;        /* whose sync makes it durable: the file, or the directory of the name; 0 of SYNCED: all */
-    uint64_t own_ino;         /* the file itself */
+    uint64_t own_ino;         /* the file itself; 0 of CREATED: not known, or older than this name */
     uint64_t offset, length;  /* what was written */
     uint64_t old_size;
     uint64_t data_bytes;      /* old bytes from `offset` on that follow the paths */
@@ -369,13 +369,13 @@ void undo_after_sync(const struct stat *status, uint64_t begun)
     errno = saved;
 }
 
-void undo_after_create(const char *path)
+void undo_after_create(const char *path, int is_new)
 {
     struct stat own, parent;
     int saved = errno;
     if (undo_is_on() && lstat(path, &own) == 0 && parent_of(path, &parent) == 0) {
         struct record record = {
-            .kind = CREATED, .dev = parent.st_dev, .ino = parent.st_ino, .own_ino = own.st_ino};
+            .kind = CREATED, .dev = parent.st_dev, .ino = parent.st_ino, .own_ino = is_new ? own.st_ino : 0};
         pthread_mutex_lock(&lock);
         record.seq = next_seq++;
         append(&record, path, "", -1);

@@ -19,8 +19,8 @@ void undo_before_write(int fd, off_t offset, uint64_t length, int is_truncate);
 uint64_t undo_before_sync(void);
 void undo_after_sync(const struct stat *status, uint64_t begun);
 
-/* After a file or directory was made. */
-void undo_after_create(const char *path);
+/* After a file or directory was made; `is_new` is 0 of one more name of a file that there was before. */
+void undo_after_create(const char *path, int is_new);
 
 /* Before an entry goes or is replaced: the file is kept under another name. */
 void undo_before_unlink(const char *path);

@@ -75,6 +75,55 @@ for line in sys.stdin:
     print(DO[name](argument), flush=True)
 """
 
+RARE_CALLS = """
+import ctypes, json, os, sys
+root = sys.argv[1]
+def at(name):
+    return os.path.join(root, name)
+for name in ("file", "other"):
+    with open(at(name), "wb") as file:
+        file.write(b"x" * 100)
+os.mkdir(at("directory"))
+libc = ctypes.CDLL(None, use_errno=True)
+fd, other = os.open(at("file"), os.O_RDWR), os.open(at("other"), os.O_RDWR)
+outside, nowhere = os.open(sys.executable, os.O_RDONLY), os.open("/dev/null", os.O_WRONLY)
+ours, theirs = os.pipe()
+os.write(theirs, b"abc")
+def rename():
+    if libc.renameat2(-100, at("file").encode(), -100, at("renamed").encode(), 1):
+        raise OSError(ctypes.get_errno(), "")
+CALLS = {
+    "error-write": {
+        "sendfile": lambda: os.sendfile(fd, outside, 0, 3),
+        "splice": lambda: os.splice(ours, fd, 3, offset_dst=0),
+        "copy_file_range": lambda: os.copy_file_range(other, fd, 3, 0, 0),
+        "pwritev2": lambda: os.pwritev(fd, [b"x"], 0, os.RWF_DSYNC),
+        "truncate": lambda: os.truncate(at("file"), 50),
+        "posix_fallocate": lambda: os.posix_fallocate(fd, 0, 200),
+        "link": lambda: os.link(at("file"), at("linked")),
+        "symlink": lambda: os.symlink("file", at("symbolic")),
+        "rmdir": lambda: os.rmdir(at("directory")),
+        "renameat2": rename,
+    },
+    "error-read": {
+        "readv": lambda: os.readv(fd, [bytearray(4)]),
+        "preadv": lambda: os.preadv(fd, [bytearray(4)], 0),
+        "preadv2": lambda: os.preadv(fd, [bytearray(4)], 0, os.RWF_HIPRI),
+        "sendfile": lambda: os.sendfile(nowhere, fd, 0, 3),
+        "splice": lambda: os.splice(fd, theirs, 3, offset_src=0),
+    },
+}
+def attempt(work):
+    try:
+        work()
+        return "ok"
+    except OSError as error:
+        return os.strerror(error.errno)
+for line in sys.stdin:
+    print(json.dumps({name: attempt(work) for name, work in CALLS.get(line.strip(), {}).items()}), flush=True)
+"""
+"""Makes calls that few programs make, those that a fault of a name is about, and says in JSON what came of each."""
+
 OWN_FILTER = """
 import ctypes
 class Instruction(ctypes.Structure):

@@ -70,7 +70,7 @@ def test_a_selective_filter_reports_files_and_what_might_make_one(
     code = filter_code(["sync", "write"], MACHINE, watched)
     is_reported = decision(code, call, descriptor | 7 << 32, command) == REPORTED
     is_a_file = descriptor >= FIRST_PLACED or descriptor in watched
-    if call in ("write", "pwrite64", "writev", "pwritev", "pwritev2", "dup", "dup2", "dup3"):
+    if call in ("write", "pwrite64", "writev", "pwritev", "pwritev2", "sendfile", "dup", "dup2", "dup3"):
         assert is_reported == is_a_file
     elif call == "fcntl":
         assert is_reported == (is_a_file and command in (0, 1030))
@@ -79,6 +79,8 @@ def test_a_selective_filter_reports_files_and_what_might_make_one(
     whole = filter_code(["sync", "write"], MACHINE)
     assert (decision(whole, call, descriptor) == REPORTED) == (call in GROUPS["write"] or call in GROUPS["sync"])
     assert decision(code, call, descriptor, architecture=0x40000003) == ALLOWED
+    if call == "sendfile":  # what it reads from is not its first descriptor
+        assert decision(filter_code(["read"], MACHINE, watched), call, descriptor) == REPORTED
 
 
 @given(groups=st.sets(st.sampled_from(["sync", "write", "read"]), min_size=1), call=st.sampled_from(OPENING))

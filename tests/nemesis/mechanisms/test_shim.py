@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from nemesis.mechanisms.shim import (
     why_no_shim,
 )
 from nemesis.target import ClockSkew, DiskFault
+from tests.nemesis.mechanisms.launched import RARE_CALLS
 
 NO_SHIM = why_no_shim()
 needs_shim = pytest.mark.skipif(NO_SHIM is not None, reason=str(NO_SHIM))
@@ -76,7 +78,7 @@ for line in sys.stdin:
 class Child:
     """A Python under the shim that does what it is told, line by line."""
 
-    def __init__(self, directory: Path, *, program: int = 0) -> None:
+    def __init__(self, directory: Path, *, program: int = 0, script: str = CHILD) -> None:
         self.root = directory / "data"
         self.root.mkdir()
         self.control = directory / "control"
@@ -88,7 +90,7 @@ class Child:
             **os.environ, **shim_environment(str(library), str(self.control), str(self.root), program=program)
         }  # fmt: skip
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", CHILD, str(self.root)],
+            [sys.executable, "-I", "-S", "-c", script, str(self.root)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
         )  # fmt: skip
 
@@ -313,6 +315,21 @@ def test_disks_refuse(child: Child, tmp_path: Path, kind: str, outcomes: dict[st
     assert all(child.ask(words) == "ok" for words in outcomes)
     counters = parse_counters(child.control.read_bytes())
     assert counters.refused + counters.failed == sum(outcome != "ok" for outcome in outcomes.values())
+
+
+@needs_shim
+@pytest.mark.parametrize("kind", ["error-write", "error-read"])
+def test_errors_hit_calls_that_are_rare(tmp_path: Path, kind: str) -> None:
+    child = Child(tmp_path, script=RARE_CALLS)
+    try:
+        assert child.ask("nothing") == "{}"
+        child.impair(kind)
+        outcomes = json.loads(child.ask(kind))
+        assert set(outcomes.values()) == {"Input/output error"}, outcomes
+        assert parse_counters(child.control.read_bytes()).failed == len(outcomes)
+    finally:
+        child.process.kill()
+        child.process.communicate()
 
 
 @needs_shim

@@ -50,6 +50,15 @@ for step in steps:
         fd = os.open(at(name), os.O_RDWR)
         os.ftruncate(fd, rest[0])
         os.close(fd)
+    elif kind == "truncate-path":
+        os.truncate(at(name), rest[0])
+    elif kind == "copy":
+        source, fd = os.open(at(name), os.O_RDONLY), os.open(at(rest[0]), os.O_WRONLY)
+        os.copy_file_range(source, fd, 100, 0, rest[1])
+        os.close(source)
+        os.close(fd)
+    elif kind == "link":
+        os.link(at(name), at(rest[0]))
     elif kind == "empty":
         os.close(os.open(at(name), os.O_WRONLY | os.O_TRUNC))
     elif kind == "sync":
@@ -113,6 +122,11 @@ class ModelDisk:
         elif kind == "rename":
             self.names[rest[0]] = self.names.pop(name)
             self.changed_names(self.names[rest[0]])
+        elif kind == "link":
+            self.names[rest[0]] = self.names[name]
+            self.changed_names(self.names[name])
+        elif kind == "copy":
+            self.do("write", rest[0], rest[1], self.names[name].content.decode())
         elif kind == "unlink":
             self.names.pop(name)
             self.changed_names(None)
@@ -127,11 +141,11 @@ class ModelDisk:
             file = self.names[name]
             if kind == "write":
                 offset, data = rest[0], rest[1].encode()
-                padded = file.content.ljust(offset, b"\0")
+                padded = file.content.ljust(offset if data else 0, b"\0")
                 file.content = padded[:offset] + data + padded[offset + len(data) :]
             elif kind == "append":
                 file.content += rest[0].encode()
-            elif kind == "truncate":
+            elif kind in ("truncate", "truncate-path"):
                 file.content = file.content[: rest[0]].ljust(rest[0], b"\0")
             elif kind == "empty":
                 file.content = b""
@@ -143,7 +157,7 @@ class ModelDisk:
                     del self.journal[:reached]
                     for other in self.names.values():
                         other.journaled = max(0, other.journaled - reached)
-            if len(file.content) > before or kind in ("truncate", "empty"):
+            if len(file.content) > before or kind in ("truncate", "truncate-path", "empty"):
                 file.journaled = len(self.journal) - 1
 
     def after_power_cut(self) -> dict[str, bytes]:
@@ -166,7 +180,9 @@ def programs(draw: Any) -> list[list[Any]]:
         free = sorted(set(NAMES) - present)
         kinds = ["sync-names", "sync-all"]
         if present:
-            kinds += ["write", "append", "truncate", "empty", "sync", "map-sync", "rename", "unlink"]
+            kinds += ["write", "append", "truncate", "truncate-path", "empty", "sync", "map-sync", "rename", "unlink"]
+        if len(present) > 1:
+            kinds.append("copy")
         if free:
             kinds.append("create")
         kind = draw(st.sampled_from(kinds))
@@ -179,8 +195,10 @@ def programs(draw: Any) -> list[list[Any]]:
             step += [draw(st.integers(0, 12)), draw(data)]
         elif kind == "append":
             step.append(draw(data))
-        elif kind == "truncate":
+        elif kind in ("truncate", "truncate-path"):
             step.append(draw(st.integers(0, 12)))
+        elif kind == "copy":
+            step += [draw(st.sampled_from(sorted(present - {name}))), draw(st.integers(0, 12))]
         elif kind == "rename":
             step.append(draw(st.sampled_from([other for other in NAMES if other != name])))
             present = (present - {name}) | {step[2]}
@@ -349,6 +367,67 @@ def test_torn_data_takes_every_form_that_it_can(keeper: str, tmp_path: Path) -> 
         host.take_back("torn", seed)
         found.add(host.files()["a"][::512])
     assert found == {b"oo", b"on", b"no", b"nn"}
+
+
+@every_keeper
+@every_whole_model
+@pytest.mark.parametrize("is_synced", [False, True])
+def test_one_more_name_of_a_file_is_lost_and_so_is_what_was_written_to_it(
+    keeper: str, power_model: str, is_synced: bool
+) -> None:
+    """It is no new file: changes before it got the name are of it as well."""
+    steps = [["append", "a", "lost"], ["link", "a", "c"], *([["sync", "a"]] if is_synced else [])]
+    check_against_model(keeper, power_model, steps)
+
+
+WRITTEN = {
+    "sendfile": "os.sendfile(b, a, 2, 3)",
+    "splice": "os.write(into, b'xyz'); os.splice(out, b, 3, offset_dst=1)",
+    "splice where it stands": "os.write(into, b'xyz'); os.lseek(b, 2, 0); os.splice(out, b, 3)",
+    "pwritev2": "os.pwritev(b, [b'x', b'yz'], 1, os.RWF_HIPRI)",
+    "pwritev2 where it stands": "os.lseek(b, 3, 0); os.pwritev(b, [b'xyz'], -1, os.RWF_HIPRI)",
+    "pwritev2 at the end": "os.pwritev(b, [b'xyz'], 0, os.RWF_APPEND)",
+    "fallocate": "os.posix_fallocate(b, 0, 100)",
+    "symlink": "os.symlink('a', os.path.join(sys.argv[1], 'c'))",
+    "renameat2": "rename(b'a', b'c', 0)",
+    "renameat2 of two": "rename(b'a', b'b', 2)",
+}
+"""What a program may do to file b, open under that name, and to the names beside it."""
+
+
+@every_keeper
+@pytest.mark.parametrize("how", WRITTEN)
+def test_what_is_written_by_rare_calls_is_lost(keeper: str, how: str, tmp_path: Path) -> None:
+    first = {"a": b"old a", "b": b"old b"}
+    host = Host(str(tmp_path), first, keeper)
+    script = (
+        "import ctypes, os, sys\n"
+        "a, b = (os.open(os.path.join(sys.argv[1], name), os.O_RDWR) for name in 'ab')\n"
+        "out, into = os.pipe()\n"
+        "def rename(one, other, flags):\n"
+        "    root = os.fsencode(sys.argv[1]) + b'/'\n"
+        "    assert ctypes.CDLL(None).renameat2(-100, root + one, -100, root + other, flags) == 0\n"
+        f"{WRITTEN[how]}\n"
+    )
+    host.start(script, host.data).check_returncode()
+    assert host.files() != first
+    assert host.take_back("ext4")[0] >= 1
+    assert host.files() == first
+
+
+@every_keeper
+@pytest.mark.parametrize("flag", ["RWF_DSYNC", "RWF_SYNC"])
+def test_a_write_that_asks_to_be_durable_is(keeper: str, flag: str, tmp_path: Path) -> None:
+    host = Host(str(tmp_path), {"a": b"old a", "b": b"old b"}, keeper)
+    script = (
+        "import os, sys\n"
+        "a, b = (os.open(os.path.join(sys.argv[1], name), os.O_RDWR) for name in 'ab')\n"
+        "os.pwrite(a, b'lost', 0)\n"
+        f"os.pwritev(b, [b'kept'], 0, os.{flag})\n"
+    )
+    host.start(script, host.data).check_returncode()
+    host.take_back("ext4")
+    assert host.files() == {"a": b"old a", "b": b"keptb"}
 
 
 @every_keeper
