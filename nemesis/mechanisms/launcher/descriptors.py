@@ -111,6 +111,8 @@ class Descriptors:
     with_reads: bool
     has_let_pass: bool = False
     """A file may have got a number that is not reported."""
+    note: Callable[[int], None] = lambda _: None
+    """Called with how many have got such numbers, before the program can use one."""
     numbers: frozenset[int] = field(init=False)
     """The kernel's numbers of the calls that concern this."""
     _let_passed: int = 0
@@ -239,6 +241,7 @@ class Descriptors:
         """A file gets such a number now; by the next look it may have been written to and closed."""
         self.has_let_pass = True
         self._let_passed = max(1, self._let_passed)
+        self.note(self._let_passed)
 
     def begin_anew(self) -> None:
         """No fault is in force, or the first one begins: what got past the filter until now got past none."""

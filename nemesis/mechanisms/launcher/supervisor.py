@@ -154,6 +154,8 @@ class Supervisor:
             self._passing = Passing(() if self.descriptors is None else self.descriptors.numbers)
         if self.account is not None:
             self._syncs = Syncs(self.listeners)
+        if self.descriptors is not None:
+            self.descriptors.note = self._passed
         self._follow()
         while True:
             has_passed = self._pass()
@@ -216,6 +218,10 @@ class Supervisor:
             attachment.generation = generation
             found = attachment.found
             self.control.trapped(generation, attachment.reached, found.failed, found.error_number)
+
+    def _passed(self, count: int) -> None:
+        if self.attachment is not None and self.attachment.is_in_force:
+            self.control.passed(count)
 
     def _begin_or_end_account(self, attachment: Attachment, is_wanted: bool) -> None:
         if self.undo is None or is_wanted == attachment.keeps_account:
