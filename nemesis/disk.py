@@ -255,7 +255,7 @@ DISK_STALL = DiskNemesis(
     name="disk-stall",
     description="disks that do not answer: fsync alone, or everything that writes",
     forms=(
-        _form("fsync", "fsync and fdatasync do not return", "stall-fsync", "leader", "one", "minority"),
+        _form("fsync", "fsync, msync, sync and their like do not return", "stall-fsync", "leader", "one", "minority"),
         _form("all", "nothing that changes the file system returns; reads go on", "stall", "leader", "one", "minority"),
         _form("freeze", "the host's file system is frozen in the kernel", "freeze", "leader", "one", "minority"),
     ),

@@ -208,8 +208,8 @@ class ShimControls:
             return f"the calls of {count} processes of the replica of {host}, running already, are not reported: {said}"
         if counts.passed:
             return (
-                f"{counts.passed} files of the replica of {host} have descriptors whose calls are not reported "
-                "(it took them from another program, or changed its user)"
+                f"{counts.passed} files of the replica of {host} have, or had meanwhile, descriptors whose calls are "
+                "not reported (by dup2, or it took them from another program, or changed its user)"
             )
         if program is not None and program.attaches and self.faults[host].wants_traps and not counts.traps_reached:
             return f"the calls of the replica of {host} are not reported yet: its supervisor does nothing"

@@ -6,7 +6,8 @@ Python, after the replica was killed. It restores old bytes and lengths, gives r
 back and takes new names away, newest first, and leaves an empty log. It prints how many operations and how many
 written bytes were lost, and of how many files.
 
-What counts as durable is a matter of the file system, so there are models:
+A sync of the whole file system (syncfs, sync) makes everything durable. What else counts as durable is a matter of the
+file system, so there are models:
 
     ext4    a sync of a file makes its content, its length and its own name durable; names come in the order of a
     journal, so
@@ -81,7 +82,8 @@ for record in records():
         found.append(record)
         if kind == CREATED and own:
             reborn[own] = seq
-found.sort(key=lambda record: record[1])
+everything = durable.get((0, 0), 0)
+found = sorted((record for record in found if record[1] >= everything), key=lambda record: record[1])
 def kept(seq):
     return os.path.join(undo, "k%d" % seq)
 # Up to which change of a name the journal is on disk: a sync takes it to the last change of the file's name or length.

@@ -22,6 +22,8 @@ __all__ = ["Account", "AccountError"]
 _MAGIC = 0x4F444E55
 _CHANGED, _CREATED, _UNLINKED, _RENAMED, _SYNCED, _BARRIER = range(1, 7)
 _RECORD = struct.Struct("=2I8Q2I")
+_EVERYTHING = (0, 0)
+"""In the place of a device and an inode: what was synced is all that is under the root."""
 _FIRST_LIMIT_BYTES = 16 << 20
 """The log is compacted when it is longer than this, or twice what must stay."""
 _MAX_LOG_BYTES = 1 << 30
@@ -111,6 +113,10 @@ class Account:
         """A sync of a file or directory has succeeded that began at `begun`."""
         self._append(_SYNCED, (status.st_dev, status.st_ino, 0, 0, 0, 0, 0), seq=begun)
 
+    def synced_everything(self, begun: int) -> None:
+        """A sync of the whole file system has succeeded that began at `begun`."""
+        self._append(_SYNCED, (*_EVERYTHING, 0, 0, 0, 0, 0), seq=begun)
+
     def _keep(self, path: str) -> None:
         """Keep a file under another name until its going is durable."""
         try:
@@ -174,6 +180,7 @@ class Account:
             if record[1] == _SYNCED:
                 key = record[3], record[4]
                 durable[key] = max(durable.get(key, 0), record[2])
+        everything = durable.get(_EVERYTHING, 0)
         kept_syncs = {(*key, seq) for key, seq in durable.items()}
         fresh_path = self._path + ".new"
         with open(fresh_path, "wb") as fresh:
@@ -188,7 +195,7 @@ class Account:
                     kept_syncs.discard((dev, ino, seq))
                 elif kind == _BARRIER:
                     continue
-                elif seq < durable.get((dev, ino), 0):
+                elif seq < max(everything, durable.get((dev, ino), 0)):
                     if kind in (_UNLINKED, _RENAMED):
                         self._forget(seq)
                     continue
@@ -230,6 +237,6 @@ def _journal_barrier(records: list[tuple[int, ...]], durable: dict[tuple[int, in
             barrier = max(barrier, seq)
         elif kind == _SYNCED or (kind == _CHANGED and length and offset + length <= size):
             continue
-        elif seq < max(durable.get((dev, ino), 0), durable.get((dev, own), 0)):
+        elif seq < max(durable.get(key, 0) for key in ((dev, ino), (dev, own), _EVERYTHING)):
             barrier = max(barrier, seq)
     return barrier

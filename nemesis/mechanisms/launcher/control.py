@@ -76,7 +76,8 @@ class ProgramCounts:
     `flipped_reads` are reads, by a call, of a byte of which a bit was flipped (shim only). With the settings of
     `traps_generation` in force, the calls of `traps_reached` processes were reported to the supervisor and those of
     `traps_failed` could not be, `traps_error` (an errno) says why; TRAPS_FROM_THE_START where all have been reported
-    since the program began. `passed` descriptors of files under the root have numbers whose calls are not reported.
+    since the program began. `passed` descriptors of files under the root have numbers whose calls are not reported, or
+    had since the faults that are in force began.
     """
 
     id: int
@@ -244,7 +245,7 @@ class Control:
                 struct.pack_into("=Q", self._map, offset, value)
 
     def passed(self, count: int) -> None:
-        """Say how many descriptors of files have numbers whose calls are not reported."""
+        """Say how many descriptors of files have, or had, numbers whose calls are not reported."""
         offset = self._offset("passed")
         if offset is not None:
             struct.pack_into("=Q", self._map, offset, count)

@@ -12,7 +12,8 @@ them on (rights.py). Where it may not, or sees other files, the filter of the pr
 past it by `dup2` to a number that the program chose, by a socket from another program (SCM_RIGHTS), by
 `open_by_handle_at`, by a later rename into the root, where the program may have no more descriptors, and where it is in
 a directory to which it would not find the way with its rights. So it is looked, when a fault begins and while it lasts,
-whether a file under the root has a number that is not reported: it is then known not to be within reach.
+whether a file under the root has a number that is not reported: it is then known not to be within reach, and stays so
+until no fault is in force any more, since what was written meanwhile met none.
 """
 
 from __future__ import annotations
@@ -110,8 +111,12 @@ class Descriptors:
     with_reads: bool
     has_let_pass: bool = False
     """A file may have got a number that is not reported."""
+    note: Callable[[int], None] = lambda _: None
+    """Called with how many have got such numbers, before the program can use one."""
     numbers: frozenset[int] = field(init=False)
     """The kernel's numbers of the calls that concern this."""
+    _let_passed: int = 0
+    """How many files at a time are known to have had such numbers since `begin_anew`."""
     _number_lock: threading.Lock = field(default_factory=threading.Lock)
     _opener: Opener | None = None
     _own: Rights = field(init=False)
@@ -197,7 +202,7 @@ class Descriptors:
                 number = _free_number(_numbers(call.thread), max(first, FIRST_PLACED))
                 listener.place(call.id, descriptor, number=number, closes_on_exec=closes_on_exec)
         except OSError:
-            self.has_let_pass = True
+            self._lets_pass()
             try:
                 listener.place(call.id, descriptor, number=None, closes_on_exec=closes_on_exec)
             except OSError as error:
@@ -212,7 +217,8 @@ class Descriptors:
                 listener.let_go_on(call.id)
                 return
             if call.name in ("dup2", "dup3"):
-                self.has_let_pass |= not self._is_reported(call.arguments[1])
+                if not self._is_reported(call.arguments[1]) and self._matters(link):
+                    self._lets_pass()
                 listener.let_go_on(call.id)
                 return
             descriptor = take_descriptor(rights_of(call.thread).process, call.arguments[0])
@@ -231,15 +237,28 @@ class Descriptors:
     def _is_reported(self, number: int) -> bool:
         return number >= FIRST_PLACED or number in self.watched
 
+    def _lets_pass(self) -> None:
+        """A file gets such a number now; by the next look it may have been written to and closed."""
+        self.has_let_pass = True
+        self._let_passed = max(1, self._let_passed)
+        self.note(self._let_passed)
+
+    def begin_anew(self) -> None:
+        """No fault is in force, or the first one begins: what got past the filter until now got past none."""
+        self._let_passed = 0
+
     def let_pass(self, processes: Iterable[int]) -> int:
-        """How many descriptors of files under the root have numbers that are not reported."""
+        """How many descriptors of files under the root have numbers that are not reported, or had since `begin_anew`,
+        those that were seen at one time."""
         self.has_let_pass = False
-        return sum(
+        found = sum(
             1
             for pid in processes
             for number in self._listed(pid)
             if not self._is_reported(number) and self._matters(f"/proc/{pid}/fd/{number}")
         )
+        self._let_passed = max(found, self._let_passed)
+        return self._let_passed
 
     def _listed(self, pid: int) -> list[int]:
         with contextlib.suppress(OSError):

@@ -34,6 +34,17 @@ _PATHS: dict[str, tuple[int | None, int]] = {
 
 _DESTINATIONS: dict[str, tuple[int | None, int]] = {"rename": (None, 1), "renameat": (2, 3), "renameat2": (2, 3)}
 
+_COPIES: dict[str, tuple[int, int, int | None, int]] = {
+    "copy_file_range": (0, 2, 3, 4),
+    "splice": (0, 2, 3, 4),
+    "sendfile": (1, 0, None, 3),
+}
+"""Call -> the arguments that are the descriptor it reads from, the one it writes to, the address of where it writes,
+and the most that it copies."""
+
+_WHERE_IT_STANDS = 2**64 - 1
+"""As the offset of a write at a place: where the descriptor stands."""
+
 _MAKING = ("mkdir", "mkdirat", "link", "linkat", "symlink", "symlinkat")
 
 
@@ -78,14 +89,20 @@ class Files:
         try:
             if call.name == "msync":
                 return self._mapped(call.thread, call.arguments)
+            if call.name == "sync":
+                return Effect(SYNC, path=self._root)
             if call.name in GROUPS["sync"]:
-                return self._by_descriptor(call, 0, SYNC)
-            if call.name in GROUPS["read"]:
+                effect = self._by_descriptor(call, 0, SYNC)
+                return self._whole(call) if effect is None and call.name == "syncfs" else effect
+            if call.name in GROUPS["read"] and call.name not in _COPIES:
                 return self._by_descriptor(call, 0, READ)
             if call.name in _PATHS:
                 return self._by_path(call)
-            effect = self._by_descriptor(call, 2 if call.name == "copy_file_range" else 0, WRITE)
-            return self._extent(call, effect) if effect is not None and looks_closely else effect
+            source, destination, _, _ = _COPIES.get(call.name, (None, 0, None, 0))
+            effect = self._by_descriptor(call, destination, WRITE)
+            if effect is None:
+                return None if source is None else self._by_descriptor(call, source, READ)
+            return self._extent(call, effect) if looks_closely else effect
         except PermissionError:
             raise
         except (OSError, ValueError, KeyError, struct.error):
@@ -98,6 +115,11 @@ class Files:
         path = f"/proc/{call.thread}/fd/{_signed(call.arguments[argument])}"
         return Effect(operation, path=path) if self._is_under_root(os.readlink(path)) else None
 
+    def _whole(self, call: Call) -> Effect | None:
+        """A sync of the file system that the root is on, by a descriptor of something else there."""
+        path = f"/proc/{call.thread}/fd/{_signed(call.arguments[0])}"
+        return Effect(SYNC, path=self._root) if os.stat(path).st_dev == os.stat(self._root).st_dev else None
+
     def _mapped(self, thread: int, arguments: tuple[int, ...]) -> Effect | None:
         if not arguments[2] & _MS_SYNC:
             return None
@@ -107,7 +129,8 @@ class Files:
                 begin, end = (int(part, 16) for part in words[0].split(b"-"))
                 if begin <= arguments[0] < end:
                     path = os.fsdecode(words[5]) if len(words) == 6 else ""
-                    return Effect(SYNC, path=path) if self._is_under_root(path) else None
+                    is_there = not path.endswith(" (deleted)")  # else it cannot be opened, and no name needs it
+                    return Effect(SYNC, path=path if is_there else "") if self._is_under_root(path) else None
         return None
 
     def _extent(self, call: Call, effect: Effect) -> Effect:
@@ -121,17 +144,29 @@ class Files:
         with open(effect.path.replace("/fd/", "/fdinfo/"), "rb") as info:
             fields = dict(line.split(b":", 1) for line in info.read().splitlines() if b":" in line)
         flags, offset = int(fields[b"flags"], 8), int(fields[b"pos"])
-        if flags & os.O_APPEND:
+        how = arguments[5] if name == "pwritev2" else 0
+        if flags & os.O_APPEND or how & os.RWF_APPEND:
             offset = size_bytes
-        elif name in ("pwrite64", "pwritev", "pwritev2"):
+        elif name in ("pwrite64", "pwritev", "pwritev2") and arguments[3] != _WHERE_IT_STANDS:
             offset = arguments[3]
         if name in ("writev", "pwritev", "pwritev2"):
             length = self._vector_bytes(call.thread, arguments[1], arguments[2])
+        elif name in _COPIES:
+            offset, length = self._copied(call, offset)
         else:
-            length = arguments[4] if name == "copy_file_range" else arguments[2]
+            length = arguments[2]
         operation = GROW if offset + length > size_bytes else WRITE
-        is_durable = bool(flags & os.O_DSYNC)
+        is_durable = bool(flags & os.O_DSYNC or how & (os.RWF_DSYNC | os.RWF_SYNC))
         return Effect(operation, CHANGE, effect.path, offset, length, is_durable=is_durable)
+
+    def _copied(self, call: Call, offset: int) -> tuple[int, int]:
+        """Where a copy writes, by default at `offset`, and how much at most."""
+        source, _, at, most = _COPIES[call.name]
+        if at is not None and call.arguments[at]:
+            [offset] = struct.unpack("=Q", self._memory(call.thread, call.arguments[at], 8))
+        status = os.stat(f"/proc/{call.thread}/fd/{_signed(call.arguments[source])}")
+        length = call.arguments[most]
+        return offset, min(length, status.st_size) if stat.S_ISREG(status.st_mode) else length
 
     def _memory(self, thread: int, address: int, length: int) -> bytes:
         with open(f"/proc/{thread}/mem", "rb", buffering=0) as memory:

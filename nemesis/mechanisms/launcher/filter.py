@@ -46,6 +46,7 @@ SYSCALLS = {
         "openat": 257, "mkdirat": 258, "unlinkat": 263, "renameat": 264, "linkat": 265, "symlinkat": 266,
         "sync_file_range": 277, "fallocate": 285, "pwritev": 296, "syncfs": 306, "renameat2": 316,
         "copy_file_range": 326, "pwritev2": 328, "openat2": 437, "dup": 32, "dup2": 33, "fcntl": 72, "dup3": 292,
+        "sync": 162, "sendfile": 40, "splice": 275,
     },
     "aarch64": {
         "dup": 23, "dup3": 24, "fcntl": 25, "mkdirat": 34, "unlinkat": 35, "symlinkat": 36, "linkat": 37,
@@ -53,6 +54,7 @@ SYSCALLS = {
         "fallocate": 47, "openat": 56, "read": 63, "write": 64, "readv": 65, "writev": 66, "pread64": 67,
         "pwrite64": 68, "preadv": 69, "pwritev": 70, "fsync": 82, "fdatasync": 83, "sync_file_range": 84, "msync": 227,
         "syncfs": 267, "renameat2": 276, "copy_file_range": 285, "preadv2": 286, "pwritev2": 287, "openat2": 437,
+        "sync": 81, "sendfile": 71, "splice": 76,
     },
 }  # fmt: skip
 """The kernel's numbers (arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h)."""
@@ -61,13 +63,13 @@ _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 """AUDIT_ARCH_X86_64 and AUDIT_ARCH_AARCH64."""
 
 GROUPS = {
-    "sync": ("fsync", "fdatasync", "sync_file_range", "msync", "syncfs"),
+    "sync": ("fsync", "fdatasync", "sync_file_range", "msync", "syncfs", "sync"),
     "write": (
         *("write", "pwrite64", "writev", "pwritev", "pwritev2", "copy_file_range", "truncate", "ftruncate"),
         *("fallocate", "open", "openat", "openat2", "creat", "rename", "renameat", "renameat2", "unlink", "unlinkat"),
-        *("mkdir", "mkdirat", "rmdir", "link", "linkat", "symlink", "symlinkat"),
+        *("mkdir", "mkdirat", "rmdir", "link", "linkat", "symlink", "symlinkat", "sendfile", "splice"),
     ),
-    "read": ("read", "pread64", "readv", "preadv", "preadv2"),
+    "read": ("read", "pread64", "readv", "preadv", "preadv2", "copy_file_range", "sendfile", "splice"),
 }
 """Which calls are reported. A reported call costs two switches of process, so a run takes only the groups that its
 faults are about."""
@@ -79,9 +81,10 @@ DUPLICATING = ("dup", "dup2", "dup3", "fcntl")
 F_DUPFD, F_DUPFD_CLOEXEC = 0, 1030
 _BY_DESCRIPTOR = (
     *("write", "pwrite64", "writev", "pwritev", "pwritev2", "read", "pread64", "readv", "preadv", "preadv2"),
-    *("dup", "dup2", "dup3"),
+    *("dup", "dup2", "dup3", "sendfile"),
 )
-"""Calls that a selective filter reports by their descriptor, the first argument. The others are rare."""
+"""Calls that a selective filter reports by their descriptor, the first argument. The others are rare; sendfile is
+one of them where reads matter, since it reads from its second."""
 FIRST_PLACED = 512
 """Descriptors from this number on are always reported: few programs have as many, and it is far below the 1024 that
 every process may have by default."""
@@ -279,6 +282,7 @@ def filter_code(groups: Sequence[str], architecture: str, watched: Collection[in
     if watched is not None:
         names |= {*OPENING, *DUPLICATING}
     selected = {*_BY_DESCRIPTOR, "fcntl"} if watched is not None else set[str]()
+    selected -= {"sendfile"} if "read" in groups else set()
     code = _Code()
     code.put(_LOAD, 4).put(_IF_EQUAL, _ARCHITECTURES[architecture], "known", "allow")
     code.label("known").put(_LOAD, 0)

@@ -18,7 +18,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from .account import Account, AccountError
@@ -26,7 +26,7 @@ from .attach import MAX_PROCESSES, WATCH_S, Attached, listeners_in
 from .control import DELAYED, FAILED, HELD, REFUSED, UNDO_OVERFLOW, Control, Settings
 from .descriptors import Descriptors
 from .files import CHANGE, CREATE, CUT, GROW, READ, RENAME, SYNC, UNLINK, WRITE, Effect, Files
-from .filter import Call, Listener, Listeners
+from .filter import DUPLICATING, Call, Listener, Listeners
 from .passing import Passing
 from .tracing import ProcessTree
 
@@ -154,6 +154,8 @@ class Supervisor:
             self._passing = Passing(() if self.descriptors is None else self.descriptors.numbers)
         if self.account is not None:
             self._syncs = Syncs(self.listeners)
+        if self.descriptors is not None:
+            self.descriptors.note = self._passed
         self._follow()
         while True:
             has_passed = self._pass()
@@ -202,6 +204,9 @@ class Supervisor:
         if not is_new and not attachment.is_in_force:
             return
         now_s, settings = time.monotonic(), self.control.settings()
+        if self.descriptors is not None and not (attachment.is_in_force and settings.wants_traps):
+            self.descriptors.begin_anew()
+            self.control.passed(0)
         attachment.is_in_force = settings.wants_traps
         is_due = is_new or now_s > attachment.looked_at_s + _LOOK_S
         if self.descriptors is not None and settings.wants_traps and (is_due or self.descriptors.has_let_pass):
@@ -213,6 +218,10 @@ class Supervisor:
             attachment.generation = generation
             found = attachment.found
             self.control.trapped(generation, attachment.reached, found.failed, found.error_number)
+
+    def _passed(self, count: int) -> None:
+        if self.attachment is not None and self.attachment.is_in_force:
+            self.control.passed(count)
 
     def _begin_or_end_account(self, attachment: Attachment, is_wanted: bool) -> None:
         if self.undo is None or is_wanted == attachment.keeps_account:
@@ -254,6 +263,9 @@ class Supervisor:
                 listener.let_go_on(listener.identity(report))
             return
         call = listener.call(report)
+        if call.name in DUPLICATING:  # which asks nothing of a disk
+            self._let_go_on(listener, call)
+            return
         earlier = self.waiting.pop(call.thread, None)
         if earlier is not None:
             # A signal took the thread out of its call, and the kernel makes the call again.
@@ -329,7 +341,7 @@ class Supervisor:
                 self._give_up()
                 self.has_foreign_account = False
             self._let_go_on(pending.listener, pending.call)
-        elif effect.operation == SYNC and pending.call.name in ("fsync", "fdatasync", "msync"):
+        elif effect.operation == SYNC and pending.call.name in _SYNCS and effect.path:
             if self.ledger.hold(pending.call.id):
                 self._syncs.begin(pending, self.account.sync_begins())
             else:
@@ -352,7 +364,10 @@ class Supervisor:
     def _synced(self, pending: Pending, begun: int, status: os.stat_result | None, error_number: int) -> None:
         if self.account is not None and status is not None and not error_number:
             try:
-                self.account.synced(status, begun)
+                if pending.call.name in _OF_EVERYTHING:
+                    self.account.synced_everything(begun)
+                else:
+                    self.account.synced(status, begun)
             except (AccountError, OSError):
                 self._give_up()
         self.ledger.answered(pending.call.id)
@@ -431,19 +446,38 @@ class Syncs:
     def _work(self) -> None:
         while True:
             pending, begun = self._asked.get()
-            status, error_number = _sync(pending.effect.path, pending.call.name == "fdatasync")
+            status, error_number = _sync(pending.effect.path, pending.call.name)
             self._done.put((pending, begun, status, error_number))
             self._wake()
 
 
-def _sync(path: str, only_data: bool) -> tuple[os.stat_result | None, int]:
+def _sync_file_system(descriptor: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+_SYNCS: Mapping[str, Callable[[int], None]] = {
+    "fsync": os.fsync,
+    "fdatasync": os.fdatasync,
+    "msync": os.fsync,
+    "syncfs": _sync_file_system,
+    "sync": lambda _: os.sync(),
+}
+"""Calls after which something is durable -> what is done in their place."""
+
+_OF_EVERYTHING = ("syncfs", "sync")
+"""Those after which all is that is under the root."""
+
+
+def _sync(path: str, call: str) -> tuple[os.stat_result | None, int]:
     try:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except PermissionError:
             descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            os.fdatasync(descriptor) if only_data else os.fsync(descriptor)
+            _SYNCS[call](descriptor)
             return os.fstat(descriptor), 0
         finally:
             os.close(descriptor)

@@ -74,7 +74,7 @@ struct program {
     uint64_t flipped_reads;   /* of a byte of which a bit was flipped; shim only */
     /* launcher only: how far it is with having calls reported, and why not (errno) */
     uint64_t traps_generation, traps_reached, traps_failed, traps_error;
-    uint64_t passed;          /* launcher only: descriptors of files whose calls are not reported */
+    uint64_t passed;          /* launcher only: descriptors of files whose calls are not, or were not, reported */
     uint64_t unused[2];
 };
 

@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -23,6 +24,11 @@
 #include <unistd.h>
 
 #define WAIT_NS 2000000l
+#ifndef RWF_DSYNC
+#define RWF_DSYNC 0x2
+#define RWF_SYNC 0x4
+#define RWF_APPEND 0x10
+#endif
 #define REAL(name)                                                            \
     static __typeof__(&name) real;                                            \
     if (!real)                                                                \
@@ -50,6 +56,30 @@ static int concerns_fd(int fd)
         return 0;
     path[length] = 0;
     return is_under_root(path);
+}
+
+/* The path of the file under the root that is mapped at an address, into `out`; 0 when there is none. */
+static int mapped_at(const void *address, char out[PATH_MAX])
+{
+    int saved = errno, result = 0;
+    char *line = NULL, *rest;
+    size_t size = 0;
+    FILE *maps = fopen("/proc/self/maps", "re");
+    while (maps && !result && getline(&line, &size, maps) > 0) {
+        uintptr_t begin = strtoul(line, &rest, 16), end = strtoul(rest + 1, &rest, 16);
+        if (begin > (uintptr_t)address)
+            break;
+        char *path = strchr(rest, '/');
+        if ((uintptr_t)address >= end || !path)
+            continue;
+        path[strcspn(path, "\n")] = 0;
+        result = is_under_root(path) && snprintf(out, PATH_MAX, "%s", path) < PATH_MAX;
+    }
+    free(line);
+    if (maps)
+        fclose(maps);
+    errno = saved;
+    return result;
 }
 
 /* The path with its directory resolved, into `out`; 0 when it is not under the root. */
@@ -147,31 +177,45 @@ static int is_watched(void)
 }
 
 /* What a disk itself has answered: an error of its own counts as one that it was made to give. */
+static void count_refusal(void)
+{
+    if (errno == ENOSPC)
+        COUNT_MET(refused);
+    else if (errno == EIO || errno == EROFS)
+        COUNT_MET(failed);
+}
+
 static ssize_t answered(int fd, ssize_t result)
 {
-    if (result < 0 && (errno == ENOSPC || errno == EIO || errno == EROFS) && control_has_disk() && concerns_fd(fd)) {
-        if (errno == ENOSPC)
-            COUNT_MET(refused);
-        else
-            COUNT_MET(failed);
-    }
+    if (result < 0 && (errno == ENOSPC || errno == EIO || errno == EROFS) && control_has_disk() && concerns_fd(fd))
+        count_refusal();
     return result;
 }
 
-/* Everything that precedes a write of `length` bytes; offset -1 is where the descriptor stands. */
-static int before_write(int fd, off_t offset, uint64_t length)
+/* Everything that precedes a write of `length` bytes; offset -1 is where the descriptor stands. `flags` are those of
+ * pwritev2. */
+static int before_write_with(int fd, off_t offset, uint64_t length, int flags)
 {
     struct stat status;
     if (!is_watched() || !concerns_fd(fd) || fstat(fd, &status) != 0)
         return 0;
-    if (offset < 0) {
-        int flags = (int)syscall(SYS_fcntl, fd, F_GETFL);
-        offset = flags >= 0 && (flags & O_APPEND) ? status.st_size : (off_t)syscall(SYS_lseek, fd, 0, SEEK_CUR);
+    if (flags & RWF_APPEND) {
+        offset = status.st_size;
+    } else if (offset < 0) {
+        int opened_as = (int)syscall(SYS_fcntl, fd, F_GETFL);
+        int appends = opened_as >= 0 && (opened_as & O_APPEND);
+        offset = appends ? status.st_size : (off_t)syscall(SYS_lseek, fd, 0, SEEK_CUR);
     }
     if (gate(offset + (off_t)length > status.st_size ? GROW : WRITE) != 0)
         return -1;
-    undo_before_write(fd, offset, length, 0);
+    if (!(flags & (RWF_DSYNC | RWF_SYNC)))  /* else it is durable when it returns */
+        undo_before_write(fd, offset, length, 0);
     return 0;
+}
+
+static int before_write(int fd, off_t offset, uint64_t length)
+{
+    return before_write_with(fd, offset, length, 0);
 }
 
 static uint64_t total(const struct iovec *pieces, int count)
@@ -218,6 +262,18 @@ ssize_t pwritev64(int fd, const struct iovec *pieces, int count, off64_t offset)
     return before_write(fd, offset, total(pieces, count)) ? -1 : answered(fd, real(fd, pieces, count, offset));
 }
 
+ssize_t pwritev2(int fd, const struct iovec *pieces, int count, off_t offset, int flags)
+{
+    if (before_write_with(fd, offset, total(pieces, count), flags))
+        return -1;
+    return answered(fd, syscall(SYS_pwritev2, fd, pieces, (long)count, offset, 0l, (long)flags));
+}
+
+ssize_t pwritev64v2(int fd, const struct iovec *pieces, int count, off64_t offset, int flags)
+{
+    return pwritev2(fd, pieces, count, offset, flags);
+}
+
 static int before_read(int fd)
 {
     return control_has_disk() && concerns_fd(fd) ? gate(READ) : 0;
@@ -258,16 +314,92 @@ ssize_t pread64(int fd, void *data, size_t length, off64_t offset)
     return before_read(fd) ? -1 : has_read(fd, offset, real(fd, data, length, offset));
 }
 
+ssize_t readv(int fd, const struct iovec *pieces, int count)
+{
+    REAL(readv);
+    return before_read(fd) ? -1 : has_read(fd, -1, real(fd, pieces, count));
+}
+
+ssize_t preadv(int fd, const struct iovec *pieces, int count, off_t offset)
+{
+    REAL(preadv);
+    return before_read(fd) ? -1 : has_read(fd, offset, real(fd, pieces, count, offset));
+}
+
+ssize_t preadv64(int fd, const struct iovec *pieces, int count, off64_t offset)
+{
+    return preadv(fd, pieces, count, offset);
+}
+
+ssize_t preadv2(int fd, const struct iovec *pieces, int count, off_t offset, int flags)
+{
+    if (before_read(fd))
+        return -1;
+    return has_read(fd, offset, syscall(SYS_preadv2, fd, pieces, (long)count, offset, 0l, (long)flags));
+}
+
+ssize_t preadv64v2(int fd, const struct iovec *pieces, int count, off64_t offset, int flags)
+{
+    return preadv2(fd, pieces, count, offset, flags);
+}
+
+/* What precedes a copy of `length` bytes at most from one descriptor to another, either of which may be of a file under
+ * the root. Offsets are where the descriptors stand where they are NULL. */
+static int before_copy(int in, const off_t *in_offset, int out, const off_t *out_offset, uint64_t length)
+{
+    struct stat status;
+    if (!is_watched())
+        return 0;
+    if (fstat(in, &status) == 0 && S_ISREG(status.st_mode)) {
+        off_t left = status.st_size - (in_offset ? *in_offset : (off_t)syscall(SYS_lseek, in, 0, SEEK_CUR));
+        if (left < 0 || length > (uint64_t)left)
+            length = left < 0 ? 0 : (uint64_t)left;
+    }
+    return before_read(in) || before_write(out, out_offset ? *out_offset : -1, length) ? -1 : 0;
+}
+
+ssize_t sendfile(int out, int in, off_t *offset, size_t length)
+{
+    off_t from = offset ? *offset : -1;
+    if (before_copy(in, offset, out, NULL, length))
+        return -1;
+    return has_read(in, from, answered(out, syscall(SYS_sendfile, out, in, offset, length)));
+}
+
+ssize_t sendfile64(int out, int in, off64_t *offset, size_t length)
+{
+    return sendfile(out, in, offset, length);
+}
+
+ssize_t copy_file_range(int in, off64_t *in_offset, int out, off64_t *out_offset, size_t length, unsigned flags)
+{
+    off_t from = in_offset ? *in_offset : -1;
+    if (before_copy(in, in_offset, out, out_offset, length))
+        return -1;
+    ssize_t result = syscall(SYS_copy_file_range, in, in_offset, out, out_offset, length, (long)flags);
+    return has_read(in, from, answered(out, result));
+}
+
+ssize_t splice(int in, off64_t *in_offset, int out, off64_t *out_offset, size_t length, unsigned flags)
+{
+    off_t from = in_offset ? *in_offset : -1;
+    if (before_copy(in, in_offset, out, out_offset, length))
+        return -1;
+    ssize_t result = syscall(SYS_splice, in, in_offset, out, out_offset, length, (long)flags);
+    return has_read(in, from, answered(out, result));
+}
+
 static int synced(int fd, int (*real)(int))
 {
     if (!is_watched() || !concerns_fd(fd))
         return real(fd);
     if (gate(SYNC) != 0)
         return -1;
+    struct stat status;
     uint64_t begun = undo_before_sync();
     int result = real(fd);
-    if (result == 0)
-        undo_after_sync(fd, begun);
+    if (result == 0 && fstat(fd, &status) == 0)
+        undo_after_sync(&status, begun);
     return (int)answered(fd, result);
 }
 
@@ -281,6 +413,69 @@ int fdatasync(int fd)
 {
     REAL(fdatasync);
     return synced(fd, real);
+}
+
+/* Of the file system that the root is on, by whatever descriptor of it: one file system all below the root. */
+int syncfs(int fd)
+{
+    REAL(syncfs);
+    struct stat given, own;
+    const char *root = control_root();
+    if (!root || !is_watched() ||
+        (!concerns_fd(fd) && (fstat(fd, &given) != 0 || stat(root, &own) != 0 || given.st_dev != own.st_dev)))
+        return real(fd);
+    if (gate(SYNC) != 0)
+        return -1;
+    uint64_t begun = undo_before_sync();
+    int result = real(fd);
+    if (result == 0)
+        undo_after_sync(NULL, begun);
+    if (result < 0 && control_has_disk())
+        count_refusal();
+    return result;
+}
+
+/* It makes no length and no name durable: not a sync for the account. */
+int sync_file_range(int fd, off64_t offset, off64_t length, unsigned flags)
+{
+    REAL(sync_file_range);
+    if (is_watched() && concerns_fd(fd) && gate(SYNC) != 0)
+        return -1;
+    return (int)answered(fd, real(fd, offset, length, flags));
+}
+
+/* It says nothing of errors: one that a fault makes leaves everything unsynced. */
+void sync(void)
+{
+    int is_ours = control_root() && is_watched(), saved = errno;
+    if (!is_ours || gate(SYNC) == 0) {
+        uint64_t begun = undo_before_sync();
+        syscall(SYS_sync);
+        if (is_ours)
+            undo_after_sync(NULL, begun);
+    }
+    errno = saved;
+}
+
+/* Like a sync of the whole file: that is more than a kernel promises of what was written elsewhere in it. */
+int msync(void *address, size_t length, int flags)
+{
+    REAL(msync);
+    char path[PATH_MAX];
+    struct stat status;
+    if (!(flags & MS_SYNC) || !is_watched() || !mapped_at(address, path))
+        return real(address, length, flags);
+    if (gate(SYNC) != 0)
+        return -1;
+    int saved = errno, has_name = stat(path, &status) == 0;
+    errno = saved;
+    uint64_t begun = undo_before_sync();
+    int result = real(address, length, flags);
+    if (result == 0 && has_name)
+        undo_after_sync(&status, begun);
+    if (result < 0 && control_has_disk())
+        count_refusal();
+    return result;
 }
 
 static int before_truncate(int fd, off_t length)
@@ -306,16 +501,58 @@ int ftruncate64(int fd, off64_t length)
     return before_truncate(fd, length) ? -1 : (int)answered(fd, real(fd, length));
 }
 
+static void undo_before_cut(const char *resolved, off_t length)
+{
+    int saved = errno, fd = undo_is_on() ? (int)syscall(SYS_openat, AT_FDCWD, resolved, O_RDWR | O_CLOEXEC) : -1;
+    if (fd >= 0) {
+        undo_before_write(fd, length, 0, 1);
+        syscall(SYS_close, fd);
+    }
+    errno = saved;
+}
+
+int truncate(const char *path, off_t length)
+{
+    char resolved[PATH_MAX];
+    struct stat status;
+    int saved = errno, is_ours = is_watched() && concerns_path(AT_FDCWD, path, resolved) && stat(path, &status) == 0;
+    errno = saved;
+    if (is_ours) {
+        if (gate(length > status.st_size ? GROW : WRITE) != 0)
+            return -1;
+        undo_before_cut(resolved, length);
+    }
+    int result = (int)syscall(SYS_truncate, path, length);
+    if (result < 0 && is_ours && control_has_disk())
+        count_refusal();
+    return result;
+}
+
+int truncate64(const char *path, off64_t length)
+{
+    return truncate(path, length);
+}
+
 int fallocate(int fd, int mode, off_t offset, off_t length)
 {
     REAL(fallocate);
     return before_write(fd, offset, (uint64_t)length) ? -1 : (int)answered(fd, real(fd, mode, offset, length));
 }
 
+int fallocate64(int fd, int mode, off64_t offset, off64_t length)
+{
+    return fallocate(fd, mode, offset, length);
+}
+
 int posix_fallocate(int fd, off_t offset, off_t length)
 {
     REAL(posix_fallocate);
     return before_write(fd, offset, (uint64_t)length) ? errno : real(fd, offset, length);
+}
+
+int posix_fallocate64(int fd, off64_t offset, off64_t length)
+{
+    return posix_fallocate(fd, offset, length);
 }
 
 /* Opening: what a program opens to write may have to be made, or is cut to nothing. */
@@ -331,24 +568,14 @@ static int opened(int directory_fd, const char *path, int flags, mode_t mode)
         errno = saved;
         if ((is_new || is_cut) && gate(is_new ? GROW : WRITE) != 0)
             return -1;
-        if (is_cut && undo_is_on()) {
-            int fd = (int)syscall(SYS_openat, AT_FDCWD, resolved, O_RDWR | O_CLOEXEC);
-            if (fd >= 0) {
-                undo_before_write(fd, 0, 0, 1);
-                syscall(SYS_close, fd);
-            }
-            errno = saved;
-        }
+        if (is_cut)
+            undo_before_cut(resolved, 0);
     }
     int fd = (int)syscall(SYS_openat, directory_fd, path, flags, mode);
     if (fd >= 0 && is_new)
-        undo_after_create(resolved);
-    if (fd < 0 && is_ours && control_has_disk()) {
-        if (errno == ENOSPC)
-            COUNT_MET(refused);
-        else if (errno == EIO || errno == EROFS)
-            COUNT_MET(failed);
-    }
+        undo_after_create(resolved, 1);
+    if (fd < 0 && is_ours && control_has_disk())
+        count_refusal();
     return fd;
 }
 
@@ -390,16 +617,61 @@ int creat(const char *path, mode_t mode)
     return opened(AT_FDCWD, path, O_CREAT | O_WRONLY | O_TRUNC, mode);
 }
 
+int creat64(const char *path, mode_t mode)
+{
+    return creat(path, mode);
+}
+
+/* Before and after a name is made by another call than those that open. `resolved` is empty for one elsewhere. */
+static int before_name(int directory_fd, const char *path, char resolved[PATH_MAX])
+{
+    if (is_watched() && concerns_path(directory_fd, path, resolved))
+        return gate(GROW);
+    resolved[0] = 0;
+    return 0;
+}
+
+static int has_name(int result, const char *resolved, int is_new)
+{
+    if (result == 0 && resolved[0])
+        undo_after_create(resolved, is_new);
+    if (result < 0 && resolved[0] && control_has_disk())
+        count_refusal();
+    return result;
+}
+
 int mkdirat(int directory_fd, const char *path, mode_t mode)
 {
     char resolved[PATH_MAX];
-    int is_ours = is_watched() && concerns_path(directory_fd, path, resolved);
-    if (is_ours && gate(GROW) != 0)
+    if (before_name(directory_fd, path, resolved))
         return -1;
-    int result = (int)syscall(SYS_mkdirat, directory_fd, path, mode);
-    if (result == 0 && is_ours)
-        undo_after_create(resolved);
-    return result;
+    return has_name((int)syscall(SYS_mkdirat, directory_fd, path, mode), resolved, 1);
+}
+
+int symlinkat(const char *target, int directory_fd, const char *path)
+{
+    char resolved[PATH_MAX];
+    if (before_name(directory_fd, path, resolved))
+        return -1;
+    return has_name((int)syscall(SYS_symlinkat, target, directory_fd, path), resolved, 1);
+}
+
+int symlink(const char *target, const char *path)
+{
+    return symlinkat(target, AT_FDCWD, path);
+}
+
+int linkat(int from_fd, const char *from, int to_fd, const char *to, int flags)
+{
+    char resolved[PATH_MAX];
+    if (before_name(to_fd, to, resolved))
+        return -1;
+    return has_name((int)syscall(SYS_linkat, from_fd, from, to_fd, to, flags), resolved, 0);
+}
+
+int link(const char *from, const char *to)
+{
+    return linkat(AT_FDCWD, from, AT_FDCWD, to, 0);
 }
 
 int mkdir(const char *path, mode_t mode)
@@ -424,7 +696,12 @@ int unlink(const char *path)
     return unlinkat(AT_FDCWD, path, 0);
 }
 
-int renameat(int from_fd, const char *from, int to_fd, const char *to)
+int rmdir(const char *path)
+{
+    return unlinkat(AT_FDCWD, path, AT_REMOVEDIR);
+}
+
+int renameat2(int from_fd, const char *from, int to_fd, const char *to, unsigned flags)
 {
     char old_path[PATH_MAX], new_path[PATH_MAX];
     if (is_watched() && concerns_path(from_fd, from, old_path) && concerns_path(to_fd, to, new_path)) {
@@ -432,7 +709,12 @@ int renameat(int from_fd, const char *from, int to_fd, const char *to)
             return -1;
         undo_before_rename(old_path, new_path);
     }
-    return (int)syscall(SYS_renameat2, from_fd, from, to_fd, to, 0);
+    return (int)syscall(SYS_renameat2, from_fd, from, to_fd, to, (long)flags);
+}
+
+int renameat(int from_fd, const char *from, int to_fd, const char *to)
+{
+    return renameat2(from_fd, from, to_fd, to, 0);
 }
 
 int rename(const char *from, const char *to)

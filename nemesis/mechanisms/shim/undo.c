@@ -43,8 +43,8 @@ enum kind { CHANGED = 1, CREATED, UNLINKED, RENAMED, SYNCED, BARRIER };
 struct record {
     uint32_t magic, kind;
     uint64_t seq;
-    uint64_t dev, ino;        /* whose sync makes it durable: the file, or the directory of the name */
-    uint64_t own_ino;         /* the file itself */
+    uint64_t dev, ino;        /* whose sync makes it durable: the file, or the directory of the name; 0 of SYNCED: all */
+    uint64_t own_ino;         /* the file itself; 0 of CREATED: not known, or older than this name */
     uint64_t offset, length;  /* what was written */
     uint64_t old_size;
     uint64_t data_bytes;      /* old bytes from `offset` on that follow the paths */
@@ -137,17 +137,18 @@ static int copy_bytes(int from_fd, uint64_t offset, uint64_t length, int to_fd)
 /* Up to which change everything of an object was synced; 0 when nothing was. */
 static uint64_t durable_seq(const struct object *objects, size_t count, uint64_t dev, uint64_t ino)
 {
-    for (size_t i = 0; i < count; i++)
+    uint64_t all = objects[0].durable_seq;
+    for (size_t i = 1; i < count; i++)
         if (objects[i].dev == dev && objects[i].ino == ino)
-            return objects[i].durable_seq;
-    return 0;
+            return objects[i].durable_seq > all ? objects[i].durable_seq : all;
+    return all;
 }
 
-/* Collects what was synced, and up to when; returns how many objects. */
+/* Collects what was synced, and up to when, into zeroed memory; returns how many objects. The first is everything. */
 static size_t synced_objects(struct object *objects)
 {
     struct record record;
-    size_t count = 0;
+    size_t count = 1;
     for (uint64_t offset = 0; record_at(offset, &record); offset += size_of(&record)) {
         if (record.kind != SYNCED)
             continue;
@@ -354,12 +355,13 @@ uint64_t undo_before_sync(void)
     return begun;
 }
 
-void undo_after_sync(int fd, uint64_t begun)
+void undo_after_sync(const struct stat *status, uint64_t begun)
 {
-    struct stat status;
     int saved = errno;
-    if (undo_is_on() && fstat(fd, &status) == 0) {
-        struct record record = {.kind = SYNCED, .seq = begun, .dev = status.st_dev, .ino = status.st_ino};
+    if (undo_is_on()) {
+        struct record record = {.kind = SYNCED, .seq = begun};  /* of everything */
+        if (status)
+            record.dev = status->st_dev, record.ino = status->st_ino;
         pthread_mutex_lock(&lock);
         append(&record, "", "", -1);
         pthread_mutex_unlock(&lock);
@@ -367,13 +369,13 @@ void undo_after_sync(int fd, uint64_t begun)
     errno = saved;
 }
 
-void undo_after_create(const char *path)
+void undo_after_create(const char *path, int is_new)
 {
     struct stat own, parent;
     int saved = errno;
     if (undo_is_on() && lstat(path, &own) == 0 && parent_of(path, &parent) == 0) {
         struct record record = {
-            .kind = CREATED, .dev = parent.st_dev, .ino = parent.st_ino, .own_ino = own.st_ino};
+            .kind = CREATED, .dev = parent.st_dev, .ino = parent.st_ino, .own_ino = is_new ? own.st_ino : 0};
         pthread_mutex_lock(&lock);
         record.seq = next_seq++;
         append(&record, path, "", -1);

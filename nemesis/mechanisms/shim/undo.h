@@ -7,6 +7,7 @@
 #define SPLITBRAIN_UNDO_H
 
 #include <stdint.h>
+#include <sys/stat.h>
 #include <sys/types.h>
 
 int undo_is_on(void);
@@ -14,12 +15,12 @@ int undo_is_on(void);
 /* Before a change of a file's bytes [offset, offset + length), or of its length to `offset` (is_truncate). */
 void undo_before_write(int fd, off_t offset, uint64_t length, int is_truncate);
 
-/* Before and after a sync of a file or directory. */
+/* Before and after a sync of a file or directory; of everything under the root where `status` is NULL. */
 uint64_t undo_before_sync(void);
-void undo_after_sync(int fd, uint64_t begun);
+void undo_after_sync(const struct stat *status, uint64_t begun);
 
-/* After a file or directory was made. */
-void undo_after_create(const char *path);
+/* After a file or directory was made; `is_new` is 0 of one more name of a file that there was before. */
+void undo_after_create(const char *path, int is_new);
 
 /* Before an entry goes or is replaced: the file is kept under another name. */
 void undo_before_unlink(const char *path);

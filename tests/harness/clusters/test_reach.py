@@ -22,7 +22,7 @@ from harness.errors import OperatorError
 from harness.run_state import RunState
 from harness.systems.host_programs import HostPrograms
 from nemesis.clock import CLOCK
-from nemesis.disk import DISK_STALL
+from nemesis.disk import DISK_ERROR, DISK_STALL
 from nemesis.mechanisms.launcher_archive import why_no_clock, why_no_traps
 from nemesis.mechanisms.shim import why_no_shim
 from nemesis.power import POWER
@@ -126,7 +126,8 @@ def on_a_host(
         cluster = LocalCluster(
             node_count=1, run=run, work_dir=str(tmp_path / "work"), ports=[23921], mechanism=mechanism
         )
-        cluster.prepare({("disks", "stall-fsync"), ("disks", "power"), ("clocks", "wall"), ("processes", "kill")})
+        disks = {("disks", "stall-fsync"), ("disks", "error-write"), ("disks", "power")}
+        cluster.prepare({*disks, ("clocks", "wall"), ("processes", "kill")})
         await cluster.start()
         try:
             target = Target(cluster, argv(cluster.data_dir("n1")), multiprocess)
@@ -205,6 +206,50 @@ def test_a_running_program_that_cannot_be_given_a_filter_proves_nothing(
 
     static = programs["static"]
     on_a_host(tmp_path, command, scenario, mechanism="seccomp")
+
+
+WRITES_PAST = r"""
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+int main(int argc, char **argv)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/log", argv[1]);
+    int fd = open(path, O_RDWR | O_CREAT | O_APPEND, 0600);
+    for (int is_done = 0;; usleep(5000)) {
+        if (write(fd, "line\n", 5) == 5)
+            fsync(fd);
+        if (is_done || access(argv[2], F_OK) != 0)
+            continue;
+        dup2(fd, 77);
+        is_done = write(77, "past\n", 5) == 5;
+        close(77);
+    }
+}
+"""
+"""When it is told to, it gives its file one more number, writes by that, and takes it back."""
+
+
+def test_a_write_past_a_fault_disproves_it_also_when_its_descriptor_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "past.c").write_text(WRITES_PAST)
+    subprocess.run([str(COMPILER), "-static", "-o", str(tmp_path / "past"), str(tmp_path / "past.c")], check=True)
+    order = tmp_path / "order"
+
+    async def scenario(target: Target) -> None:
+        injection = fault(DISK_ERROR, "write@n1")
+        await DISK_ERROR.inject(target, injection)
+        proof = await DISK_ERROR.prove(target, injection)
+        met = await DISK_ERROR.prove_met(target, injection)
+        assert proof.proven and met.proven, (proof, met)
+        size_bytes = (Path(target.cluster.data_dir("n1")) / "log").stat().st_size
+        order.touch()
+        await wrote(target.cluster, more_than=size_bytes)
+        met = await DISK_ERROR.prove_met(target, injection)
+        assert not met.proven and "are not reported" in met.detail, met
+        await DISK_ERROR.heal(target, injection)
+
+    on_a_host(tmp_path, lambda data: [str(tmp_path / "past"), data, str(order)], scenario)
 
 
 def test_where_running_programs_cannot_be_given_filters_they_have_them_from_their_start(

@@ -21,6 +21,7 @@ NUMBER = 130
 CHILD = """
 import ctypes, os, subprocess, sys, threading, time
 root = sys.argv[1]
+libc = ctypes.CDLL(None, use_errno=True)
 fd = os.open(os.path.join(root, "file"), os.O_RDWR | os.O_CREAT)
 os.pwrite(fd, b"x" * 100, 0)
 def attempt(work):
@@ -35,12 +36,18 @@ def in_thread(work):
     thread.start()
     thread.join()
     return found[0]
+def sync_file_system(path):
+    other = os.open(path or root, os.O_RDONLY)
+    if libc.syncfs(other):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 def grow():
     os.pwrite(fd, b"x" * 10, os.fstat(fd).st_size)
 DO = {
     "sync": lambda _: attempt(lambda: os.fsync(fd)),
     "data-sync": lambda _: attempt(lambda: os.fdatasync(fd)),
     "thread-sync": lambda _: in_thread(lambda: os.fsync(fd)),
+    "file-system-sync": lambda path: attempt(lambda: sync_file_system(path)),
+    "sync-everything": lambda _: attempt(os.sync),
     "write": lambda _: attempt(lambda: os.pwrite(fd, b"y" * 10, 0)),
     "grow": lambda _: attempt(grow),
     "read": lambda _: attempt(lambda: os.pread(fd, 10, 0)),
@@ -67,6 +74,55 @@ for line in sys.stdin:
     name, _, argument = line.strip().partition(" ")
     print(DO[name](argument), flush=True)
 """
+
+RARE_CALLS = """
+import ctypes, json, os, sys
+root = sys.argv[1]
+def at(name):
+    return os.path.join(root, name)
+for name in ("file", "other"):
+    with open(at(name), "wb") as file:
+        file.write(b"x" * 100)
+os.mkdir(at("directory"))
+libc = ctypes.CDLL(None, use_errno=True)
+fd, other = os.open(at("file"), os.O_RDWR), os.open(at("other"), os.O_RDWR)
+outside, nowhere = os.open(sys.executable, os.O_RDONLY), os.open("/dev/null", os.O_WRONLY)
+ours, theirs = os.pipe()
+os.write(theirs, b"abc")
+def rename():
+    if libc.renameat2(-100, at("file").encode(), -100, at("renamed").encode(), 1):
+        raise OSError(ctypes.get_errno(), "")
+CALLS = {
+    "error-write": {
+        "sendfile": lambda: os.sendfile(fd, outside, 0, 3),
+        "splice": lambda: os.splice(ours, fd, 3, offset_dst=0),
+        "copy_file_range": lambda: os.copy_file_range(other, fd, 3, 0, 0),
+        "pwritev2": lambda: os.pwritev(fd, [b"x"], 0, os.RWF_DSYNC),
+        "truncate": lambda: os.truncate(at("file"), 50),
+        "posix_fallocate": lambda: os.posix_fallocate(fd, 0, 200),
+        "link": lambda: os.link(at("file"), at("linked")),
+        "symlink": lambda: os.symlink("file", at("symbolic")),
+        "rmdir": lambda: os.rmdir(at("directory")),
+        "renameat2": rename,
+    },
+    "error-read": {
+        "readv": lambda: os.readv(fd, [bytearray(4)]),
+        "preadv": lambda: os.preadv(fd, [bytearray(4)], 0),
+        "preadv2": lambda: os.preadv(fd, [bytearray(4)], 0, os.RWF_HIPRI),
+        "sendfile": lambda: os.sendfile(nowhere, fd, 0, 3),
+        "splice": lambda: os.splice(fd, theirs, 3, offset_src=0),
+    },
+}
+def attempt(work):
+    try:
+        work()
+        return "ok"
+    except OSError as error:
+        return os.strerror(error.errno)
+for line in sys.stdin:
+    print(json.dumps({name: attempt(work) for name, work in CALLS.get(line.strip(), {}).items()}), flush=True)
+"""
+"""Makes calls that few programs make, those that a fault of a name is about, and says in JSON what came of each."""
 
 OWN_FILTER = """
 import ctypes

@@ -25,6 +25,7 @@ def at(name):
 opened = {name: os.open(at(name), os.O_RDWR | os.O_CREAT) for name in ("old", "log")}
 DO = {
     "open": lambda name: opened.setdefault(name, os.open(at(name), os.O_CREAT | os.O_RDWR)),
+    "duplicate": lambda name: os.dup2(os.dup(opened[name]), 600),
     "append": lambda name, text: os.pwrite(opened[name], text.encode(), os.fstat(opened[name]).st_size),
     "sync": lambda name: os.fsync(opened[name]),
     "unlink": lambda name: os.unlink(at(name)),
@@ -80,6 +81,13 @@ def test_what_was_written_before_is_durable_and_what_was_not_synced_after_is_los
     else:
         assert left == {"log": "kept", "gone": "whole", "old": "before"}
         assert lost == [4, 10, 4] and os.listdir(program.undo) == []
+
+
+def test_one_more_number_for_a_file_is_no_change_of_it(program: Program) -> None:
+    program.keep_account()
+    do(program, "duplicate log")
+    assert program.count().recorded == 0
+    cut(program, "ext4")
 
 
 def test_an_account_that_was_ended_takes_nothing_and_the_next_one_begins_anew(program: Program) -> None:

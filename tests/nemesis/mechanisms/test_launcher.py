@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -26,7 +27,7 @@ from nemesis.mechanisms.launcher_archive import (
 )
 from nemesis.mechanisms.shim import CONTROL_BYTES, HostFaults
 from nemesis.target import ClockSkew
-from tests.nemesis.mechanisms.launched import DEADLINE_S, NUMBER, Program, wait_until
+from tests.nemesis.mechanisms.launched import DEADLINE_S, NUMBER, RARE_CALLS, Program, wait_until
 
 needs_traps = pytest.mark.skipif(why_no_traps() is not None, reason=str(why_no_traps()))
 needs_clock = pytest.mark.skipif(why_no_clock() is not None, reason=str(why_no_clock()))
@@ -56,7 +57,7 @@ def clocked(tmp_path: Path) -> Iterator[Program]:
 
 
 @needs_traps
-@pytest.mark.parametrize("call", ["sync", "data-sync", "thread-sync"])
+@pytest.mark.parametrize("call", ["sync", "data-sync", "thread-sync", "file-system-sync", "sync-everything"])
 def test_a_stalled_sync_returns_when_the_fault_is_over(program: Program, call: str) -> None:
     assert program.do(call) == "ok"
     assert program.count().met == 0
@@ -95,7 +96,11 @@ def test_a_slow_disk_takes_its_time_and_is_counted(program: Program) -> None:
 @pytest.mark.parametrize(
     ("kind", "failing", "working"),
     [
-        ("error-fsync", ["sync", "data-sync"], ["write", "grow", "read", "create new"]),
+        (
+            "error-fsync",
+            ["sync", "data-sync", "file-system-sync"],
+            ["write", "grow", "read", "create new", "file-system-sync /proc"],
+        ),
         ("error-write", ["write", "grow", "create new", "rename file"], ["sync", "read"]),
         ("error-read", ["read"], ["sync", "write"]),
     ],
@@ -107,6 +112,25 @@ def test_errors_hit_their_calls_only(program: Program, kind: str, failing: list[
     assert program.counters().failed == program.count().met == len(failing)
     program.mend()
     assert {program.do(call) for call in failing} == {"ok"}
+
+
+@needs_traps
+@pytest.mark.parametrize("attaches", [False, True])
+@pytest.mark.parametrize("kind", ["error-write", "error-read"])
+def test_errors_hit_calls_that_are_rare(tmp_path: Path, kind: str, attaches: bool) -> None:
+    if attaches and why_not_attached() is not None:
+        pytest.skip(str(why_not_attached()))
+    argv = [sys.executable, "-I", "-S", "-c", RARE_CALLS, str(tmp_path / "data")]
+    program = Program(tmp_path, argv, attaches=attaches)
+    try:
+        assert program.do("nothing") == "{}"
+        program.impair(kind)
+        outcomes = json.loads(program.do(kind))
+        assert set(outcomes.values()) == {"Input/output error"}, outcomes
+        assert program.count().failed == len(outcomes)
+    finally:
+        program.close()
+    wait_until(lambda: program.helpers() == {})
 
 
 @needs_traps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from nemesis.mechanisms.shim import (
     why_no_shim,
 )
 from nemesis.target import ClockSkew, DiskFault
+from tests.nemesis.mechanisms.launched import RARE_CALLS
 
 NO_SHIM = why_no_shim()
 needs_shim = pytest.mark.skipif(NO_SHIM is not None, reason=str(NO_SHIM))
@@ -34,16 +36,21 @@ needs_shim = pytest.mark.skipif(NO_SHIM is not None, reason=str(NO_SHIM))
 NUMBER = 66
 
 CHILD = """
-import os, sys, time
+import ctypes, mmap, os, sys, time
 root = sys.argv[1]
 path = os.path.join(root, "file")
 fd = os.open(path, os.O_RDWR | os.O_CREAT)
+libc = ctypes.CDLL(None, use_errno=True)
 def attempt(work):
     try:
         work()
         return "ok"
     except OSError as error:
         return error.strerror
+def sync_file_system(path):
+    fd = os.open(path, os.O_RDONLY)
+    if libc.syncfs(fd):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 for line in sys.stdin:
     word = line.split()
     if word[0] == "clock":
@@ -52,6 +59,13 @@ for line in sys.stdin:
         print(attempt(lambda: os.pwrite(fd, b"x" * 10, int(word[1]))), flush=True)
     elif word[0] == "sync":
         print(attempt(lambda: os.fsync(fd)), flush=True)
+    elif word[0] == "sync-file-system":
+        print(attempt(lambda: sync_file_system(word[1] if word[1:] else path)), flush=True)
+    elif word[0] == "sync-everything":
+        print(attempt(os.sync), flush=True)
+    elif word[0] == "map-sync":
+        mapped = mmap.mmap(fd, 0)
+        print(attempt(mapped.flush), flush=True)
     elif word[0] == "read":
         print(attempt(lambda: os.pread(fd, 10, 0)), flush=True)
     elif word[0] == "create":
@@ -64,7 +78,7 @@ for line in sys.stdin:
 class Child:
     """A Python under the shim that does what it is told, line by line."""
 
-    def __init__(self, directory: Path, *, program: int = 0) -> None:
+    def __init__(self, directory: Path, *, program: int = 0, script: str = CHILD) -> None:
         self.root = directory / "data"
         self.root.mkdir()
         self.control = directory / "control"
@@ -76,7 +90,7 @@ class Child:
             **os.environ, **shim_environment(str(library), str(self.control), str(self.root), program=program)
         }  # fmt: skip
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", CHILD, str(self.root)],
+            [sys.executable, "-I", "-S", "-c", script, str(self.root)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
         )  # fmt: skip
 
@@ -286,8 +300,9 @@ def test_what_was_built_from_other_sources_is_not_used(sources: Path, monkeypatc
     [
         ("full", {"write 0": "ok", "write 1000": "No space left on device", "sync": "ok", "read": "ok",
                   "create new": "No space left on device"}),
-        ("error-write", {"write 0": "Input/output error", "sync": "ok", "read": "ok"}),
-        ("error-fsync", {"write 0": "ok", "sync": "Input/output error", "read": "ok"}),
+        ("error-write", {"write 0": "Input/output error", "sync": "ok", "map-sync": "ok", "read": "ok"}),
+        ("error-fsync", {"write 0": "ok", "sync": "Input/output error", "map-sync": "Input/output error",
+                         "sync-file-system": "Input/output error", "read": "ok"}),
         ("error-read", {"write 0": "ok", "sync": "ok", "read": "Input/output error"}),
     ],
 )  # fmt: skip
@@ -303,8 +318,30 @@ def test_disks_refuse(child: Child, tmp_path: Path, kind: str, outcomes: dict[st
 
 
 @needs_shim
-@pytest.mark.parametrize(("kind", "stuck", "free"), [("stall-fsync", "sync", "write 0"), ("stall", "write 0", "read")])
+@pytest.mark.parametrize("kind", ["error-write", "error-read"])
+def test_errors_hit_calls_that_are_rare(tmp_path: Path, kind: str) -> None:
+    child = Child(tmp_path, script=RARE_CALLS)
+    try:
+        assert child.ask("nothing") == "{}"
+        child.impair(kind)
+        outcomes = json.loads(child.ask(kind))
+        assert set(outcomes.values()) == {"Input/output error"}, outcomes
+        assert parse_counters(child.control.read_bytes()).failed == len(outcomes)
+    finally:
+        child.process.kill()
+        child.process.communicate()
+
+
+@needs_shim
+@pytest.mark.parametrize(
+    ("kind", "stuck", "free"),
+    [
+        *(("stall-fsync", sync, "write 0") for sync in ("sync", "map-sync", "sync-file-system", "sync-everything")),
+        ("stall", "write 0", "read"),
+    ],
+)
 def test_disks_stall_until_they_are_mended(child: Child, kind: str, stuck: str, free: str) -> None:
+    assert child.ask("write 0") == "ok"
     child.impair(kind)
     assert child.ask(free) == "ok"
     child.tell(stuck)
@@ -314,6 +351,17 @@ def test_disks_stall_until_they_are_mended(child: Child, kind: str, stuck: str, 
         time.sleep(0.005)
     child.mend()
     assert child.answer() == "ok"
+
+
+@needs_shim
+def test_syncs_of_other_file_systems_are_left_alone(child: Child) -> None:
+    """And sync has no error to say: where syncs fail it is counted as failed."""
+    child.impair("error-fsync")
+    assert child.ask("sync-file-system /proc") == "ok"
+    assert parse_counters(child.control.read_bytes()).failed == 0
+    assert child.ask(f"sync-file-system {child.control}") == "Input/output error", "of the file system of the root"
+    assert child.ask("sync-everything") == "ok"
+    assert parse_counters(child.control.read_bytes()).failed == 2
 
 
 @needs_shim

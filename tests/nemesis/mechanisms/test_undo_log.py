@@ -30,7 +30,7 @@ every_whole_model = pytest.mark.parametrize("power_model", ["ext4", "posix"])
 """Those that leave nothing to chance."""
 
 PROGRAM = """
-import json, os, sys
+import ctypes, json, mmap, os, sys
 root, steps = sys.argv[1], json.loads(sys.argv[2])
 def at(name):
     return os.path.join(root, name)
@@ -50,11 +50,27 @@ for step in steps:
         fd = os.open(at(name), os.O_RDWR)
         os.ftruncate(fd, rest[0])
         os.close(fd)
+    elif kind == "truncate-path":
+        os.truncate(at(name), rest[0])
+    elif kind == "copy":
+        source, fd = os.open(at(name), os.O_RDONLY), os.open(at(rest[0]), os.O_WRONLY)
+        os.copy_file_range(source, fd, 100, 0, rest[1])
+        os.close(source)
+        os.close(fd)
+    elif kind == "link":
+        os.link(at(name), at(rest[0]))
     elif kind == "empty":
         os.close(os.open(at(name), os.O_WRONLY | os.O_TRUNC))
     elif kind == "sync":
         fd = os.open(at(name), os.O_RDONLY)
         os.fsync(fd)
+        os.close(fd)
+    elif kind == "map-sync":
+        fd = os.open(at(name), os.O_RDWR)
+        if os.fstat(fd).st_size:
+            mmap.mmap(fd, 0).flush()
+        else:
+            os.fsync(fd)
         os.close(fd)
     elif kind == "rename":
         os.replace(at(name), at(rest[0]))
@@ -64,6 +80,13 @@ for step in steps:
         fd = os.open(root, os.O_RDONLY)
         os.fsync(fd)
         os.close(fd)
+    elif kind == "sync-all":
+        fd = os.open(root, os.O_RDONLY)
+        if ctypes.CDLL(None).syncfs(fd):
+            raise OSError("syncfs")
+        os.close(fd)
+    elif kind == "sync-everything":
+        os.sync()
 os.kill(os.getpid(), 9)
 """
 
@@ -99,28 +122,34 @@ class ModelDisk:
         elif kind == "rename":
             self.names[rest[0]] = self.names.pop(name)
             self.changed_names(self.names[rest[0]])
+        elif kind == "link":
+            self.names[rest[0]] = self.names[name]
+            self.changed_names(self.names[name])
+        elif kind == "copy":
+            self.do("write", rest[0], rest[1], self.names[name].content.decode())
         elif kind == "unlink":
             self.names.pop(name)
             self.changed_names(None)
-        elif kind == "sync-names":
+        elif kind in ("sync-names", "sync-all", "sync-everything"):
             self.durable_names = dict(self.names)
             self.journal = [dict(self.names)]
             for file in self.names.values():
                 file.journaled = 0
+                file.durable = file.durable if kind == "sync-names" else file.content
         else:
             before = len(self.names[name].content)
             file = self.names[name]
             if kind == "write":
                 offset, data = rest[0], rest[1].encode()
-                padded = file.content.ljust(offset, b"\0")
+                padded = file.content.ljust(offset if data else 0, b"\0")
                 file.content = padded[:offset] + data + padded[offset + len(data) :]
             elif kind == "append":
                 file.content += rest[0].encode()
-            elif kind == "truncate":
+            elif kind in ("truncate", "truncate-path"):
                 file.content = file.content[: rest[0]].ljust(rest[0], b"\0")
             elif kind == "empty":
                 file.content = b""
-            elif kind == "sync":
+            elif kind in ("sync", "map-sync"):
                 file.durable = file.content
                 if self.has_journal and file.journaled:
                     reached = file.journaled
@@ -128,7 +157,7 @@ class ModelDisk:
                     del self.journal[:reached]
                     for other in self.names.values():
                         other.journaled = max(0, other.journaled - reached)
-            if len(file.content) > before or kind in ("truncate", "empty"):
+            if len(file.content) > before or kind in ("truncate", "truncate-path", "empty"):
                 file.journaled = len(self.journal) - 1
 
     def after_power_cut(self) -> dict[str, bytes]:
@@ -149,13 +178,15 @@ def programs(draw: Any) -> list[list[Any]]:
     steps: list[list[Any]] = []
     for _ in range(draw(st.integers(1, 14))):
         free = sorted(set(NAMES) - present)
-        kinds = ["sync-names"]
+        kinds = ["sync-names", "sync-all"]
         if present:
-            kinds += ["write", "append", "truncate", "empty", "sync", "sync", "rename", "unlink"]
+            kinds += ["write", "append", "truncate", "truncate-path", "empty", "sync", "map-sync", "rename", "unlink"]
+        if len(present) > 1:
+            kinds.append("copy")
         if free:
             kinds.append("create")
         kind = draw(st.sampled_from(kinds))
-        if kind == "sync-names":
+        if kind in ("sync-names", "sync-all"):
             steps.append([kind, ""])
             continue
         name = draw(st.sampled_from(free if kind == "create" else sorted(present)))
@@ -164,8 +195,10 @@ def programs(draw: Any) -> list[list[Any]]:
             step += [draw(st.integers(0, 12)), draw(data)]
         elif kind == "append":
             step.append(draw(data))
-        elif kind == "truncate":
+        elif kind in ("truncate", "truncate-path"):
             step.append(draw(st.integers(0, 12)))
+        elif kind == "copy":
+            step += [draw(st.sampled_from(sorted(present - {name}))), draw(st.integers(0, 12))]
         elif kind == "rename":
             step.append(draw(st.sampled_from([other for other in NAMES if other != name])))
             present = (present - {name}) | {step[2]}
@@ -271,6 +304,16 @@ def test_a_synced_new_file_comes_back_when_what_replaced_it_is_taken_back(keeper
 
 
 @every_keeper
+@every_whole_model
+@pytest.mark.parametrize("sync", ["sync-all", "sync-everything"])
+def test_a_sync_of_everything_leaves_nothing_to_lose_but_what_came_after(
+    keeper: str, power_model: str, sync: str
+) -> None:
+    before = [["create", "c"], ["append", "c", "kept"], ["append", "a", "kept"], ["unlink", "b"]]
+    check_against_model(keeper, power_model, [*before, [sync, ""], ["append", "c", "lost"], ["rename", "a", "b"]])
+
+
+@every_keeper
 def test_a_new_file_that_was_synced_has_its_name_but_for_posix(keeper: str, tmp_path: Path) -> None:
     steps = [["create", "c"], ["append", "c", "kept"], ["sync", "c"]]
     for power_model, kept in (("ext4", {"c": b"kept"}), ("torn", {"c": b"kept"}), ("posix", {})):
@@ -327,6 +370,67 @@ def test_torn_data_takes_every_form_that_it_can(keeper: str, tmp_path: Path) -> 
 
 
 @every_keeper
+@every_whole_model
+@pytest.mark.parametrize("is_synced", [False, True])
+def test_one_more_name_of_a_file_is_lost_and_so_is_what_was_written_to_it(
+    keeper: str, power_model: str, is_synced: bool
+) -> None:
+    """It is no new file: changes before it got the name are of it as well."""
+    steps = [["append", "a", "lost"], ["link", "a", "c"], *([["sync", "a"]] if is_synced else [])]
+    check_against_model(keeper, power_model, steps)
+
+
+WRITTEN = {
+    "sendfile": "os.sendfile(b, a, 2, 3)",
+    "splice": "os.write(into, b'xyz'); os.splice(out, b, 3, offset_dst=1)",
+    "splice where it stands": "os.write(into, b'xyz'); os.lseek(b, 2, 0); os.splice(out, b, 3)",
+    "pwritev2": "os.pwritev(b, [b'x', b'yz'], 1, os.RWF_HIPRI)",
+    "pwritev2 where it stands": "os.lseek(b, 3, 0); os.pwritev(b, [b'xyz'], -1, os.RWF_HIPRI)",
+    "pwritev2 at the end": "os.pwritev(b, [b'xyz'], 0, os.RWF_APPEND)",
+    "fallocate": "os.posix_fallocate(b, 0, 100)",
+    "symlink": "os.symlink('a', os.path.join(sys.argv[1], 'c'))",
+    "renameat2": "rename(b'a', b'c', 0)",
+    "renameat2 of two": "rename(b'a', b'b', 2)",
+}
+"""What a program may do to file b, open under that name, and to the names beside it."""
+
+
+@every_keeper
+@pytest.mark.parametrize("how", WRITTEN)
+def test_what_is_written_by_rare_calls_is_lost(keeper: str, how: str, tmp_path: Path) -> None:
+    first = {"a": b"old a", "b": b"old b"}
+    host = Host(str(tmp_path), first, keeper)
+    script = (
+        "import ctypes, os, sys\n"
+        "a, b = (os.open(os.path.join(sys.argv[1], name), os.O_RDWR) for name in 'ab')\n"
+        "out, into = os.pipe()\n"
+        "def rename(one, other, flags):\n"
+        "    root = os.fsencode(sys.argv[1]) + b'/'\n"
+        "    assert ctypes.CDLL(None).renameat2(-100, root + one, -100, root + other, flags) == 0\n"
+        f"{WRITTEN[how]}\n"
+    )
+    host.start(script, host.data).check_returncode()
+    assert host.files() != first
+    assert host.take_back("ext4")[0] >= 1
+    assert host.files() == first
+
+
+@every_keeper
+@pytest.mark.parametrize("flag", ["RWF_DSYNC", "RWF_SYNC"])
+def test_a_write_that_asks_to_be_durable_is(keeper: str, flag: str, tmp_path: Path) -> None:
+    host = Host(str(tmp_path), {"a": b"old a", "b": b"old b"}, keeper)
+    script = (
+        "import os, sys\n"
+        "a, b = (os.open(os.path.join(sys.argv[1], name), os.O_RDWR) for name in 'ab')\n"
+        "os.pwrite(a, b'lost', 0)\n"
+        f"os.pwritev(b, [b'kept'], 0, os.{flag})\n"
+    )
+    host.start(script, host.data).check_returncode()
+    host.take_back("ext4")
+    assert host.files() == {"a": b"old a", "b": b"keptb"}
+
+
+@every_keeper
 def test_losses_are_counted(keeper: str, tmp_path: Path) -> None:
     host = Host(str(tmp_path), {"a": b"12345"}, keeper)
     host.run([["append", "a", "durable"], ["sync", "a"], ["append", "a", "lost"], ["write", "a", 0, "xx"]])
@@ -335,21 +439,22 @@ def test_losses_are_counted(keeper: str, tmp_path: Path) -> None:
 
 
 @every_keeper
-def test_a_long_log_is_compacted_and_forgets_nothing(keeper: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sync", ["os.fsync(a)", "ctypes.CDLL(None).syncfs(a)"])
+def test_a_long_log_is_compacted_and_forgets_nothing(keeper: str, sync: str, tmp_path: Path) -> None:
     host = Host(str(tmp_path), {"a": b"", "b": b"durable"}, keeper)
     script = (
-        "import os, sys\n"
+        "import ctypes, os, sys\n"
         "a, b = (os.open(os.path.join(sys.argv[1], name), os.O_RDWR) for name in 'ab')\n"
-        "os.pwrite(b, b'LOST', 0)\n"
+        "os.pwrite(b, b'FIRST', 0)\n"
         "for number in range(60):\n"
         "    os.pwrite(a, bytes([number]) * (1 << 20), 0)\n"
-        "    os.fsync(a)\n"
+        f"    {sync}\n"
     )
     host.start(script, host.data).check_returncode()
     assert Path(host.undo, "log").stat().st_size < 20 << 20
     assert parse_counters(Path(host.control).read_bytes()).undo_overflow == 0
     host.take_back("ext4")
-    assert host.files() == {"a": bytes([59]) * (1 << 20), "b": b"durable"}
+    assert host.files() == {"a": bytes([59]) * (1 << 20), "b": b"durable" if "fsync" in sync else b"FIRSTle"}
 
 
 @every_keeper
