@@ -30,8 +30,8 @@ __all__ = ["faults_of", "judge"]
 Event = Mapping[str, Any]
 
 AFTERMATH_NS = 1_000_000_000
-"""Behind the end of a fault, for what it brings about: a lead that is given away is over at once, the election that follows
-is not."""
+"""Behind the end of a fault, for what it brings about: giving the lead away is over at once, the election behind it is
+not."""
 MAX_NAMED_EXITS = 3
 """Unexpected exits that the sentence on top names; results.json has all."""
 

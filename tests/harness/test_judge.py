@@ -144,9 +144,11 @@ def test_a_kind_of_operations_of_which_none_succeeded_leaves_the_verdict_unknown
 
 
 def client_events(*told: tuple[int, str, str, Any]) -> list[dict[str, Any]]:
-    """Operations of one process, each told as (index of its invocation, f, type of its completion, value)."""
+    """Operations of one process, each told as (index of its invocation, f, type of its completion, value). Transactions
+    have their keys in their steps."""
     return [
-        {"index": at + step, "time": at + step, "process": 0, "type": kind, "f": f, "key": 0, "value": value}
+        {"index": at + step, "time": at + step, "process": 0, "type": kind, "f": f, "value": value}
+        | ({} if f == "txn" else {"key": 0})
         for at, f, completion, value in told
         for step, kind in enumerate(("invoke", completion))
     ]
