@@ -173,16 +173,16 @@ def _untested(workload: Workload, clients: Sequence[Event], load: int | None) ->
     which are the first `load` events, where that is known."""
     if not any(event["type"] == "ok" for event in clients):
         return  # which is said of the run as a whole
-    said = False
+    said: set[str] = set()
     phases = {"": clients} if load is None else {" under load": clients[:load], " at the end": clients[load:]}
     for when, part in phases.items():
         for f, counts in counts_by_f(part).items():
-            if not counts.get("ok"):
+            if not counts.get("ok") and f not in said:
                 errors = Counter(_error_class(e["error"]) for e in part if e["f"] == f and "error" in e)
                 why = _most_frequent(dict(errors.most_common(1)))
                 total = sum(counts.values())
                 yield f"of {total} operations {f}{when} none succeeded, so nothing was tested of them{why}"
-                said = True
+                said.add(f)
     if said or not isinstance(workload, TellsWrites):
         return
     if not any(event["type"] == "ok" and workload.is_write(event["f"], event.get("value")) for event in clients):
