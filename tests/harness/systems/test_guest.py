@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -17,11 +19,16 @@ import pytest
 
 from harness import registry
 from harness.clusters.local import LocalCluster
+from harness.clusters.strays import member_of
 from harness.errors import OperatorError
+from harness.faults.target import RunTarget
+from harness.process_table import ProcessId
 from harness.run_state import RunState
 from harness.sdk.host import listening_ports
 from harness.sdk.plugin import PluginError
 from harness.systems import guest
+from nemesis.process import KILL, PAUSE
+from nemesis.protocol import Nemesis
 from nemesis.target import DOWN, PAUSED, RUNNING
 
 pytestmark = pytest.mark.cluster
@@ -142,6 +149,38 @@ def test_two_programs_a_host_are_started_struck_and_brought_back(
 
     asyncio.run(main())
     assert (tmp_path / "nodes" / "n1" / "some.own").read_text() == "kept"
+
+
+ASTRAY = """
+    def programs(self, host):
+        def serve(port):
+            return [host.python, "-c", SERVE, host.ip, str(self.ports[port]), host.path("greeting")]
+        return {"kv": ["sh", "-c", '(env -i setsid "$@" &); exec sleep 600', "sh", *serve("client")],
+                "guard": serve("other")}
+"""
+"""A server that its wrapper gives away, as a daemon with nothing of its environment, and stays itself."""
+
+
+@pytest.mark.parametrize(("nemesis", "variant"), [(KILL, "sigkill@n1"), (PAUSE, "sigstop@n1")])
+def test_a_fault_is_not_proven_while_a_daemon_that_was_given_away_serves(
+    write: Write, run_state: RunState, tmp_path: Path, nemesis: Nemesis, variant: str
+) -> None:
+    async def main() -> None:
+        async with system_of(write(ASTRAY), run_state, tmp_path, 2) as system:
+            target = RunTarget(system._cluster, system)
+            planned = await nemesis.plan(target, random.Random(1), fault_id="f1", variant=variant)
+            await nemesis.inject(target, planned)
+            for proof in (await nemesis.prove(target, planned), await nemesis.prove_met(target, planned)):
+                assert not proof.proven and re.match(r"process \d+ \(\w.*\) of n1 runs on", proof.detail), proof
+            [stray] = await system._cluster.strays("n1")
+            os.kill(stray.pid, signal.SIGSTOP if nemesis is PAUSE else signal.SIGKILL)
+            while not ((now := member_of(ProcessId(*stray[:2]))) is None or now.letter == "T"):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            for proof in (await nemesis.prove(target, planned), await nemesis.prove_met(target, planned)):
+                assert proof.proven, proof
+
+    asyncio.run(main())
+    assert not run_state.claims
 
 
 def test_a_setting_reaches_system_and_clients(write: Write, run_state: RunState, tmp_path: Path) -> None:
