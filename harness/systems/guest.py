@@ -554,18 +554,25 @@ class GuestSystem:
         return [name for _, name in sorted(leading, key=lambda pair: -pair[0])]
 
     async def status(self, host: str, *, timeout_s: float) -> Mapping[str, str] | None:
-        """What the plug-in's `status` says; without one, a host answers whose programs run and listen."""
+        """What the plug-in's `status` says; without one, a host answers whose programs run and listen, and one on which
+        somebody still listens though they have all ended."""
         if self.tells_leader:
             status = await self._status(self._hosts[host], timeout_s)
             return None if status is None else _as_words(status)
         process = self._processes.get(host)
         try:
             async with asyncio.timeout(timeout_s):
+                if process is not None and process.exit_status() is not None:
+                    return {} if await self._is_listened_on(self._hosts[host]) else None
                 if process is None or process.ended or await process.state() == PAUSED:
                     return None
                 return {} if await self._is_ready(self._hosts[host]) else None
         except TimeoutError:
             return None
+
+    async def _is_listened_on(self, host: Host) -> bool:
+        """Whether anybody listens on any of a host's ports."""
+        return any([await host.listens([port]) for port in host.port_names])
 
     async def _status(self, host: Host, timeout_s: float) -> Status | None:
         self._unanswered.pop(host.name, None)

@@ -161,6 +161,18 @@ ASTRAY = """
 """A server that its wrapper gives away, as a daemon with nothing of its environment, and stays itself."""
 
 
+def test_who_serves_on_after_the_programs_have_ended_is_no_silence(
+    write: Write, run_state: RunState, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with system_of(write(ASTRAY), run_state, tmp_path, 1) as system:
+            await system.process("n1").kill()
+            assert await system.process("n1").state() == DOWN
+            assert await system.status("n1", timeout_s=5.0) == {}
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(("nemesis", "variant"), [(KILL, "sigkill@n1"), (PAUSE, "sigstop@n1")])
 def test_a_fault_is_not_proven_while_a_daemon_that_was_given_away_serves(
     write: Write, run_state: RunState, tmp_path: Path, nemesis: Nemesis, variant: str
