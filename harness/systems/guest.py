@@ -323,6 +323,10 @@ class GuestSystem:
         found = self._call_plainly(method, host)
         if not isinstance(found, Mapping) or not all(isinstance(value, str | bytes) for value in found.values()):
             raise self._wrong(method, f"{method}({host.name}) returned {found!r:.80} and no mapping of names to texts")
+        for name, text in found.items():
+            if isinstance(text, str) and _has_surrogates(text):
+                what = f"{method}({host.name}) has half a character under {name!r}, which UTF-8 cannot hold"
+                raise self._wrong(method, f"{what}: {text!r:.80}")
         return found
 
     def _files_of(self, host: Host) -> Mapping[str, Any]:
@@ -579,7 +583,11 @@ class GuestSystem:
         try:
             async with asyncio.timeout(timeout_s):
                 found: Any = await self._system.status(host)
-            if found is None or isinstance(found, Status):
+            if found is None:
+                return None
+            if isinstance(found, Status):
+                if (problem := _status_problem(found)) is not None:
+                    raise self._wrong("status", f"status({host.name}) returned a Status whose {problem}")
                 return found
             raise self._wrong("status", f"status({host.name}) returned {found!r:.80} and neither a Status nor None")
         except (Exception, SystemExit) as error:
@@ -785,6 +793,25 @@ class _Unread:
 def _as_text(state: Any) -> str:
     """What a replica holds, as text that is equal where that is."""
     return json.dumps(state, sort_keys=True)
+
+
+def _has_surrogates(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _status_problem(status: Status) -> str | None:
+    """Which field of a Status is not what it must be, in words; None where all are."""
+    kinds = {
+        "leads": (bool, "neither True nor False"),
+        "term": (int, "no whole number"),
+        "end": (int, "no whole number"),
+    }
+    for name, (kind, words) in kinds.items():
+        value: Any = getattr(status, name)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            return f"{name} is {value!r:.80} and {words}"
+    facts: Any = status.facts
+    return None if facts is None or isinstance(facts, Mapping) else f"facts are {facts!r:.80} and no mapping"
 
 
 def _as_words(status: Status) -> dict[str, str]:

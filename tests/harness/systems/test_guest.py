@@ -416,6 +416,10 @@ def test_a_state_that_cannot_be_compared_is_the_plug_ins(
             r"^mine.py:\d+: n1 not ready within 0.2 s: on n1 nothing listens on client \(27000\), other \(27001\)$",
         ),
         ("def files(self, host):\n    return {'x': 3}", r"files\(n1\) returned {'x': 3} and no mapping"),
+        (
+            "def files(self, host):\n    return {'x': '\\ud800'}",
+            r"^mine.py:\d+: files\(n1\) has half a character under 'x'",
+        ),
         ("def files(self, host):\n    return {'/x': ''}", r"^mine.py:\d+: files\(n1\) names '/x', which is not below"),
         ("def files(self, host):\n    return {'a/../../x': ''}", r"names 'a/../../x', which is not below host.data$"),
         ("async def setup(self, host):\n    await host.run('false')", r"setup\(n1\) raised CommandFailed: n1: false"),
@@ -425,6 +429,14 @@ def test_a_state_that_cannot_be_compared_is_the_plug_ins(
             r"^mine.py:\d+: start_together raised OSError: no$",
         ),
         ("async def status(self, host):\n    return True", r"^mine.py:\d+: status\(n1\) returned True and neither"),
+        (
+            "async def status(self, host):\n    return Status(leads='yes')",
+            r"^mine.py:\d+: status\(n1\) returned a Status whose leads is 'yes' and neither True nor False$",
+        ),
+        (
+            "async def status(self, host):\n    return Status(leads=True, term='3')",
+            r"^mine.py:\d+: status\(n1\) returned a Status whose term is '3' and no whole number$",
+        ),
         ("async def status(self, host):\n    return self.nothing", r"^mine.py:\d+: status\(n1\) raised AttributeError"),
         (
             "ready_timeout_s = 5.0\nasync def status(self, host):\n    return {}['rolle']",
