@@ -60,6 +60,8 @@ TypeError, too."""
 
 ADDRESS_HINT = " (hosts of --cluster local share this machine: have the program listen on host.listen(port) alone)"
 
+FOREGROUND_HINT = " (if it goes into the background: keep it in the foreground)"
+
 MAX_STATE_CHARS = 300
 """Of a replica's state that is quoted where replicas differ."""
 
@@ -389,7 +391,7 @@ class GuestSystem:
             if (problem := self._processes[name].first_problem()) is not None:
                 await asyncio.sleep(POLL_S)  # its last lines are on their way
                 quoted = self._quoted(name)
-                hint = ADDRESS_HINT if "address already in use" in quoted.lower() else ""
+                hint = ADDRESS_HINT if "address already in use" in quoted.lower() else _foreground_hint(problem)
                 raise self._wrong(self._starter, f"{problem} while starting{quoted}{hint}")
 
     async def _wait_for_leader(self, deadline_s: float) -> None:
@@ -641,7 +643,7 @@ class GuestSystem:
         found: dict[str, str] = {}
         for name, process in self._processes.items():
             if (problem := process.first_problem()) is not None:
-                found[name] = problem
+                found[name] = f"{problem}{_foreground_hint(problem)}"
             elif await process.state() == PAUSED:
                 found[name] = f"the programs of {name} are stopped"
         for name, host in self._hosts.items():
@@ -793,6 +795,10 @@ class _Unread:
 def _as_text(state: Any) -> str:
     """What a replica holds, as text that is equal where that is."""
     return json.dumps(state, sort_keys=True)
+
+
+def _foreground_hint(problem: str) -> str:
+    return FOREGROUND_HINT if problem.endswith(" status 0") else ""
 
 
 def _has_surrogates(text: str) -> bool:
