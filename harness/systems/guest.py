@@ -157,6 +157,8 @@ class GuestSystem:
         """What the replicas held in the end; None where nobody asked, or they never agreed to answer."""
         self._unanswered: dict[str, Exception | SystemExit] = {}
         """Host -> what its `status` raised when it was last asked."""
+        self._unready: dict[str, BaseException] = {}
+        """Host -> what its `ready` raised when it was last asked."""
         self._is_apart = False
         """Whether replicas have had the whole time of a recovery to become equal, and did not."""
         self._is_stopped = False
@@ -419,7 +421,7 @@ class GuestSystem:
 
     async def _why_not_ready(self, names: Sequence[str]) -> str:
         system, name = self._system, names[0]
-        wanted = "ready(host) did not say that it serves"
+        wanted = self._why_unready(name) or "ready(host) did not say that it serves"
         if type(system).ready is System.ready:
             wanted = f"its programs never printed {system.ready_line!r}"
             if system.ready_line is None:
@@ -439,16 +441,23 @@ class GuestSystem:
         system = self._system
         if system.ready_line is not None and type(system).ready is System.ready:
             return await self._has_printed(host, system.ready_line)
+        self._unready.pop(host.name, None)
         try:
             async with asyncio.timeout(QUESTION_TIMEOUT_S):
                 return bool(await system.ready(host))
-        except _MISTAKES as error:
-            if is_starting:
-                raise self._blame(error, f"ready({host.name})") from None
-            return False
         except (Exception, SystemExit) as error:
+            if is_starting and isinstance(error, _MISTAKES):
+                raise self._blame(error, f"ready({host.name})") from None
             logger.debug("ready(%s): %s", host.name, error)
+            self._unready[host.name] = error
             return False
+
+    def _why_unready(self, name: str) -> str:
+        """What the plug-in's own `ready` raised when it was last asked, in words; empty where it raised nothing."""
+        error = self._unready.get(name)
+        if error is None or type(self._system).ready is System.ready:
+            return ""
+        return str(self._blame(error, f"ready({name})"))
 
     async def _has_printed(self, host: Host, line: str) -> bool:
         """Whether a program of a host has printed a line since it was last started."""
@@ -648,7 +657,7 @@ class GuestSystem:
                 found[name] = f"the programs of {name} are stopped"
         for name, host in self._hosts.items():
             if name in self._processes and name not in found and not await self._is_ready(host):
-                found[name] = f"{name} runs and is not ready"
+                found[name] = ": ".join(filter(None, [f"{name} runs and is not ready", self._why_unready(name)]))
         if self.tells_leader:
             statuses = {host.name: await self._status(host, STATUS_TIMEOUT_S) for host in self._system.hosts}
             self._final = {name: _as_words(status) for name, status in statuses.items() if status is not None}
