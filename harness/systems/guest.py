@@ -728,7 +728,8 @@ class GuestSystem:
         other = next((name for name in texts if texts[name] != texts[first]), None)
         if other is None:
             return {"replicas": CheckOutcome(True, f"{len(texts)} replicas hold the same")}
-        quoted = " and ".join(f"{name} holds {texts[name][:MAX_STATE_CHARS]}" for name in (first, other))
+        at = _first_difference(texts[first], texts[other])
+        quoted = " and ".join(f"{name} holds {_around(texts[name], at)}" for name in (first, other))
         return {"replicas": CheckOutcome(False, f"replicas differ: {quoted}")}
 
     def _keep_logs(self) -> None:
@@ -808,6 +809,18 @@ def _as_text(state: Any) -> str:
 
 def _foreground_hint(problem: str) -> str:
     return FOREGROUND_HINT if problem.endswith(" status 0") else ""
+
+
+def _first_difference(one: str, other: str) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (here, there) in pairs if here != there), min(len(one), len(other)))
+
+
+def _around(text: str, at: int) -> str:
+    """What is about a place of a text, of `MAX_STATE_CHARS` at most."""
+    begin = max(0, at - MAX_STATE_CHARS // 3)
+    piece = text[begin : begin + MAX_STATE_CHARS]
+    return f"{'...' if begin else ''}{piece}{'...' if begin + len(piece) < len(text) else ''}"
 
 
 def _has_surrogates(text: str) -> bool:

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from harness import registry
 from harness.clusters.local import LocalCluster
@@ -228,6 +230,8 @@ def test_commands_on_a_host_setup_and_a_line_to_wait_for(write: Write, run_state
     outcome = asyncio.run(main("!"))["replicas"]
     assert outcome.valid is False
     assert outcome.reason == 'replicas differ: n1 holds "set up" and n2 holds "set up!"'
+    reason = asyncio.run(main("!" * 1000))["replicas"].reason
+    assert reason == f'replicas differ: n1 holds "set up" and n2 holds "set up{"!" * 293}...'
 
 
 def test_a_line_to_wait_for_is_waited_for_anew_after_a_restart(
@@ -562,3 +566,13 @@ def test_the_plugin_is_told_of_the_end_where_nothing_was_started(
         assert system._system.ended == 1
 
     asyncio.run(main())
+
+
+@given(st.text(max_size=2000), st.text("ab", max_size=2), st.text("cd", max_size=2), st.text(max_size=2000))
+def test_where_replicas_differ_is_quoted(same: str, one: str, other: str, rest: str) -> None:
+    assume(one != other)
+    texts = (f"{same}{one}{rest}", f"{same}{other}{rest}")
+    assume(texts[0] != texts[1])
+    quoted = [guest._around(text, guest._first_difference(*texts)) for text in texts]
+    assert quoted[0] != quoted[1]
+    assert all(len(quote) <= guest.MAX_STATE_CHARS + len("......") for quote in quoted)
