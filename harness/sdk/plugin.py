@@ -17,12 +17,13 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
-from harness import registry
 from harness.clusters.base import CLIENTS_HOST
 from harness.errors import OperatorError, nearest
+from harness.plugin_files import split_file
 from harness.sdk.client import CAPABILITIES, TOGETHER, Client
 from harness.sdk.install import BySetting, Recipe
 from harness.sdk.system import System
@@ -73,7 +74,7 @@ class Plugin:
 
 def load_file(name: str) -> Plugin:
     """The plug-in in FILE.py, of the only system in it or, for FILE.py:CLASS, of that one. Raises PluginError."""
-    path, _, class_name = name.partition(":")
+    path, class_name = split_file(name)
     if not os.path.isfile(path):
         raise PluginError(f"{path}: there is no such file")
     stem = os.path.basename(path).removesuffix(SUFFIX)
@@ -248,12 +249,12 @@ def _plain_problems(cls: type[System]) -> Iterator[str]:
 
 def _cannot_problems(cls: type[System]) -> Iterator[str]:
     """Which nemeses, or forms of one, a system says that it cannot have, and that there are not."""
-    known = registry.names("nemeses")
+    known = {point.name: point for point in entry_points(group="splitbrain.nemeses")} if cls.cannot else {}
     for key, _ in _pairs(cls, "cannot") if known else ():
         name, _, form = str(key).partition("=")
         if name not in known:
             yield f"{source_line(cls)}: cannot has {key!r}, which is no nemesis{nearest(name, known)}"
-        elif form and isinstance(nemesis := registry.load("nemeses", name), HasForms) and form not in nemesis.forms:
+        elif form and isinstance(nemesis := known[name].load(), HasForms) and form not in nemesis.forms:
             yield f"{source_line(cls)}: cannot has {key!r}, which is no form of {name}{nearest(form, nemesis.forms)}"
 
 

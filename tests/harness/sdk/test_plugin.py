@@ -109,7 +109,7 @@ def test_what_a_system_is_made_from_is_not_taken_for_another_one(write: Write) -
          r"^mine.py:3: cannot has 'kill=terminat', which is no form of kill \(did you mean terminate\?\)$"),
         (GOOD_SYSTEM + "    extra_hosts = 'directory'\n" + GOOD_CLIENT, "^mine.py:3: extra_hosts is one text and"),
         (GOOD_SYSTEM + "    extra_hosts = ('n1',)\n" + GOOD_CLIENT, "^mine.py:3: extra_hosts has 'n1' and no name"),
-        (GOOD_SYSTEM + "    extra_hosts = ('a', 'a')\n" + GOOD_CLIENT, "^mine.py:3: extra_hosts has 'a' and no name of"),
+        (GOOD_SYSTEM + "    extra_hosts = ('a', 'a')\n" + GOOD_CLIENT, "^mine.py:3: extra_hosts has 'a' and no name"),
         (GOOD_SYSTEM + "    def __init__(self, x):\n        pass\n" + GOOD_CLIENT, "Mine must be made without"),
         (GOOD_SYSTEM + GOOD_CLIENT.replace("self, key", "self"), r"^mine.py:9: Talk.read must take \(self, key\)"),
         (GOOD_SYSTEM + GOOD_CLIENT.replace("async def", "def"), "^mine.py:9: Talk.read must be async$"),
@@ -157,6 +157,16 @@ def test_a_member_whose_name_is_nearly_one_that_is_looked_at_is_told(write: Writ
 @pytest.mark.parametrize("name", COMES_ALONG)
 def test_the_systems_that_come_along_have_no_such_member(name: str) -> None:
     assert list(hints_of(registry.load("systems", name).plugin.system_class)) == []
+
+
+def test_a_directory_may_have_a_colon(tmp_path: Path) -> None:
+    path = tmp_path / "a:b" / "mine.py"
+    path.parent.mkdir()
+    path.write_text(f"{HEAD}{GOOD_SYSTEM}{GOOD_CLIENT}")
+    for name in (str(path), f"{path}:Mine"):
+        assert registry.is_file(name)
+        assert load_file(name).system_class.__name__ == "Mine"
+    assert registry.short_name(f"{path}:Mine") == "mine-Mine"
 
 
 def test_a_file_that_is_not_there() -> None:
