@@ -1,9 +1,9 @@
 """`harness clean`: remove what killed harnesses left behind, and nothing else.
 
 What a run may have left is in its state (see harness.run_state) and on its processes, which carry the run's
-id in their environment. Everything is checked to be ours before it is touched: a process by its start time
-or its environment, a directory by its name and owner, a socket by its type, a mount by its source. Runs
-whose harness still lives are left alone. Cleaning twice does nothing the second time.
+id in their environment. Everything is checked to be ours before it is touched: a process by its start time,
+its environment or its control group, a directory by its name and owner, a socket by its type, a mount by its source.
+Runs whose harness still lives are left alone. Cleaning twice does nothing the second time.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from harness.clusters.remote_cleanup import REMOTE_REMOVERS, CannotRemove, Unrea
 from harness.process_table import (
     ProcessId,
     find_processes,
+    is_in_group,
     is_in_namespace,
     kill_until_gone,
     marked_with,
@@ -373,7 +374,9 @@ class _RunCleaner:
         return [ProcessId(record.pid, record.start_ticks)]
 
     def _marked_or_claimed(self) -> list[ProcessId]:
-        found = find_processes(marked_with(run_state.RUN_VARIABLE, self._run_id))
+        in_groups = is_in_group(lambda name: _run_of_group(name) == self._run_id)
+        marked = marked_with(run_state.RUN_VARIABLE, self._run_id)
+        found = find_processes(lambda pid: marked(pid) or in_groups(pid))
         if self._record.same_boot:
             for claim in self._claims(run_state.KIND_PROCESS):
                 start_ticks = claim.details.get("start_ticks")

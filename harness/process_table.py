@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from harness.pidfds import pidfd_open, pidfd_send_signal
 from harness.run_state import living_thread, process_start_ticks
 
-__all__ = ["ProcessId", "find_processes", "is_in_namespace", "kill_until_gone", "marked_with", "variable_of"]
+__all__ = [
+    "ProcessId",
+    "find_processes",
+    "is_in_group",
+    "is_in_namespace",
+    "kill_until_gone",
+    "marked_with",
+    "variable_of",
+]
 
 _POLL_S = 0.05
 
@@ -88,6 +96,20 @@ def is_in_namespace(identity: tuple[int, int]) -> Callable[[int], bool]:
         except OSError:
             return False
         return (status.st_dev, status.st_ino) == identity
+
+    return matches
+
+
+def is_in_group(is_ours: Callable[[str], bool]) -> Callable[[int], bool]:
+    """Whether a process is in or below a control group, of any hierarchy, for whose name `is_ours` is true."""
+
+    def matches(pid: int) -> bool:
+        try:
+            with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="surrogateescape") as file:
+                paths = [line.rstrip("\n").split(":", 2)[2] for line in file]
+        except OSError:
+            return False
+        return any(is_ours(name) for path in paths for name in path.split("/"))
 
     return matches
 

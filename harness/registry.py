@@ -22,6 +22,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from harness.errors import OperatorError, nearest
+from harness.plugin_files import is_file, split_file
 
 __all__ = ["DEFAULT_SYSTEM", "KINDS", "Broken", "is_file", "load", "load_all", "names", "survey"]
 
@@ -38,14 +39,9 @@ KINDS: Mapping[str, str] = {
 """Kind -> what one of them is called."""
 
 
-def is_file(name: str) -> bool:
-    """Whether the name of a system is that of a plug-in's file, FILE.py or FILE.py:CLASS."""
-    return name.partition(":")[0].endswith(".py")
-
-
 def short_name(system: str) -> str:
     """The name of a system, as folders of runs have it: of one in a file, that of the file, without its directory."""
-    path, _, class_name = system.partition(":")
+    path, class_name = split_file(system)
     name = os.path.basename(path).removesuffix(".py")
     return f"{name}-{class_name}" if class_name else name
 

@@ -13,17 +13,23 @@ What an exception of a client means:
 
 A client may raise asyncio.CancelledError though nobody cancelled it: it awaited a task of its own that it had
 cancelled. That must not end its thread, without which the load would go on as if nothing were missing. Nor must a
-client that calls sys.exit end the harness, whose exit status is a verdict.
+client that calls sys.exit end the harness, whose exit status is a verdict; the same goes for a KeyboardInterrupt of its
+own. One that goes on though its operation was cancelled is left behind after a while: it ends the load, and as an
+unexpected error the chance of a verdict.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
+import signal
+import sysconfig
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from types import CoroutineType, FrameType
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from harness.generator import Context, Generator, Op, Wait
@@ -38,6 +44,7 @@ __all__ = [
     "TellsOutcome",
     "TellsUse",
     "Workers",
+    "is_ctrl_c",
 ]
 
 logger = logging.getLogger(__name__)
@@ -48,8 +55,17 @@ MAX_UNEXPECTED_ERRORS = 20
 CLOSE_TIMEOUT_S = 5.0
 """For a client to close. One that never does must not hold up its thread, and the run with it."""
 
+LEAVE_AFTER_S = 5.0
+"""From the cancelling of an operation until its client is left where it is: one that awaits while it is cancelled, such
+as a rollback, takes less."""
+
 REOPEN_PAUSE_S = 0.05
 """Between a failed `open` and the next try, so that an unreachable system is not hammered."""
+
+_INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+
+_LEFT_BEHIND: list[asyncio.Task[None]] = []
+"""Threads whose client does not end: kept, for who is collected as garbage is closed, and would not end then either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +127,13 @@ class Recorder(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Limit:
-    """When the operation of a thread's task is to be over; `cancelling` is what the task was asked before it began."""
+    """When the operation that `invocation` began in a thread's task is to be over; `cancelling` is what the task was
+    asked before it began."""
 
     task: asyncio.Task[Any]
     cancelling: int
     due_s: float
+    invocation: dict[str, Any]
     is_done: bool = False
     is_over: bool = False
 
@@ -159,6 +177,10 @@ class Workers:
     _limits: deque[_Limit] = field(default_factory=deque)
     """Of operations, the oldest first; one that is done stays behind an older one that is not."""
     _limit_timer: asyncio.TimerHandle | None = None
+    _running: dict[asyncio.Task[None], None] = field(default_factory=dict)
+    """The threads that are waited for."""
+    _ended: asyncio.Future[None] | None = None
+    """Done once no thread is waited for any more, or one has failed."""
 
     def __post_init__(self) -> None:
         self._context = Context(random=self.random, threads=self.threads)
@@ -180,14 +202,62 @@ class Workers:
             self._line_timer = None
 
     async def run(self) -> None:
-        """Run every thread until the generator is exhausted for it or `stop` was called."""
+        """Run every thread until the generator is exhausted for it or `stop` was called. What a thread raises ends the
+        others, and is raised in a group of exceptions. A thread whose client cannot be cancelled is left behind."""
+        loop = asyncio.get_running_loop()
+        self._ended = loop.create_future()
+        tasks = [loop.create_task(self._run_thread(thread), name=f"worker-{thread}") for thread in range(self.threads)]
+        self._running.update(dict.fromkeys(tasks))
+        for task in tasks:
+            task.add_done_callback(self._note_end)
         try:
-            async with asyncio.TaskGroup() as group:
-                for thread in range(self.threads):
-                    group.create_task(self._run_thread(thread), name=f"worker-{thread}")
+            if tasks:
+                await self._ended
         finally:
+            for task in list(self._running):
+                task.cancel()
+            if self._running:
+                await asyncio.wait(list(self._running), timeout=LEAVE_AFTER_S + CLOSE_TIMEOUT_S)
+            for task in list(self._running):
+                self._leave_behind(task)
             if self._limit_timer is not None:
                 self._limit_timer.cancel()
+        errors = [error for task in tasks if task.done() and not task.cancelled() and (error := task.exception())]
+        if errors:
+            raise BaseExceptionGroup("threads of the load failed", errors)
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        self._running.pop(task, None)
+        has_failed = not task.cancelled() and task.exception() is not None
+        if self._ended is not None and (has_failed or not self._running):
+            _wake(self._ended)
+
+    def _leave_behind(self, task: asyncio.Task[None]) -> None:
+        """Wait no more for a thread, nor have the event loop do so when it is closed."""
+        del self._running[task]
+        asyncio._unregister_task(task)
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        _LEFT_BEHIND.append(task)
+        if self._ended is not None and not self._running:
+            _wake(self._ended)
+
+    def _leave(self, limit: _Limit) -> None:
+        """End the load where a client has been cancelled and goes on; its operation may still happen."""
+        if limit.is_done or limit.task not in self._running:
+            return
+        invocation = limit.invocation
+        where = _place_of(limit.task)
+        text = f"{invocation['f']}: did not end when it was cancelled after {self.operation_timeout_s:g} s ({where})"
+        logger.error("a client is left behind: %s", text)
+        self.unexpected_errors[text] = self.unexpected_errors.get(text, 0) + 1
+        self.completed += 1
+        self.asked.add(invocation["f"])
+        self.last_failure = text
+        try:
+            self.recorder.append(_completion(invocation, Outcome("info", error=text)))
+        finally:
+            self.stop()
+            self._leave_behind(limit.task)
 
     async def _run_thread(self, thread: int) -> None:
         process = self.first_process + thread
@@ -216,7 +286,9 @@ class Workers:
                     outcome = ready
                 else:
                     client = ready
-                    outcome = await self._invoke(client, step)
+                    outcome = await self._invoke(client, step, invocation)
+                    if asyncio.current_task() not in self._running:
+                        return  # it was left behind
                 self._count(step, outcome)
                 self._tell(thread, process, self.recorder.append(_completion(invocation, outcome)))
                 if client is not None and (outcome.type == "info" or outcome.is_broken):
@@ -299,14 +371,14 @@ class Workers:
                 await client.open()
         except BaseException as error:
             await _close_quietly(client)
-            if not isinstance(error, Exception | SystemExit) and not _is_its_own(error, asked):
+            if not isinstance(error, Exception) and not _is_its_own(error, asked):
                 raise
             await asyncio.sleep(REOPEN_PAUSE_S)
             return Outcome("fail", error=f"open: {_describe(error)}")
         return client
 
-    async def _invoke(self, client: Client, op: Op) -> Outcome:
-        limit = self._begin_limit()
+    async def _invoke(self, client: Client, op: Op, invocation: dict[str, Any]) -> Outcome:
+        limit = self._begin_limit(invocation)
         try:
             return await client.invoke(op)
         except asyncio.CancelledError as error:
@@ -319,7 +391,9 @@ class Workers:
             return Outcome("info", error="timeout")
         except TimeoutError:
             return Outcome("info", error="timeout")
-        except SystemExit as error:  # its status is no verdict of ours
+        except (SystemExit, KeyboardInterrupt) as error:
+            if not _is_its_own(error, limit.cancelling):
+                raise
             self._note_unexpected(error)
             return Outcome("info", error=f"unexpected {_describe(error)}")
         except Exception as error:
@@ -331,7 +405,7 @@ class Workers:
         finally:
             limit.is_done = True
 
-    def _begin_limit(self) -> _Limit:
+    def _begin_limit(self, invocation: dict[str, Any]) -> _Limit:
         """Have the current thread's task cancelled when its operation's time is over.
 
         What asyncio.timeout does, but for all threads with one timer that is nearly never reached: the time is the
@@ -340,7 +414,7 @@ class Workers:
         loop = asyncio.get_running_loop()
         task = asyncio.current_task()
         assert task is not None
-        limit = _Limit(task, task.cancelling(), loop.time() + self.operation_timeout_s)
+        limit = _Limit(task, task.cancelling(), loop.time() + self.operation_timeout_s, invocation)
         limits = self._limits
         while limits and limits[0].is_done:
             limits.popleft()
@@ -359,6 +433,7 @@ class Workers:
             if not limit.is_done:
                 limit.is_over = True
                 limit.task.cancel()
+                loop.call_later(LEAVE_AFTER_S, self._leave, limit)
         if limits:
             self._limit_timer = loop.call_at(limits[0].due_s, self._end_limits)
 
@@ -383,6 +458,18 @@ def _completion(invocation: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
     return completion
 
 
+def _place_of(task: asyncio.Task[Any]) -> str:
+    """The line at which a task waits, in the innermost code that is neither Python's own nor installed."""
+    found = list[FrameType]()
+    awaited: Any = task.get_coro()
+    while isinstance(awaited, CoroutineType):
+        if awaited.cr_frame is not None:
+            found.append(awaited.cr_frame)
+        awaited = awaited.cr_await
+    own = [frame for frame in found if not frame.f_code.co_filename.startswith(_INSTALLED)] or found
+    return f"{os.path.basename(own[-1].f_code.co_filename)}:{own[-1].f_lineno}" if own else task.get_name()
+
+
 def _wake(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
         waiter.set_result(None)
@@ -399,9 +486,17 @@ def _times_cancelled() -> int:
 
 
 def _is_its_own(error: BaseException, asked: int) -> bool:
-    """Whether a client raised CancelledError of its own accord: since its task was last asked to end `asked` times,
-    nobody has asked it again."""
-    return isinstance(error, asyncio.CancelledError) and _times_cancelled() <= asked
+    """Whether a client raised of its own accord what would end its task, or the harness: CancelledError though nobody
+    has asked its task to end since that was done `asked` times; SystemExit, whose status is no verdict of ours; and
+    KeyboardInterrupt, unless it is Ctrl-C's."""
+    if isinstance(error, asyncio.CancelledError):
+        return _times_cancelled() <= asked
+    return isinstance(error, SystemExit | KeyboardInterrupt) and not is_ctrl_c(error)
+
+
+def is_ctrl_c(error: BaseException) -> bool:
+    """Whether an exception may be Ctrl-C: a KeyboardInterrupt, where nothing else is done about that signal."""
+    return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 async def _close_quietly(client: Client) -> None:
@@ -411,6 +506,6 @@ async def _close_quietly(client: Client) -> None:
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
             await closing
     except BaseException as error:
-        if not isinstance(error, Exception | SystemExit) and not _is_its_own(error, asked):
+        if not isinstance(error, Exception) and not _is_its_own(error, asked):
             raise
         logger.debug("closing a client: %s", _describe(error))

@@ -62,7 +62,8 @@ class Promote(FormNemesis):
         return Injection(fault_id=fault_id, nemesis=self.name, variant=variant, value=planned.value, problem=problem)
 
     async def inject(self, target: Target, injection: Injection) -> None:
-        """End the master, look at the slaves, promote the best one. Raises RuntimeError when no slave answers."""
+        """End the master, look at the slaves, promote the best one. Raises RuntimeError when no slave answers, or
+        several do and none says how far its log goes."""
         if injection.problem is not None:
             return
         [master] = injection.value["hosts"]
@@ -72,8 +73,13 @@ class Promote(FormNemesis):
         best = await find_view(target, lambda view: view.host != master, timeout_s=LOOK_TIMEOUT_S)
         if best is None:
             raise RuntimeError("no slave answers")
-        slaves = [best, *(view for view in await views_of(target) if view.host != master)]
-        await operator_of(target).promote(injection.fault_id, max(slaves, key=lambda view: (view.end, view.host)).host)
+        slaves = {view.host: view for view in (best, *await views_of(target)) if view.host != master}
+        if len(slaves) > 1 and all(view.end < 0 for view in slaves.values()):
+            raise RuntimeError(
+                "no slave says how far its log goes, so nobody knows which to promote (a plug-in: by Status(end=...))"
+            )
+        longest = max(slaves.values(), key=lambda view: (view.end, view.host))
+        await operator_of(target).promote(injection.fault_id, longest.host)
 
     async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
         """The former master is down, and another one takes writes."""

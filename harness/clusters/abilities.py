@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from nemesis.target import Clocks, Disks, Links, Names, Resources
+from nemesis.target import Clocks, Disks, Links, Names, ProcessMember, Resources
 
 __all__ = [
     "BendsClocks",
@@ -23,6 +23,7 @@ __all__ = [
     "NamesMechanisms",
     "OwnWorld",
     "SeesSendQueues",
+    "SeesStrays",
     "SendQueue",
     "ServesNames",
     "ShapesLinks",
@@ -167,6 +168,15 @@ class SendQueue(NamedTuple):
     peer_address: str
     peer_port: int
     size_bytes: int
+
+
+@runtime_checkable
+class SeesStrays(Protocol):
+    """A cluster that finds processes of its hosts which the programs' own agents have lost sight of."""
+
+    async def strays(self, host: str) -> Sequence[ProcessMember]:
+        """Those of a host that have not ended, and are none of its programs' as far as anybody else can tell."""
+        ...
 
 
 @runtime_checkable

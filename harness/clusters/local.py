@@ -40,6 +40,7 @@ from harness.clusters.link_probe import LinkProbe
 from harness.clusters.link_proxy import raise_descriptor_limit
 from harness.clusters.own_machine import OwnMachineCluster, import_path
 from harness.clusters.shaped_links import BURST_BYTES, SPACING_S, ShapedLinks
+from harness.clusters.strays import is_listening
 from nemesis.mechanisms.shell import ShellError
 from nemesis.target import Grudge, Link, LinkMeasure, LinkShape, LinkTraffic, ProbeResult, links_of
 
@@ -337,6 +338,10 @@ class LocalCluster(OwnMachineCluster):
             self._reservation.close()
             self._reservation = None
         return []
+
+    def _belongs(self, host: str) -> Callable[[int], bool]:
+        # Nobody can listen on these ports at every address: the proxies listen on each at addresses of their own.
+        return is_listening(self._address(host), self._ports)
 
     # Hosts
 

@@ -31,7 +31,7 @@ import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Unpack
 
@@ -42,7 +42,13 @@ from harness.clusters.base import CLIENTS_HOST, ClusterUnavailable
 from harness.clusters.control_groups import cgroup_parents, limiting_controllers, remove_group
 from harness.clusters.host_names import NamedHost
 from harness.clusters.loop_devices import file_id, loop_devices_of, release_device
-from harness.clusters.netns_calls import enter_namespace, namespace_path, open_current_namespace, remove_namespace
+from harness.clusters.netns_calls import (
+    enter_namespace,
+    identity,
+    namespace_path,
+    open_current_namespace,
+    remove_namespace,
+)
 from harness.clusters.netns_trial import PROGRAMS, why_no_netem
 from harness.clusters.options import MECHANISM_OPTION
 from harness.clusters.own_machine import OwnMachineCluster
@@ -50,6 +56,7 @@ from harness.clusters.own_resources import GROUP_KINDS, group_names
 from harness.clusters.shaped_links import NETEM, RELAY
 from harness.clusters.threads import all_of, in_thread, renew_threads
 from harness.faults.file_system_disks import FILE_SYSTEM_KINDS
+from harness.process_table import is_in_group, is_in_namespace
 from harness.programs import require_programs
 from harness.run_state import KIND_CGROUP, KIND_IMAGE, KIND_NETNS, Claim
 from nemesis.mechanisms.file_systems import thaw
@@ -219,7 +226,7 @@ class NetnsCluster(OwnMachineCluster):
     def _make_groups(self) -> None:
         parents = cgroup_parents()
         for host in self._hosts:
-            name = f"splitbrain-{self._run.run_id}-{host}"
+            name = self._group_name(host)
             self._cgroups[host] = [os.path.join(parent, name) for parent in parents]
             if any(interface == "resources" for interface, _ in self._capabilities):
                 self._program_groups[host] = [os.path.join(group, f"{name}-programs") for group in self._cgroups[host]]
@@ -228,6 +235,9 @@ class NetnsCluster(OwnMachineCluster):
         self._run.claim_all(Claim(KIND_CGROUP, path, {}) for path in paths)
         for path in paths:
             os.mkdir(path)
+
+    def _group_name(self, host: str) -> str:
+        return f"splitbrain-{self._run.run_id}-{host}"
 
     def _limit_groups(self) -> Mapping[str, Mapping[str, str]]:
         return {host: group_names(groups) for host, groups in self._program_groups.items()}
@@ -303,8 +313,16 @@ class NetnsCluster(OwnMachineCluster):
                     self._home = -1
                 renew_threads()
 
+    def _belongs(self, host: str) -> Callable[[int], bool]:
+        in_group = is_in_group(self._group_name(host).__eq__)
+        try:
+            in_network = is_in_namespace(identity(namespace_path(self._names[host])))
+        except OSError:
+            return in_group
+        return lambda pid: in_group(pid) or in_network(pid)
+
     async def _collect(self) -> list[Exception]:
-        problems: list[Exception] = []
+        problems = await super()._collect()
         for host, place in self._images.items():
             source = place.path_here
             if source is not None and os.path.ismount(source):

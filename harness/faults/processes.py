@@ -53,7 +53,8 @@ class _Loop:
 
 class ReplicaProcesses:
     """See nemesis.target.Processes. `process` gives the replica of a host as it was last started, `restart`
-    starts it again with the same program; `hosts` are those that have one."""
+    starts it again with the same program; `hosts` are those that have one. `strays` finds processes of a host that none
+    of its programs is known to have started."""
 
     def __init__(
         self,
@@ -61,10 +62,12 @@ class ReplicaProcesses:
         *,
         process: Callable[[str], HostProcess | None],
         restart: Callable[[str], Awaitable[None]],
+        strays: Callable[[str], Awaitable[Sequence[ProcessMember]]] | None = None,
     ) -> None:
         self._hosts = tuple(hosts)
         self._process = process
         self._restart = restart
+        self._strays = strays
         self._holds: dict[str, _Hold] = {}
         self._loops: dict[str, _Loop] = {}
         self._starts = Counter(dict.fromkeys(hosts, 1))
@@ -134,9 +137,13 @@ class ReplicaProcesses:
         )
 
     async def members(self, host: str) -> Sequence[ProcessMember] | None:
-        """Every process of a replica that has not ended; None where its host does not tell."""
+        """Every process of a replica that has not ended, strays of its host among them; None where its host does not
+        tell."""
         process = self._process(host)
-        return await process.members() if isinstance(process, ListsMembers) else None
+        if not isinstance(process, ListsMembers):
+            return None
+        members = {member.pid: member for member in await self._strays(host)} if self._strays is not None else {}
+        return list((members | {member.pid: member for member in await process.members()}).values())
 
     def _known(self, hosts: Collection[str]) -> frozenset[str]:
         unknown = set(hosts) - set(self._hosts)

@@ -16,6 +16,7 @@ from harness.clusters.abilities import (
     DamagesDisks,
     LimitsResources,
     SeesSendQueues,
+    SeesStrays,
     ServesNames,
     ShapesLinks,
     TakesOptions,
@@ -203,7 +204,12 @@ class RunTarget:
     def __init__(self, cluster: Cluster, system: System) -> None:
         self._cluster = cluster
         self._system = system
-        self.processes = ReplicaProcesses(cluster.hosts, process=system.process, restart=system.restart)
+        self.processes = ReplicaProcesses(
+            cluster.hosts,
+            process=system.process,
+            restart=system.restart,
+            strays=cluster.strays if isinstance(cluster, SeesStrays) else None,
+        )
         self._clock = harness_runtime(cluster).clock
         self._baseline_skew_ms: dict[str, float] = {}
         self.clients: SlowClients | None = None

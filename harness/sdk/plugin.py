@@ -9,21 +9,27 @@ import contextlib
 import difflib
 import importlib.util
 import inspect
+import math
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
+from harness.clusters.base import CLIENTS_HOST
 from harness.errors import OperatorError, nearest
+from harness.plugin_files import split_file
 from harness.sdk.client import CAPABILITIES, TOGETHER, Client
 from harness.sdk.install import BySetting, Recipe
 from harness.sdk.system import System
 from harness.systems.base import Setting
 from nemesis.corruption import BitFlip
+from nemesis.forms import HasForms
 
 __all__ = [
     "Plugin",
@@ -45,6 +51,10 @@ NEAR = 0.8
 
 _METHODS: Mapping[str, Sequence[str]] = {"open": (), "close": (), **CAPABILITIES}
 
+_TIMES = ("ready_timeout_s", "recovery_timeout_s")
+
+_EXTRA_HOST = re.compile(r"(?!n[0-9]+$)[A-Za-z][A-Za-z0-9-]*")
+
 _ASYNC = ("setup", "start_together", "stop_together", "ready", "status", "promote", "members", "leave", "join", "state")
 _PLAIN = ("command", "programs", "files", "environment")
 
@@ -64,7 +74,7 @@ class Plugin:
 
 def load_file(name: str) -> Plugin:
     """The plug-in in FILE.py, of the only system in it or, for FILE.py:CLASS, of that one. Raises PluginError."""
-    path, _, class_name = name.partition(":")
+    path, class_name = split_file(name)
     if not os.path.isfile(path):
         raise PluginError(f"{path}: there is no such file")
     stem = os.path.basename(path).removesuffix(SUFFIX)
@@ -199,6 +209,8 @@ def _system_problems(cls: type[System]) -> Iterator[str]:
         if role not in BitFlip.forms:
             known = f"{nearest(str(role), BitFlip.forms)}; known: {', '.join(BitFlip.forms)}"
             yield f"{source_line(cls)}: stored has {role!r}, which bit-flip does not know{known}"
+    yield from _plain_problems(cls)
+    yield from _cannot_problems(cls)
     for choice in _installed(cls):
         values = dict(_pairs(cls, "settings")).get(choice.setting, ()) if isinstance(choice, BySetting) else ()
         if isinstance(choice, BySetting) and [*choice.recipes] != [*values]:
@@ -206,8 +218,44 @@ def _system_problems(cls: type[System]) -> Iterator[str]:
     for recipe in recipes_of(cls):
         if not isinstance(recipe, Recipe):
             yield f"{source_line(cls)}: install has {recipe!r}, which is none of pip, apt, maven, npm, go, path"
+
+
+def _plain_problems(cls: type[System]) -> Iterator[str]:
+    """What is wrong with attributes that are a text, a number, or several texts."""
     if cls.user is not None and not isinstance(cls.user, str):
         yield f"{source_line(cls)}: user is {cls.user!r} and not the name of one"
+    line: Any = cls.ready_line
+    if line is not None and not (isinstance(line, str) and line):
+        yield f"{source_line(cls)}: ready_line is {line!r:.60} and not a text that a program prints"
+    for name in _TIMES:
+        seconds = getattr(cls, name)
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+            yield f"{source_line(cls)}: {name} is {seconds!r:.60} and not a number of seconds"
+    for name in ("logs", "extra_hosts"):
+        texts = getattr(cls, name)
+        if isinstance(texts, str):
+            yield f"{source_line(cls)}: {name} is one text and not several: ({texts!r},), with a comma"
+        elif not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+            yield f"{source_line(cls)}: {name} is {texts!r:.60} and not a sequence of texts"
+        elif name == "logs":
+            for pattern in texts:
+                if not pattern or os.path.isabs(pattern):
+                    yield f"{source_line(cls)}: logs has {pattern!r}, which is no pattern below host.data"
+        else:
+            for host in texts:
+                if not _EXTRA_HOST.fullmatch(host) or host in (CLIENTS_HOST, "net") or list(texts).count(host) > 1:
+                    yield f"{source_line(cls)}: extra_hosts has {host!r} and no name of its own, such as 'directory'"
+
+
+def _cannot_problems(cls: type[System]) -> Iterator[str]:
+    """Which nemeses, or forms of one, a system says that it cannot have, and that there are not."""
+    known = {point.name: point for point in entry_points(group="splitbrain.nemeses")} if cls.cannot else {}
+    for key, _ in _pairs(cls, "cannot") if known else ():
+        name, _, form = str(key).partition("=")
+        if name not in known:
+            yield f"{source_line(cls)}: cannot has {key!r}, which is no nemesis{nearest(name, known)}"
+        elif form and isinstance(nemesis := known[name].load(), HasForms) and form not in nemesis.forms:
+            yield f"{source_line(cls)}: cannot has {key!r}, which is no form of {name}{nearest(form, nemesis.forms)}"
 
 
 def _given_names(cls: type[System]) -> set[str]:

@@ -29,7 +29,8 @@ class Status:
     leads: bool = False
     term: int = 0
     end: int = -1
-    """How far its log goes, in a unit of its own: whoever goes furthest is promoted."""
+    """How far its log goes, in a unit of its own: whoever goes furthest is promoted. Where none of several says so,
+    nobody is."""
     facts: Mapping[str, Any] | None = None
 
 

@@ -60,6 +60,8 @@ TypeError, too."""
 
 ADDRESS_HINT = " (hosts of --cluster local share this machine: have the program listen on host.listen(port) alone)"
 
+FOREGROUND_HINT = " (if it goes into the background: keep it in the foreground)"
+
 MAX_STATE_CHARS = 300
 """Of a replica's state that is quoted where replicas differ."""
 
@@ -155,6 +157,8 @@ class GuestSystem:
         """What the replicas held in the end; None where nobody asked, or they never agreed to answer."""
         self._unanswered: dict[str, Exception | SystemExit] = {}
         """Host -> what its `status` raised when it was last asked."""
+        self._unready: dict[str, BaseException] = {}
+        """Host -> what its `ready` raised when it was last asked."""
         self._is_apart = False
         """Whether replicas have had the whole time of a recovery to become equal, and did not."""
         self._is_stopped = False
@@ -323,6 +327,10 @@ class GuestSystem:
         found = self._call_plainly(method, host)
         if not isinstance(found, Mapping) or not all(isinstance(value, str | bytes) for value in found.values()):
             raise self._wrong(method, f"{method}({host.name}) returned {found!r:.80} and no mapping of names to texts")
+        for name, text in found.items():
+            if isinstance(text, str) and _has_surrogates(text):
+                what = f"{method}({host.name}) has half a character under {name!r}, which UTF-8 cannot hold"
+                raise self._wrong(method, f"{what}: {text!r:.80}")
         return found
 
     def _files_of(self, host: Host) -> Mapping[str, Any]:
@@ -385,7 +393,7 @@ class GuestSystem:
             if (problem := self._processes[name].first_problem()) is not None:
                 await asyncio.sleep(POLL_S)  # its last lines are on their way
                 quoted = self._quoted(name)
-                hint = ADDRESS_HINT if "address already in use" in quoted.lower() else ""
+                hint = ADDRESS_HINT if "address already in use" in quoted.lower() else _foreground_hint(problem)
                 raise self._wrong(self._starter, f"{problem} while starting{quoted}{hint}")
 
     async def _wait_for_leader(self, deadline_s: float) -> None:
@@ -413,7 +421,7 @@ class GuestSystem:
 
     async def _why_not_ready(self, names: Sequence[str]) -> str:
         system, name = self._system, names[0]
-        wanted = "ready(host) did not say that it serves"
+        wanted = self._why_unready(name) or "ready(host) did not say that it serves"
         if type(system).ready is System.ready:
             wanted = f"its programs never printed {system.ready_line!r}"
             if system.ready_line is None:
@@ -433,16 +441,23 @@ class GuestSystem:
         system = self._system
         if system.ready_line is not None and type(system).ready is System.ready:
             return await self._has_printed(host, system.ready_line)
+        self._unready.pop(host.name, None)
         try:
             async with asyncio.timeout(QUESTION_TIMEOUT_S):
                 return bool(await system.ready(host))
-        except _MISTAKES as error:
-            if is_starting:
-                raise self._blame(error, f"ready({host.name})") from None
-            return False
         except (Exception, SystemExit) as error:
+            if is_starting and isinstance(error, _MISTAKES):
+                raise self._blame(error, f"ready({host.name})") from None
             logger.debug("ready(%s): %s", host.name, error)
+            self._unready[host.name] = error
             return False
+
+    def _why_unready(self, name: str) -> str:
+        """What the plug-in's own `ready` raised when it was last asked, in words; empty where it raised nothing."""
+        error = self._unready.get(name)
+        if error is None or type(self._system).ready is System.ready:
+            return ""
+        return str(self._blame(error, f"ready({name})"))
 
     async def _has_printed(self, host: Host, line: str) -> bool:
         """Whether a program of a host has printed a line since it was last started."""
@@ -554,25 +569,36 @@ class GuestSystem:
         return [name for _, name in sorted(leading, key=lambda pair: -pair[0])]
 
     async def status(self, host: str, *, timeout_s: float) -> Mapping[str, str] | None:
-        """What the plug-in's `status` says; without one, a host answers whose programs run and listen."""
+        """What the plug-in's `status` says; without one, a host answers whose programs run and listen, and one on which
+        somebody still listens though they have all ended."""
         if self.tells_leader:
             status = await self._status(self._hosts[host], timeout_s)
             return None if status is None else _as_words(status)
         process = self._processes.get(host)
         try:
             async with asyncio.timeout(timeout_s):
+                if process is not None and process.exit_status() is not None:
+                    return {} if await self._is_listened_on(self._hosts[host]) else None
                 if process is None or process.ended or await process.state() == PAUSED:
                     return None
                 return {} if await self._is_ready(self._hosts[host]) else None
         except TimeoutError:
             return None
 
+    async def _is_listened_on(self, host: Host) -> bool:
+        """Whether anybody listens on any of a host's ports."""
+        return any([await host.listens([port]) for port in host.port_names])
+
     async def _status(self, host: Host, timeout_s: float) -> Status | None:
         self._unanswered.pop(host.name, None)
         try:
             async with asyncio.timeout(timeout_s):
                 found: Any = await self._system.status(host)
-            if found is None or isinstance(found, Status):
+            if found is None:
+                return None
+            if isinstance(found, Status):
+                if (problem := _status_problem(found)) is not None:
+                    raise self._wrong("status", f"status({host.name}) returned a Status whose {problem}")
                 return found
             raise self._wrong("status", f"status({host.name}) returned {found!r:.80} and neither a Status nor None")
         except (Exception, SystemExit) as error:
@@ -626,12 +652,12 @@ class GuestSystem:
         found: dict[str, str] = {}
         for name, process in self._processes.items():
             if (problem := process.first_problem()) is not None:
-                found[name] = problem
+                found[name] = f"{problem}{_foreground_hint(problem)}"
             elif await process.state() == PAUSED:
                 found[name] = f"the programs of {name} are stopped"
         for name, host in self._hosts.items():
             if name in self._processes and name not in found and not await self._is_ready(host):
-                found[name] = f"{name} runs and is not ready"
+                found[name] = ": ".join(filter(None, [f"{name} runs and is not ready", self._why_unready(name)]))
         if self.tells_leader:
             statuses = {host.name: await self._status(host, STATUS_TIMEOUT_S) for host in self._system.hosts}
             self._final = {name: _as_words(status) for name, status in statuses.items() if status is not None}
@@ -702,7 +728,8 @@ class GuestSystem:
         other = next((name for name in texts if texts[name] != texts[first]), None)
         if other is None:
             return {"replicas": CheckOutcome(True, f"{len(texts)} replicas hold the same")}
-        quoted = " and ".join(f"{name} holds {texts[name][:MAX_STATE_CHARS]}" for name in (first, other))
+        at = _first_difference(texts[first], texts[other])
+        quoted = " and ".join(f"{name} holds {_around(texts[name], at)}" for name in (first, other))
         return {"replicas": CheckOutcome(False, f"replicas differ: {quoted}")}
 
     def _keep_logs(self) -> None:
@@ -778,6 +805,41 @@ class _Unread:
 def _as_text(state: Any) -> str:
     """What a replica holds, as text that is equal where that is."""
     return json.dumps(state, sort_keys=True)
+
+
+def _foreground_hint(problem: str) -> str:
+    return FOREGROUND_HINT if problem.endswith(" status 0") else ""
+
+
+def _first_difference(one: str, other: str) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (here, there) in pairs if here != there), min(len(one), len(other)))
+
+
+def _around(text: str, at: int) -> str:
+    """What is about a place of a text, of `MAX_STATE_CHARS` at most."""
+    begin = max(0, at - MAX_STATE_CHARS // 3)
+    piece = text[begin : begin + MAX_STATE_CHARS]
+    return f"{'...' if begin else ''}{piece}{'...' if begin + len(piece) < len(text) else ''}"
+
+
+def _has_surrogates(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _status_problem(status: Status) -> str | None:
+    """Which field of a Status is not what it must be, in words; None where all are."""
+    kinds = {
+        "leads": (bool, "neither True nor False"),
+        "term": (int, "no whole number"),
+        "end": (int, "no whole number"),
+    }
+    for name, (kind, words) in kinds.items():
+        value: Any = getattr(status, name)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            return f"{name} is {value!r:.80} and {words}"
+    facts: Any = status.facts
+    return None if facts is None or isinstance(facts, Mapping) else f"facts are {facts!r:.80} and no mapping"
 
 
 def _as_words(status: Status) -> dict[str, str]:

@@ -31,7 +31,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 from harness.errors import OperatorError, nearest
 from harness.generator import Generator, Nothing
 from harness.systems.base import CheckOutcome, Setting, setting_problems
-from harness.worker import Client, NamesNode, Outcome, TellsOutcome, TellsUse
+from harness.worker import Client, NamesNode, Outcome, TellsOutcome, TellsUse, is_ctrl_c
 from harness.workloads.base import CLIENT, ByCapability, CheckContext, OnlineChecker
 
 __all__ = [
@@ -194,7 +194,9 @@ class CapabilityClient:
             value = await call.perform(self._client, op.value, op.key)
         except ClientMistake:
             raise
-        except MISTAKES as error:
+        except (*MISTAKES, SystemExit, KeyboardInterrupt) as error:
+            if is_ctrl_c(error):
+                raise
             raise ClientMistake(described(error, self._client, call.method)) from error
         except Exception as error:
             return self._failed(error, call.method, call.only_reads(op.value))

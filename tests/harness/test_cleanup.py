@@ -473,6 +473,24 @@ def test_control_groups_with_processes_are_not_called_lost(lost_groups: list[str
     child.wait()
 
 
+@ROOT_ONLY
+@pytest.mark.root
+@pytest.mark.skipif(not cgroup_parents(), reason="no control groups can be made here")
+def test_a_process_without_a_mark_goes_with_the_control_group_that_it_is_in(
+    lost_groups: list[str], children: ExitStack
+) -> None:
+    child, other = start(children), start(children)
+    for group in lost_groups:
+        Path(group, "cgroup.procs").write_text(str(child.pid))
+    Path(f"{cgroup_parents()[0]}/splitbrain-{R1}-n1-of-others/cgroup.procs").write_text(str(other.pid))
+    report = clean(run_ids=[R1], report=lambda line: None)
+    assert report.left == [] and other.poll() is None
+    assert child.wait() == -signal.SIGKILL
+    assert not any(os.path.exists(path) for path in lost_groups)
+    other.kill()
+    other.wait()
+
+
 def groups_of(pid: int, groups: list[str]) -> list[str]:
     return [group for group in groups if str(pid) in Path(group, "cgroup.procs").read_text().split()]
 

@@ -66,6 +66,7 @@ def test_a_client_without_mistakes_gets_its_verdict(tmp_path: Path) -> None:
         ("    async def read(self, key):\n        return key + None\n", "read: TypeError: unsupported operand"),
         ("    async def read(self, key):\n        return {1, 2}\n", "read returned {1, 2}, which JSON cannot hold"),
         ("    async def read(self, key):\n        await asyncio.sleep(600)\n", "timeout"),
+        ("    async def read(self, key):\n        raise KeyboardInterrupt\n", "read: KeyboardInterrupt (mine.py:24)"),
     ],
 )
 def test_a_mistake_of_a_client_is_in_the_results(tmp_path: Path, client: str, expected: str) -> None:

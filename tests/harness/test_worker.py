@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-import sys
+import re
+import signal
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from harness import worker
 from harness.clusters.sim.simulation import run_simulated
 from harness.generator import Calls, Context, Generator, Limit, Op, Stagger, TimeLimit, Unpaced
-from harness.worker import CLOSE_TIMEOUT_S, Client, Outcome, Workers
+from harness.worker import CLOSE_TIMEOUT_S, Client, Outcome, Workers, is_ctrl_c
 
 
 class Definite(Exception):
@@ -212,30 +215,66 @@ def test_a_client_that_raises_a_cancellation_of_its_own_keeps_its_thread(method:
     assert bool(workers.unexpected_errors) == (method == "invoke")
 
 
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
 @pytest.mark.parametrize("method", ["open", "invoke", "close"])
-def test_a_client_that_exits_does_not_end_the_harness(method: str) -> None:
+def test_a_client_that_exits_does_not_end_the_harness(method: str, kind: type[BaseException]) -> None:
     """The exit status of a run is its verdict: 0 would say that the system is right."""
 
     class Exits(ScriptedClient):
         async def open(self) -> None:
             await super().open()
             if method == "open":
-                sys.exit(0)
+                raise kind(0)
 
         async def invoke(self, op: Op) -> Outcome:
             if method == "invoke":
-                sys.exit(0)
+                raise kind(0)
             return await super().invoke(op)
 
         async def close(self) -> None:
             await super().close()
             if method == "close":
-                sys.exit(0)
+                raise kind(0)
 
     events, workers = run(lambda op: Outcome("ok", 1), count=2, make=Exits)
     ended = [event["type"] for event in events if event["type"] != "invoke"]
     assert ended == {"open": ["fail"] * 2, "invoke": ["info"] * 2, "close": ["ok"] * 2}[method]
     assert bool(workers.unexpected_errors) == (method == "invoke")
+
+
+def test_a_client_that_cannot_be_cancelled_is_left_behind_and_ends_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does the event loop wait for it when it is closed; a thread with a better client ends its operation."""
+    monkeypatch.setattr(worker, "LEAVE_AFTER_S", 0.05)
+    clients = []
+
+    class Deaf(ScriptedClient):
+        async def invoke(self, op: Op) -> Outcome:
+            clients.append(self)
+            if len(clients) == 1:
+                while True:
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.sleep(3600)
+            await asyncio.sleep(0)
+            return Outcome("ok", 7)
+
+    events, workers = run(lambda op: None, count=100_000_000, threads=2, timeout_s=0.05, make=Deaf)
+    assert len(events) == 2 * workers.completed and len(clients) == workers.completed
+    [left] = [event for event in events if event["type"] == "info"]
+    assert events[0]["process"] == left["process"]
+    assert re.fullmatch(
+        r"write: did not end when it was cancelled after 0\.05 s \(test_worker\.py:\d+\)", left["error"]
+    )
+    assert workers.unexpected_errors == {left["error"]: 1}
+
+
+def test_an_interrupt_is_ctrl_c_where_nothing_else_is_done_about_the_signal() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert is_ctrl_c(KeyboardInterrupt()) and not is_ctrl_c(SystemExit())
+        signal.signal(signal.SIGINT, lambda number, frame: None)
+        assert not is_ctrl_c(KeyboardInterrupt())
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_who_cancels_a_thread_ends_it_whatever_its_client_does() -> None:

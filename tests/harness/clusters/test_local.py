@@ -580,6 +580,15 @@ def test_a_dead_proxy_is_said_and_does_not_keep_the_cluster_from_stopping(
     assert not run_state.claims
 
 
+def test_what_has_the_runs_mark_ends_with_the_cluster(tmp_path: Path, run_state: RunState) -> None:
+    async def main() -> int:
+        async with cluster_of(run_state, tmp_path, 2):
+            child = await asyncio.create_subprocess_exec("sleep", "600", env={**os.environ, **run_state.environment})
+        return await child.wait()
+
+    assert asyncio.run(main()) == -signal.SIGKILL
+
+
 def test_kill_9_in_the_middle_of_a_partition_leaves_no_process(tmp_path: Path, eventually: Eventually) -> None:
     parent = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("local_parent.py")), str(tmp_path / "s"), str(tmp_path)],

@@ -22,7 +22,7 @@ from harness.clusters.base import CLIENTS_HOST, ClusterUnavailable, Program
 from harness.clusters.netns import MAX_HOSTS, NetnsCluster
 from harness.clusters.netns_calls import entered, identity, namespace_path
 from harness.clusters.netns_trial import why_no_namespaces
-from harness.run_state import RUN_VARIABLE, RunState
+from harness.run_state import RUN_VARIABLE, RunState, process_start_ticks
 from nemesis.mechanisms.shell import ShellError
 from nemesis.partition import PARTITION
 from nemesis.protocol import Proof
@@ -353,6 +353,29 @@ def test_programs_run_on_their_hosts_and_clients_reach_them(tmp_path: Path) -> N
             cluster.address_from("n1", "n2", 7001)
 
     with_cluster(tmp_path, scenario)
+
+
+GIVE_AWAY = '(env -i setsid "$@" &); exec sleep 600'
+"""Starts a program as nobody's, with nothing of its environment, and stays itself."""
+
+
+def test_a_daemon_that_was_given_away_is_seen_and_goes_with_the_cluster(tmp_path: Path) -> None:
+    """The loop device of the host goes too, on which the daemon has its directory."""
+    pids = []
+
+    async def scenario(cluster: NetnsCluster) -> None:
+        argv = ["sh", "-c", f"cd {cluster.data_dir('n1')}; {GIVE_AWAY}", "sh", "sleep", "601"]
+        wrapper = await cluster.spawn("n1", Program(name="server", argv=argv, log_name="server.log"))
+        async with asyncio.timeout(20):
+            while not (found := await cluster.strays("n1")):  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.01)
+        assert [stray.name for stray in found] == ["sleep"] and await cluster.strays("n2") == []
+        pids.extend(stray.pid for stray in found)
+        await wrapper.kill()
+        assert await cluster.strays("n1") == found
+
+    with_cluster(tmp_path, scenario)
+    assert [process_start_ticks(pid) for pid in pids] == [None]
 
 
 def test_a_start_that_fails_half_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

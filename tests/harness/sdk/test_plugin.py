@@ -97,6 +97,19 @@ def test_what_a_system_is_made_from_is_not_taken_for_another_one(write: Write) -
         (GOOD_SYSTEM + "    stored = {'wal': '*.wal'}\n" + GOOD_CLIENT,
          "^mine.py:3: stored has 'wal', which bit-flip does not know; known: log, vote, checkpoint$"),
         (GOOD_SYSTEM + "    user = 3\n" + GOOD_CLIENT, "^mine.py:3: user is 3 and not the name of one$"),
+        (GOOD_SYSTEM + "    logs = ('a/*.log')\n" + GOOD_CLIENT, r"^mine.py:3: logs is one text .*: \('a/.*',\), "),
+        (GOOD_SYSTEM + "    logs = ['/var/log/x']\n" + GOOD_CLIENT, "^mine.py:3: logs has '/var/log/x', which is no "),
+        (GOOD_SYSTEM + "    logs = (3,)\n" + GOOD_CLIENT, r"^mine.py:3: logs is \(3,\) and not a sequence of texts$"),
+        (GOOD_SYSTEM + "    ready_line = ['x']\n" + GOOD_CLIENT, r"^mine.py:3: ready_line is \['x'\] and not a text"),
+        (GOOD_SYSTEM + "    ready_timeout_s = '3'\n" + GOOD_CLIENT, "^mine.py:3: ready_timeout_s is '3' and not a num"),
+        (GOOD_SYSTEM + "    recovery_timeout_s = -1\n" + GOOD_CLIENT, "^mine.py:3: recovery_timeout_s is -1 and not a"),
+        (GOOD_SYSTEM + "    cannot = {'clok': 'x'}\n" + GOOD_CLIENT,
+         r"^mine.py:3: cannot has 'clok', which is no nemesis \(did you mean clock\?\)$"),
+        (GOOD_SYSTEM + "    cannot = {'kill=terminat': 'x'}\n" + GOOD_CLIENT,
+         r"^mine.py:3: cannot has 'kill=terminat', which is no form of kill \(did you mean terminate\?\)$"),
+        (GOOD_SYSTEM + "    extra_hosts = 'directory'\n" + GOOD_CLIENT, "^mine.py:3: extra_hosts is one text and"),
+        (GOOD_SYSTEM + "    extra_hosts = ('n1',)\n" + GOOD_CLIENT, "^mine.py:3: extra_hosts has 'n1' and no name"),
+        (GOOD_SYSTEM + "    extra_hosts = ('a', 'a')\n" + GOOD_CLIENT, "^mine.py:3: extra_hosts has 'a' and no name"),
         (GOOD_SYSTEM + "    def __init__(self, x):\n        pass\n" + GOOD_CLIENT, "Mine must be made without"),
         (GOOD_SYSTEM + GOOD_CLIENT.replace("self, key", "self"), r"^mine.py:9: Talk.read must take \(self, key\)"),
         (GOOD_SYSTEM + GOOD_CLIENT.replace("async def", "def"), "^mine.py:9: Talk.read must be async$"),
@@ -144,6 +157,16 @@ def test_a_member_whose_name_is_nearly_one_that_is_looked_at_is_told(write: Writ
 @pytest.mark.parametrize("name", COMES_ALONG)
 def test_the_systems_that_come_along_have_no_such_member(name: str) -> None:
     assert list(hints_of(registry.load("systems", name).plugin.system_class)) == []
+
+
+def test_a_directory_may_have_a_colon(tmp_path: Path) -> None:
+    path = tmp_path / "a:b" / "mine.py"
+    path.parent.mkdir()
+    path.write_text(f"{HEAD}{GOOD_SYSTEM}{GOOD_CLIENT}")
+    for name in (str(path), f"{path}:Mine"):
+        assert registry.is_file(name)
+        assert load_file(name).system_class.__name__ == "Mine"
+    assert registry.short_name(f"{path}:Mine") == "mine-Mine"
 
 
 def test_a_file_that_is_not_there() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -14,14 +16,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from harness import registry
 from harness.clusters.local import LocalCluster
+from harness.clusters.strays import member_of
 from harness.errors import OperatorError
+from harness.faults.target import RunTarget
+from harness.process_table import ProcessId
 from harness.run_state import RunState
 from harness.sdk.host import listening_ports
 from harness.sdk.plugin import PluginError
 from harness.systems import guest
+from nemesis.process import KILL, PAUSE
+from nemesis.protocol import Nemesis
 from nemesis.target import DOWN, PAUSED, RUNNING
 
 pytestmark = pytest.mark.cluster
@@ -144,6 +153,50 @@ def test_two_programs_a_host_are_started_struck_and_brought_back(
     assert (tmp_path / "nodes" / "n1" / "some.own").read_text() == "kept"
 
 
+ASTRAY = """
+    def programs(self, host):
+        def serve(port):
+            return [host.python, "-c", SERVE, host.ip, str(self.ports[port]), host.path("greeting")]
+        return {"kv": ["sh", "-c", '(env -i setsid "$@" &); exec sleep 600', "sh", *serve("client")],
+                "guard": serve("other")}
+"""
+"""A server that its wrapper gives away, as a daemon with nothing of its environment, and stays itself."""
+
+
+def test_who_serves_on_after_the_programs_have_ended_is_no_silence(
+    write: Write, run_state: RunState, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with system_of(write(ASTRAY), run_state, tmp_path, 1) as system:
+            await system.process("n1").kill()
+            assert await system.process("n1").state() == DOWN
+            assert await system.status("n1", timeout_s=5.0) == {}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("nemesis", "variant"), [(KILL, "sigkill@n1"), (PAUSE, "sigstop@n1")])
+def test_a_fault_is_not_proven_while_a_daemon_that_was_given_away_serves(
+    write: Write, run_state: RunState, tmp_path: Path, nemesis: Nemesis, variant: str
+) -> None:
+    async def main() -> None:
+        async with system_of(write(ASTRAY), run_state, tmp_path, 2) as system:
+            target = RunTarget(system._cluster, system)
+            planned = await nemesis.plan(target, random.Random(1), fault_id="f1", variant=variant)
+            await nemesis.inject(target, planned)
+            for proof in (await nemesis.prove(target, planned), await nemesis.prove_met(target, planned)):
+                assert not proof.proven and re.match(r"process \d+ \(\w.*\) of n1 runs on", proof.detail), proof
+            [stray] = await system._cluster.strays("n1")
+            os.kill(stray.pid, signal.SIGSTOP if nemesis is PAUSE else signal.SIGKILL)
+            while not ((now := member_of(ProcessId(*stray[:2]))) is None or now.letter == "T"):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            for proof in (await nemesis.prove(target, planned), await nemesis.prove_met(target, planned)):
+                assert proof.proven, proof
+
+    asyncio.run(main())
+    assert not run_state.claims
+
+
 def test_a_setting_reaches_system_and_clients(write: Write, run_state: RunState, tmp_path: Path) -> None:
     async def main() -> None:
         async with system_of(write(), run_state, tmp_path, 1, {"greeting": "goodbye"}) as system:
@@ -177,6 +230,8 @@ def test_commands_on_a_host_setup_and_a_line_to_wait_for(write: Write, run_state
     outcome = asyncio.run(main("!"))["replicas"]
     assert outcome.valid is False
     assert outcome.reason == 'replicas differ: n1 holds "set up" and n2 holds "set up!"'
+    reason = asyncio.run(main("!" * 1000))["replicas"].reason
+    assert reason == f'replicas differ: n1 holds "set up" and n2 holds "set up{"!" * 293}...'
 
 
 def test_a_line_to_wait_for_is_waited_for_anew_after_a_restart(
@@ -361,10 +416,22 @@ def test_a_state_that_cannot_be_compared_is_the_plug_ins(
             r"^mine.py:\d+: program kv of n1 ended with status 3 while starting: no disk$",
         ),
         (
+            "def programs(self, host):\n    return {'kv': ['sh', '-c', '(sleep 600 &)']}",
+            r"^mine.py:\d+: program kv of n1 ended with status 0 while starting .*keep it in the foreground\)$",
+        ),
+        (
+            "ready_timeout_s = 0.2\nasync def ready(self, host):\n    raise ValueError('no answer yet')",
+            r"^mine.py:\d+: n1 not ready within 0.2 s: on n1 mine.py:\d+: ready\(n1\) raised ValueError: no answer yet",
+        ),
+        (
             "ready_timeout_s = 0.2\ndef programs(self, host):\n    return {'kv': ['sleep', '600']}",
             r"^mine.py:\d+: n1 not ready within 0.2 s: on n1 nothing listens on client \(27000\), other \(27001\)$",
         ),
         ("def files(self, host):\n    return {'x': 3}", r"files\(n1\) returned {'x': 3} and no mapping"),
+        (
+            "def files(self, host):\n    return {'x': '\\ud800'}",
+            r"^mine.py:\d+: files\(n1\) has half a character under 'x'",
+        ),
         ("def files(self, host):\n    return {'/x': ''}", r"^mine.py:\d+: files\(n1\) names '/x', which is not below"),
         ("def files(self, host):\n    return {'a/../../x': ''}", r"names 'a/../../x', which is not below host.data$"),
         ("async def setup(self, host):\n    await host.run('false')", r"setup\(n1\) raised CommandFailed: n1: false"),
@@ -374,6 +441,14 @@ def test_a_state_that_cannot_be_compared_is_the_plug_ins(
             r"^mine.py:\d+: start_together raised OSError: no$",
         ),
         ("async def status(self, host):\n    return True", r"^mine.py:\d+: status\(n1\) returned True and neither"),
+        (
+            "async def status(self, host):\n    return Status(leads='yes')",
+            r"^mine.py:\d+: status\(n1\) returned a Status whose leads is 'yes' and neither True nor False$",
+        ),
+        (
+            "async def status(self, host):\n    return Status(leads=True, term='3')",
+            r"^mine.py:\d+: status\(n1\) returned a Status whose term is '3' and no whole number$",
+        ),
         ("async def status(self, host):\n    return self.nothing", r"^mine.py:\d+: status\(n1\) raised AttributeError"),
         (
             "ready_timeout_s = 5.0\nasync def status(self, host):\n    return {}['rolle']",
@@ -491,3 +566,13 @@ def test_the_plugin_is_told_of_the_end_where_nothing_was_started(
         assert system._system.ended == 1
 
     asyncio.run(main())
+
+
+@given(st.text(max_size=2000), st.text("ab", max_size=2), st.text("cd", max_size=2), st.text(max_size=2000))
+def test_where_replicas_differ_is_quoted(same: str, one: str, other: str, rest: str) -> None:
+    assume(one != other)
+    texts = (f"{same}{one}{rest}", f"{same}{other}{rest}")
+    assume(texts[0] != texts[1])
+    quoted = [guest._around(text, guest._first_difference(*texts)) for text in texts]
+    assert quoted[0] != quoted[1]
+    assert all(len(quote) <= guest.MAX_STATE_CHARS + len("......") for quote in quoted)

@@ -285,6 +285,23 @@ def test_a_promotion_that_nobody_heeds_is_none(make_operated: Any, plan_fault: A
     run_virtual(scenario())
 
 
+def test_nobody_is_promoted_where_no_slave_says_how_far_its_log_goes(
+    make_operated: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def main() -> None:
+        target = make_operated(3, leader="n1")
+        injection = await plan_fault(PROMOTE, target, "failover@leader")
+        target.operator.ends = dict.fromkeys(target.hosts, -1)
+        with pytest.raises(RuntimeError, match=r"no slave says how far its log goes.*Status\(end="):
+            await PROMOTE.inject(target, injection)
+        assert target.operator.promoted == []
+        target.operator.ends["n2"] = 0
+        await PROMOTE.inject(target, injection)
+        assert target.operator.promoted == ["n2"]
+
+    run_virtual(main())
+
+
 def test_a_promotion_has_to_be_asked_for() -> None:
     assert [is_of_all(nemesis) for nemesis in (TRANSFER, MEMBERS, RESTART, PROMOTE)] == [True, True, True, False]
     assert expand_variant(PROMOTE, None) == ["failover@leader", "switch@leader"]
