@@ -250,11 +250,10 @@ class Workers:
         text = f"{invocation['f']}: did not end when it was cancelled after {self.operation_timeout_s:g} s ({where})"
         logger.error("a client is left behind: %s", text)
         self.unexpected_errors[text] = self.unexpected_errors.get(text, 0) + 1
-        self.completed += 1
-        self.asked.add(invocation["f"])
-        self.last_failure = text
+        outcome = Outcome("info", error=text)
+        self._count(invocation["f"], invocation.get("key"), outcome)
         try:
-            self.recorder.append(_completion(invocation, Outcome("info", error=text)))
+            self.recorder.append(_completion(invocation, outcome))
         finally:
             self.stop()
             self._leave_behind(limit.task)
@@ -289,7 +288,7 @@ class Workers:
                     outcome = await self._invoke(client, step, invocation)
                     if asyncio.current_task() not in self._running:
                         return  # it was left behind
-                self._count(step, outcome)
+                self._count(step.f, step.key, outcome)
                 self._tell(thread, process, self.recorder.append(_completion(invocation, outcome)))
                 if client is not None and (outcome.type == "info" or outcome.is_broken):
                     await _close_quietly(client)
@@ -301,18 +300,18 @@ class Workers:
             if client is not None:
                 await _close_quietly(client)
 
-    def _count(self, step: Op, outcome: Outcome) -> None:
+    def _count(self, f: str, key: Any, outcome: Outcome) -> None:
         self.completed += 1
-        self.asked.add(step.f)
-        has_key = type(step.key) in (int, str)
+        self.asked.add(f)
+        has_key = type(key) in (int, str)
         if outcome.type == "ok":
-            self.succeeded[step.f] += 1
+            self.succeeded[f] += 1
             if has_key:
-                self.answered.add(step.key)
+                self.answered.add(key)
             return
-        failure = self.last_failures[None] = f"{step.f}: {outcome.error}"
+        failure = self.last_failures[None] = f"{f}: {outcome.error}"
         if has_key:
-            self.last_failures[step.key] = failure
+            self.last_failures[key] = failure
 
     def _ask(self, thread: int, process: int) -> Op | Wait | None:
         context = self._context
