@@ -195,14 +195,15 @@ class _Queue:
             if name == "append":
                 acked += 1
                 offset = history.result[row][0]
-                if offset is not None and not self._is_before_first(row, offset):
+                if offset is not None:
                     self._put(row, offset, history.value[row])
             elif name == "read":
                 reads += 1
                 self._read(row, history.result[row])
             elif name == "tail":
                 reads += 1
-                self._is_before_first(row, history.result[row] or 0)
+                if (history.result[row] or 0) < 0:
+                    self._say_before_first(row)
             else:
                 raise ValueError(f"operation {name!r} is none of append, read, tail")
         self._order(done)
@@ -226,6 +227,9 @@ class _Queue:
             content.setdefault(offset, _ABSENT)
         elif offset >= len(content):
             content.extend([_ABSENT] * (offset + 1 - len(content)))
+        elif offset < 0:
+            self._say_before_first(row)
+            return
         known = content[offset]
         if known is _ABSENT:
             content[offset] = value
@@ -260,17 +264,14 @@ class _Queue:
     def _say(self, kind: str, rows: tuple[int, ...], text: Any, **details: Any) -> None:
         self._anomalies.add(kind, self._key, rows, text() if self._anomalies.wants(kind) else "", **details)
 
-    def _is_before_first(self, row: int, place: int) -> bool:
-        """Whether an offset or a tail is below zero, which is counted."""
-        if place >= 0:
-            return False
+    def _say_before_first(self, row: int) -> None:
         self._say("phantom", (row,), lambda: f"{named_row(self._history, row)} tells of a place before the first")
-        return True
 
     def _read(self, row: int, result: Mapping[str, Any]) -> None:
         history = self._history
         start, messages, tail = result["offset"], result["messages"], result.get("tail")
-        self._is_before_first(row, min(start if messages else 0, 0 if tail is None else tail))
+        if (start < 0 and messages) or (tail is not None and tail < 0):
+            self._say_before_first(row)
         if not messages:
             asked = history.value[row]
             wanted = asked.get("max", 1) if isinstance(asked, Mapping) else 1
@@ -365,12 +366,12 @@ class _Queue:
         """
         history = self._history
         f, results, invoked, returned = history.f, history.result, history.invoked, history.returned
-        tails = {row: _tail(f[row], results[row]) for row in done if f[row] != "append"}
-        views = [(invoked[row], tail, row) for row, tail in tails.items() if tail is not None]
-        last_begun, tail, last = max(views, default=(-1, 0, -1))
-        counted = max((tail for _, tail, _ in views), default=0)
+        views = [row for row in done if f[row] != "append" and _tail(f[row], results[row]) is not None]
+        last = max(views, key=invoked.__getitem__, default=-1)
+        last_begun, tail = (invoked[last], _tail(f[last], results[last]) or 0) if views else (-1, 0)
         replacers = self._replacers(done) if self._divergent else {}
-        unread = unlooked = 0
+        unread = 0
+        behind = []
         for row in done:
             if f[row] != "append":
                 continue
@@ -381,8 +382,10 @@ class _Queue:
                 self._say_lost(row, last if gone else replacers[row], offset, value, tail)
             elif value not in self._seen:
                 unread += 1
-                unlooked += returned[row] > last_begun and (offset is None or offset >= counted)
-        return unread, unlooked
+                if returned[row] > last_begun:
+                    behind.append(offset)
+        counted = max((_tail(f[row], results[row]) or 0 for row in views), default=0) if behind else 0
+        return unread, sum(offset is None or offset >= counted for offset in behind)
 
     def _replacers(self, done: list[int]) -> dict[int, int]:
         """Acknowledged appends whose message nobody saw, each with the first later read that has another there."""
