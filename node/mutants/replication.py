@@ -208,9 +208,11 @@ def _parse_unverified(data: bytes, offset: int = 0, previous_chain_crc: int | No
     return Entry(index, term, pos, magic, chain_crc, data[offset : offset + size_bytes])
 
 
-def _scan_unverified(data: bytes, *, most: int) -> tuple[EntryBatch | None, str]:
+def _scan_unverified(
+    data: bytes, offset: int = 0, previous_chain_crc: int | None = None, *, most: int
+) -> tuple[EntryBatch | None, str]:
     entries: list[Entry] = []
-    offset, problem = 0, ""
+    problem = ""
     while offset < len(data) and len(entries) < most and not problem:
         try:
             entries.append(_parse_unverified(data, offset))
