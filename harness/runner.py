@@ -61,7 +61,7 @@ LEADER_TIMEOUT_S = 2.0
 BLOCKED_MARGIN_S = 2.0
 """Beyond an operation's time, for which a plug-in may keep the harness from running."""
 
-_TOLD = (HarnessError, OperatorError, SystemUnderTestError)
+_EXPECTED_ERRORS = (HarnessError, OperatorError, SystemUnderTestError)
 """Errors whose words are enough for whoever reads them."""
 
 CANCEL_GRACE_S = 1.0
@@ -286,7 +286,7 @@ class Run:
             self.observed.trouble.append(f"{title}: given up, as asked for by a third signal")
         except Exception as group:
             error = _first_of(group)
-            if isinstance(error, _TOLD):
+            if isinstance(error, _EXPECTED_ERRORS):
                 self.observed.trouble.append(f"{title}: {error}")
                 return
             logger.exception("%s failed", title)
@@ -416,7 +416,7 @@ class Run:
     async def _work(self, workers: Workers) -> None:
         try:
             await workers.run()
-        except* _TOLD as errors:
+        except* _EXPECTED_ERRORS as errors:
             raise _first_of(errors) from None
         finally:
             self._next_process = workers.next_process
@@ -523,8 +523,8 @@ def _first_of(error: Exception) -> Exception:
     """An error itself; of those that a group of tasks ended with, the first whose words are enough, else the first."""
     if not isinstance(error, ExceptionGroup):
         return error
-    told = error.subgroup(_TOLD)
-    return _first_of((error if told is None else told).exceptions[0])
+    expected = error.subgroup(_EXPECTED_ERRORS)
+    return _first_of((error if expected is None else expected).exceptions[0])
 
 
 def _watching(triggers: Triggers | None, schedule: Schedule) -> contextlib.AbstractAsyncContextManager[None]:
