@@ -20,7 +20,7 @@ in event order; linear time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from operator import index
 from typing import Any
 
@@ -97,12 +97,12 @@ def check_log(
             anomalies, counted, stopped = _check_queues(history, groups, budget)
     except (TypeError, AttributeError, KeyError, IndexError, ValueError) as error:
         raise HistoryError(f"this is not a history of the log workload: {error!r}") from error
-    totals = {name: sum(counts[name] for counts in counted.values()) for name in COUNTED}
+    totals = counted.totals
     stats = {
         "model": "log",
         "operations": len(history),
         "keys": len(groups),
-        "engines": {"log": len(counted)},
+        "engines": {"log": counted.queues},
         "counts": anomalies.counts,
         "examples": anomalies.examples,
         **totals,
@@ -117,31 +117,46 @@ def check_log(
             found = ", ".join(f"{count} {name}" for name, count in anomalies.counts.items() if count)
             return Result(verdict=Verdict.INVALID, witness=witness, stats=stats, reason=f"{text} (In all: {found}.)")
     if stopped:
-        reason = f"{stopped}; {len(counted)} of {len(groups)} queues checked"
+        reason = f"{stopped}; {counted.queues} of {len(groups)} queues checked"
         return Result(verdict=Verdict.UNKNOWN, stats=stats, reason=reason)
     reason = f"{totals['acknowledged']} acknowledged messages, {totals['observed']} seen, none lost or out of place"
     if totals["unread"]:
         reason += f"; {totals['unread']} were never read"
     if not totals["unlooked"]:
         return Result(verdict=Verdict.VALID, stats=stats, reason=reason)
-    keys = [short(key) for key, counts in counted.items() if counts["unlooked"] and key is not None]
+    keys = list(map(short, counted.unlooked_keys))
     where = f" (of key {', '.join(keys[:MAX_EXAMPLES])}{', ...' if len(keys) > MAX_EXAMPLES else ''})" if keys else ""
     reason += f", {totals['unlooked']} of them not looked for since they were acknowledged{where}"
     return Result(verdict=Verdict.UNKNOWN, stats=stats, reason=reason)
 
 
+@dataclass
+class _Counted:
+    """What was counted in all queues, and the first keys of those in which nobody looked for some."""
+
+    queues: int = 0
+    totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
+    unlooked_keys: list[Any] = field(default_factory=list)
+
+    def add(self, key: Any, counts: Mapping[str, int]) -> None:
+        self.queues += 1
+        for name in COUNTED:
+            self.totals[name] += counts[name]
+        if counts["unlooked"] and key is not None and len(self.unlooked_keys) <= MAX_EXAMPLES:
+            self.unlooked_keys.append(key)
+
+
 def _check_queues(
     history: History, groups: Mapping[Any, Sequence[int]], budget: Budget
-) -> tuple[_Anomalies, dict[Any, dict[str, int]], str | None]:
-    """What is wrong, what was counted in every queue that was checked, and the limit that ended it, if one did."""
-    anomalies = _Anomalies()
-    counted: dict[Any, dict[str, int]] = {}
+) -> tuple[_Anomalies, _Counted, str | None]:
+    """What is wrong, what was counted in the queues that were checked, and the limit that ended it, if one did."""
+    anomalies, counted = _Anomalies(), _Counted()
     stopped = budget.refuses_bytes(len(history) * BYTES_PER_OPERATION)
     for key, rows in groups.items():
         stopped = stopped or budget.exhausted()
         if stopped:
             break
-        counted[key] = _Queue(history, key, rows, anomalies).check()
+        counted.add(key, _Queue(history, key, rows, anomalies).check())
     return anomalies, counted, stopped
 
 
