@@ -14,20 +14,23 @@ What an exception of a client means:
 A client may raise asyncio.CancelledError though nobody cancelled it: it awaited a task of its own that it had
 cancelled. That must not end its thread, without which the load would go on as if nothing were missing. Nor must a
 client that calls sys.exit end the harness, whose exit status is a verdict; the same goes for a KeyboardInterrupt of its
-own. One that goes on though its operation was cancelled is left behind after a while: it ends the load, and as an
-unexpected error the chance of a verdict.
+own. One that goes on though it was cancelled is left behind after a while, and another one takes its place: drivers
+wait for a rollback then, or for the server to say that it has cancelled a statement, which one that is paused or cut
+off does not.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import logging
 import os
 import random
 import signal
 import sysconfig
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from types import CoroutineType, FrameType
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -56,15 +59,19 @@ CLOSE_TIMEOUT_S = 5.0
 """For a client to close. One that never does must not hold up its thread, and the run with it."""
 
 LEAVE_AFTER_S = 5.0
-"""From the cancelling of an operation until its client is left where it is: one that awaits while it is cancelled, such
-as a rollback, takes less."""
+"""From the cancelling of a call until its client is left where it is: one that awaits while it is cancelled, such as a
+rollback, takes less where the system answers."""
+
+MAX_LEFT_BEHIND = 200
+"""Clients of a phase that go on though they were left behind. Each holds a connection and what it was about; where
+there are more the load ends, and nothing can be said of the run."""
 
 REOPEN_PAUSE_S = 0.05
 """Between a failed `open` and the next try, so that an unreachable system is not hammered."""
 
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 
-_LEFT_BEHIND: list[asyncio.Task[None]] = []
+_LEFT_BEHIND = set[asyncio.Task[None]]()
 """Threads whose client does not end: kept, for who is collected as garbage is closed, and would not end then either."""
 
 
@@ -126,14 +133,29 @@ class Recorder(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Limit:
-    """When the operation that `invocation` began in a thread's task is to be over; `cancelling` is what the task was
-    asked before it began."""
+class _Thread:
+    """A thread: one process after the other, each of which performs its operations one by one."""
 
+    number: int
+    process: int
+    client: Client | None = None
+    invocation: dict[str, Any] | None = None
+    """Of the operation that is open."""
+    is_sent: bool = False
+    """Whether a client was asked for it."""
+    is_left_behind: bool = False
+    """Whether another one has its number now, and nobody waits for it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Limit:
+    """When the operation that a thread's task performs is to be over; `cancelling` is what the task was asked before it
+    began."""
+
+    thread: _Thread
     task: asyncio.Task[Any]
     cancelling: int
     due_s: float
-    invocation: dict[str, Any]
     is_done: bool = False
     is_over: bool = False
 
@@ -177,8 +199,12 @@ class Workers:
     _limits: deque[_Limit] = field(default_factory=deque)
     """Of operations, the oldest first; one that is done stays behind an older one that is not."""
     _limit_timer: asyncio.TimerHandle | None = None
-    _running: dict[asyncio.Task[None], None] = field(default_factory=dict)
+    _running: dict[asyncio.Task[None], _Thread] = field(default_factory=dict)
     """The threads that are waited for."""
+    _left_behind: int = 0
+    """How many are not, and go on."""
+    _errors: list[BaseException] = field(default_factory=list)
+    """What threads have raised that were waited for."""
     _ended: asyncio.Future[None] | None = None
     """Done once no thread is waited for any more, or one has failed."""
 
@@ -203,18 +229,17 @@ class Workers:
 
     async def run(self) -> None:
         """Run every thread until the generator is exhausted for it or `stop` was called. What a thread raises ends the
-        others, and is raised in a group of exceptions. A thread whose client cannot be cancelled is left behind."""
-        loop = asyncio.get_running_loop()
-        self._ended = loop.create_future()
-        tasks = [loop.create_task(self._run_thread(thread), name=f"worker-{thread}") for thread in range(self.threads)]
-        self._running.update(dict.fromkeys(tasks))
-        for task in tasks:
-            task.add_done_callback(self._note_end)
+        others, and is raised in a group of exceptions. A thread whose client cannot be cancelled is left behind, and
+        another one begins in its place."""
+        self._ended = asyncio.get_running_loop().create_future()
+        for number in range(self.threads):
+            self._start(_Thread(number, self.first_process + number))
         try:
-            if tasks:
+            if self._running:
                 await self._ended
         finally:
-            for task in list(self._running):
+            self._stopping = True
+            for task in self._running:
                 task.cancel()
             if self._running:
                 await asyncio.wait(list(self._running), timeout=LEAVE_AFTER_S + CLOSE_TIMEOUT_S)
@@ -222,48 +247,58 @@ class Workers:
                 self._leave_behind(task)
             if self._limit_timer is not None:
                 self._limit_timer.cancel()
-        errors = [error for task in tasks if task.done() and not task.cancelled() and (error := task.exception())]
-        if errors:
-            raise BaseExceptionGroup("threads of the load failed", errors)
+        if self._errors:
+            raise BaseExceptionGroup("threads of the load failed", self._errors)
+
+    def _start(self, thread: _Thread) -> None:
+        task = asyncio.get_running_loop().create_task(self._run_thread(thread), name=f"worker-{thread.number}")
+        self._running[task] = thread
+        task.add_done_callback(self._note_end)
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
-        self._running.pop(task, None)
-        has_failed = not task.cancelled() and task.exception() is not None
-        if self._ended is not None and (has_failed or not self._running):
+        error = None if task.cancelled() else task.exception()
+        if self._running.pop(task, None) is None:
+            self._left_behind -= 1
+            _LEFT_BEHIND.discard(task)
+            return
+        if error is not None:
+            self._errors.append(error)
+        if self._ended is not None and (error is not None or not self._running):
             _wake(self._ended)
 
     def _leave_behind(self, task: asyncio.Task[None]) -> None:
         """Wait no more for a thread, nor have the event loop do so when it is closed."""
-        del self._running[task]
+        self._running.pop(task).is_left_behind = True
+        self._left_behind += 1
+        _LEFT_BEHIND.add(task)
         asyncio._unregister_task(task)
         task._log_destroy_pending = False  # type: ignore[attr-defined]
-        _LEFT_BEHIND.append(task)
-        if self._ended is not None and not self._running:
-            _wake(self._ended)
 
-    def _leave(self, limit: _Limit) -> None:
-        """End the load where a client has been cancelled and goes on; its operation may still happen."""
-        if limit.is_done or limit.task not in self._running:
+    def _leave(self, thread: _Thread, task: asyncio.Task[None], *, after: str) -> None:
+        """Go on without a thread whose client was cancelled and does not end. What it was asked for may still happen;
+        what it was not, never does."""
+        if task not in self._running:
             return
-        invocation = limit.invocation
-        where = _place_of(limit.task)
-        text = f"{invocation['f']}: did not end when it was cancelled after {self.operation_timeout_s:g} s ({where})"
-        logger.error("a client is left behind: %s", text)
-        self.unexpected_errors[text] = self.unexpected_errors.get(text, 0) + 1
-        outcome = Outcome("info", error=text)
-        self._count(invocation["f"], invocation.get("key"), outcome)
+        text = f"{after}: did not end when it was cancelled ({_place_of(task)})"
+        logger.warning("a client is left behind: %s", text)
+        self._leave_behind(task)
         try:
-            self.recorder.append(_completion(invocation, outcome))
+            if thread.invocation is not None:
+                self._end_operation(thread, Outcome("info" if thread.is_sent else "fail", error=text))
+            if self._left_behind > MAX_LEFT_BEHIND:
+                self._note_unexpected(RuntimeError(f"{self._left_behind} clients go on though they were cancelled"))
+                self.stop()
         finally:
-            self.stop()
-            self._leave_behind(limit.task)
+            self._start(_Thread(thread.number, self._take_process()))
 
-    async def _run_thread(self, thread: int) -> None:
-        process = self.first_process + thread
-        client: Client | None = None
+    def _take_process(self) -> int:
+        self._next_process += 1
+        return self._next_process - 1
+
+    async def _run_thread(self, thread: _Thread) -> None:
         try:
             while not self._stopping:
-                step = self._ask(thread, process)
+                step = self._ask(thread.number, thread.process)
                 if isinstance(step, Wait) and step.everyone:
                     await self._stand_in_line(step.until_ns)
                     continue
@@ -274,31 +309,34 @@ class Workers:
                 if isinstance(step, Wait):
                     await self._sleep_until(step.until_ns)
                     continue
-                invocation = {"process": process, "type": "invoke", "f": step.f, "value": step.value}
-                if step.key is not None:
-                    invocation["key"] = step.key
-                self._tell(thread, process, self.recorder.append(invocation))
+                self._begin_operation(thread, step)
                 if self._line and self._line_timer is None:
                     self._call_next()
-                ready = await self._open(process, thread) if client is None else client
-                if isinstance(ready, Outcome):
-                    outcome = ready
-                else:
-                    client = ready
-                    outcome = await self._invoke(client, step, invocation)
-                    if asyncio.current_task() not in self._running:
-                        return  # it was left behind
-                self._count(step.f, step.key, outcome)
-                self._tell(thread, process, self.recorder.append(_completion(invocation, outcome)))
-                if client is not None and (outcome.type == "info" or outcome.is_broken):
-                    await _close_quietly(client)
-                    client = None
+                outcome = await self._open(thread) if thread.client is None else None
+                if outcome is None and not thread.is_left_behind:
+                    outcome = await self._invoke(thread, step)
+                if outcome is None or thread.is_left_behind:
+                    return
+                self._end_operation(thread, outcome)
+                if outcome.type == "info" or outcome.is_broken:
+                    await self._close(thread)
                 if outcome.type == "info":
-                    process = self._next_process
-                    self._next_process += 1
+                    thread.process = self._take_process()
         finally:
-            if client is not None:
-                await _close_quietly(client)
+            await self._close(thread)
+
+    def _begin_operation(self, thread: _Thread, op: Op) -> None:
+        invocation = {"process": thread.process, "type": "invoke", "f": op.f, "value": op.value}
+        if op.key is not None:
+            invocation["key"] = op.key
+        thread.invocation, thread.is_sent = invocation, False
+        self._tell(thread.number, thread.process, self.recorder.append(invocation))
+
+    def _end_operation(self, thread: _Thread, outcome: Outcome) -> None:
+        invocation, thread.invocation = thread.invocation, None
+        assert invocation is not None
+        self._count(invocation["f"], invocation.get("key"), outcome)
+        self._tell(thread.number, thread.process, self.recorder.append(_completion(invocation, outcome)))
 
     def _count(self, f: str, key: Any, outcome: Outcome) -> None:
         self.completed += 1
@@ -358,26 +396,61 @@ class Workers:
                 waiter.set_result(None)
                 return
 
-    async def _open(self, process: int, thread: int) -> Client | Outcome:
-        """An open client; or how the operation that needed it ended: whatever the reason, it was not sent.
+    async def _open(self, thread: _Thread) -> Outcome | None:
+        """Give a thread an open client; or say how the operation ended that needed it: whatever the reason, it was not
+        sent.
 
         A client that could not be opened is closed and forgotten, so that the next operation tries with another one.
         """
-        client = self.make_client(process, thread)
+        client = self.make_client(thread.process, thread.number)
         asked = _times_cancelled()
         try:
-            async with asyncio.timeout(self.operation_timeout_s):
-                await client.open()
+            with self._unless_left_behind(thread, self.operation_timeout_s, "open"):
+                async with asyncio.timeout(self.operation_timeout_s):
+                    await client.open()
         except BaseException as error:
-            await _close_quietly(client)
+            thread.client = client
+            await self._close(thread)
             if not isinstance(error, Exception) and not _is_its_own(error, asked):
                 raise
             await asyncio.sleep(REOPEN_PAUSE_S)
             return Outcome("fail", error=f"open: {_describe(error)}")
-        return client
+        thread.client = client
+        return None
 
-    async def _invoke(self, client: Client, op: Op, invocation: dict[str, Any]) -> Outcome:
-        limit = self._begin_limit(invocation)
+    async def _close(self, thread: _Thread) -> None:
+        """Close the client of a thread, if it has one, whatever it says to that."""
+        client, thread.client = thread.client, None
+        if client is None:
+            return
+        closing: Awaitable[None] = client.close()
+        asked = _times_cancelled()
+        try:
+            with self._unless_left_behind(thread, CLOSE_TIMEOUT_S, "close"):
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await closing
+        except BaseException as error:
+            if not isinstance(error, Exception) and not _is_its_own(error, asked):
+                raise
+            logger.debug("closing a client: %s", _describe(error))
+
+    @contextlib.contextmanager
+    def _unless_left_behind(self, thread: _Thread, timeout_s: float, what: str) -> Iterator[None]:
+        """Leave the current thread behind where a call that is cancelled after `timeout_s` goes on."""
+        task = asyncio.current_task()
+        assert task is not None
+        leave = functools.partial(self._leave, thread, task, after=what)
+        timer = asyncio.get_running_loop().call_later(timeout_s + LEAVE_AFTER_S, leave)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    async def _invoke(self, thread: _Thread, op: Op) -> Outcome:
+        client = thread.client
+        assert client is not None
+        limit = self._begin_limit(thread)
+        thread.is_sent = True
         try:
             return await client.invoke(op)
         except asyncio.CancelledError as error:
@@ -397,14 +470,15 @@ class Workers:
             return Outcome("info", error=f"unexpected {_describe(error)}")
         except Exception as error:
             if not isinstance(error, TellsOutcome):
-                self._note_unexpected(error)
+                if not thread.is_left_behind:
+                    self._note_unexpected(error)
                 return Outcome("info", error=f"unexpected {_describe(error)}")
             node = error.node if isinstance(error, NamesNode) else None
             return Outcome("fail" if error.is_definite else "info", error=_describe(error), node=node)
         finally:
             limit.is_done = True
 
-    def _begin_limit(self, invocation: dict[str, Any]) -> _Limit:
+    def _begin_limit(self, thread: _Thread) -> _Limit:
         """Have the current thread's task cancelled when its operation's time is over.
 
         What asyncio.timeout does, but for all threads with one timer that is nearly never reached: the time is the
@@ -413,7 +487,7 @@ class Workers:
         loop = asyncio.get_running_loop()
         task = asyncio.current_task()
         assert task is not None
-        limit = _Limit(task, task.cancelling(), loop.time() + self.operation_timeout_s, invocation)
+        limit = _Limit(thread, task, task.cancelling(), loop.time() + self.operation_timeout_s)
         limits = self._limits
         while limits and limits[0].is_done:
             limits.popleft()
@@ -421,6 +495,10 @@ class Workers:
         if self._limit_timer is None:
             self._limit_timer = loop.call_at(limit.due_s, self._end_limits)
         return limit
+
+    def _leave_unless_done(self, limit: _Limit) -> None:
+        if not limit.is_done:
+            self._leave(limit.thread, limit.task, after="timeout")
 
     def _end_limits(self) -> None:
         """Cancel what is due, and come back for the next one that is still open."""
@@ -432,7 +510,7 @@ class Workers:
             if not limit.is_done:
                 limit.is_over = True
                 limit.task.cancel()
-                loop.call_later(LEAVE_AFTER_S, self._leave, limit)
+                loop.call_later(LEAVE_AFTER_S, self._leave_unless_done, limit)
         if limits:
             self._limit_timer = loop.call_at(limits[0].due_s, self._end_limits)
 
@@ -496,15 +574,3 @@ def _is_its_own(error: BaseException, asked: int) -> bool:
 def is_ctrl_c(error: BaseException) -> bool:
     """Whether an exception may be Ctrl-C: a KeyboardInterrupt, where nothing else is done about that signal."""
     return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-async def _close_quietly(client: Client) -> None:
-    closing: Awaitable[None] = client.close()
-    asked = _times_cancelled()
-    try:
-        async with asyncio.timeout(CLOSE_TIMEOUT_S):
-            await closing
-    except BaseException as error:
-        if not isinstance(error, Exception) and not _is_its_own(error, asked):
-            raise
-        logger.debug("closing a client: %s", _describe(error))

@@ -242,29 +242,100 @@ def test_a_client_that_exits_does_not_end_the_harness(method: str, kind: type[Ba
     assert bool(workers.unexpected_errors) == (method == "invoke")
 
 
-def test_a_client_that_cannot_be_cancelled_is_left_behind_and_ends_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does the event loop wait for it when it is closed; a thread with a better client ends its operation."""
-    monkeypatch.setattr(worker, "LEAVE_AFTER_S", 0.05)
-    clients = []
+class Stubborn(ScriptedClient):
+    """Its first ones of a kind go on in one of their methods whatever anybody says, until `until` is set."""
 
-    class Deaf(ScriptedClient):
-        async def invoke(self, op: Op) -> Outcome:
-            clients.append(self)
-            if len(clients) == 1:
-                while True:
-                    with contextlib.suppress(asyncio.CancelledError):
-                        await asyncio.sleep(3600)
-            await asyncio.sleep(0)
-            return Outcome("ok", 7)
+    method = "invoke"
+    first = 1
+    until: asyncio.Event
+    made = 0
+    went_on = 0
 
-    events, workers = run(lambda op: None, count=100_000_000, threads=2, timeout_s=0.05, make=Deaf)
-    assert len(events) == 2 * workers.completed and len(clients) == workers.completed
-    [left] = [event for event in events if event["type"] == "info"]
-    assert events[0]["process"] == left["process"]
-    assert re.fullmatch(
-        r"write: did not end when it was cancelled after 0\.05 s \(test_worker\.py:\d+\)", left["error"]
-    )
-    assert workers.unexpected_errors == {left["error"]: 1}
+    def __init__(self, script: Callable[[Op], Outcome | Exception | None]) -> None:
+        super().__init__(script)
+        type(self).made += 1
+        self.number = type(self).made
+
+    async def _go_on(self, method: str) -> None:
+        while method == self.method and self.number <= self.first and not self.until.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await self.until.wait()
+                type(self).went_on += 1
+
+    async def open(self) -> None:
+        await self._go_on("open")
+        await super().open()
+
+    async def invoke(self, op: Op) -> Outcome:
+        await self._go_on("invoke")
+        return await super().invoke(op)
+
+    async def close(self) -> None:
+        await self._go_on("close")
+        await super().close()
+
+
+def run_stubborn(
+    method: str, *, count: int = 4, first: int = 1, threads: int = 1, ends_s: float = 1e9, outcome: str = "ok"
+) -> tuple[list[dict[str, Any]], Workers, type[Stubborn]]:
+    """Operations of a second at most whose first clients cannot be cancelled, on simulated time; what waits on is let
+    go after `ends_s`, and has 100 s more."""
+
+    class Client(Stubborn):
+        pass
+
+    Client.method, Client.first = method, first
+    recorder = Recorder()
+
+    async def main() -> Workers:
+        Client.until = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.call_later(ends_s, Client.until.set)
+        script = lambda op: Outcome("ok", 7) if outcome == "ok" else Indefinite()  # noqa: E731
+        workers = workers_of(recorder, Limit(count, WRITES), script, threads=threads, make=Client)
+        await workers.run()
+        await asyncio.sleep(100)
+        return workers
+
+    before = ScriptedClient.closed
+    workers = run_simulated(main(), seed=1)
+    Client.closed = ScriptedClient.closed - before
+    return recorder.events, workers, Client
+
+
+@pytest.mark.parametrize(("method", "ended"), [("open", "fail"), ("invoke", "info"), ("close", "info")])
+def test_a_client_that_cannot_be_cancelled_is_left_behind_and_another_takes_its_place(method: str, ended: str) -> None:
+    """What it was asked for may happen; what it was not, never does. Nor does the event loop wait for it."""
+    events, workers, client = run_stubborn(method, outcome="info" if method == "close" else "ok")
+    assert [event["type"] for event in events] == [
+        "invoke",
+        ended,
+        *["invoke", "info" if method == "close" else "ok"] * 3,
+    ]
+    assert len({event["process"] for event in events[2:]}.union({0})) == (4 if method == "close" else 2)
+    assert not workers.unexpected_errors and client.went_on == 0
+    if method != "close":
+        said = {"open": "open", "invoke": "timeout"}[method]
+        assert re.fullmatch(rf"{said}: did not end when it was cancelled \(test_worker\.py:\d+\)", events[1]["error"])
+
+
+@pytest.mark.parametrize("method", ["open", "invoke", "close"])
+def test_a_client_that_was_left_behind_says_nothing_more_when_it_ends(method: str) -> None:
+    events, workers, client = run_stubborn(method, ends_s=30.0, count=40, outcome="info" if method == "close" else "ok")
+    assert client.went_on == 1
+    assert len(events) == 80 and sum(event["type"] == "invoke" for event in events) == workers.completed == 40
+    by_process: dict[int, list[str]] = {}
+    for event in events:
+        by_process.setdefault(event["process"], []).append(event["type"])
+    assert all(types[::2] == ["invoke"] * (len(types) // 2) for types in by_process.values())
+    assert client.closed == client.made, "it is closed after all"
+
+
+def test_too_many_clients_that_go_on_end_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "MAX_LEFT_BEHIND", 5)
+    events, workers, client = run_stubborn("invoke", count=100, first=100, threads=2)
+    assert [event["type"] for event in events].count("info") == client.made == 6
+    assert list(workers.unexpected_errors) == ["RuntimeError: 6 clients go on though they were cancelled"]
 
 
 def test_an_interrupt_is_ctrl_c_where_nothing_else_is_done_about_the_signal() -> None:
