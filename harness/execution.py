@@ -27,7 +27,6 @@ from harness.judge import judge
 from harness.large_history import too_large_to_judge
 from harness.report import LiveProgress, OutputConsole
 from harness.report.store_page import update_store_page
-from harness.report.units import plural
 from harness.run_state import RunState
 from harness.runner import Observed, Run
 from harness.runtime import harness_runtime
@@ -35,6 +34,7 @@ from harness.seeded import seeded
 from harness.store import RunDir, Store, StoreError
 from harness.systems.base import HasClientPrograms
 from harness.test import ALL, Test
+from harness.units import plural
 from harness.workloads.base import Workload
 from nemesis.forms import VariantNames, is_of_all, needs_of, split_variant
 from nemesis.mechanisms.reach import AUTO

@@ -19,10 +19,10 @@ from typing import Any
 from checker.faults import count_unmet, faults_of, is_proven
 from harness.large_history import TooLarge, counts_by_f
 from harness.recovery import RECOVERS, judge_recovery
-from harness.report.units import plural
 from harness.runner import Observed
 from harness.systems.base import CheckOutcome
 from harness.test import Test
+from harness.units import plural
 from harness.workloads.base import CheckContext, TellsWrites, Workload
 
 __all__ = ["faults_of", "judge"]

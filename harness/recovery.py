@@ -17,8 +17,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from dataclasses import dataclass
 from typing import Any
 
-from harness.report.units import clip
 from harness.systems.base import CheckOutcome, System
+from harness.units import clip
 
 __all__ = ["RECOVERS", "Answers", "judge_recovery", "read_until_answered", "wait_for_recovery", "with_last_words"]
 

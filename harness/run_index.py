@@ -41,8 +41,8 @@ from checker.faults import count_unmet
 from harness.atomic_files import replace_file
 from harness.registry import short_name
 from harness.report.checks import verdict_word
-from harness.report.units import clip
 from harness.store import LATEST, RunDir, RunStatus, Store, StoreError, is_run, run_order
+from harness.units import clip
 
 STATES = ("valid", "invalid", "unknown", "running", "unfinished")
 """What a run can have come to. `unfinished`: it died before it was judged."""

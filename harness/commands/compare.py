@@ -22,8 +22,8 @@ from harness.commands.report import (
 from harness.errors import OperatorError
 from harness.report import OutputConsole
 from harness.report.fleet import labels_of, share_text
-from harness.report.units import count, duration, plural
 from harness.signals import ended_by_signals
+from harness.units import count, duration, plural
 
 if TYPE_CHECKING:
     from spark_analysis.comparison import Comparison

@@ -28,10 +28,10 @@ from harness.exploration.rehearsal import (
 )
 from harness.exploration.search import Tally, elects_leaders, explore, mix_for, require_room, summary_of
 from harness.report import OutputConsole
-from harness.report.units import plural
 from harness.signals import interrupted_by_signals
 from harness.store import Store, require_writable
 from harness.test import Test
+from harness.units import plural
 from nemesis.schedule import save_schedule
 
 __all__ = ["explore_command"]

@@ -12,9 +12,9 @@ from harness.execution import perform
 from harness.faults.triggers import count_triggers
 from harness.history_writer import read_history
 from harness.report import OutputConsole, print_summary
-from harness.report.units import plural
 from harness.store import RunDir, Store
 from harness.test import Test, test_from_json
+from harness.units import plural
 
 __all__ = ["replay_command"]
 

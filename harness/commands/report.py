@@ -24,8 +24,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from harness.errors import EXIT_HARNESS_FAILED, OperatorError, how_to_get
 from harness.report import OutputConsole
 from harness.report.fleet import FleetData, check_tallies, headline, labels_of, render_fleet, share_text
-from harness.report.units import count, duration, plural
 from harness.signals import ended_by_signals
+from harness.units import count, duration, plural
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

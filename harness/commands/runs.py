@@ -13,9 +13,9 @@ from rich.text import Text
 from harness.errors import OperatorError, nearest
 from harness.report import OutputConsole
 from harness.report.store_page import fault_words, operation_words
-from harness.report.units import duration, plural
 from harness.run_index import STATES, RunSummary, read_index, select
 from harness.store import Store
+from harness.units import duration, plural
 
 __all__ = ["runs_command"]
 

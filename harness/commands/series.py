@@ -31,9 +31,9 @@ from harness.commands.run import Cases, Prepared, announce, enter_namespace, pre
 from harness.errors import EXIT_HARNESS_FAILED, OperatorError, SystemUnderTestError, nearest
 from harness.execution import exit_status_of, perform
 from harness.report import OutputConsole
-from harness.report.units import plural
 from harness.seeded import random_seed
 from harness.store import Store
+from harness.units import plural
 
 __all__ = ["MAX_RUNS", "combinations", "derived_seed", "series_command"]
 

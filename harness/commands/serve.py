@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from harness.errors import OperatorError, how_to_get
-from harness.report.units import plural
 from harness.serve.guard import App
 from harness.signals import ended_by_signals
 from harness.store import Store
+from harness.units import plural
 
 if TYPE_CHECKING:
     import uvicorn

@@ -19,8 +19,8 @@ from harness.report import OutputConsole
 from harness.report.replay import EVER_NS, collect_replay, replay_page
 from harness.report.sequence import MAX_ARROWS, Leadership, sequence_page, sequence_svg
 from harness.report.trace_window import Window, choose, read_window
-from harness.report.units import plural
 from harness.store import RunDir, Store
+from harness.units import plural
 
 __all__ = ["MAX_HOSTS_DRAWN", "trace_command"]
 

@@ -13,7 +13,7 @@ from harness.clusters.sim.cluster import SimCluster
 from harness.clusters.sim.dissector import Dissector
 from harness.clusters.sim.network import TraceEvent
 from harness.execution import TestClock
-from harness.report.units import clip, operation_text
+from harness.units import clip, operation_text
 
 __all__ = ["MAX_HAPPENINGS", "Account", "Happening", "most_telling"]
 

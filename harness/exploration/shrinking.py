@@ -25,8 +25,8 @@ from harness.errors import OperatorError
 from harness.exploration.rehearsal import STUCK, Rehearsal, rehearse_test
 from harness.exploration.simplifying import CLIENTS, FEW_NODES, RATES, simplest_that_fails
 from harness.report.checks import verdict_word
-from harness.report.units import plural
 from harness.test import Test
+from harness.units import plural
 from nemesis.schedule import INJECT, Schedule
 
 __all__ = ["Shrunk", "shrink"]

@@ -12,8 +12,8 @@ from harness.errors import OperatorError
 from harness.gallery.finding import FOUND, Finding
 from harness.gallery.recording import is_of, outcomes_of, statistics_of
 from harness.report.picture import witness_picture
-from harness.report.units import clip, count, plural
 from harness.report.witness import witness_from
+from harness.units import clip, count, plural
 
 __all__ = ["PICTURES", "pages", "write_pages"]
 

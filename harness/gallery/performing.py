@@ -15,9 +15,9 @@ from harness.execution import perform
 from harness.gallery.finding import FOUND, SIDES, Finding
 from harness.gallery.recording import record_of, run_of
 from harness.report import OutputConsole
-from harness.report.units import clip
 from harness.store import Store
 from harness.systems.base import Fetched
+from harness.units import clip
 
 __all__ = ["Performed", "perform_finding", "prepared_runs"]
 

@@ -8,7 +8,6 @@ charts.py     the run over time; timeline.py: a contradiction in real time; svg.
 faults.py     the table of faults; checks.py: the sections of the checkers
 page.py       all of it as one self-contained file
 console.py    progress while the run goes on, and its summary
-units.py      numbers as people read them
 """
 
 from __future__ import annotations

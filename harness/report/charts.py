@@ -21,7 +21,7 @@ from harness.report.collect import OUTCOMES, RunData
 from harness.report.grid import BINS_PER_DECADE, latency_of, quantiles_of
 from harness.report.readout import leader_spans, readout
 from harness.report.svg import element, percent, runs_path, stretched
-from harness.report.units import clip, count, duration, instant, linear_ticks, time_ticks
+from harness.units import clip, count, duration, instant, linear_ticks, time_ticks
 
 MAX_BANDS = 250
 """Fault bands drawn; more would be a uniform grey at any width, and the text says how many are missing."""

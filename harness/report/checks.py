@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.report.units import clip, count, duration, instant
+from harness.units import clip, count, duration, instant
 
 MAX_FACTS = 24
 """Counts shown for one check."""

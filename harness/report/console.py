@@ -29,8 +29,8 @@ from harness.live_stats import FaultStatus, LiveStats
 from harness.pasteable import harness_command
 from harness.report.checks import verdict_word
 from harness.report.faults import cut_in_a_line
-from harness.report.units import clip, count, duration, plural
 from harness.report.witness import witness_from
+from harness.units import clip, count, duration, plural
 
 REDRAW_INTERVAL_S = 0.25
 """Between two drawings of the panel: smooth to the eye, nothing to the processor."""

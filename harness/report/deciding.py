@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from harness.report.svg import element, percent
-from harness.report.units import clip
+from harness.units import clip
 
 HEIGHT_PX = 130
 TOP_PX, BOTTOM_PX = 8, 20

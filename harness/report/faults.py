@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from harness.report.svg import element
-from harness.report.units import clip, duration, instant
+from harness.units import clip, duration, instant
 
 CELL_PX = 9
 LABEL_PX = 18

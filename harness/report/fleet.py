@@ -21,7 +21,7 @@ from markupsafe import Markup
 
 from harness.report.svg import element, percent
 from harness.report.templating import report_template, style
-from harness.report.units import count, duration, plural
+from harness.units import count, duration, plural
 
 Row = Mapping[str, Any]
 

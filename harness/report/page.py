@@ -30,10 +30,10 @@ from harness.report.grid import latency_of, quantiles_of
 from harness.report.lanes import MAX_ROWS
 from harness.report.templating import json_data, report_template, script, style
 from harness.report.timeline import arrowhead, timeline
-from harness.report.units import clip, count, duration, plural, share
 from harness.report.witness import Witness, witness_from
 from harness.store import RunDir, StoreError
 from harness.test import MAX_CONCURRENCY
+from harness.units import clip, count, duration, plural, share
 
 MAX_REPORT_BYTES = 1_000_000
 """No report is larger, whatever the run: people mail it, and browsers open it at once."""

@@ -13,8 +13,8 @@ from markupsafe import Markup
 
 from harness.report.svg import element
 from harness.report.timeline import DRAWN_WIDTH_PX, arrowhead, timeline
-from harness.report.units import clip
 from harness.report.witness import Witness
+from harness.units import clip
 
 NAMES_PX = 92
 """Room for the names of the lanes."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from harness.report.collect import RunData
 from harness.report.grid import latency_of, quantiles_of
-from harness.report.units import clip, duration
+from harness.units import clip, duration
 
 LEAST_COLUMNS = 16
 """Columns of the grid that are looked at from nearest: dots nearer than that would only grow apart."""

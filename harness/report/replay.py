@@ -24,10 +24,10 @@ from harness.report.checks import terms_of, timed_violations, verdict_word
 from harness.report.deciding import jump_of
 from harness.report.templating import json_data, report_template, script, style
 from harness.report.trace_window import LogState, Message, TraceError, Window, choose, read_window
-from harness.report.units import clip, operation_text, plural
 from harness.report.witness import witness_from
 from harness.roles import read_roles
 from harness.store import RunDir
+from harness.units import clip, operation_text, plural
 
 MAX_REPLAY_BYTES = 5_000_000
 """No page is larger: a minute of five replicas at the default rate takes half of it."""

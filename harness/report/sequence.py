@@ -21,7 +21,7 @@ from harness.report.faults import cut_words
 from harness.report.svg import element
 from harness.report.templating import style
 from harness.report.trace_window import RANKS, Message, Window
-from harness.report.units import clip, count, duration, instant, plural
+from harness.units import clip, count, duration, instant, plural
 
 MAX_ARROWS = 300
 """Messages that one drawing shows. More would make it longer than anyone reads: a dozen screens."""

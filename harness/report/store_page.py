@@ -14,9 +14,9 @@ import jinja2
 
 from harness.atomic_files import replace_file
 from harness.report.templating import script, style, template_environment
-from harness.report.units import clip, count
 from harness.run_index import STATES, RunIndex, RunSummary, index_lock, read_index
 from harness.store import Store, StoreError
+from harness.units import clip, count
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from harness.report.units import clip, count, duration, exact_instant, instant, operation_text, plural
+from harness.units import clip, count, duration, exact_instant, instant, operation_text, plural
 
 __all__ = ["json_data", "report_template", "script", "style", "template_environment"]
 

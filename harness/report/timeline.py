@@ -18,8 +18,8 @@ from typing import Any
 from markupsafe import Markup
 
 from harness.report.svg import element, percent
-from harness.report.units import clip, duration, instant, operation_text
 from harness.report.witness import Witness
+from harness.units import clip, duration, instant, operation_text
 
 LANE_PX = 46
 CONTEXT_LANE_PX = 32

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from checker.codecs.jsonl import DamagedLine, read_batches
 from harness.errors import OperatorError
-from harness.report.units import clip, instant
+from harness.units import clip, instant
 
 RANKS: Sequence[tuple[str, frozenset[str]]] = (
     ("votes", frozenset(("vote",))),

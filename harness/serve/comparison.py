@@ -13,10 +13,10 @@ from harness.report.checks import verdict_word
 from harness.report.collect import OUTCOMES, RunData, collect
 from harness.report.grid import latency_of, quantiles_of
 from harness.report.store_page import fault_words, operation_words
-from harness.report.units import clip, count, duration
 from harness.run_index import RunSummary
 from harness.serve.files import NotThere, open_beneath
 from harness.store import Store
+from harness.units import clip, count, duration
 
 MAX_HISTORY_BYTES = 48 * 1024 * 1024
 """The largest history whose latencies are worked out for a page: 400,000 events, some seconds."""

@@ -22,9 +22,9 @@ from pathlib import Path
 import harness
 from harness import registry
 from harness.errors import OperatorError
-from harness.report.units import clip
 from harness.systems.base import setting_problems
 from harness.test import ALL, NemesisChoice, Test
+from harness.units import clip
 
 MAX_OUTPUT_LINES = 200
 MAX_LINE = 400

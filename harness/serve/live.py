@@ -14,8 +14,8 @@ from checker.codecs.jsonl import DamagedLine, JsonLines
 from checker.faults import NEMESIS
 from harness.history_writer import event_problem
 from harness.live_stats import LiveStats, OpenOperation
-from harness.report.units import clip
 from harness.serve.files import NotThere, open_beneath
+from harness.units import clip
 
 POLL_INTERVAL_S = 0.2
 """Between two looks at the history. The harness writes twice a second at least: what is shown is 0.7 s old at most."""

@@ -19,9 +19,9 @@ import jinja2
 from harness.report.checks import check_sections
 from harness.report.store_page import fault_words, operation_words, started_words
 from harness.report.templating import template_environment
-from harness.report.units import clip, duration, instant
 from harness.run_index import STATES, RunIndex, RunSummary, select
 from harness.serve.files import FileEntry, media_type
+from harness.units import clip, duration, instant
 
 PAGE_ROWS = 50
 """Runs of one page of the list."""

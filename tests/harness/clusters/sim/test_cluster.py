@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import hashlib
 import io
@@ -394,6 +395,17 @@ def _benchmark_digest(python: str, hash_seed: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+def test_a_simulated_run_needs_no_package_but_ours() -> None:
+    """So that any Python can perform one, whatever is installed for it: the next test asks others for a history."""
+    program = (
+        "import sys, benchmarks.simulation; "
+        "print(sorted({name.partition('.')[0] for name, module in sys.modules.items() "
+        "if 'site-packages' in (getattr(module, '__file__', None) or '')}))"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert set(ast.literal_eval(answer.stdout)) <= {"_distutils_hack"}, answer.stderr
 
 
 @pytest.mark.long
