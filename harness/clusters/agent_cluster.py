@@ -46,6 +46,10 @@ __all__ = ["AgentCluster", "ClusterArguments"]
 logger = logging.getLogger(__name__)
 
 
+_STRAY_LOOKS_S = 0.1
+"""Between two looks for processes that were left behind: what is just ending is gone at the second."""
+
+
 class ClusterArguments(TypedDict):
     """What every cluster is made from: the number of replicas, the run that owns everything, the directory that the
     hosts' files are in on the harness's side, the ports that hosts will be reached on, the hosts that the system
@@ -426,6 +430,7 @@ class AgentCluster(ABC):
         self._name_service = None  # and the services with the agents, what programs were shown with the programs
         if self._network is not None:
             problems += await self._processes.stop_all()
+            problems += await self._end_strays()
             problems += await self._collect()
             self._network = None
         links, self._links = self._links, {}
@@ -443,6 +448,48 @@ class AgentCluster(ABC):
         if link is None:
             raise RuntimeError(f"{host} has no agent: the cluster was not started")
         return link
+
+    async def strays(self, host: str) -> Sequence[ProcessMember]:
+        """See harness.clusters.abilities.SeesStrays."""
+        first = await self._find_strays(host)
+        if not first:
+            return []
+        await asyncio.sleep(_STRAY_LOOKS_S)
+        begun = {(stray.pid, stray.start_ticks) for stray in first}
+        return [stray for stray in await self._find_strays(host) if (stray.pid, stray.start_ticks) in begun]
+
+    async def _find_strays(self, host: str) -> Sequence[ProcessMember]:
+        answer = await self.agent(host).request("strays")
+        return self._of_host(host, [ProcessMember(*stray) for stray in answer["strays"]])
+
+    def _of_host(self, host: str, strays: Sequence[ProcessMember]) -> Sequence[ProcessMember]:
+        """Which of the strays of its machine are a host's."""
+        return strays
+
+    async def _end_strays(self) -> list[Exception]:
+        """End what the programs have left behind; returns what does not end."""
+
+        async def end_on(machine: str, link: AgentLink) -> list[Exception]:
+            try:
+                found = await link.request("end_strays")
+            except ShellError as error:  # whoever does not answer is a problem of others
+                logger.info("processes that were left behind on %s: %s", machine, error)
+                return []
+            for pid, command in found["ended"]:
+                logger.warning("%s: process %d (%s) was left behind and is ended", machine, pid, command)
+            for pid, _ in found["left"]:
+                self._note_left(machine, pid)
+            return [
+                HarnessError(f"{machine}: process {pid} ({command}) was left behind and does not end")
+                for pid, command in found["left"]
+            ]
+
+        each = await asyncio.gather(*(end_on(machine, link) for machine, link in self._links.items()))
+        return [problem for problems in each for problem in problems]
+
+    def _note_left(self, machine: str, pid: int) -> None:
+        """Note a process that does not end, for whoever cleans up later."""
+        logger.warning("%s: process %d was left behind and does not end", machine, pid)
 
     async def run(
         self, host: str, argv: Sequence[str], *, stdin: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S

@@ -15,6 +15,7 @@ is done once.
                                   of its socket and its directory follow. All end with standard input, or the harness
 
 Messages are JSON, one a line. Programs and commands carry the run's id in their environment, so `clean` knows them.
+Whatever else they start stays below the agent, which the kernel gives every orphan to, and ends with it.
 """
 
 from __future__ import annotations
@@ -40,16 +41,20 @@ from typing import Any, NamedTuple
 
 __all__ = [
     "CONTROL_FILE",
+    "LISTENING",
     "MAX_LINE_BYTES",
     "MAX_OUTPUT_BYTES",
     "NO_AGENT_STATUS",
     "RUN_VARIABLE",
     "SOCKET",
     "Agent",
+    "adopt_orphans",
     "ancestors",
     "death_signal_setter",
+    "end_descendants",
     "let_go",
     "main",
+    "sockets_here",
     "sockets_of",
 ]
 
@@ -72,6 +77,8 @@ START_TIMEOUT_S = 60.0
 RELAY_TIMEOUT_S = 3.0
 """For an agent that has just been started to listen; one that does not by then has ended."""
 KILL_TIMEOUT_S = 10.0
+END_TIMEOUT_S = 5.0
+"""For everything below an agent to be gone once it is killed; what waits for a disk in the kernel takes longer."""
 NO_AGENT_STATUS = 3
 PROGRAM_VARIABLE = "SPLITBRAIN_PROGRAM"
 """In the environment of a program and of all that it starts: which of an agent's programs it is."""
@@ -79,16 +86,19 @@ HELPERS = "fault-"
 """How the names of processes begin that act on a program from beside it and are none of it."""
 MAX_MEMBERS = 2000
 """Processes of one program that are listed; a system has hundreds at most."""
+MAX_COMMAND_CHARS = 200
 HOLD_PASSES = 50
 HOLD_PAUSE_S = 0.01
 """Looks for processes that are not stopped or killed yet, those included that were started meanwhile."""
 CONTROL_FILE = "faults.control"
 _IN_FORCE_AT, _IN_FORCE_BYTES = 16, 72
 """Where its flags and its delay are (nemesis/mechanisms/shim/control.h); a clock slot without its flag does nothing."""
+LISTENING = "0A"
+"""The state of a TCP socket that listens, as the kernel's tables show it."""
 SOCKET = "agent.sock"
 UNDO_FILE = "undo.json"
 HELPER_POLL_S = 0.02
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _CLONE_NEWNET, _CLONE_NEWNS, _CLONE_NEWUSER = 0x40000000, 0x00020000, 0x10000000
 _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
 _SIOCSIFFLAGS, _SIOCSIFADDR, _SIOCSIFNETMASK, _IFF_UP = 0x8914, 0x8916, 0x891C, 1
@@ -174,12 +184,14 @@ class Agent:
         operations: list[Callable[..., Awaitable[Message]]] = [
             self._hello, self._run, self._spawn, self._signal, self._list, self._write, self._read, self._pack,
             self._udp_open, self._udp_send, self._undo, self._ask, self._state,
-            self._enter, self._members, self._connections_of, self._send_queues,
+            self._enter, self._members, self._strays, self._end_strays, self._connections_of, self._send_queues,
         ]  # fmt: skip
         self._operations = {operation.__name__[1:]: operation for operation in operations}
 
     async def serve(self, listener: socket.socket | None = None) -> None:
-        """Serve until SIGTERM comes, on a socket of its own directory unless one is given; ends every child."""
+        """Serve until SIGTERM comes, on a socket of its own directory unless one is given; ends all that descends from
+        this process."""
+        adopt_orphans()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         loop.add_signal_handler(signal.SIGTERM, self._stopping.set)
@@ -197,6 +209,7 @@ class Agent:
                 _kill_group(child.popen.pid, signal.SIGKILL)
                 if child.log_path is not None and child.status is None:
                     self._kill_members(child)
+            end_descendants()
 
     async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections.add(writer)
@@ -302,6 +315,47 @@ class Agent:
         members = self._members_of(self._child(pid))[:MAX_MEMBERS]
         return {"members": [[member.pid, member.started, member.letter, member.name] for member in members]}
 
+    def _find_strays(self) -> list[_Process]:
+        """What descends from this agent and belongs to none of its programs, nor to a command at work."""
+        table = {process.pid: process for process in _processes()}
+        children = list(self._children.values())
+        left = dict.fromkeys(_descendants([os.getpid()], table))
+        at_work = [child.popen.pid for child in children if child.status is None]
+        for process in (*(table[pid] for pid in at_work if pid in table), *_descendants(at_work, table)):
+            left.pop(process, None)
+        known = {item for child in children for item in child.known.items()}
+        sessions, marks = {child.popen.pid for child in children}, {child.mark for child in children}
+        of_programs = [
+            process
+            for process in left
+            if (process.pid, process.started) in known or process.session in sessions or _mark_of(process.pid) in marks
+        ]
+        for process in (*of_programs, *_descendants([process.pid for process in of_programs], table)):
+            left.pop(process, None)
+        return [process for process in left if not process.name.startswith(HELPERS)]
+
+    async def _strays(self) -> Message:
+        """Processes that have lost their parents, and show in nothing which program has started them, such as a daemon
+        that was given an environment of its own: as `members` has them."""
+        strays = self._find_strays()[:MAX_MEMBERS]
+        return {"strays": [[stray.pid, stray.started, stray.letter, stray.name] for stray in strays]}
+
+    async def _end_strays(self) -> Message:
+        """Kill them: [pid, command] of each that has ended, and of each that does not."""
+        commands = dict[int, str]()
+        deadline = time.monotonic() + END_TIMEOUT_S
+        while (left := self._find_strays()) and time.monotonic() < deadline:
+            for stray in left:
+                commands.setdefault(stray.pid, _command_of(stray.pid) or stray.name)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(stray.pid, signal.SIGKILL)
+            await asyncio.sleep(HOLD_PAUSE_S)
+        ended = commands.keys() - {stray.pid for stray in left}
+        return {
+            "ended": [[pid, commands[pid]] for pid in sorted(ended)],
+            "left": [[stray.pid, commands.get(stray.pid, stray.name)] for stray in left],
+        }
+
     async def _connections_of(self, pids: list[int]) -> Message:
         """Where the connections go that programs have opened, their connected UDP sockets included: [program's pid,
         pid, address, port, pid of the program that has the other end, 0 where it is none of these] each."""
@@ -328,7 +382,7 @@ class Agent:
         return {
             "queues": [
                 [*each.peer, each.unsent_bytes]
-                for each in _sockets("tcp", "tcp6")
+                for each in sockets_here("tcp", "tcp6")
                 if each.peer.port in wanted and each.inode in open_here
             ]
         }
@@ -596,6 +650,53 @@ def _processes() -> Iterator[_Process]:
         yield _Process(int(name), comm, letter, int(fields[1]), int(fields[3]), int(fields[19]))
 
 
+def _descendants(pids: list[int], table: dict[int, _Process]) -> list[_Process]:
+    """What of a table descends from one of these processes and has not ended."""
+    children: dict[int, list[_Process]] = {}
+    for process in table.values():
+        children.setdefault(process.parent, []).append(process)
+    found, above = list[_Process](), [*pids]
+    while above:
+        below = children.pop(above.pop(), [])
+        found += below
+        above += [process.pid for process in below]
+    return [process for process in found if not process.has_ended]
+
+
+def _words_of(pid: int) -> list[bytes]:
+    """The command line of a process; none where it is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
+    return []
+
+
+def _command_of(pid: int) -> str:
+    """The beginning of the command line of a process; empty where it is gone."""
+    return b" ".join(_words_of(pid)).decode(errors="replace")[:MAX_COMMAND_CHARS]
+
+
+def adopt_orphans() -> None:
+    """Have the kernel give this process what its descendants leave behind, so that it stays below it."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_descendants() -> None:
+    """Kill all that descends from this process, which adopts orphans, until nothing is left; what does not end within
+    `END_TIMEOUT_S` is left. Blocks."""
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while time.monotonic() < deadline:
+        left = _descendants([os.getpid()], {process.pid: process for process in _processes()})
+        if not left:
+            return
+        for process in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(HOLD_PAUSE_S)
+
+
 def _living(pid: int, letter: str = "Z") -> tuple[int, str]:
     """(thread, its state) of a process whose first thread is in the state `letter`. Where that one has ended, the
     kernel shows a zombie that has no environment and no descriptors, whatever other threads of it go on: one of those
@@ -610,15 +711,25 @@ def _living(pid: int, letter: str = "Z") -> tuple[int, str]:
     return pid, letter
 
 
-def _has_in_environment(pid: int, word: bytes) -> bool:
-    """Whether a process was started with a word like b"NAME=value" in its environment."""
+def _environment_of(pid: int) -> list[bytes]:
+    """The words b"NAME=value" that a process was started with; none where nobody may know."""
     with contextlib.suppress(OSError):
         try:
             shown = Path(f"/proc/{pid}/environ").read_bytes()
         except ProcessLookupError:  # its first thread has ended, if not all of it
             shown = Path(f"/proc/{_living(pid)[0]}/environ").read_bytes()
-        return word in shown.split(b"\0")
-    return False
+        return shown.split(b"\0")
+    return []
+
+
+def _has_in_environment(pid: int, word: bytes) -> bool:
+    return word in _environment_of(pid)
+
+
+def _mark_of(pid: int) -> bytes:
+    """Which program a process says in its environment that it is of; empty where it does not."""
+    name = PROGRAM_VARIABLE.encode() + b"="
+    return next((word.removeprefix(name) for word in _environment_of(pid) if word.startswith(name)), b"")
 
 
 def sockets_of(pid: int) -> set[int]:
@@ -641,13 +752,13 @@ def _connections() -> Iterator[tuple[int, _End, int]]:
     """(inode, where it goes, inode of the other end) of each TCP connection that was opened here and not accepted,
     those included that are not established yet, and of each connected UDP socket. The last is 0 where the other end is
     not here."""
-    tcp, udp = _sockets("tcp", "tcp6"), _sockets("udp", "udp6")
-    listening = {each.own.port for each in tcp if each.state == "0A"}
+    tcp, udp = sockets_here("tcp", "tcp6"), sockets_here("udp", "udp6")
+    listening = {each.own.port for each in tcp if each.state == LISTENING}
     opened = [each for each in tcp if each.state in ("01", "02") and each.own.port not in listening]
     for table, sockets in ((tcp, opened), (udp, [each for each in udp if each.state == "01"])):
         other_ends = {(each.own, each.peer): each.inode for each in table}
         # What takes from everybody, at one address or at all: it has what nobody has accepted yet, and all UDP.
-        takers = {each.own: each.inode for each in table if each.state in ("0A", "07")}
+        takers = {each.own: each.inode for each in table if each.state in (LISTENING, "07")}
         for each in sockets:
             address, port = each.peer
             is_here = address in (each.own.address, "::1") or address.startswith("127.")
@@ -656,7 +767,7 @@ def _connections() -> Iterator[tuple[int, _End, int]]:
             yield each.inode, each.peer, other_ends.get((each.peer, each.own)) or taker
 
 
-def _sockets(*tables: str) -> list[_Socket]:
+def sockets_here(*tables: str) -> list[_Socket]:
     """Those of the kernel's tables (/proc/net/tcp and the like) here."""
     found = list[_Socket]()
     for name in tables:
@@ -692,15 +803,15 @@ def _sync_directory(path: str) -> None:
         os.fsync(descriptor)
 
 
-def death_signal_setter() -> Callable[[], None]:
-    """What a child of this process runs first, so that it dies with this process.
+def death_signal_setter(number: int = signal.SIGKILL) -> Callable[[], None]:
+    """What a child of this process runs first, so that it gets a signal when this process dies, as a rule one to die.
 
     The library is loaded here and not in the child: between fork and exec a child should do next to nothing.
     """
     prctl, parent_pid = ctypes.CDLL(None).prctl, os.getpid()
 
     def set_death_signal() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
         if os.getppid() != parent_pid:  # it died before the kernel knew of our wish
             os._exit(1)
 
@@ -730,9 +841,11 @@ def _mounts_setter(mounts: Sequence[Sequence[str]], first: Callable[[], None]) -
 
 
 def _fork_command(run_id: str, *arguments: str) -> int:
-    """Serve hosts of this machine, each in a process of its own."""
+    """Serve hosts of this machine, each in a process of its own. Whoever dies, be it killed, the others end in order:
+    with all that programs have started."""
+    adopt_orphans()
     listeners = {socket.socket(fileno=int(number)): directory for number, directory in _pairs(arguments)}
-    prepare, pids = death_signal_setter(), list[int]()
+    prepare, pids = death_signal_setter(signal.SIGTERM), list[int]()
     for listener, directory in listeners.items():
         pid = os.fork()
         if pid == 0:
@@ -745,11 +858,14 @@ def _fork_command(run_id: str, *arguments: str) -> int:
         pids.append(pid)
     for listener in listeners:
         listener.close()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    signal.signal(signal.SIGTERM, lambda number, frame: os.dup2(nothing, 0))  # which ends the reading, at any moment
     os.read(0, 1)
     for pid in pids:
         os.kill(pid, signal.SIGTERM)  # not waited for yet, so the number is nobody else's
     for pid in pids:
         os.waitpid(pid, 0)
+    end_descendants()
     return 0
 
 
@@ -895,6 +1011,22 @@ def let_go(directory: str) -> None:
             os.pwrite(file.fileno(), bytes(_IN_FORCE_BYTES), _IN_FORCE_AT)
 
 
+def _end_agents(run_id: str, directory: str) -> None:
+    """Have the daemon of a run end, with all that is below it; who does not within some seconds is killed later."""
+    words = [b"daemon", os.fsencode(directory), run_id.encode()]
+    deadline = time.monotonic() + END_TIMEOUT_S + 1
+    asked = set[int]()
+    while time.monotonic() < deadline:
+        pids = [pid for pid in _marked(run_id) if _words_of(pid)[-len(words) :] == words]
+        if not pids:
+            return
+        for pid in set(pids) - asked:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+            asked.add(pid)
+        time.sleep(0.02)
+
+
 def _clean_command(base: str, run_id: str) -> int:
     """Remove everything of a run and print {"removed": [...], "left": [...]}."""
     removed, left = list[str](), list[str]()
@@ -902,6 +1034,7 @@ def _clean_command(base: str, run_id: str) -> int:
     commands = _undo_commands(directory)
     # Who waits for a frozen disk cannot be killed.
     _undo_all({key: commands.pop(key) for key in list(commands) if key.startswith("thaw")}, removed, left)
+    _end_agents(run_id, directory)
     deadline = time.monotonic() + KILL_TIMEOUT_S
     while (pids := list(_marked(run_id))) and time.monotonic() < deadline:
         for pid in pids:

@@ -35,14 +35,14 @@ from harness.clusters.agent_helper import START_TIMEOUT_S, AgentHelper, HelperRe
 from harness.clusters.agent_link import AgentLink
 from harness.clusters.agent_processes import AgentProcess
 from harness.clusters.base import CLIENTS_HOST, ClusterUnavailable, Program
+from harness.clusters.host_agent import LISTENING, sockets_here, sockets_of
 from harness.clusters.host_names import HOSTS_FILE, NamedHost, hosts_file
 from harness.clusters.link_probe import LinkProbe
 from harness.clusters.link_proxy import raise_descriptor_limit
 from harness.clusters.own_machine import OwnMachineCluster, import_path
 from harness.clusters.shaped_links import BURST_BYTES, SPACING_S, ShapedLinks
-from harness.clusters.strays import is_listening
 from nemesis.mechanisms.shell import ShellError
-from nemesis.target import Grudge, Link, LinkMeasure, LinkShape, LinkTraffic, ProbeResult, links_of
+from nemesis.target import Grudge, Link, LinkMeasure, LinkShape, LinkTraffic, ProbeResult, ProcessMember, links_of
 
 __all__ = ["LINKS_MISSING", "MAX_HOSTS", "LinkShape", "LocalCluster", "LocalLinks", "LocalNetwork"]
 
@@ -339,9 +339,18 @@ class LocalCluster(OwnMachineCluster):
             self._reservation = None
         return []
 
-    def _belongs(self, host: str) -> Callable[[int], bool]:
-        # Nobody can listen on these ports at every address: the proxies listen on each at addresses of their own.
-        return is_listening(self._address(host), self._ports)
+    def _of_host(self, host: str, strays: Sequence[ProcessMember]) -> Sequence[ProcessMember]:
+        # One agent has all hosts; what is theirs alone is their address. Nobody can listen on these ports at every
+        # address: the proxies listen on each at addresses of their own.
+        if not strays:
+            return []
+        address = self._address(host)
+        inodes = {
+            each.inode
+            for each in sockets_here("tcp", "tcp6")
+            if each.state == LISTENING and each.own.address == address and each.own.port in self._ports
+        }
+        return [stray for stray in strays if not inodes.isdisjoint(sockets_of(stray.pid))]
 
     # Hosts
 

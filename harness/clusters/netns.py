@@ -31,7 +31,7 @@ import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Unpack
 
@@ -42,13 +42,7 @@ from harness.clusters.base import CLIENTS_HOST, ClusterUnavailable
 from harness.clusters.control_groups import cgroup_parents, limiting_controllers, remove_group
 from harness.clusters.host_names import NamedHost
 from harness.clusters.loop_devices import file_id, loop_devices_of, release_device
-from harness.clusters.netns_calls import (
-    enter_namespace,
-    identity,
-    namespace_path,
-    open_current_namespace,
-    remove_namespace,
-)
+from harness.clusters.netns_calls import enter_namespace, namespace_path, open_current_namespace, remove_namespace
 from harness.clusters.netns_trial import PROGRAMS, why_no_netem
 from harness.clusters.options import MECHANISM_OPTION
 from harness.clusters.own_machine import OwnMachineCluster
@@ -56,7 +50,6 @@ from harness.clusters.own_resources import GROUP_KINDS, group_names
 from harness.clusters.shaped_links import NETEM, RELAY
 from harness.clusters.threads import all_of, in_thread, renew_threads
 from harness.faults.file_system_disks import FILE_SYSTEM_KINDS
-from harness.process_table import is_in_group, is_in_namespace
 from harness.programs import require_programs
 from harness.run_state import KIND_CGROUP, KIND_IMAGE, KIND_NETNS, Claim
 from nemesis.mechanisms.file_systems import thaw
@@ -312,14 +305,6 @@ class NetnsCluster(OwnMachineCluster):
                     os.close(self._home)
                     self._home = -1
                 renew_threads()
-
-    def _belongs(self, host: str) -> Callable[[int], bool]:
-        in_group = is_in_group(self._group_name(host).__eq__)
-        try:
-            in_network = is_in_namespace(identity(namespace_path(self._names[host])))
-        except OSError:
-            return in_group
-        return lambda pid: in_group(pid) or in_network(pid)
 
     async def _collect(self) -> list[Exception]:
         problems = await super()._collect()

@@ -1,23 +1,23 @@
 """Hosts on the harness's own machine: same kernel, same files, same process ids.
 
 Their agents are a process each, all forked by one that the harness starts.
-So an interpreter is started once, however many hosts there are. The kernel ends the whole tree with the harness: each
-process in it dies with its parent (PR_SET_PDEATHSIG), and the first one is the harness's child. The mounts of a host
-that has its own are in its agent's mount namespace, and are gone with the last process in it.
+So an interpreter is started once, however many hosts there are. The whole tree ends with the harness, whatever ends
+that: each process in it gets a signal when its parent dies (PR_SET_PDEATHSIG), and the first one is the harness's
+child. An agent kills what is below it before it ends itself. The mounts of a host that has its own are in its agent's
+mount namespace, and are gone with the last process in it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import logging
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Unpack
 
@@ -32,28 +32,18 @@ from harness.clusters.base import Program
 from harness.clusters.host_agent import CONTROL_FILE
 from harness.clusters.host_names import why_no_names
 from harness.clusters.own_resources import GROUP_KINDS, OwnResources
-from harness.clusters.strays import member_of, strays
 from harness.clusters.threads import all_of, in_thread
-from harness.errors import HarnessError, OperatorError
-from harness.process_table import ProcessId, kill_until_gone, marked_with
-from harness.run_state import KIND_DIRECTORY, RUN_VARIABLE, TEMP_PREFIX, RunState
+from harness.errors import OperatorError
+from harness.run_state import KIND_DIRECTORY, TEMP_PREFIX, RunState
 from nemesis.mechanisms.launcher_archive import launcher_archive
 from nemesis.mechanisms.shim import library_directory, place_library, why_no_shim
 from nemesis.mechanisms.shim_controls import ShimPlace
-from nemesis.target import ProcessMember, Resources
+from nemesis.target import Resources
 
 __all__ = ["LocalAgents", "OwnMachineCluster", "SocketStream", "import_path", "short_socket_path"]
 
-logger = logging.getLogger(__name__)
-
 _END_TIMEOUT_S = 15.0
 """For all agents to end once they are asked to; one that waits for a disk in the kernel takes for ever."""
-
-_STRAY_TIMEOUT_S = 5.0
-"""For what was left behind to end by SIGKILL."""
-
-_STRAY_LOOKS_S = 0.1
-"""Between two looks for it: what is just ending, or is a command of a moment, is gone at the second."""
 
 _BACKLOG = 4
 """Connections to one agent: the harness has one at a time."""
@@ -108,11 +98,6 @@ class LocalAgents:
         self._log_path = log_path
         self._process: subprocess.Popen[bytes] | None = None
 
-    @property
-    def pid(self) -> int | None:
-        """The process that forks the agents; None while none runs."""
-        return None if self._process is None else self._process.pid
-
     def directory(self, host: str) -> str:
         """The directory of a host's agent."""
         return os.path.join(self._directory, host)
@@ -136,7 +121,7 @@ class LocalAgents:
                     env={**os.environ, **self._run.environment},
                     pass_fds=[listener.fileno() for listener in listeners.values()],
                     start_new_session=True,
-                    preexec_fn=host_agent.death_signal_setter(),
+                    preexec_fn=host_agent.death_signal_setter(signal.SIGTERM),
                 )
         except OSError as error:
             raise OperatorError(f"cannot start the hosts' agents: {error.filename or ''}: {error.strerror}") from None
@@ -284,53 +269,11 @@ class OwnMachineCluster(AgentCluster):
 
         return AgentProcesses(log_path=log_path, remote_log_path=log_path, are_here=True)
 
-    @abstractmethod
-    def _belongs(self, host: str) -> Callable[[int], bool]:
-        """Whether a process is the host's by what no process sheds by itself, in the moment of this call."""
-
-    async def strays(self, host: str) -> Sequence[ProcessMember]:
-        """Processes of a host that its agent knows nothing of, such as a daemon that was started in an environment of
-        its own."""
-        first = await in_thread(self._find_strays, host)
-        if not first:
-            return []
-        await asyncio.sleep(_STRAY_LOOKS_S)
-        again = await in_thread(self._find_strays, host)
-        members = [member_of(process) for process in again if process in first]
-        return [member for member in members if member is not None]
-
-    @property
-    def _agents_pid(self) -> int | None:
-        return None if self._agents is None else self._agents.pid
-
-    def _find_strays(self, host: str) -> list[ProcessId]:
-        return strays(self._belongs(host), root_pid=self._agents_pid)
-
-    def _all_strays(self) -> list[ProcessId]:
-        """Those of all hosts, and what has the run's mark and is none of the agents' descendants."""
-        marked = strays(marked_with(RUN_VARIABLE, self._run.run_id), root_pid=self._agents_pid)
-        found = [process for host in self._all_hosts for process in self._find_strays(host)]
-        return list(dict.fromkeys([*found, *marked]))
-
     async def _collect(self) -> list[Exception]:
-        """End what the programs have left behind."""
-        return await in_thread(self._end_strays)
+        return []
 
-    def _end_strays(self) -> list[Exception]:
-        commands = {process: process.command for process in self._all_strays()}
-        try:
-            killed = kill_until_gone(self._all_strays, timeout_s=_STRAY_TIMEOUT_S)
-        except PermissionError as error:
-            return [error]
-        for process in killed:
-            logger.warning("process %d (%s) was left behind and is ended", process.pid, commands.get(process, ""))
-        left = self._all_strays()
-        for process in left:
-            self._run.claim_process(process.pid)  # for `harness clean`
-        return [
-            HarnessError(f"process {process.pid} ({process.command}) was left behind and does not end")
-            for process in left
-        ]
+    def _note_left(self, machine: str, pid: int) -> None:
+        self._run.claim_process(pid)  # for `harness clean`
 
     async def _remove_hosts(self) -> list[Exception]:
         agents, self._agents = self._agents, None

@@ -22,6 +22,7 @@ from harness.clusters.agent_link import AgentGone, AgentLink, ConnectFailure
 from harness.clusters.agent_processes import AgentProcesses
 from harness.clusters.base import Program
 from harness.errors import OperatorError
+from harness.run_state import process_start_ticks
 from nemesis.mechanisms.shell import ShellError
 from nemesis.target import DOWN, PAUSED, RUNNING, Link
 from tests.headless import HEADLESS
@@ -194,6 +195,51 @@ def test_an_agent_that_has_ended_takes_its_programs_along_and_says_so(tmp_path: 
                 await asyncio.sleep(0.02)
 
     with_host(tmp_path, scenario)
+
+
+GIVE_AWAY = '(env -i setsid "$@" &); exec sleep 600'
+"""Starts a program as nobody's, with nothing of its environment, and stays itself."""
+
+
+def test_what_was_given_away_is_listed_and_ends_when_asked_for(tmp_path: Path) -> None:
+    async def scenario(host: Host) -> None:
+        async def strays(count: int) -> list[list[Any]]:
+            async with asyncio.timeout(20):
+                while len(found := (await host.link.request("strays"))["strays"]) != count:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+                return list(found)
+
+        argv, log = ["sh", "-c", GIVE_AWAY, "sh", "sleep", "601"], f"{tmp_path}/l"
+        wrapper = await host.link.request("spawn", {"argv": argv, "environment": {}, "log": log})
+        [[first, *_]] = await strays(1)
+        members = (await host.link.request("members", {"pid": wrapper["pid"]}))["members"]
+        assert [member[0] for member in members] == [wrapper["pid"]], "nothing tells whose the other is"
+        # Of a command that has ended, nothing is left to belong to, be it marked.
+        own_session = 'while [ "$(cut -d " " -f 6 /proc/$!/stat)" = $$ ]; do sleep 0.01; done'  # else it ends with it
+        assert (await host.link.run(["sh", "-c", f"setsid sleep 602 > /dev/null 2>&1 & {own_session}"]))[0] == 0
+        assert [stray[3] for stray in await strays(2)] == ["sleep", "sleep"]
+        await host.link.request("signal", {"pid": wrapper["pid"], "number": signal.SIGKILL})
+        assert first in [stray[0] for stray in await strays(2)]
+        ended = await host.link.request("end_strays")
+        assert sorted(command for _, command in ended["ended"]) == ["sleep 601", "sleep 602"] and ended["left"] == []
+        assert await strays(0) == [] == (await host.link.request("end_strays"))["ended"]
+
+    with_host(tmp_path, scenario)
+
+
+def test_what_was_given_away_ends_with_the_agent(tmp_path: Path) -> None:
+    pids = []
+
+    async def scenario(host: Host) -> None:
+        argv = ["sh", "-c", GIVE_AWAY, "sh", "sh", "-c", "trap '' TERM HUP; sleep 601; sleep 602"]
+        await host.link.request("spawn", {"argv": argv, "environment": {}, "log": f"{tmp_path}/l"})
+        async with asyncio.timeout(20):
+            while len(found := (await host.link.request("strays"))["strays"]) < 2:  # noqa: ASYNC110 - others
+                await asyncio.sleep(0.01)
+        pids.extend(stray[0] for stray in found)
+
+    with_host(tmp_path, scenario)
+    assert pids and [process_start_ticks(pid) for pid in pids] == [None] * len(pids)
 
 
 def test_files_go_there_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

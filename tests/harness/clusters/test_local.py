@@ -580,16 +580,26 @@ def test_a_dead_proxy_is_said_and_does_not_keep_the_cluster_from_stopping(
     assert not run_state.claims
 
 
-def test_what_has_the_runs_mark_ends_with_the_cluster(tmp_path: Path, run_state: RunState) -> None:
+def test_what_was_given_away_ends_with_the_cluster_though_the_agent_was_killed(
+    tmp_path: Path, run_state: RunState, eventually: Eventually
+) -> None:
     async def main() -> int:
-        async with cluster_of(run_state, tmp_path, 2):
-            child = await asyncio.create_subprocess_exec("sleep", "600", env={**os.environ, **run_state.environment})
-        return await child.wait()
+        async with cluster_of(run_state, tmp_path, 2) as cluster:
+            giving_away = ["sh", "-c", "(env -i setsid sleep 601 &); exec sleep 600"]
+            await cluster.spawn("n1", Program(name="wrapper", argv=giving_away, log_name="log"))
+            agent = cluster.agent("n1")
+            while not (strays := (await agent.request("strays"))["strays"]):  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.01)
+            os.kill((await agent.request("hello"))["pid"], signal.SIGKILL)
+            await eventually(lambda: not cluster._processes.running)
+            assert process_start_ticks(strays[0][0]) == strays[0][1]
+        return int(strays[0][0])
 
-    assert asyncio.run(main()) == -signal.SIGKILL
+    assert process_start_ticks(asyncio.run(main())) is None
 
 
 def test_kill_9_in_the_middle_of_a_partition_leaves_no_process(tmp_path: Path, eventually: Eventually) -> None:
+    """Not even one that a wrapper has given away, with nothing in its environment that says whose it is."""
     parent = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("local_parent.py")), str(tmp_path / "s"), str(tmp_path)],
         stdout=subprocess.PIPE,
@@ -599,7 +609,7 @@ def test_kill_9_in_the_middle_of_a_partition_leaves_no_process(tmp_path: Path, e
     assert parent.stdout is not None
     try:
         pids = [int(word) for word in parent.stdout.readline().split()]
-        assert len(pids) == 4 and all(process_start_ticks(pid) is not None for pid in pids)
+        assert len(pids) == 6 and all(process_start_ticks(pid) is not None for pid in pids)
     finally:
         parent.kill()
         parent.wait()
