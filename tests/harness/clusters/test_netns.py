@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import re
 import socket
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from nemesis.mechanisms.shell import ShellError
 from nemesis.partition import PARTITION
 from nemesis.protocol import Proof
 from nemesis.target import Link
+from tests.harness.clusters.ipv6 import expect_ipv6_is_closed
 
 WHY_NOT = "needs root" if os.geteuid() != 0 else why_no_namespaces(in_user_namespace=False)
 
@@ -250,48 +250,8 @@ def test_a_cut_is_met_by_what_programs_send_and_disproved_by_what_passes(tmp_pat
     with_cluster(tmp_path, scenario)
 
 
-SAY_TO_ALL = """
-import socket, sys, time
-with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as sender:
-    device = socket.if_nametoindex("eth0")
-    deadline = time.monotonic() + 20
-    while True:
-        try:
-            sender.sendto(b"x" * 52, ("ff02::1", int(sys.argv[1]), 0, device))
-            break
-        except OSError:  # its address is not tried out yet
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
-"""
-"""To all neighbours over IPv6, which asks nobody for an address first."""
-
-
 def test_hosts_do_not_meet_over_ipv6_and_a_proof_sees_it_when_they_do(tmp_path: Path) -> None:
-    async def scenario(cluster: NetnsCluster) -> None:
-        target: Any = SimpleNamespace(hosts=cluster.hosts, network=cluster.network)
-        planned = await PARTITION.plan(target, random.Random(0), fault_id="f1", variant="n1|n2+n3")
-
-        async def proofs() -> tuple[Proof, Proof]:
-            """Of a cut that is in force when n1 speaks to all over IPv6."""
-            await PARTITION.inject(target, planned)
-            assert await cluster.run("n1", [sys.executable, "-c", SAY_TO_ALL, str(PORT)]) == (0, "", "")
-            proof, met = await PARTITION.prove(target, planned), await PARTITION.prove_met(target, planned)
-            await PARTITION.heal(target, planned)
-            return proof, met
-
-        for proof in await proofs():
-            assert proof.proven, proof
-        dropped = nft(RUN, "n2", "list", "chain", "inet", "splitbrain", "input")
-        assert re.search(r"ipv6 counter packets [1-9]", dropped), dropped
-        rules = nft(RUN, "n2", "-a", "list", "chain", "inet", "splitbrain", "input").splitlines()
-        [handle] = [line.split()[-1] for line in rules if "ipv6" in line]
-        nft(RUN, "n2", "delete", "rule", "inet", "splitbrain", "input", "handle", handle)
-        for proof in await proofs():
-            assert not proof.proven, proof
-            assert re.fullmatch(r"\d+ bytes of other hosts have come to n2 over IPv6, .*", proof.failed[0])
-
-    with_cluster(tmp_path, scenario)
+    with_cluster(tmp_path, expect_ipv6_is_closed)
 
 
 def test_a_source_that_may_not_send_is_said_so_and_probes_run_side_by_side(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from harness.run_state import RunState
 from nemesis.mechanisms.shim import why_no_shim
 from nemesis.name_service import NAME_SERVICE
 from nemesis.target import Link
+from tests.harness.clusters.ipv6 import expect_ipv6_is_closed
 
 LAB = runpy.run_path(str(Path(__file__).resolve().parents[3] / "scripts" / "lab.py"))
 WHY_NOT = LAB["missing_for"]("ssh")
@@ -117,6 +118,42 @@ def test_cuts_are_one_way_and_add_up_and_heal_one_by_one(tmp_path: Path, ssh_mac
             await network.cut("f4", {"n9": frozenset({"n1"})})
 
     with_cluster(tmp_path, ssh_machines, scenario)
+
+
+@pytest.mark.root
+@on_machines
+def test_machines_do_not_meet_over_ipv6_and_a_proof_sees_it_when_they_do(tmp_path: Path, ssh_machines: Any) -> None:
+    with_cluster(tmp_path, ssh_machines, expect_ipv6_is_closed)
+
+
+@pytest.mark.root
+@on_machines
+def test_a_daemon_that_was_given_away_is_seen_and_goes_with_the_cluster(tmp_path: Path, ssh_machines: Any) -> None:
+    asleep = ["sleep", f"601.{os.getpid()}"]
+
+    def count() -> int:
+        """How many there are, as the machine under the machines sees it."""
+        commands = (Path(directory) / "cmdline" for directory in map("/proc/{}".format, os.listdir("/proc")))
+        return sum(read_or_nothing(path) == b"".join(word.encode() + b"\0" for word in asleep) for path in commands)
+
+    async def scenario(cluster: SshCluster) -> None:
+        argv = ["sh", "-c", '(env -i setsid "$@" &); exec sleep 600', "sh", *asleep]
+        await cluster.spawn("n1", Program(name="server", argv=argv, log_name="server.log"))
+        async with asyncio.timeout(20):
+            while not (found := await cluster.strays("n1")):  # noqa: ASYNC110 - another machine's process
+                await asyncio.sleep(0.01)
+        assert [stray.name for stray in found] == ["sleep"] and await cluster.strays("n2") == []
+        assert count() == 1
+
+    with_cluster(tmp_path, ssh_machines, scenario)
+    assert count() == 0
+
+
+def read_or_nothing(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 SERVER = """

@@ -1,0 +1,60 @@
+"""Hosts of a run do not meet over IPv6, by which they would get around the cuts."""
+
+from __future__ import annotations
+
+import random
+import re
+from types import SimpleNamespace
+from typing import Any
+
+from nemesis.partition import PARTITION
+from nemesis.protocol import Proof
+
+__all__ = ["expect_ipv6_is_closed"]
+
+PORT = 7999
+
+SAY_TO_ALL = """
+import socket, sys, time
+with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as sender:
+    device = socket.if_nametoindex("eth0")
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            sender.sendto(b"x" * 52, ("ff02::1", int(sys.argv[1]), 0, device))
+            break
+        except OSError:  # its address is not tried out yet
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+"""
+"""To all neighbours over IPv6, which asks nobody for an address first."""
+
+
+async def expect_ipv6_is_closed(cluster: Any) -> None:
+    """Of three hosts: what n1 says to all over IPv6 disproves no cut, unless the rule that stops it is gone."""
+    target: Any = SimpleNamespace(hosts=cluster.hosts, network=cluster.network)
+    planned = await PARTITION.plan(target, random.Random(0), fault_id="f1", variant="n1|n2+n3")
+
+    async def nft(*arguments: str) -> str:
+        status, output, errors = await cluster.run("n2", ["nft", *arguments])
+        assert status == 0, errors
+        return str(output)
+
+    async def proofs() -> tuple[Proof, Proof]:
+        """Of a cut that is in force when n1 speaks."""
+        await PARTITION.inject(target, planned)
+        assert await cluster.run("n1", [cluster.python("n1"), "-c", SAY_TO_ALL, str(PORT)]) == (0, "", "")
+        proof, met = await PARTITION.prove(target, planned), await PARTITION.prove_met(target, planned)
+        await PARTITION.heal(target, planned)
+        return proof, met
+
+    for proof in await proofs():
+        assert proof.proven, proof
+    rules = (await nft("-a", "list", "chain", "inet", "splitbrain", "input")).splitlines()
+    [rule] = [line for line in rules if re.search(r"(ipv6|ip6 saddr .*) counter", line)]
+    assert re.search(r"counter packets [1-9]", rule), rule
+    await nft("delete", "rule", "inet", "splitbrain", "input", "handle", rule.split()[-1])
+    for proof in await proofs():
+        assert not proof.proven, proof
+        assert re.fullmatch(r"\d+ bytes of other hosts have come to n2 over IPv6, .*", proof.failed[0])
