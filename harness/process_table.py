@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from harness.pidfds import pidfd_open, pidfd_send_signal
 from harness.run_state import living_thread, process_start_ticks
@@ -23,6 +24,12 @@ __all__ = [
 ]
 
 _POLL_S = 0.05
+
+_EXEC_TIMEOUT_S, _EXEC_POLL_S = 1.0, 0.001
+"""For a process to begin as another program, which takes less than a millisecond of processor time."""
+
+_FLAGS, _ENV_END, _PF_KTHREAD = 6, 48, 0x00200000
+"""Fields of /proc/PID/stat behind the name (proc_pid_stat(5)), and a flag (linux/sched.h)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +87,22 @@ def variable_of(process: ProcessId, variable: str) -> str | None:
 
 
 def _environment(pid: int) -> list[bytes]:
+    deadline = time.monotonic() + _EXEC_TIMEOUT_S
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return file.read().split(b"\0")
+        while not (shown := Path(f"/proc/{pid}/environ").read_bytes()):
+            if not _is_in_exec(pid) or time.monotonic() > deadline:
+                return []
+            time.sleep(_EXEC_POLL_S)
+        return shown.split(b"\0")
     except OSError:
         return []
+
+
+def _is_in_exec(pid: int) -> bool:
+    """Whether a process is becoming another program: it shows no environment until it has begun."""
+    fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    letter, flags, env_end = fields[0], int(fields[_FLAGS]), int(fields[_ENV_END])
+    return env_end == 0 and letter not in (b"Z", b"X") and not flags & _PF_KTHREAD
 
 
 def is_in_namespace(identity: tuple[int, int]) -> Callable[[int], bool]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -31,11 +33,37 @@ NEEDS_UNIT = re.compile(r"(^|_)(timeout|interval|delay|latency|duration|elapsed|
 
 
 def tracked_files() -> list[Path]:
-    listing = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    """What git knows and what is new; all but what .gitignore names where there is no git, or no checkout of it."""
+    try:
+        listing = subprocess.run(
+            ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.CalledProcessError):
+        return files_without_git(ROOT)
     return [ROOT / line for line in listing.stdout.splitlines() if (ROOT / line).is_file()]
+
+
+def files_without_git(root: Path) -> list[Path]:
+    """The files of a directory but for those that its .gitignore names: by a name, or from the root by a path."""
+    patterns = (root / ".gitignore").read_text(encoding="utf-8").split()
+    found, above = list[Path](), [root]
+    while above:
+        for path in sorted(above.pop().iterdir()):
+            names = (path.name, f"/{path.relative_to(root)}")
+            if path.name == ".git" or any(fnmatch(name, each.rstrip("/")) for each in patterns for name in names):
+                continue
+            if path.is_dir() and not path.is_symlink():
+                above.append(path)
+            elif path.is_file():
+                found.append(path)
+    return found
+
+
+def test_files_are_the_same_with_git_and_without() -> None:
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("no checkout of git")
+    assert set(files_without_git(ROOT)) == set(tracked_files())
 
 
 def python_files() -> list[Path]:

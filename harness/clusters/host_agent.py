@@ -87,6 +87,8 @@ HELPERS = "fault-"
 MAX_MEMBERS = 2000
 """Processes of one program that are listed; a system has hundreds at most."""
 MAX_COMMAND_CHARS = 200
+EXEC_TIMEOUT_S = 1.0
+"""For a process to begin as another program, which takes less than a millisecond of processor time."""
 HOLD_PASSES = 50
 HOLD_PAUSE_S = 0.01
 """Looks for processes that are not stopped or killed yet, those included that were started meanwhile."""
@@ -102,6 +104,8 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _CLONE_NEWNET, _CLONE_NEWNS, _CLONE_NEWUSER = 0x40000000, 0x00020000, 0x10000000
 _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
 _SIOCSIFFLAGS, _SIOCSIFADDR, _SIOCSIFNETMASK, _IFF_UP = 0x8914, 0x8916, 0x891C, 1
+_PF_KTHREAD = 0x00200000
+"""In a process's flags (linux/sched.h)."""
 _MAPPED = bytes(10) + b"\xff\xff"
 """How an IPv6 address begins that stands for one of IPv4."""
 _ADMIN_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
@@ -459,10 +463,9 @@ class Agent:
     async def _state(self, pid: int) -> Message:
         """The letter for a process's state as /proc shows it; none when there is no such process."""
         try:
-            shown = Path(f"/proc/{pid}/stat").read_bytes()
+            return {"letter": _living(pid, _letter_of(pid))[1]}
         except OSError:
             return {"letter": ""}
-        return {"letter": _living(pid, shown.rpartition(b")")[2].split()[0].decode())[1]}
 
     async def _list(self) -> Message:
         """The programs that have ended, as their events said it."""
@@ -697,6 +700,11 @@ def end_descendants() -> None:
         time.sleep(HOLD_PAUSE_S)
 
 
+def _letter_of(pid: int) -> str:
+    """The state of a process, or of a thread, as /proc shows it. Raises OSError."""
+    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
+
+
 def _living(pid: int, letter: str = "Z") -> tuple[int, str]:
     """(thread, its state) of a process whose first thread is in the state `letter`. Where that one has ended, the
     kernel shows a zombie that has no environment and no descriptors, whatever other threads of it go on: one of those
@@ -705,21 +713,31 @@ def _living(pid: int, letter: str = "Z") -> tuple[int, str]:
         with contextlib.suppress(OSError):
             for thread in map(int, os.listdir(f"/proc/{pid}/task")):
                 with contextlib.suppress(OSError):
-                    shown = Path(f"/proc/{thread}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
-                    if shown not in ("Z", "X"):
+                    if (shown := _letter_of(thread)) not in ("Z", "X"):
                         return thread, shown
     return pid, letter
 
 
 def _environment_of(pid: int) -> list[bytes]:
     """The words b"NAME=value" that a process was started with; none where nobody may know."""
+    deadline = time.monotonic() + EXEC_TIMEOUT_S
     with contextlib.suppress(OSError):
-        try:
-            shown = Path(f"/proc/{pid}/environ").read_bytes()
-        except ProcessLookupError:  # its first thread has ended, if not all of it
-            shown = Path(f"/proc/{_living(pid)[0]}/environ").read_bytes()
-        return shown.split(b"\0")
+        while True:
+            try:
+                shown = Path(f"/proc/{pid}/environ").read_bytes()
+            except (ProcessLookupError, PermissionError):  # its first thread has ended, if not all of it
+                shown = Path(f"/proc/{_living(pid)[0]}/environ").read_bytes()
+            if shown or not _is_in_exec(pid) or time.monotonic() > deadline:
+                return shown.split(b"\0")
+            time.sleep(0.001)
     return []
+
+
+def _is_in_exec(pid: int) -> bool:
+    """Whether a process is becoming another program: it shows no environment until it has begun."""
+    fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    letter, flags, env_end = fields[0], int(fields[6]), int(fields[48])
+    return env_end == 0 and letter not in (b"Z", b"X") and not flags & _PF_KTHREAD
 
 
 def _has_in_environment(pid: int, word: bytes) -> bool:
@@ -736,11 +754,8 @@ def sockets_of(pid: int) -> set[int]:
     """The inodes of the sockets that a process has open."""
     found = set()
     with contextlib.suppress(OSError):
-        directory = f"/proc/{pid}/fd"
-        if not (names := os.listdir(directory)):
-            directory = f"/proc/{_living(pid)[0]}/fd"
-            names = os.listdir(directory)
-        for name in names:
+        directory = f"/proc/{_living(pid, _letter_of(pid))[0]}/fd"
+        for name in os.listdir(directory):
             with contextlib.suppress(OSError):
                 kind, _, rest = os.readlink(f"{directory}/{name}").partition(":[")
                 if kind == "socket":

@@ -8,11 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 
 __all__ = ["HELPERS", "PROGRAM_VARIABLE", "is_helper", "living_thread", "mark_of", "marked"]
 
 PROGRAM_VARIABLE = "SPLITBRAIN_PROGRAM"
 """The variable that an agent gives to each program that it starts, with a value that no other program has."""
+
+_EXEC_TIMEOUT_S, _EXEC_POLL_S = 1.0, 0.001
+"""For a process to begin as another program, which takes less than a millisecond of processor time."""
+
+_PF_KTHREAD = 0x00200000
+"""In a process's flags (linux/sched.h)."""
 
 HELPERS = b"fault-"
 """How the names of the launcher's own processes begin."""
@@ -20,10 +27,27 @@ HELPERS = b"fault-"
 
 def mark_of(pid: int) -> bytes | None:
     """The mark in the environment of a process; None where it has none, or may not be looked into."""
-    words = list[bytes]()
-    with contextlib.suppress(OSError), open(f"/proc/{living_thread(pid) or pid}/environ", "rb") as file:
-        words = file.read().split(b"\0")
-    return next((word for word in words if word.startswith(PROGRAM_VARIABLE.encode() + b"=")), None)
+    words, deadline = b"", time.monotonic() + _EXEC_TIMEOUT_S
+    with contextlib.suppress(OSError):
+        while not (words := _read(living_thread(pid) or pid, "environ")):
+            if not _is_in_exec(pid) or time.monotonic() > deadline:
+                break
+            time.sleep(_EXEC_POLL_S)
+    name = PROGRAM_VARIABLE.encode() + b"="
+    return next((word for word in words.split(b"\0") if word.startswith(name)), None)
+
+
+def _read(pid: int, name: str) -> bytes:
+    """What /proc has of a process under a name. Raises OSError."""
+    with open(f"/proc/{pid}/{name}", "rb") as file:
+        return file.read()
+
+
+def _is_in_exec(pid: int) -> bool:
+    """Whether a process is becoming another program: it shows no environment until it has begun. Raises OSError."""
+    fields = _read(pid, "stat").rpartition(b")")[2].split()
+    letter, flags, env_end = fields[0], int(fields[6]), int(fields[48])
+    return env_end == 0 and letter not in (b"Z", b"X") and not flags & _PF_KTHREAD
 
 
 def living_thread(pid: int) -> int | None:
@@ -40,8 +64,7 @@ def living_thread(pid: int) -> int | None:
 
 def _has_ended(thread: int) -> bool:
     """Raises OSError when it is gone."""
-    with open(f"/proc/{thread}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+    return _read(thread, "stat").rpartition(b")")[2].split()[0] in (b"Z", b"X")
 
 
 def marked(mark: bytes) -> list[int]:

@@ -27,6 +27,7 @@ from nemesis.mechanisms.shell import ShellError
 from nemesis.partition import PARTITION
 from nemesis.schedule import periodic
 from nemesis.target import Link, LinkShape, LinkTraffic
+from tests.mounts import MAY_MOUNT
 from tests.ports import free_port
 
 Eventually = Callable[..., Any]
@@ -354,9 +355,6 @@ def test_programs_of_two_hosts_that_meet_at_an_address_of_the_machine_are_found_
 
     asyncio.run(main())
 
-
-TRIAL = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--mount"]
-MAY_MOUNT = subprocess.run([*TRIAL, "mount", "--bind", "/etc/hosts", "/etc/hosts"], capture_output=True).returncode == 0
 
 NAMES = """
 import socket, sys, time
