@@ -56,6 +56,8 @@ MEMBERS = ("n1", "n2", "n3")
 GROUP = "broker-a"
 RECOVERY_S = 60.0
 """How long the group may take until it serves again after forged votes and heartbeats."""
+TWO_LEADERS = r"in term \d+ both \w+ and \w+ claim to lead$"
+"""What a member rightly raises the alarm about, where somebody forges heartbeats of another leader of its term."""
 FRAMES_AT_ONCE = 40
 LEDGER = """timing = "fast"
 [dledger]
@@ -240,7 +242,7 @@ def fuzz(frames: int, *, seconds: float = 1e9, seed: int = 1) -> dict[str, Any]:
                     thrown[kind] += len(data)
                     runner.run(_throw(rng.choice(ports), data))
                 for subject in subjects:
-                    subject.check()
+                    subject.check(TWO_LEADERS if kind == "forgers" else "$^")
                 memory.append(sum(subject.memory_bytes() for subject in subjects))
                 assert bystander.failure is None, f"the bystander noticed: {bystander.failure!r}"
 
@@ -261,7 +263,7 @@ def fuzz(frames: int, *, seconds: float = 1e9, seed: int = 1) -> dict[str, Any]:
                 assert time.monotonic() < deadline_s, "the group does not serve any more"
                 time.sleep(0.05)
         for subject in subjects:
-            subject.check()
+            subject.check(TWO_LEADERS)
         assert bystander.failure is None, f"the bystander noticed: {bystander.failure!r}"
     half = memory[len(memory) // 2 :]
     grown_bytes = max(half[-max(1, len(half) // 4) :]) - half[0] if len(memory) >= 8 else 0

@@ -1,15 +1,20 @@
-"""Whether programs of hosts on this machine can be shown files of their own in the place of the machine's."""
+"""What of namespaces can be had here. In a chroot whose root is no mount point, little of it."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 
-__all__ = ["MAY_MOUNT"]
+from harness.clusters.netns_trial import _is_mount_point
+
+__all__ = ["IS_PLAIN_CHROOT", "MAY_MOUNT"]
+
+IS_PLAIN_CHROOT = not _is_mount_point("/")
 
 _TRIAL = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--mount"]
 
 MAY_MOUNT = (
     subprocess.run([*_TRIAL, "mount", "--bind", "/etc/hosts", "/etc/hosts"], capture_output=True).returncode == 0
 )
-"""Root may, and others in user namespaces, unless these are forbidden or this is a chroot."""
+"""Whether programs can be shown files of their own in the place of the machine's: root may do so, and others in user
+namespaces, unless these are forbidden."""

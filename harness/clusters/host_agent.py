@@ -873,12 +873,21 @@ def _fork_command(run_id: str, *arguments: str) -> int:
         pids.append(pid)
     for listener in listeners:
         listener.close()
-    nothing = os.open(os.devnull, os.O_RDONLY)
+    left, nothing = set(pids), os.open(os.devnull, os.O_RDONLY)
+
+    def reap(number: int = 0, frame: Any = None) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while pid := os.waitpid(-1, os.WNOHANG)[0]:
+                left.discard(pid)
+
+    signal.signal(signal.SIGCHLD, reap)  # what an agent leaves behind that was killed comes to us
     signal.signal(signal.SIGTERM, lambda number, frame: os.dup2(nothing, 0))  # which ends the reading, at any moment
+    reap()
     os.read(0, 1)
-    for pid in pids:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for pid in left:
         os.kill(pid, signal.SIGTERM)  # not waited for yet, so the number is nobody else's
-    for pid in pids:
+    for pid in left:
         os.waitpid(pid, 0)
     end_descendants()
     return 0

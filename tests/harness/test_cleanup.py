@@ -39,6 +39,7 @@ from harness.run_state import (
 from nemesis.mechanisms.launcher.control import parse_programs
 from nemesis.mechanisms.shim import CONTROL_BYTES, HostFaults, build_shim, shim_environment, why_no_shim
 from nemesis.target import DiskFault
+from tests.mounts import IS_PLAIN_CHROOT
 
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes mounts and network namespaces")
 MINE = f"tc{os.getpid()}"
@@ -528,6 +529,7 @@ def mount(run: RunState, path: Path, source: str) -> None:
 
 
 @ROOT_ONLY
+@pytest.mark.skipif(IS_PLAIN_CHROOT, reason="ip(8) cannot enter a namespace in a chroot")
 @pytest.mark.root
 @pytest.mark.netns
 def test_devices_go_if_they_are_veths(state: str, namespaces: list[str]) -> None:

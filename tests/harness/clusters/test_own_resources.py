@@ -17,6 +17,7 @@ from harness.clusters.agent_processes import AgentProcess
 from harness.clusters.base import Program
 from harness.clusters.local import LocalCluster
 from harness.clusters.netns import NetnsCluster
+from harness.clusters.netns_trial import why_no_namespaces
 from harness.clusters.own_resources import OwnResources
 from harness.faults.processes import ReplicaProcesses
 from harness.run_state import RunState
@@ -25,7 +26,8 @@ from nemesis.target import ABILITIES, ProcessMember, ResourceLimit
 
 Eventually = Callable[..., Any]
 KINDS = ABILITIES["resources"]
-WHY_NOT = {kind: "needs root" if os.geteuid() != 0 else NetnsCluster.missing("resources", kind) for kind in KINDS}
+NO_HOSTS = "needs root" if os.geteuid() != 0 else why_no_namespaces(in_user_namespace=False)
+WHY_NOT = {kind: NO_HOSTS or NetnsCluster.missing("resources", kind) for kind in KINDS}
 
 USE = {
     "cpu": "while True: pass",

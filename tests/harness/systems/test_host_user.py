@@ -20,6 +20,7 @@ from harness.errors import OperatorError
 from harness.run_state import RunState
 from harness.sdk import Host
 from harness.systems.host_user import user_of, words_for_user
+from tests.mounts import IS_PLAIN_CHROOT
 
 pytestmark = [pytest.mark.cluster, pytest.mark.root]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
@@ -134,6 +135,7 @@ def test_a_program_that_became_another_user_ends_with_the_hosts(open_directory: 
 
 
 @needs_root
+@pytest.mark.skipif(IS_PLAIN_CHROOT, reason="there are no user namespaces in a chroot")
 def test_where_the_user_cannot_get_to_the_data_root_becomes_nobody(closed_directory: Path) -> None:
     async def scenario(cluster: LocalCluster) -> None:
         host = host_of(cluster)
