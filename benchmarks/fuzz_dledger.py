@@ -283,7 +283,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     print(json.dumps(fuzz(options.frames, seconds=options.seconds, seed=options.seed)))
-    print("no crash, nothing in the log, what was acknowledged is there once and intact")
+    print("no crash, no alarm but of two that claim to lead, what was acknowledged is there once and intact")
 
 
 if __name__ == "__main__":
