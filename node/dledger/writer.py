@@ -112,11 +112,14 @@ class LogWriter:
         self._loop.call_soon(self._go_on)
 
     async def stop(self) -> None:
-        """Write and sync what is queued, unless the disk refuses or does not answer, and end."""
+        """Write and sync what is queued, unless the disk refuses that once more or does not answer, and end."""
         if not self._is_running:
             return
         self._is_running = False
         self._is_stopping = True
+        if self.failure is not None:
+            self._settled.clear()
+            self._end_pause()
         self._wake()
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
@@ -400,3 +403,10 @@ class LogWriter:
 
     def _pause(self) -> None:
         self._timer = self._loop.call_later(RETRY_PAUSE_S, self._go_on)
+
+    def _end_pause(self) -> None:
+        """Where a refused operation waits to be tried again: rest, so that whoever wakes this has it tried now."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._is_busy = False
