@@ -31,7 +31,7 @@ from harness.exploration.search import Tally, explore
 from harness.nursery import restart_with_nursery
 from harness.test import ALL, NemesisChoice, Test
 
-__all__ = ["CAMPAIGNS", "Campaign", "main", "render", "without_what_varies"]
+__all__ = ["CAMPAIGNS", "Campaign", "kept", "main", "render", "without_what_varies"]
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "seeds.md"
 RESULTS = PAGE.with_suffix(".json")
@@ -233,9 +233,14 @@ def run(name: str, results: dict[str, Any], *, jobs: int, pool: Executor, path: 
         for word in ("valid", "invalid", "unknown", "operations", "faults"):
             known[word] += getattr(tally, word)
         failures = [{"seed": each.seed, "valid": each.valid, "reason": _short(each.reason)} for each in tally.failures]
-        known["failures"] = (known["failures"] + failures)[:MAX_KEPT_FAILURES]
+        known["failures"] = kept([*known["failures"], *failures])
         path.write_text(json.dumps(results, indent=1) + "\n")
         print(f"{name}: {known['seeds']} of {campaign.seeds} seeds, {known['valid']} valid", flush=True)
+
+
+def kept(failures: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The failures that are kept of all: the first ones, but invalid ones before others."""
+    return sorted(failures, key=lambda each: (each["valid"] is not False, each["seed"]))[:MAX_KEPT_FAILURES]
 
 
 def render(results: Mapping[str, Any]) -> str:
@@ -276,6 +281,7 @@ def render(results: Mapping[str, Any]) -> str:
             lines += ["", f"{name}, seeds that were not valid:", ""]
             lines += [
                 f"- seed {each['seed']}: {'invalid' if each['valid'] is False else 'unknown'}: {each['reason']}"
+                + (f" ({each['note']})" if "note" in each else "")  # what came of it, added by hand
                 for each in failures
             ]
         if reasons := results.get(name, {}).get("reasons"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.search_seeds import MUTANTS, WAYS, Trial, table, trial
-from benchmarks.seeds import render, without_what_varies
+from benchmarks.seeds import MAX_KEPT_FAILURES, kept, render, without_what_varies
 from node.mutants.catalogue import MUTANTS as KNOWN
 
 
@@ -46,3 +46,9 @@ def test_the_page_says_every_reason_and_how_often() -> None:
     lines = page.splitlines()
     at = lines.index("every-fault-log, all that were not valid, by reason (# for what varies):")
     assert lines[at + 2 : at + 4] == ["- 2 unknown: no fault", "- 1 unknown: no call"]
+
+
+def test_of_many_failures_the_invalid_ones_are_kept() -> None:
+    unknown = [{"seed": seed, "valid": "unknown", "reason": "no fault"} for seed in range(MAX_KEPT_FAILURES + 5)]
+    invalid = {"seed": 1000, "valid": False, "reason": "lost"}
+    assert kept([*unknown, invalid]) == [invalid, *unknown[: MAX_KEPT_FAILURES - 1]]
