@@ -110,6 +110,12 @@ class MemberState:
         self._voted_for = voted_for
         self.is_new = False
 
+    async def confirm(self) -> None:
+        """Make durable what `load` has found. The process before may have replaced the file and been killed before the
+        directory was synced; a vote that is given again is not written again. Raises OSError."""
+        if not self.is_new:
+            await self._disk.sync_dir(self._config.ledger_dir)
+
     def check_against_log(self, ledger_end_term: int) -> None:
         """Raises LedgerCorrupt when the log has entries of a term that this member has never heard of: then its
         term and vote were lost."""

@@ -155,12 +155,13 @@ class DLedgerServer:
         it was written with another segment size, OSError when the disk or the address does not work.
         """
         self.member_state.load()
+        await self.member_state.confirm()
         await self.store.open()
         try:
             self.member_state.check_against_log(self.store.ledger_end_term)
             if self.machine is not None:
                 self.machine.start()
-            self.snapshots.open()
+            await self.snapshots.open()
             await self.remoting.start()
         except OSError:
             if self.machine is not None:

@@ -169,6 +169,12 @@ class SnapshotFiles:
         """Paths of those that were found damaged."""
         return [f"{self.directory}/{name}" for name in sorted(self._damaged, key=_place)]
 
+    async def confirm(self) -> None:
+        """Make the names of those that are there durable: the process before may have been killed while it saved one,
+        and the log is cut off up to the newest. Raises OSError."""
+        if self.names():
+            await self._disk.sync_dir(self.directory)
+
     async def save(self, snapshot: Snapshot, data: bytes) -> None:
         """Keep a snapshot, durable on return, and then no more than so many. Raises OSError."""
         name = f"{snapshot.index:020d}-{snapshot.term}"

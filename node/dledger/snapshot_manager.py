@@ -78,10 +78,11 @@ class SnapshotManager:
         """Up to which entry the state is made; -1 before the first."""
         return self._state.applied_index if self._state is not None else -1
 
-    def open(self) -> None:
-        """Find what is there. Raises OSError."""
+    async def open(self) -> None:
+        """Find what is there, and make it durable. Raises OSError."""
         if not self.is_used:
             return
+        await self.files.confirm()
         self._newest = next((snapshot for snapshot, _ in self.files.readable()), None)
         self.adopt_members()
         self._is_open = True

@@ -246,11 +246,12 @@ class SegmentedFile:
             raise
 
     async def write_again(self, position: int) -> None:
-        """Write what lies from `position` to the end once more, and sync.
+        """Write what lies from `position` to the end once more, and sync, also the names of the files.
 
         For recovery: what reads back after a crash may never reach the disk by a sync alone, if a sync of the
         former process had failed. Raises OSError.
         """
+        await self._disk.sync_dir(self._directory)
         position = max(position, self._begin)
         for begin, end in list(self._split(position, self._end)):
             await self._write(begin, self._read_one(begin, end - begin), sync=False)

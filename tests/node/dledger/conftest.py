@@ -70,12 +70,12 @@ class World:
         """Run a coroutine as the process on a host and wait for it."""
         return await self.on(name, lambda: asyncio.get_running_loop().create_task(coroutine()))
 
-    async def until(self, condition: Callable[[], bool], *, within_s: float = 60.0) -> None:
-        """Wait until something is so; fails when it is not within some virtual seconds."""
+    async def until(self, condition: Callable[[], bool], *, within_s: float = 60.0, every_s: float = 0.002) -> None:
+        """Wait until something is so, looking that often; fails when it is not within some virtual seconds."""
         deadline_s = self.loop.time() + within_s
         while not condition():
             assert self.loop.time() < deadline_s, "the condition never held"
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(every_s)
 
     def content(self, name: str, directory: str) -> bytes:
         """The bytes of all files below a directory of a host, in order of their names."""
@@ -122,6 +122,18 @@ class Bench(World):
     async def flushed(self, store: DLedgerStore) -> None:
         """Wait until the whole log is durable."""
         await self.until(lambda: store.durable_index == store.ledger_end_index)
+
+    async def killed_before_the_name_is_synced(self, path: str, write: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """`write` makes or replaces a file; the sync of its directory fails, and the process is killed: the file is
+        there, and nobody knows for how long."""
+        before = self.disk.get(path)
+        task = self.on("n1", lambda: asyncio.get_running_loop().create_task(write()))
+        await self.until(lambda: self.disk.get(path) is not before, every_s=10e-6)  # a sync takes 200 us
+        self.disk.fail("sync")
+        with pytest.raises(OSError, match="Input/output"):
+            await task
+        self.disk.heal()
+        self.kill()
 
     def path(self, position: int) -> str:
         """The data file that holds a position."""

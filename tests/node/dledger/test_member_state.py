@@ -82,6 +82,25 @@ def test_memory_changes_only_when_the_disk_has_it(bench: Any) -> None:
     bench(scenario)
 
 
+def test_a_vote_whose_name_was_not_synced_is_durable_before_it_counts(bench: Any) -> None:
+    """Given once more to the same candidate it would not be written again; gone with the next power cut, another
+    candidate of the same term could have it."""
+
+    async def scenario(bench: Any) -> None:
+        state = state_of(bench)
+        await change(bench, state, 3, "n2")
+        await bench.killed_before_the_name_is_synced(PATH, lambda: state.persist(4, "n2"))
+        state = state_of(bench)
+        await bench.run("n1", state.confirm)
+        assert (state.term, state.voted_for) == (4, "n2")
+        bench.power_fail()
+        state = state_of(bench)
+        assert (state.term, state.voted_for) == (4, "n2")
+
+    for seed in range(10):
+        bench(scenario, seed=seed)
+
+
 def test_damage_is_refused(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         await change(bench, state_of(bench), 3, "n2")

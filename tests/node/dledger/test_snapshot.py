@@ -150,3 +150,19 @@ def test_whatever_ends_the_saving_leaves_the_old_one_or_the_new_one(bench: Any, 
         assert found in ([10], [20], [20, 10])
 
     bench(scenario)
+
+
+def test_one_whose_name_was_not_synced_is_durable_before_the_log_is_cut_off(bench: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        files = files_of(bench)
+        await save(bench, files, snapshot(10))
+        path = f"{files.directory}/{20:020d}-2"
+        await bench.killed_before_the_name_is_synced(path, lambda: save(bench, files, snapshot(20)))
+        files = files_of(bench)
+        await bench.run("n1", files.confirm)
+        assert indices(files) == [20, 10]
+        bench.power_fail()
+        assert indices(files_of(bench)) == [20, 10]
+
+    for seed in range(10):
+        bench(scenario, seed=seed)

@@ -30,7 +30,7 @@ class Member:
         self.caller = StateMachineCaller(self.tally, store, self.snapshots)
         self.snapshots.attach(self.caller)
         bench.on("n1", self.caller.start)
-        bench.on("n1", self.snapshots.open)
+        await bench.run("n1", self.snapshots.open)
         return self
 
     async def put(self, *bodies: bytes, term: int = 1) -> None:

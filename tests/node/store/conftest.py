@@ -61,6 +61,7 @@ class MemoryDisk:
     def __init__(self) -> None:
         self.files: dict[str, bytearray] = {}
         self.synced: dict[str, bytes] = {}
+        self.synced_directories: list[str] = []
         self.fail_writes = False
         self.fail_syncs = False
         self.open_handles = 0
@@ -115,6 +116,7 @@ class MemoryDisk:
 
     async def sync_dir(self, path: str) -> None:
         assert posixpath.isabs(path)
+        self.synced_directories.append(path)
 
     def usage(self, path: str) -> DiskUsage:
         return DiskUsage(1 << 40, sum(map(len, self.files.values())))

@@ -234,6 +234,15 @@ def test_what_was_removed_is_not_written_again(disk: Any) -> None:
     assert (again.begin_position, again.read(64, 100)) == (64, b"A" * 36 + b"B")
 
 
+def test_write_again_syncs_the_names_of_the_files(disk: Any) -> None:
+    """Of a file that was made just before the process died nobody knows whether its directory was synced."""
+    row = opened(disk)
+    run(row.append(b"x" * 100))
+    again = opened(disk)
+    run(again.write_again(0))
+    assert disk.synced_directories == [DIRECTORY]
+
+
 def test_write_again_makes_the_end_durable_without_trusting_a_sync(disk: Any) -> None:
     row = opened(disk)
     run(row.append(b"x" * 100, sync=True))
