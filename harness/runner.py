@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from harness.blocking import no_blocking
+from harness.clusters.abilities import NotesItsLinks
 from harness.clusters.base import Cluster, HoldsFiles, SeesReplicas
 from harness.errors import HarnessError, OperatorError, SystemUnderTestError
 from harness.fail_fast import WatchedRecorder
@@ -39,6 +40,7 @@ from harness.test import Test
 from harness.worker import Client, Recorder, Workers
 from harness.workloads.base import Workload
 from nemesis.driver import run_schedule
+from nemesis.forms import needs_of
 from nemesis.protocol import Nemesis
 from nemesis.schedule import INJECT, Schedule
 from nemesis.target import Triggers
@@ -266,7 +268,18 @@ class Run:
             for task in (start, stop):
                 task.cancel()
             await asyncio.gather(start, stop, return_exceptions=True)
+        for note in self._notes_on_links():
+            self.listener.say(f"note: {note}")
         await self._target.learn_baseline_skew()
+
+    def _notes_on_links(self) -> Sequence[str]:
+        """What the cluster has to say where the schedule has faults of links."""
+        if not isinstance(self.cluster, NotesItsLinks):
+            return ()
+        events = (event for event in self.schedule if event.action == INJECT)
+        needs = (needs_of(self.nemeses[event.nemesis], [event.variant]) for event in events)
+        is_on_links = any(interface in ("network", "links") for each in needs for interface, _ in each)
+        return self.cluster.notes_on_links() if is_on_links else ()
 
     async def _phases(self) -> None:
         """All that the system is used for, and waited for."""

@@ -21,6 +21,7 @@ __all__ = [
     "NamesHosts",
     "NamesLinkMechanism",
     "NamesMechanisms",
+    "NotesItsLinks",
     "OwnWorld",
     "SeesSendQueues",
     "SeesStrays",
@@ -79,6 +80,15 @@ class NamesHosts(Protocol):
     def names_of(self, host: str) -> Sequence[str]:
         """The names by which programs on the other hosts find a host, as each of them is to reach it; none where there
         are none. Known from `start` on."""
+        ...
+
+
+@runtime_checkable
+class NotesItsLinks(Protocol):
+    """A cluster that may know, before the load, what will keep faults of links from being proven."""
+
+    def notes_on_links(self) -> Sequence[str]:
+        """A line for each thing that a user can mend. Known once the system has started."""
         ...
 
 

@@ -73,6 +73,10 @@ LINKS_MISSING: Mapping[str, str] = {
 """What the links of a local cluster cannot be, and why."""
 
 
+MAX_SHOWN = 3
+"""Connections past the proxies of which a proof tells: one would do, and a pool may be large."""
+
+
 class Bypass(NamedTuple):
     """A connection of a process of `source` to `destination` that does not go over the link between them."""
 
@@ -155,12 +159,15 @@ class LocalNetwork:
     async def bypasses(self, links: Collection[Link]) -> Sequence[str]:
         """Connections between the ends of these links that the proxy does not see. Raises ShellError."""
         ends = {frozenset(link) for link in links}
+        found = [one for one in sorted(await self._find_bypasses()) if frozenset((one.source, one.destination)) in ends]
+        if not found:
+            return []
+        shown = [f"{one.source} (process {one.pid}) reaches {one.destination} at {one.address}" for one in found]
+        more = f" and {len(found) - MAX_SHOWN} more" if len(found) > MAX_SHOWN else ""
+        proxies = "the proxy of their link" if len(found) == 1 else "the proxies"
         return [
-            f"{found.source} (process {found.pid}) reaches {found.destination} at {found.address}, past the proxy of "
-            "their link, because an address was handed on or is the whole machine's: use --cluster netns, where there "
-            "is no way past"
-            for found in sorted(await self._find_bypasses())
-            if frozenset((found.source, found.destination)) in ends
+            f"{', '.join(shown[:MAX_SHOWN])}{more}, past {proxies}, because an address was handed on or is the whole "
+            "machine's: use --cluster netns, where there is no way past"
         ]
 
     def _require_known(self, links: Collection[Link]) -> None:
@@ -229,6 +236,9 @@ class LocalCluster(OwnMachineCluster):
         self._proxy_probe: LinkProbe | None = None
         self._hosts_files: dict[str, str] = {}
         """Where the names that a host's programs know are written, by host."""
+        self._names_missing = ""
+        """Why programs cannot be shown names."""
+        self._names_were_asked_for = False
         self._far_ports: dict[int, int] = {}
         """Port from which the proxy has connected on for a client -> the client's own."""
         self._reservation: socket.socket | None = None
@@ -281,8 +291,9 @@ class LocalCluster(OwnMachineCluster):
         agent = self.agent(self._hosts[0])
         namespaces = ["--mount"] if os.geteuid() == 0 else ["--user", "--map-root-user", "--mount"]
         trial = ["mount", "--bind", HOSTS_FILE, HOSTS_FILE]
-        status, _, _ = await agent.run(["unshare", *namespaces, *trial])
+        status, _, errors = await agent.run(["unshare", *namespaces, *trial])
         if status != 0:
+            self._names_missing = (errors.strip().splitlines() or [f"unshare ended with status {status}"])[-1]
             return
         with contextlib.suppress(OSError):
             own_names = Path(HOSTS_FILE).read_text(encoding="utf-8", errors="replace")
@@ -310,7 +321,18 @@ class LocalCluster(OwnMachineCluster):
 
     def names_of(self, host: str) -> Sequence[str]:
         """Its own name, where programs have a file of names."""
+        self._names_were_asked_for = True
         return super().names_of(host) or ((host,) if host in self._hosts_files else ())
+
+    def notes_on_links(self) -> Sequence[str]:
+        """What is handed on from host to host is an address, where there are no names, and it leads past the links."""
+        if not self._names_missing or not self._names_were_asked_for:
+            return ()
+        return (
+            "this system hands its hosts' addresses on to each other, and here they lead past the links: cuts of what "
+            "uses them will not be proven. Names would not, but need a mount namespace, which cannot be had here "
+            f"({self._names_missing}): run as root, or allow user namespaces",
+        )
 
     def _mounts(self, host: str) -> Sequence[tuple[str, str]]:
         shown = [(self._hosts_files[host], HOSTS_FILE)] if host in self._hosts_files else []

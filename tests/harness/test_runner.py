@@ -79,6 +79,16 @@ def test_an_ineffective_nemesis_makes_it_unknown(memory_run: Any) -> None:
     assert all(fault["proven"] is False for fault in results["faults"])
 
 
+def test_what_will_keep_cuts_from_being_proven_is_said_before_the_load(memory_run: Any) -> None:
+    def noting(system: Any) -> None:
+        system.cluster.notes_on_links = lambda: ["there is a way past"]
+
+    _, _, text = memory_run(system=noting)
+    assert text.index("note: there is a way past") < text.index("driving the load")
+    _, _, text = memory_run(system=noting, nemesis=(), time_limit_s=0.2)
+    assert "note:" not in text and "driving the load" in text
+
+
 def test_a_fault_that_stays_makes_it_unknown(memory_run: Any) -> None:
     def stuck(system: Any) -> None:
         system.cluster.network.stuck = True

@@ -22,6 +22,7 @@ import pytest
 from harness.clusters.base import CLIENTS_HOST, ClusterUnavailable, Program
 from harness.clusters.local import LocalCluster, LocalNetwork
 from harness.run_state import RunState, process_start_ticks
+from harness.sdk import Host
 from nemesis.driver import run_schedule
 from nemesis.mechanisms.shell import ShellError
 from nemesis.partition import PARTITION
@@ -396,6 +397,39 @@ def test_names_that_are_handed_on_lead_through_the_proxies(
             await PARTITION.inject(target, planned)
             proof = await PARTITION.prove(target, planned)
             assert proof.proven, proof
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_handed_on", [True, False])
+def test_a_system_that_hands_addresses_on_where_hosts_have_no_names_is_told_of_it(
+    is_handed_on: bool, tmp_path: Path, run_state: RunState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusing = tmp_path / "unshare"
+    refusing.write_text("#!/bin/sh\necho 'unshare: Operation not permitted' >&2\nexit 1\n")
+    refusing.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    async def main() -> None:
+        async with cluster_of(run_state, tmp_path) as cluster:
+            host = Host("n2", 2, cluster, {"peer": PORT}, find_installed=lambda host, name: "")
+            if is_handed_on:
+                assert host.advertise("peer") == f"{cluster.bind_address('n2')}:{PORT}"
+            else:
+                assert host.listen("peer") == f"{cluster.bind_address('n2')}:{PORT}"
+            notes = cluster.notes_on_links()
+            assert len(notes) == is_handed_on
+            assert all("past the links" in note and "(unshare: Operation not permitted)" in note for note in notes)
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(not MAY_MOUNT, reason="makes mount namespaces, which this user may not here")
+def test_a_system_that_hands_names_on_is_told_nothing(tmp_path: Path, run_state: RunState) -> None:
+    async def main() -> None:
+        async with cluster_of(run_state, tmp_path) as cluster:
+            assert Host("n2", 2, cluster, {"peer": PORT}, find_installed=lambda host, name: "").advertise("peer")
+            assert not cluster.notes_on_links()
 
     asyncio.run(main())
 
