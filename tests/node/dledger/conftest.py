@@ -67,8 +67,17 @@ class World:
         return context.run(call)
 
     async def run(self, name: str, coroutine: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a coroutine as the process on a host and wait for it."""
-        return await self.on(name, lambda: asyncio.get_running_loop().create_task(coroutine()))
+        """Run a coroutine as the process on a host and wait for it. With a process that is killed it never ends, not
+        even when it is cancelled; whoever waits with a limit is let go all the same."""
+        task = self.on(name, lambda: asyncio.get_running_loop().create_task(coroutine()))
+        ended = self.loop.create_future()
+        task.add_done_callback(lambda _: ended.cancelled() or ended.set_result(None))
+        try:
+            await ended
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        return task.result()
 
     async def until(self, condition: Callable[[], bool], *, within_s: float = 60.0, every_s: float = 0.002) -> None:
         """Wait until something is so, looking that often; fails when it is not within some virtual seconds."""
