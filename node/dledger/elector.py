@@ -333,8 +333,8 @@ class LeaderElector:
                 await self._enter_term(state.known_max_term, "others are there already")
             return 0
         now_ns = self._clock.monotonic_ns()
-        if not state.members.includes_self:
-            self._next_vote_ns = now_ns + self._vote_pause_ns()  # whoever does not belong to the group cannot lead it
+        if not self._may_stand():
+            self._next_vote_ns = now_ns + self._vote_pause_ns()
         if now_ns < self._next_vote_ns:
             return self._next_vote_ns - now_ns
         if self._disk_is_stalled():
@@ -358,6 +358,12 @@ class LeaderElector:
                 self._next_vote_ns += self._timing.max_vote_interval_ms * 1_000_000
         return 0
 
+    def _may_stand(self) -> bool:
+        """Whoever does not belong to the group cannot lead it. But while the entry that says so may be uncommitted, the
+        others may need this member, whose log is longer, to get it (Ongaro's thesis, 4.2.2)."""
+        members = self._state.members
+        return members.includes_self or members.index > self._store.committed_index
+
     async def _ask_for_votes(self) -> tuple[VoteOutcome | None, bool, bool]:
         """One round; becomes leader when it is won. No outcome when it was overtaken by events."""
         state = self._state
@@ -373,7 +379,8 @@ class LeaderElector:
             own_vote = await self._vote_for_self()
             term = state.term
         tally = VoteTally(term=term, member_count=len(state.member_ids), quorum_size=state.members.quorum_size)
-        tally.add(own_vote, term)
+        if state.members.includes_self:
+            tally.add(own_vote, term)
         await self._collect_votes(tally, term)
         await state.settled()  # a newer term may be on its way to the disk
         if not state.is_candidate or state.term != term:
@@ -496,4 +503,7 @@ class LeaderElector:
         return self._store.writer.stalled_ms > self._timing.disk_stall_ms
 
     def _vote_pause_ns(self) -> int:
-        return 1_000_000 * self._random.randint(self._timing.min_vote_interval_ms, self._timing.max_vote_interval_ms)
+        pause_ms = self._random.randint(self._timing.min_vote_interval_ms, self._timing.max_vote_interval_ms)
+        if not self._state.members.includes_self:
+            pause_ms += self._timing.lease_ms  # who is to remain goes first
+        return 1_000_000 * pause_ms

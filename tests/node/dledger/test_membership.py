@@ -130,6 +130,39 @@ def test_a_leader_may_remove_itself(simulate: Any) -> None:
     simulate(scenario, members_may_change=True)
 
 
+@pytest.mark.parametrize(("size", "down"), [(2, 0), (4, 1)])
+def test_a_leader_that_dies_before_others_know_of_its_removal_brings_it_to_them(
+    simulate: Any, size: int, down: int
+) -> None:
+    """Of two, or of four of which one is down, the others are no majority of the group that they know, and the log of
+    the one that knows of its removal is longer than theirs: it does not vote for them."""
+
+    async def scenario(group: Any) -> None:
+        await group.start()
+        old = await group.leader()
+        await group.append_all(old, b"before")
+        await group.converged(*group.names)
+        rest = [name for name in group.names if name != old]
+        await group.cut(old)
+        removal = asyncio.create_task(remove(group, old, old))
+        store = group[old].store
+        await group.until(lambda: store.committed_index < group[old].member_state.members.index <= store.durable_index)
+        group.power_fail(old)  # what it has sent is gone as well
+        group.kill(*rest[:down])
+        removal.cancel()
+        await group.heal()
+        await group.start(old)
+        assert members_of(group, old) == rest
+        present = rest[down:]
+        new = await group.leader(*present)
+        await group.append_all(new, b"after")
+        assert members_of(group, new) == rest
+        await asyncio.sleep(20)
+        assert group.leaders() == [new]
+
+    simulate(scenario, size=size, members_may_change=True)
+
+
 def test_every_member_replaced_one_by_one(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
