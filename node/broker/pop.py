@@ -68,6 +68,10 @@ _QUEUE_OFFSET = slice(20, 28)
 """Where a record has its number in its queue."""
 
 
+def _number(record: bytes) -> int:
+    return int.from_bytes(record[_QUEUE_OFFSET], "big")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PopRequest:
     topic: TopicConfig
@@ -327,7 +331,10 @@ class PopProcessor:
         except (RecordError, OSError) as error:
             self._complaints.warning(logger, "pop", "queue %s/%d at %d cannot be read: %s", *queue, offset, error)
             records, following = [], offset
-        offsets = [int.from_bytes(record[_QUEUE_OFFSET], "big") for record in records]
+        if request.in_order:
+            key = (request.group, *queue)
+            records = [record for record in records if not self.in_order.is_done(key, _number(record))]
+        offsets = [_number(record) for record in records]
         return _Lot(queue, offset, records, offsets, {}), following
 
     def _write(

@@ -24,6 +24,10 @@ class _InHand:
     pop_time_ms: int
     until_ms: int
     open: list[int]
+    following: int
+    """The offset that the group goes on from when all are acknowledged."""
+    done: set[int]
+    """Acknowledged before others that lie ahead of them."""
     tries: dict[int, int] = field(default_factory=dict)
 
 
@@ -45,6 +49,11 @@ class OrderedQueues:
             return 0 if len(self._in_hand) < MAX_QUEUES_IN_ORDER else now_ms + 1000
         return 0 if held.until_ms <= now_ms or (attempt and attempt == held.attempt) else held.until_ms
 
+    def is_done(self, queue: QueueOfGroup, offset: int) -> bool:
+        """Whether the message was acknowledged, while one that lies ahead of it was not."""
+        held = self._in_hand.get(queue)
+        return held is not None and offset in held.done
+
     def give(
         self, queue: QueueOfGroup, attempt: str, offsets: Iterable[int], pop_time_ms: int, until_ms: int
     ) -> dict[int, int]:
@@ -55,7 +64,11 @@ class OrderedQueues:
         if before is not None:
             again = 0 if attempt and attempt == before.attempt else 1
             tries = {each: before.tries.get(each, 0) + again for each in given if each in before.open}
-        self._in_hand[queue] = _InHand(attempt, pop_time_ms, until_ms, given, tries)
+        done = before.done if before is not None else set()
+        following = given[-1] + 1
+        while following in done:
+            following += 1
+        self._in_hand[queue] = _InHand(attempt, pop_time_ms, until_ms, given, following, done, tries)
         return {offset: count for offset, count in tries.items() if count}
 
     def acknowledged(self, queue: QueueOfGroup, offset: int, pop_time_ms: int) -> int | None:
@@ -63,12 +76,12 @@ class OrderedQueues:
         held = self._in_hand.get(queue)
         if held is None or held.pop_time_ms != pop_time_ms or offset not in held.open:
             return None
-        last = held.open[-1]
         held.open.remove(offset)
+        held.done.add(offset)
         if held.open:
             return held.open[0]
         del self._in_hand[queue]
-        return last + 1
+        return held.following
 
     def postpone(self, queue: QueueOfGroup, offset: int, pop_time_ms: int, until_ms: int) -> bool:
         """What is in hand stays so until then; False where the message is not in hand."""

@@ -293,6 +293,37 @@ def test_in_order_the_next_ones_wait_for_the_acknowledgement_of_those_before(run
     run_case(scenario)
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1)])
+def test_in_order_what_was_acknowledged_before_those_ahead_of_it_does_not_come_again(
+    run_case: Any, hands: Hands, order: tuple[int, ...]
+) -> None:
+    async def scenario(case: Any) -> None:
+        for number in range(4):
+            await case.send(b"%d" % number)
+        got = await popped(case, 3, order=True, attemptId="first")
+        for number in order:
+            await ack(case, got[number])
+        assert [each.body for each in await popped(case, 4, order=True, attemptId="second")] == [b"3"]
+
+    run_case(scenario)
+
+
+def test_in_order_only_what_was_not_acknowledged_comes_again(run_case: Any, hands: Hands) -> None:
+    async def scenario(case: Any) -> None:
+        for number in range(4):
+            await case.send(b"%d" % number)
+        got = await popped(case, 3, order=True, attemptId="first", invisible_ms=100)
+        await ack(case, got[1])
+        hands.now_ms += 100
+        got = await popped(case, 3, order=True, attemptId="second")
+        assert [each.body for each in got] == [b"0", b"2"]
+        for each in reversed(got):
+            await ack(case, each)
+        assert [each.body for each in await popped(case, 4, order=True, attemptId="third")] == [b"3"]
+
+    run_case(scenario)
+
+
 @pytest.mark.parametrize("checkpoint", ["stays", "lost"])
 def test_restarts_and_changes_of_master_forget_nothing(
     run_case: Any, helpers: Any, tmp_path: Any, checkpoint: str
