@@ -291,12 +291,15 @@ class CommitLog:
                 self._complete()
                 while self._pending:
                     await self._write_pending()
+                    if self.failure is not None:
+                        await asyncio.sleep(RETRY_S)
             except Exception:  # appends would be taken, and never written, after the end of this task
                 logger.exception("the writer of the log met an error of its own")
                 self._work.set()
                 await asyncio.sleep(RETRY_S)
 
     async def _write_pending(self) -> None:
+        """Write what waits; where the disk refuses it, `failure` says so."""
         group = self._writing = self._pending
         self._pending = []
         data = b"".join(group)
@@ -309,7 +312,6 @@ class CommitLog:
             if not isinstance(error, OSError):
                 raise
             self._failed(error)
-            await asyncio.sleep(RETRY_S)
             return
         finally:
             self._write_began_s = None
@@ -459,7 +461,7 @@ class CommitLog:
             await self._segments.remove_before(position)
 
     async def close(self) -> None:
-        """Write and sync what is pending, unless the disk refuses, and release the files."""
+        """Write and sync what is pending, unless the disk refuses that once more, and release the files."""
         self._stopping = True
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + FLUSH_TIMEOUT_S
@@ -472,6 +474,10 @@ class CommitLog:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._late_timer is not None:
             self._late_timer.cancel()
+        if self._tasks and self._pending and self.failure is not None:  # the next try was not due yet
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FLUSH_TIMEOUT_S):
+                    await self._write_pending()
         if self._tasks and self.failure is None:
             try:
                 await self.sync()

@@ -425,6 +425,44 @@ def test_the_transient_buffer_is_written_a_moment_after_it_is_acknowledged(tmp_p
     run(scenario)
 
 
+@pytest.mark.mechanism("Orderly shutdown flush")
+@pytest.mark.parametrize("mode", ["sync", "async", "transient"])
+def test_closing_tries_once_more_what_the_disk_refused(tmp_path: Path, mode: str) -> None:
+    """The next try is not due yet when a full disk has room again: a sender of mode `transient` had his answer."""
+
+    async def scenario() -> None:
+        disk = SlowDisk()
+        log = new_log(tmp_path, disk=disk, mode=mode)
+        await log.open(durable_position=0, is_clean=False)
+        disk.error = OSError(errno.ENOSPC, "No space left on device")
+        put(log, b"refused at first")[1].add_done_callback(lambda stored: stored.exception())
+        deadline = asyncio.get_running_loop().time() + 5
+        while log.failure is None:
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.005)
+        disk.error = None
+        await log.close()
+        assert [body for _, body in independent_parse(tmp_path)] == [b"refused at first"]
+        assert log.synced_position == log.end_position, "the stop was an orderly one"
+
+    run(scenario)
+
+
+def test_closing_with_a_disk_that_still_refuses_ends(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        disk = SlowDisk()
+        log = new_log(tmp_path, disk=disk)
+        await log.open(durable_position=0, is_clean=False)
+        disk.error = OSError(errno.ENOSPC, "No space left on device")
+        with pytest.raises(OSError, match="No space"):
+            await put(log, b"refused")[1]
+        async with asyncio.timeout(5):
+            await log.close()
+        assert log.synced_position < log.end_position
+
+    run(scenario)
+
+
 def test_reading_where_no_record_begins_is_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         log = new_log(tmp_path)
