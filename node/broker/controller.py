@@ -558,7 +558,8 @@ class BrokerController:
         }
         config = self.config
         topics = self.topics.announced(auto_create=config.auto_create_topics, permission=config.broker_permission)
-        return fields, registration_body(topics, self.topics.data_version + self._live.version["counter"])
+        version = self.topics.data_version + self._live.version["counter"]
+        return fields, registration_body(topics, version, started_ms=self._boot_ms)
 
     def _metrics(self) -> bytes:
         return render(self.runtime_table(), self.store.put_times, self.store.topic_puts())

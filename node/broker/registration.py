@@ -33,13 +33,14 @@ Identity = dict[str, str | int | bool]
 """The fields of a registration: brokerName, brokerAddr, clusterName, haServerAddr, brokerId, dledgerTerm."""
 
 
-def registration_body(topics: dict[str, Any], data_version: int) -> bytes:
-    """The body of a registration (R: RegisterBrokerBody): topic table, its version, no filter servers."""
+def registration_body(topics: dict[str, Any], data_version: int, *, started_ms: int) -> bytes:
+    """The body of a registration (R: RegisterBrokerBody): topic table, its version, no filter servers. When the broker
+    was started is part of the version: what its configuration says of topics may be something else since."""
     return json.dumps(
         {
             "topicConfigSerializeWrapper": {
                 "topicConfigTable": topics,
-                "dataVersion": {"timestamp": 0, "counter": data_version},
+                "dataVersion": {"timestamp": started_ms, "counter": data_version},
             },
             "filterServerList": [],
         },

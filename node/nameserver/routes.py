@@ -250,6 +250,8 @@ class RouteTable:
         self._disown(address, live.owner)
         broker = self._brokers[live.broker_name]
         del broker.addresses[live.broker_id]
+        if live.broker_id == MASTER_ID:
+            broker.topics_of = None  # the next process may have other ones by the same version (R: registerFirst)
         if not broker.addresses and live.broker_name != keep_name:
             del self._brokers[live.broker_name]
             for topic in [topic for topic, queues in self._topics.items() if live.broker_name in queues]:

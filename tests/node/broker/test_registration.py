@@ -36,7 +36,7 @@ class NameServerStandIn:
         return [request.code for request in self.requests]
 
 
-BODY = registration_body({"t": {"topicName": "t"}}, 3)
+BODY = registration_body({"t": {"topicName": "t"}}, 3, started_ms=1234)
 
 
 def make(client: RemotingClient, *addresses: str, interval_s: float = 60, broker_id: int = 0) -> NameServerRegistrar:
@@ -52,7 +52,7 @@ def test_body_is_what_name_servers_read() -> None:
     assert json.loads(BODY) == {
         "topicConfigSerializeWrapper": {
             "topicConfigTable": {"t": {"topicName": "t"}},
-            "dataVersion": {"timestamp": 0, "counter": 3},
+            "dataVersion": {"timestamp": 1234, "counter": 3},
         },
         "filterServerList": [],
     }

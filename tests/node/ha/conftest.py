@@ -204,16 +204,20 @@ class HaGroup:
     async def table(self, name: str) -> dict[str, str]:
         return dict(json.loads((await self.ask(name, 28)).body)["table"])
 
-    async def route(self) -> dict[str, str]:
-        """Broker ids and addresses of the topic, as the name server has them."""
+    async def whole_route(self) -> dict[str, Any]:
+        """The topic's route, as the name server has it; empty where it has none."""
         reply = await self.run(
             "clients",
             lambda: RemotingClient().invoke(
                 f"{self.hosts['ns1'].address}:{NAME_SERVER_PORT}", Command.request(105, {"topic": "t"}), timeout_ms=1000
             ),
         )
-        found: dict[str, str] = json.loads(reply.body)["brokerDatas"][0]["brokerAddrs"] if reply.code == 0 else {}
-        return found
+        return dict(json.loads(reply.body)) if reply.code == 0 else {}
+
+    async def route(self) -> dict[str, str]:
+        """Broker ids and addresses of the topic, as the name server has them."""
+        route = await self.whole_route()
+        return dict(route["brokerDatas"][0]["brokerAddrs"]) if route else {}
 
     async def stranger(self, name: str = "n1", at: str = "clients") -> Stranger:
         """A bare connection to a master's port for slaves."""

@@ -128,6 +128,23 @@ def test_name_servers_list_master_and_slaves_by_their_numbers(ha: Any) -> None:
     ha(scenario, roles=("ASYNC_MASTER", "SLAVE", "SLAVE"))
 
 
+@pytest.mark.parametrize("end", ["stop", "kill", "power_fail"])
+def test_a_master_that_comes_back_with_other_settings_is_listed_with_them(ha: Any, end: str) -> None:
+    """Its topics are of the same version as before, and a slave has kept its name listed; after a power cut its own
+    entry is there as well."""
+
+    async def scenario(group: Any) -> None:
+        assert (await group.whole_route())["queueDatas"][0]["perm"] == 6
+        ended = getattr(group, end)("n1")
+        if end == "stop":
+            await ended
+        await group.start("n1", "ASYNC_MASTER", "broker_permission=4")
+        await asyncio.sleep(1)
+        assert (await group.whole_route())["queueDatas"][0]["perm"] == 4
+
+    ha(scenario, roles=("ASYNC_MASTER", "SLAVE"))
+
+
 @pytest.mark.parametrize("before", [10, 300])
 def test_files_of_another_size_are_refused(ha: Any, before: int) -> None:
     """Whether the slave sees it by where the master's newest file begins, or by where one ends."""

@@ -99,6 +99,20 @@ def test_a_new_masters_topics_count_although_its_version_is_the_old_one() -> Non
     assert route is not None and route["queueDatas"][0]["readQueueNums"] == 8
 
 
+@pytest.mark.parametrize("end", ["orderly", "killed"])
+def test_a_master_that_was_away_may_have_other_topics_of_the_same_version(end: str) -> None:
+    """Those of its configuration have none. A slave keeps the name listed meanwhile."""
+    t = table()
+    t.register(word(0, N1), "c1")
+    t.register(word(1, N2), "c2")
+    assert t.unregister("b", 0, N1) if end == "orderly" else t.owner_gone("c1")
+    assert addresses(t) == [{"1": N2}]
+    t.register(word(0, N1, topics={"T": QueueData(8, 8, 6), "U": FOUR}), "c3")
+    route = t.route("T")
+    assert route is not None and route["queueDatas"][0]["readQueueNums"] == 8
+    assert addresses(t, "U") == [{"0": N1, "1": N2}]
+
+
 def test_wiped_permissions_and_deleted_topics_last_until_the_brokers_topics_change() -> None:
     t = table()
     t.register(word(0, N1), "c1")
