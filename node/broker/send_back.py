@@ -27,7 +27,7 @@ from node.config import TopicConfig, check_topic_name
 from node.remoting import Command, Connection, RequestError, ResponseCode
 from node.runtime import Runtime
 from node.store.properties import DELAY_LEVEL, ORIGIN_MESSAGE_ID, RETRY_TOPIC
-from node.store.record import RecordError
+from node.store.record import SYS_FLAG_TRANSACTION_MASK, RecordError
 
 __all__ = ["FIRST_RETRY_LEVEL", "RetryTopics", "SendBackProcessor"]
 
@@ -152,6 +152,7 @@ class SendBackProcessor:
                 queue_id=self._random.randrange(topic.queues),
                 properties=properties,
                 store_host=self._store_host,
+                sys_flag=message.sys_flag & ~SYS_FLAG_TRANSACTION_MASK,  # the copy ends no transaction
                 reconsume_times=message.reconsume_times + 1,
             )
             put = self._store.put_one(copy)

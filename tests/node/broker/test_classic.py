@@ -421,6 +421,32 @@ def test_a_group_is_not_beyond_the_end_of_a_log_that_has_lost_its_newest_message
     run(second, *options)
 
 
+HALF = {"f": 4, "i": "TRAN_MSG\x01true\x02PGROUP\x01p\x02"}
+
+
+async def end_of(case: Case, body: bytes) -> dict[str, Any]:
+    """Send a half message; the fields of its end, a commit."""
+    reply = await case.send(body, **HALF)
+    offset = int(reply.ext_fields["msgId"][-16:], 16)
+    numbers = {"tranStateTableOffset": reply.ext_fields["queueOffset"], "commitLogOffset": offset}
+    return {"producerGroup": "p", "commitOrRollback": 8, **numbers}
+
+
+def test_another_try_of_a_committed_message_ends_no_other_transaction(run: Any) -> None:
+    """The copy names no half message, and the first one of the log lies at 0."""
+
+    async def scenario(case: Case) -> None:
+        first, second = await end_of(case, b"first"), await end_of(case, b"second")
+        assert first["commitLogOffset"] == 0
+        assert (await case.ask(37, second)).code == 0
+        (record,) = decode_records((await case.ask(11, {"topic": "t", "queueId": 0, "queueOffset": 0})).body)
+        assert (await case.ask(36, {"offset": record.physical_offset, "group": "g", "delayLevel": 1})).code == 0
+        assert (await case.ask(37, first)).code == 0
+        assert await case.bodies() == [b"second", b"first"]
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("until", ["second file", "dispatch"])
 def test_what_points_into_removed_files_follows_where_not_all_can_be_removed(
     run: Any, monkeypatch: Any, until: str
