@@ -336,6 +336,8 @@ class BrokerController:
         if self.metrics is not None:
             await self.metrics.start()
         self._runtime.disk.make_dirs(self.config.data_dir)
+        # The process before may have replaced a table and been killed before its name was synced: now it counts.
+        await self._runtime.disk.sync_dir(self.config.data_dir)
         self._disk_watch.start()
         self._live.load()
         self.topics.load()

@@ -251,12 +251,12 @@ class HaGroup:
         await self.until(lambda: len(masters()) == 1)
         return masters()[0]
 
-    async def until(self, condition: Callable[[], bool], *, within_s: float = 120.0) -> None:
-        """Wait until something is so; fails when it is not within some virtual seconds."""
+    async def until(self, condition: Callable[[], bool], *, within_s: float = 120.0, every_s: float = 0.002) -> None:
+        """Wait until something is so, looking that often; fails when it is not within some virtual seconds."""
         deadline_s = self.loop.time() + within_s
         while not condition():
             assert self.loop.time() < deadline_s, "the condition never held"
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(every_s)
 
     async def following(self, *names: str) -> None:
         """Wait until slaves have all that the master has, dispatched."""

@@ -95,3 +95,33 @@ def test_a_sync_master_loses_nothing_acknowledged_to_a_single_failure(ha: Any, s
         assert all(group[name].dispatcher.failure is None for name in (best, other))
 
     ha(scenario, f"flush_mode={flush}", roles=("SYNC_MASTER", "SLAVE", "SLAVE"), seed=seed)
+
+
+@pytest.mark.parametrize("role", ["ASYNC_MASTER", "DLEDGER"])
+def test_a_topic_whose_table_was_not_synced_by_name_is_durable_before_messages_are_taken(ha: Any, role: str) -> None:
+    """Gone with the next power cut it would leave messages behind that were acknowledged and that nobody can read."""
+    fields = {"topic": "new", "defaultTopic": "TBW102", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+
+    async def scenario(group: Any) -> None:
+        assert await group.master() == "n1"
+        assert (await group.send()).code == 0
+        await asyncio.sleep(15)  # a checkpoint: without one the next start writes into the directory by itself
+        disk = group.hosts["n1"].disk
+        before = disk.get("/data/topics.json")
+        asked = asyncio.ensure_future(group.ask("n1", 17, fields))
+        await group.until(lambda: disk.get("/data/topics.json") is not before, every_s=10e-6)  # a sync takes 200 us
+        disk.fail("sync")
+        assert (await asked).code == 1
+        disk.heal()
+        group.kill("n1")
+        await group.start("n1", role)
+        await group.master()
+        assert (await group.ask("n1", 310, {"b": "new", "e": 0}, b"kept")).code == 0
+        group.power_fail("n1")
+        await group.start("n1", role)
+        await group.master()
+        await group.until(lambda: group["n1"].dispatcher.dispatched_index >= 1)
+        assert await group.bodies("n1", topic="new") == [b"kept"]
+
+    for seed in range(10):
+        ha(scenario, roles=(role,), size=1, seed=seed)
