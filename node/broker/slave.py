@@ -60,6 +60,7 @@ class SlaveSide:
             client=client,
             master=self._dialled_master,
             ask_for_master=register_again,
+            may_copy=lambda: self._ha is None or self._is_copy(),
             may_give_back=self._is_copy,
             topics=topics,
             offsets=offsets,

@@ -5,6 +5,9 @@ The tables are taken over as they are, so a new master may know less of the cons
 messages come again, none is skipped. Delay offsets are kept in `delayOffset.json` for whoever reads RocketMQ's files;
 this node goes by its log, which is exact (see `delay.py`).
 
+In classic HA only a slave whose log is a copy of the master's takes them. Another one's log may be all that is left,
+where a master came back with an empty disk; its own tables say how to read it.
+
 While the master is away consumers may read here and say here how far they are. RocketMQ's slave forgets that at the
 first copy from the master that has come back, and everybody reads again what he had (rocketmq#1094). This one tells
 the master first: offsets that were taken here, and only those.
@@ -36,6 +39,8 @@ INTERVAL_S: Mapping[str, float] = {"default": 10.0, "fast": 1.0}
 """Between two copies (S3: 10 s)."""
 NO_MASTER_PAUSE_S = 1.0
 """Between two registrations that ask where the master is, while nobody knows one."""
+NO_COPY_PAUSE_S = 1.0
+"""Between two looks whether this log is a copy of the master's, while it is not."""
 TIMEOUT_MS = 3000
 """For one request (R)."""
 MAX_GIVEN_BACK = 1000
@@ -45,7 +50,8 @@ _UNREADABLE = (KeyError, TypeError, AttributeError, ValueError, RecursionError)
 
 class SlaveSynchronize:
     """Copies the tables of the master at `master()` (an address to dial, "" while there is none: then `ask_for_master`
-    is called from time to time). `may_give_back` says whether this node's log is known to be a copy of the master's."""
+    is called from time to time), while `may_copy` says so. `may_give_back` says whether this node's log is known to be
+    a copy of the master's."""
 
     def __init__(
         self,
@@ -53,6 +59,7 @@ class SlaveSynchronize:
         client: RemotingClient,
         master: Callable[[], str],
         ask_for_master: Callable[[], None],
+        may_copy: Callable[[], bool],
         may_give_back: Callable[[], bool],
         topics: TopicTable,
         offsets: ConsumerOffsets,
@@ -65,6 +72,7 @@ class SlaveSynchronize:
         self._client = client
         self._master = master
         self._ask_for_master = ask_for_master
+        self._may_copy = may_copy
         self._may_give_back = may_give_back
         self._topics = topics
         self._offsets = offsets
@@ -99,6 +107,9 @@ class SlaveSynchronize:
             while not (address := self._master()):
                 self._ask_for_master()
                 await asyncio.sleep(NO_MASTER_PAUSE_S)
+            if not self._may_copy():
+                await asyncio.sleep(NO_COPY_PAUSE_S)
+                continue
             try:
                 await self._copy_all(address)
                 self.rounds_total += 1

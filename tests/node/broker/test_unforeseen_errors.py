@@ -116,6 +116,7 @@ def test_a_slave_copies_the_tables_after_all(
             client=unused,
             master=lambda: "master",
             ask_for_master=lambda: None,
+            may_copy=lambda: True,
             may_give_back=lambda: False,
             topics=unused,
             offsets=unused,

@@ -171,6 +171,38 @@ def test_a_slave_with_more_than_the_master_refuses_and_says_so(ha: Any, slave_al
     ha(scenario, *LOSES)
 
 
+@pytest.mark.parametrize("before", ["n1", "both"])
+def test_a_slave_keeps_its_tables_from_a_master_whose_copy_it_is_not(ha: Any, before: str) -> None:
+    """A master that comes back with an empty disk: the slave has the only messages, and what says how to read them."""
+    topic = {"topic": "made", "defaultTopic": "TBW102", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+    place = {"consumerGroup": "g", "topic": "made", "queueId": 0}
+
+    async def scenario(group: Any) -> None:
+        assert (await group.ask("n1", 17, topic)).code == 0
+        bodies = [b"%d" % number for number in range(9)]
+        for body in bodies:
+            assert (await group.ask("n1", 310, {"b": "made", "e": 0}, body)).code == 0
+        assert (await group.ask("n1", 15, {**place, "commitOffset": 7})).code == 0
+        await group.following("n2")
+        await asyncio.sleep(13)
+        group.kill("n1")
+        if before == "both":
+            await group.stop("n2")
+        await group.remove_files("n1", "/data")
+        await group.start("n1", "ASYNC_MASTER")
+        if before == "both":
+            await group.start("n2", "SLAVE")
+        await group.until(lambda: group.ledger("n2").client.state == "REFUSING")
+        await asyncio.sleep(30)
+        await group.stop("n1")
+        await group.stop("n2")
+        await group.start("n2", "ASYNC_MASTER")
+        assert await group.bodies("n2", topic="made") == bodies
+        assert (await group.ask("n2", 14, place)).ext_fields["offset"] == "7"
+
+    ha(scenario)
+
+
 @pytest.mark.parametrize("slave_also", [False, True])
 def test_a_slave_that_may_heal_gives_up_what_the_master_lost(ha: Any, slave_also: bool) -> None:
     async def scenario(group: Any) -> None:
