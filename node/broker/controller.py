@@ -351,7 +351,7 @@ class BrokerController:
         await self.ledger.start()
         await self.dispatcher.start()
         if isinstance(self.ledger, ClassicLedger):
-            self.dispatcher.trim(self.ledger.store.ledger_begin_index)  # where the process ended between both removals
+            self._log_removed(self.ledger.store.ledger_begin_index)  # where the process ended between both removals
         if self.expiry is not None:
             self.expiry.start()
         self.slave.follow()

@@ -244,6 +244,8 @@ class MessageIndex:
         self._entries = entries
         self._files: list[_IndexFile] = []
         self._stale: list[str] = []
+        self._begin_offset = 0
+        """Where the log begins: files may have entries of messages that are gone."""
 
     @property
     def last_update(self) -> tuple[int, int]:
@@ -306,6 +308,8 @@ class MessageIndex:
                 continue
             for entry_hash, offset, seconds, _ in self._chain(index_file, hashed):
                 stored_ms = header.begin_ms + 1000 * seconds
+                if offset < self._begin_offset:
+                    break  # a chain leads back
                 if entry_hash == hashed and begin_ms - 999 <= stored_ms <= end_ms:
                     found.append(offset)
                     if len(found) >= most:
@@ -346,6 +350,7 @@ class MessageIndex:
         then."""
         self.close()
         self._files = []
+        self._begin_offset = 0
         names = [name for name in self._disk.list(self._directory) if _NAME.fullmatch(name)]
         self._stale = [f"{self._directory}/{name}" for name in names]
         if state is None:
@@ -455,7 +460,9 @@ class MessageIndex:
         return runs
 
     async def remove_before(self, physical_offset: int) -> None:
-        """Remove the files all of whose messages lie before `physical_offset`; the newest stays. Raises OSError."""
+        """The log begins at `physical_offset` now: find nothing before it, and remove the files that have nothing else;
+        the newest stays. Raises OSError."""
+        self._begin_offset = physical_offset
         while len(self._files) > 1 and self._files[0].header.end_offset < physical_offset:
             oldest = self._files.pop(0)
             if oldest.file is not None:

@@ -295,6 +295,29 @@ def test_a_crowded_disk_loses_its_oldest_files_at_any_hour(run: Any) -> None:
     run(scenario, "classic.disk_capacity_bytes=131072", "classic.disk_max_ratio_percent=75")
 
 
+def test_a_search_by_key_finds_what_is_left_of_it(run: Any, tmp_path: Path) -> None:
+    """The newest file of the index stays, whatever has gone with the oldest files of the log."""
+
+    async def found(case: Case, key: str) -> list[bytes]:
+        reply = await case.ask(12, {"topic": "t", "key": key, "maxNum": 64})
+        assert reply.code == (0 if reply.body else 22), reply.remark
+        return [message.body for message in decode_records(reply.body)]
+
+    async def expire(case: Case) -> None:
+        await case.send(b"gone", i="KEYS\x01rare one\x02")
+        await fill(case)
+        await case.send(b"left", i="KEYS\x01rare\x02")
+        await case.broker.ledger.expire()  # type: ignore[attr-defined]
+        await look(case)
+
+    async def look(case: Case) -> None:
+        assert case.broker.ledger.store.ledger_begin_index > 0
+        assert (await found(case, "rare"), await found(case, "one")) == ([b"left"], [])
+
+    run(expire, *CROWDED)
+    run(look, *CROWDED)
+
+
 @pytest.mark.mechanism(EXPIRY_ROW)
 def test_files_of_queues_go_with_those_of_the_log(run: Any, helpers: Any, tmp_path: Path, monkeypatch: Any) -> None:
     """On a broker that gets no further message."""
