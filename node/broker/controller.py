@@ -243,6 +243,7 @@ class BrokerController:
             put_total=lambda: self.store.put_total,
             auto_create_groups=config.auto_create_groups,
             slave_read_enable=config.slave_read_enable,
+            is_slave=config.ha is not None and config.ha.is_slave,
         )
         self._pulls.configure(config)
         self._assemble_pop()

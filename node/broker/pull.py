@@ -7,7 +7,8 @@ the queue's state with it was the current one at some moment while the pull was 
 
 Status codes (seed S1 and R, PullMessageProcessor): SUCCESS; PULL_NOT_FOUND at the end of the queue;
 PULL_RETRY_IMMEDIATELY when the filter let nothing through; PULL_OFFSET_MOVED outside the queue's bounds,
-with the nearest bound as nextBeginOffset.
+with the nearest bound as nextBeginOffset. A slave of classic HA may have begun later than its master: it sends whoever
+wants what lies before back to the master, with PULL_RETRY_IMMEDIATELY and the same offset.
 """
 
 from __future__ import annotations
@@ -319,7 +320,9 @@ class PullProcessor:
         put_total: Callable[[], int],
         auto_create_groups: bool = True,
         slave_read_enable: bool = False,
+        is_slave: bool = False,
     ) -> None:
+        self._is_slave = is_slave
         self._put_total = put_total
         self._cold_puts = 0
         self._cold_at_s = 0.0
@@ -441,7 +444,11 @@ class PullProcessor:
         offset = request.offset
         body = b""
         suggested_id = MASTER_ID
-        if offset < low:
+        if self._is_slave and (offset < low or (queue is None and offset > 0)):
+            # The master may have what this log began behind, and sends whoever is far behind here (R:
+            # offsetCheckInSlave).
+            code, following = ResponseCode.PULL_RETRY_IMMEDIATELY, offset
+        elif offset < low:
             code, following = ResponseCode.PULL_OFFSET_MOVED, low
         elif offset > high:
             code, following = ResponseCode.PULL_OFFSET_MOVED, high

@@ -216,6 +216,9 @@ class QueueReader:
             # A slave does not have yet what this consumer has read already: going back would only repeat it.
             await self.pause(self._consumer.session.timings.retry_pause_s)
             return
+        if self._is_sent_back(tracker, result):
+            await self.pause(self._consumer.session.timings.retry_pause_s)
+            return
         if result.status is PullStatus.OFFSET_ILLEGAL:
             self._consumer.session.complaints.warning(
                 logger, f"offset {self.queue}", "offset %d of %s does not exist; going on at %d", tracker.next_offset,
@@ -237,6 +240,11 @@ class QueueReader:
     def _is_ahead_of_a_slave(self, tracker: OffsetTracker, result: PullResult) -> bool:
         slaves = self._consumer.session.routes.slaves(self.queue.broker_name)
         return result.address in slaves and tracker.next_offset > result.max_offset
+
+    def _is_sent_back(self, tracker: OffsetTracker, result: PullResult) -> bool:
+        """Whether a slave lacks what is wanted, and there is nobody else to ask just now."""
+        is_lacking = result.status is PullStatus.NO_MATCH and result.next_offset == tracker.next_offset
+        return is_lacking and self._reading_address() == result.address
 
     async def _wait_for_room(self, tracker: OffsetTracker) -> None:
         while tracker.open_count >= MAX_OPEN_MESSAGES or (

@@ -195,3 +195,33 @@ def test_a_cold_consumer_reads_from_the_slave_and_leaves_the_master_alone(ha: An
         await consumer.stop()
 
     ha(scenario, READS)
+
+
+@pytest.mark.parametrize("slave", ["alive", "alone at first"])
+def test_a_slave_that_began_with_the_last_file_makes_nobody_skip_what_it_lacks(ha: Any, slave: str) -> None:
+    """The master sends who is far behind to it; it has the newest messages only."""
+
+    async def scenario(group: Any) -> None:
+        bodies = await group.fill(600)
+        await group.start("n2", "SLAVE")
+        await group.following("n2")
+        lacked = group["n2"].queues.find("t", 0).min_offset
+        assert lacked > 100
+        shrink_memory(group)
+        reply = await group.ask("n2", 11, pull(10))
+        assert (reply.code, reply.ext_fields["nextBeginOffset"]) == (20, "10")
+        assert reply.ext_fields["suggestWhichBrokerId"] == "0"
+        if slave != "alive":
+            group.kill("n1")
+        consumer = Consumer(group, "c1")
+        await consumer.start()
+        if slave != "alive":
+            await asyncio.sleep(20)
+            assert consumer.got == []
+            await group.start("n1", "ASYNC_MASTER")
+            shrink_memory(group)
+        await group.until(lambda: len(consumer.got) >= 600)
+        assert sorted(consumer.got) == sorted(bodies)
+        await consumer.stop()
+
+    ha(scenario, READS, roles=("ASYNC_MASTER",))
