@@ -402,7 +402,7 @@ class TransactionChecks:
                 break
             offset = heapq.heappop(self._due)[1]
             half = self._transactions.halves.get(offset)
-            if half is None:
+            if half is None or self._is_gone(offset, half):
                 continue
             try:
                 self._check(offset, half, now_ms)
@@ -414,6 +414,17 @@ class TransactionChecks:
                 half.put_off(now_ms + RETRY_MS)
             heapq.heappush(self._due, (half.due_ms, offset))
         self._arm()
+
+    def _is_gone(self, offset: int, half: _Half) -> bool:
+        """Whether the half message went with the oldest files of the log: nobody can end its transaction any more."""
+        queue = self._store.queues.find(HALF_TOPIC, 0)
+        if queue is not None and half.queue_offset >= queue.min_offset:
+            return False
+        self._complaints.warning(
+            logger, "gone", "the transaction at %d went with the oldest files of the log, without an end", offset
+        )
+        del self._transactions.halves[offset]
+        return True
 
     def _ask_later(self) -> None:
         if self._running:

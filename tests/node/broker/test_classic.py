@@ -17,6 +17,7 @@ from node.broker import classic as classic_module
 from node.broker import delay as delay_module
 from node.broker import dispatcher as dispatcher_module
 from node.broker import log_expiry as log_expiry_module
+from node.broker import transactions as transactions_module
 from node.broker.classic import ClassicStore
 from node.broker.controller import BrokerController
 from node.broker.dispatcher import Dispatcher
@@ -468,6 +469,24 @@ def test_another_try_of_a_committed_message_ends_no_other_transaction(run: Any) 
         assert await case.bodies() == [b"second", b"first"]
 
     run(scenario)
+
+
+def test_a_transaction_that_went_with_the_oldest_files_is_open_no_more(
+    run: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can end it, and it would count towards the most that may be open for ever."""
+    monkeypatch.setattr(transactions_module, "RECHECK_S", 0.005)
+
+    async def scenario(case: Case) -> None:
+        end = await end_of(case, b"half")
+        await fill(case)
+        await case.broker.ledger.expire()  # type: ignore[attr-defined]
+        assert case.broker.ledger.store.ledger_begin_index > 0
+        case.clock.now_ms += 60_000
+        await helpers.until(lambda: not case.broker.transactions.halves)
+        assert (await case.ask(37, end)).code == 1
+
+    run(scenario, "classic.disk_capacity_bytes=131072", "classic.disk_max_ratio_percent=75")
 
 
 @pytest.mark.parametrize("until", ["second file", "dispatch"])
