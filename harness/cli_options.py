@@ -117,10 +117,14 @@ def add_system_settings(parser: Any) -> None:
     )  # fmt: skip
 
 
-def add_test_options(parser: argparse.ArgumentParser) -> None:
-    """What determines a test, in groups; names that can be chosen are those of the registry."""
+def add_test_options(parser: argparse.ArgumentParser, *, has_faults: bool = True) -> None:
+    """What determines a test, in groups; names that can be chosen are those of the registry. `has_faults` is whether
+    faults can be chosen: those of a replay are in its schedule."""
     _add_what_runs(parser.add_argument_group("what is tested, and where"))
-    _add_faults(parser.add_argument_group("faults"))
+    if has_faults:
+        _add_faults(parser.add_argument_group("faults"))
+    else:
+        parser.set_defaults(nemesis="none", nemesis_interval=DEFAULT_INTERVAL_S, nemesis_schedule=None)
     _add_load(parser.add_argument_group("load"))
     _add_judging(parser.add_argument_group("judging and keeping"))
 
@@ -297,7 +301,10 @@ def add_exploration_commands(commands: Any) -> None:
     explain.add_argument("--json", action="store_true", help="print what was found on standard output as JSON")
 
     replay = commands.add_parser("replay", help="run a schedule again, on any cluster, and count how often it fails")
-    replay.add_argument("schedule", metavar="SCHEDULE", help="a schedule.json")
-    add_test_options(replay)
+    replay.add_argument(
+        "schedule", metavar="SCHEDULE",
+        help="a schedule.json; the test.json beside it, where there is one, says what options do not",
+    )  # fmt: skip
+    add_test_options(replay, has_faults=False)
     replay.add_argument("--times", type=positive_count, default=1, metavar="N", help="runs (default: 1)")
     add_trace_option(replay)
