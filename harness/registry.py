@@ -150,6 +150,8 @@ def _problems(kind: str, found: Any) -> list[str]:
         problems.append("lacks description")  # which a cluster has for the list alone: its protocol does not need it
     if made_with is not None and (problem := constructor_problem(found, made_with)) is not None:
         problems.append(problem)
+    if made_with is None and isinstance(found, type):
+        problems.append(f"is the class {found.__name__} and not an object of it: name one that the module has made")
     return list(dict.fromkeys(problems))
 
 

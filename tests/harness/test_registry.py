@@ -92,6 +92,13 @@ def test_a_plug_in_that_conforms_is_found(install: Install) -> None:
     assert registry.load("nemeses", "quake").variants == ("mild", "strong")
 
 
+def test_a_class_in_the_place_of_a_nemesis_is_refused(install: Install) -> None:
+    """It has all members that one needs, and its properties and methods know no object."""
+    install(GOOD_NEMESIS, "nemeses=quake:Quake")
+    with pytest.raises(OperatorError, match="is the class Quake and not an object of it: name one that the module has"):
+        registry.load("nemeses", "quake")
+
+
 def test_everything_that_is_wrong_with_a_plug_in_is_said_at_once(install: Install) -> None:
     install(BAD_NEMESIS, "nemeses=quake:QUAKE")
     with pytest.raises(OperatorError) as caught:
