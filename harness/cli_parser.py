@@ -86,7 +86,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _add_clean_command(commands: Any) -> None:
-    clean = commands.add_parser("clean", help="remove what killed runs left on this machine")
+    clean = commands.add_parser("clean", help="remove what killed runs left, here and on their other hosts")
     clean.add_argument("--run", dest="run_ids", action="append", default=None, metavar="RUN_ID", help="only this run")
     clean.add_argument(
         "--forget-unreachable", dest="forgets_unreachable", action="store_true",

@@ -28,7 +28,7 @@ from harness import registry  # noqa: E402
 from harness.systems.base import Setting  # noqa: E402
 from harness.systems.broker_triggers import LOGGED_KINDS  # noqa: E402
 from harness.workloads.base import AlsoByCapability, ByCapability  # noqa: E402
-from nemesis.forms import HasForms  # noqa: E402
+from nemesis.forms import HasForms, is_of_all  # noqa: E402
 from nemesis.shapes import SHAPES  # noqa: E402
 from nemesis.triggers import KINDS as TRIGGERS  # noqa: E402
 from nemesis.victims import TARGETS  # noqa: E402
@@ -78,6 +78,8 @@ def pages() -> dict[Path, str]:
 def nemeses_index(nemeses: Mapping[str, Any]) -> str:
     """The list of nemeses, and how they are chosen."""
     lines = [NOTE, "", "# Nemeses", ""]
+    by_name = [name for name, nemesis in nemeses.items() if not is_of_all(nemesis)]
+    left_out = " and ".join(by_name)
     listed = [[f"[{name}]({name}.md)", nemesis.description] for name, nemesis in nemeses.items()]
     lines += table(["nemesis", "what it does"], listed)
     lines += [
@@ -85,7 +87,8 @@ def nemeses_index(nemeses: Mapping[str, Any]) -> str:
         "## Choosing",
         "",
         "    --nemesis partition,clock,kill      these in turn, each through all its variants",
-        "    --nemesis all                       every one that the cluster and the system can have, but promote",
+        f"    --nemesis all                       every one that cluster and system can have, but {left_out}",
+        f"    --nemesis all,{by_name[0]:<21} also one that all leaves out",
         "    --nemesis kill=sigkill              one form, at its own targets in turn",
         "    --nemesis kill@leader               every form, at the leader",
         "    --nemesis kill=sigkill@n1+n3        one form, at these hosts",

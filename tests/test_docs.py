@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shlex
@@ -22,6 +23,10 @@ PHASES = (
     "waiting for replicas to agree", "taking the cluster down", "checking the history",
 )  # fmt: skip
 FAULT = re.compile(r"^ *[\d.]+ s  fault f1 (begins: partition \S+: proven|ends: partition \S+: proven healed)$", re.M)
+NAMED_PATH = re.compile(
+    r"`((?:checker|nemesis|node|harness|spark_analysis|tests|scripts|benchmarks|examples)/[\w./-]+)`"
+)
+OF_A_WHEEL = {"harness/for_hosts"}
 CHECK = re.compile(r"^ *(\S+)  (?:valid|invalid|unknown)  ", re.MULTILINE)
 
 
@@ -30,6 +35,14 @@ def commands() -> Iterator[tuple[str, list[str]]]:
         text = page.read_text(encoding="utf-8").replace("\\\n", " ")
         for match in COMMAND.finditer(text):
             yield str(page.relative_to(ROOT)), shlex.split(match[1], comments=True)
+
+
+def options_of(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in parser._actions:
+        yield from (option for option in action.option_strings if option.startswith("--"))
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from options_of(command)
 
 
 def harness(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -61,6 +74,20 @@ def test_no_way_through_the_code_crosses_more_than_twelve_files() -> None:
 def test_commands_of_the_pages_are_taken(page: str, words: list[str]) -> None:
     if words[0] != "check":  # which has a parser of its own
         assert build_parser().parse_args(words).command == words[0], page
+
+
+def test_every_option_stands_on_a_page() -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
+    assert set(options_of(build_parser())) - named - {"--help", "--version"} == set()
+
+
+def test_files_that_pages_name_are_there() -> None:
+    named = {(page, path) for page in PAGES for path in NAMED_PATH.findall(page.read_text(encoding="utf-8"))}
+    assert len(named) > 100
+    gone = [(str(page.relative_to(ROOT)), path) for page, path in named if not (ROOT / path).exists()]
+    gone = [(page, path) for page, path in gone if path not in OF_A_WHEEL and not (ROOT / f"{path}.py").exists()]
+    assert gone == []
 
 
 def test_errors_in_the_tutorial_are_what_is_printed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`harness clean`: remove what killed runs left on this machine, and nothing else."""
+"""`harness clean`: remove what killed runs left, on this machine and their other hosts, and nothing else."""
 
 from __future__ import annotations
 

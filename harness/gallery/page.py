@@ -32,6 +32,9 @@ stands a control: the setting in which the same run, with the same faults from t
     harness gallery                                        # this list
     harness gallery run nats-power-loss --times 5          # one of them, with its control
     harness gallery run --all                              # all
+    harness gallery page                                   # such a page of what your runs came to, store/gallery.md
+
+What runs come to is kept in `gallery.json` in the store, or where `--results FILE` says.
 """
 
 Records = Mapping[str, Any]
