@@ -30,6 +30,7 @@ from harness.clusters.base import RemoteHosts, RunsCommands
 from harness.clusters.own_machine import short_socket_path
 from harness.errors import HarnessError, OperatorError, SystemUnderTestError
 from harness.run_state import RunState
+from harness.systems.base import RefusesFaults
 from nemesis.mechanisms.shell import ShellError
 
 __all__ = ["CONTROL", "DESCRIPTION", "MAX_MESSAGE_BYTES", "NO_SYSTEM", "ClusterDaemon", "Spec", "connect_control"]
@@ -241,6 +242,7 @@ class ClusterDaemon:
     async def _status(self) -> dict[str, Any]:
         """Every host: its address, whether its program runs, what it says of itself."""
         system = self._system
+        tells_role = not isinstance(system, RefusesFaults) or system.tells_leader
 
         async def one(host: str) -> dict[str, Any]:
             row: dict[str, Any] = {"host": host, "address": self._cluster.bind_address(host), "program": None}
@@ -248,7 +250,7 @@ class ClusterDaemon:
                 return row
             status = process.exit_status()
             row["program"] = "runs" if status is None else f"ended with status {status}"
-            if host in self._cluster.hosts and status is None:
+            if host in self._cluster.hosts and status is None and tells_role:
                 said = await system.status(host, timeout_s=STATUS_TIMEOUT_S)
                 row |= {"role": said.get("role"), "term": said.get("term")} if said else {"role": "no answer"}
             return row

@@ -67,6 +67,16 @@ def test_up_status_exec_logs_down(tmp_path: Path) -> None:
     assert not (tmp_path / "state").exists() or os.listdir(tmp_path / "state") == []
 
 
+def test_a_host_whose_system_cannot_say_who_leads_has_no_role(tmp_path: Path) -> None:
+    up = cluster(tmp_path, "up", "--cluster", "local", "--nodes", "1", "--system", "toy")
+    try:
+        assert up.returncode == 0, up.stderr
+        (row,) = cluster(tmp_path, "status").stdout.splitlines()[2:]
+        assert row.split()[2:] == ["runs", "-", "-"]
+    finally:
+        assert cluster(tmp_path, "down").returncode == 0
+
+
 def test_of_two_that_bring_up_one_cluster_at_a_time_one_does(tmp_path: Path) -> None:
     words = ("up", "--cluster", "local", "--nodes", "1", "--system", "none")
     with ThreadPoolExecutor(2) as pool:
