@@ -148,6 +148,8 @@ def list_runs(spark: SparkSession, place: str, *, include: Sequence[str] = ()) -
         else:
             by_dir.setdefault(folder, {})[name] = (path, length)
     runs = {folder for folder, names in by_dir.items() if names.keys() & {PARQUET, JSONL, RESULTS, TEST}}
+    # What `harness shrink` leaves in a run: a test with its schedule, which nobody has run yet.
+    runs -= {folder for folder in runs if by_dir[folder].keys() == {TEST} and _parents(folder) & runs}
     for folder, names in by_dir.items():
         if folder in runs and (state := _at_work(folder, names)) is not None:
             listing.at_work.append((folder, state))

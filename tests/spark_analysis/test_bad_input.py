@@ -91,6 +91,16 @@ def test_damaged_runs_are_left_out_and_named(spark: Any, synthetic: ModuleType, 
     assert (row["valid"], row["invalid"], row["unknown"]) == (1, 0, 2)
 
 
+def test_what_shrinking_leaves_in_a_run_is_no_run(spark: Any, synthetic: ModuleType, tmp_path: Path) -> None:
+    run = synthetic.make_run(tmp_path, 0, operations=60, faults=0).path
+    (run / "shrunk").mkdir()
+    shutil.copy(run / "test.json", run / "shrunk")
+    (run / "shrunk" / "schedule.json").write_text("[]")
+    analysis = counted(spark, tmp_path)
+    assert analysis.runs == 1
+    assert not analysis.table("problems").rows
+
+
 def test_a_run_at_work_is_no_run_that_was_killed(
     spark: Any, synthetic: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
