@@ -370,6 +370,7 @@ def _files(directory: Path) -> list[tuple[str, str, str]]:
         ("history.jsonl", "every event, as it happened"),
         ("history.parquet", "the same, typed, for Spark"),
         ("test.json", "what was asked for"),
+        ("schedule.json", "which fault came when, for harness replay"),
         ("harness.log", "what the harness logged"),
         ("trace.jsonl", "what the network did"),
         ("explain.json", "where the violation was decided"),

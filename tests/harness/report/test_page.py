@@ -232,13 +232,20 @@ def test_the_page_needs_nothing_from_anywhere(run):
 
 
 def test_it_links_to_what_the_run_left(run):
-    for name in ("results.json", "test.json", "harness.log"):
+    for name in ("results.json", "test.json", "schedule.json", "harness.log"):
         (run.path / name).write_text("{}")
     (run.nodes_path / "n1").mkdir(parents=True)
     (run.nodes_path / "n1" / "broker 1.log").write_text("")
     page = report(run, runs.make_results(), operations=10)
     links = {value for tag, name, value in page.attributes if (tag, name) == ("a", "href")}
-    assert {"results.json", "test.json", "history.jsonl", "harness.log", "nodes/n1/broker%201.log"} <= links
+    assert {
+        "results.json",
+        "test.json",
+        "schedule.json",
+        "history.jsonl",
+        "harness.log",
+        "nodes/n1/broker%201.log",
+    } <= links
 
 
 def readout_of(page):
