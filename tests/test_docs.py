@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from harness.cli_parser import build_parser
+from node.config import ConfigError, parse_broker_config
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -80,6 +81,22 @@ def test_every_option_stands_on_a_page() -> None:
     text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
     assert set(options_of(build_parser())) - named - {"--help", "--version"} == set()
+
+
+def test_every_key_of_a_broker_stands_on_a_page() -> None:
+    tables = ("", "[classic]", "[[topics]]", "[limits]", "[transactions]", "[acl]", "[[acl.accounts]]", "[tls]")
+    told = [said for table in (*tables, "[dledger]") for said in problems_of(f"{table}\nzzz = 1")]
+    keys = {(said.split(": ")[0], key) for said in told for key in said.partition("; known are ")[2].split(", ")}
+    pages = ("node", "dledger", "classic-ha", "client")
+    text = "\n".join((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in pages)
+    assert len(keys) > 60
+    assert {(place, key) for place, key in keys if not re.search(rf"(?<!\w){key}(?!\w)", text)} == set()
+
+
+def problems_of(configuration: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        parse_broker_config(configuration)
+    return [problem for problem in caught.value.problems if "zzz: is no known key" in problem]
 
 
 def test_files_that_pages_name_are_there() -> None:
