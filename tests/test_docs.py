@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from harness import registry
 from harness.cli_parser import build_parser
+from harness.workloads.base import AlsoByCapability
 from node.config import ConfigError, parse_broker_config
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -81,6 +83,17 @@ def test_every_option_stands_on_a_page() -> None:
     text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
     assert set(options_of(build_parser())) - named - {"--help", "--version"} == set()
+
+
+def test_methods_of_a_client_stand_beside_the_workloads_that_need_them() -> None:
+    page = (ROOT / "docs" / "clients-in-any-language.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in page.splitlines() if row.startswith("| `")]
+    named = {method: row[-1] for row in rows for method in re.findall(r"`(\w+)`", row[0])}
+    missing = []
+    for name, workload in registry.load_all("workloads").items():
+        form = workload.by_capability if isinstance(workload, AlsoByCapability) else workload
+        missing += [(name, method) for method in form.capabilities if f"`{name}`" not in named.get(method, "")]
+    assert missing == []
 
 
 def test_every_key_of_a_broker_stands_on_a_page() -> None:
