@@ -328,10 +328,12 @@ def _named_check(name: str) -> Model | Check:
     try:
         return parse_model(model)
     except ModelError:
-        near = nearest(model.partition(":")[0], [*MODELS, *PROPERTIES])
-        if near and model.partition(":")[0] not in MODELS:  # of these parse_model knows the models only
-            raise ModelError(f"no model {model.partition(':')[0]!r}{near}") from None
-        raise
+        word = model.partition(":")[0]
+        if word in MODELS:
+            raise
+        known = [*MODELS, *PROPERTIES] if model == name else [*MODELS]  # of these parse_model knows the models only
+        problem = f"{name}: {word} is no model" if word in PROPERTIES else f"no model {word!r}"
+        raise ModelError(f"{problem}{nearest(word, known) or '; known: ' + ', '.join(known)}") from None
 
 
 def _run(jobs: list[_Job], processes: int) -> list[_Outcome]:
