@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shlex
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ from harness.clusters.threads import all_of
 from harness.host_files import PROVISION, host_file
 from nemesis.mechanisms.shim_controls import ShimPlace
 
-__all__ = ["NEEDED_PROGRAMS", "RemoteCluster", "ipv6_of_others"]
+__all__ = ["NEEDED_PROGRAMS", "RemoteCluster", "ipv6_of_others", "sends_from_another"]
 
 NEEDED_PROGRAMS: Mapping[str, str] = {"nft": "nftables", "ip": "iproute2"}
 """Programs that every host must have, and the Debian package that brings each."""
@@ -57,6 +58,7 @@ class RemoteCluster(AgentCluster):
     async def _check_machines(self) -> None:
         await all_of(self._check_machine(machine) for machine in self._machines)
         await self._learn_addresses()
+        await all_of(self._check_sends_from(machine) for machine in self._machines)
         await all_of(self._check_reachable(machine) for machine in self._machines)
 
     async def _check_machine(self, machine: str) -> None:
@@ -81,6 +83,18 @@ class RemoteCluster(AgentCluster):
         argv = ["ip", "-json", "-6", "address"]
         shown = await asyncio.gather(*(self.shell.run(machine, argv) for machine in self._machines))
         return ipv6_of_others(dict(zip(self._machines, shown, strict=True)))
+
+    async def _check_sends_from(self, machine: str) -> None:
+        """Cuts are by the address that packets come from: a machine's programs must send to the others from its own."""
+        own = self._address(machine)
+        others = [self._address(other) for other in self._machines if other != machine]
+        routes = 'for address; do ip -4 -oneline route get "$address"; done'
+        _, shown, _ = await self.agent(machine).run(["sh", "-c", routes, "sh", *others])
+        if (other := sends_from_another(shown, own)) is not None:
+            raise ClusterUnavailable(
+                f"{machine} sends to the other hosts from {other}, not from its address {own}, so cuts would miss what "
+                f"it sends: set its address to {other}, or its routes to send from {own}"
+            )
 
     async def _check_reachable(self, machine: str) -> None:
         """The clients are here: a host must answer here on a port of the run, be it with a refusal."""
@@ -163,6 +177,14 @@ class RemoteCluster(AgentCluster):
             data_path=data_path,
             undo_path=undo_path if self._tracks_writes else None,
         )
+
+
+def sends_from_another(shown: str, own: str) -> str | None:
+    """The address that a machine sends from where that is not its `own`, by what `ip -oneline route get` has shown for
+    each of the others there; None where it is. A route to a machine's own self tells nothing, nor does one missing."""
+    routes = [line for line in shown.splitlines() if not line.startswith("local ")]
+    found = [match[1] for line in routes if (match := re.search(r" src ([0-9.]+)", line)) is not None]
+    return next((address for address in found if address != own), None)
 
 
 def ipv6_of_others(shown: Mapping[str, str]) -> dict[str, str]:

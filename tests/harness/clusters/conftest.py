@@ -78,6 +78,10 @@ class SshMachines:
         """The network devices of a machine."""
         return self._inside(host, "ip", "-o", "link")
 
+    def ip(self, host: str, *argv: str) -> None:
+        """Run `ip` in a machine's network namespace."""
+        self._inside(host, "ip", *argv)
+
     def _inside(self, host: str, *argv: str) -> str:
         prefix = ["nsenter", f"--net={self.namespace.removesuffix('-net')}-{host}"]
         return subprocess.run([*prefix, *argv], check=True, capture_output=True, text=True).stdout

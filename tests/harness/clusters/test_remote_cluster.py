@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from harness.clusters.remote_cluster import ipv6_of_others
+from harness.clusters.remote_cluster import ipv6_of_others, sends_from_another
 
 
 def shown(*addresses: str) -> str:
@@ -39,3 +39,12 @@ def test_what_ip_really_shows_is_understood() -> None:
     here = subprocess.run(["ip", "-json", "-6", "address"], check=True, capture_output=True, text=True).stdout
     others = ipv6_of_others({"n1": here, "n2": ""})
     assert "n1" not in others and "::1" not in others.get("n2", "").split()
+
+
+def test_a_machine_that_sends_from_another_address_than_its_own_is_known() -> None:
+    same = "10.0.0.2 dev eth0 src 10.0.0.1 uid 0 \\    cache \n"
+    far = "192.0.2.7 via 10.0.0.254 dev eth0 src 10.0.0.9 uid 0 \\    cache mtu 1400 \n"
+    assert sends_from_another(same, "10.0.0.1") is None
+    assert sends_from_another(same + far, "10.0.0.1") == "10.0.0.9"
+    assert sends_from_another("local 10.0.0.1 dev lo src 10.0.0.1 uid 0 \\    cache <local> \n", "10.0.0.2") is None
+    assert sends_from_another("", "10.0.0.1") is None

@@ -321,6 +321,23 @@ def test_what_stands_in_the_way_is_one_line(tmp_path: Path, ssh_machines: Any) -
 
 @pytest.mark.root
 @on_machines
+def test_a_machine_that_sends_from_another_address_is_refused(tmp_path: Path, ssh_machines: Any) -> None:
+    """Cuts are by the address that packets come from: what it sends would pass a cut that was proven."""
+    first, second, *_ = load_inventory(str(ssh_machines.inventory))
+    ssh_machines.ip("n1", "address", "add", "10.78.0.101/24", "dev", "eth0")
+    try:
+        said = refusal(tmp_path, ssh_machines, [dataclasses.replace(first, address="10.78.0.101"), second])
+    finally:
+        ssh_machines.ip("n1", "address", "delete", "10.78.0.101/24", "dev", "eth0")
+    assert said == (
+        "n1 sends to the other hosts from 10.78.0.1, not from its address 10.78.0.101, so cuts would miss what it "
+        "sends: set its address to 10.78.0.1, or its routes to send from 10.78.0.101"
+    )
+    expect_nothing_left(ssh_machines)
+
+
+@pytest.mark.root
+@on_machines
 @pytest.mark.skipif(shutil.which("sudo") is None, reason="sudo is not installed (apt-get install sudo)")
 def test_a_user_with_sudo_is_as_good_as_root(tmp_path: Path, ssh_machines: Any) -> None:
     hosts = [dataclasses.replace(host, user="admin") for host in load_inventory(str(ssh_machines.inventory))[:3]]
