@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from harness.clusters import host_agent
 from harness.clusters.agent_link import ConnectFailure
 from harness.clusters.base import ClusterUnavailable
+from harness.clusters.known_hosts import append_key, load_known_hosts
 from harness.clusters.ssh_inventory import ACCEPT_NEW, SshHost
 from harness.errors import how_to_get
 from harness.host_files import PROVISION, host_file
@@ -79,11 +80,13 @@ def require_paramiko() -> None:
         raise ClusterUnavailable(f"ssh: the Python package paramiko is missing: {how_to_get('paramiko')}") from None
 
 
-def _open(host: SshHost) -> paramiko.SSHClient:
-    """An authenticated connection. Raises ClusterUnavailable for what stays so, else ConnectFailure."""
+def _new_client(host: SshHost) -> paramiko.SSHClient:
+    """A client that believes the host keys of the host's file. Raises ClusterUnavailable."""
     import paramiko
 
     logging.getLogger("paramiko").addHandler(_NOWHERE)  # its threads have tracebacks for a terminal
+    logging.getLogger("paramiko").setLevel(logging.WARNING)
+    known_hosts = os.path.expanduser(host.known_hosts)
 
     class Refuse(paramiko.MissingHostKeyPolicy):
         def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
@@ -93,18 +96,34 @@ def _open(host: SshHost) -> paramiko.SSHClient:
                 f"(ssh-keyscan {where} >> {host.known_hosts})"
             )
 
-    logging.getLogger("paramiko").setLevel(logging.WARNING)
+    class Keep(paramiko.MissingHostKeyPolicy):
+        def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
+            try:
+                append_key(known_hosts, hostname, key)
+            except OSError as error:
+                raise ClusterUnavailable(_cannot_use_known_hosts(host, "written", error)) from None
+
     client = paramiko.SSHClient()
-    known_hosts = os.path.expanduser(host.known_hosts)
+    client.set_missing_host_key_policy(Keep() if host.host_keys == ACCEPT_NEW else Refuse())
     try:
-        if host.host_keys == ACCEPT_NEW:
-            os.makedirs(os.path.dirname(known_hosts) or ".", mode=0o700, exist_ok=True)
-            Path(known_hosts).touch(mode=0o600)
-            client.set_missing_host_key_policy(paramiko.AutoAddPolicy())
-        else:
-            client.set_missing_host_key_policy(Refuse())
-        if os.path.exists(known_hosts):
-            client.load_host_keys(known_hosts)
+        load_known_hosts(client, known_hosts)
+    except OSError as error:
+        client.close()
+        raise ClusterUnavailable(_cannot_use_known_hosts(host, "read", error)) from None
+    return client
+
+
+def _cannot_use_known_hosts(host: SshHost, used: str, error: OSError) -> str:
+    why = error.strerror or type(error).__name__
+    return f"{host.name}: known_hosts {host.known_hosts} cannot be {used} ({why}): name another in the inventory"
+
+
+def _open(host: SshHost) -> paramiko.SSHClient:
+    """An authenticated connection. Raises ClusterUnavailable for what stays so, else ConnectFailure."""
+    import paramiko
+
+    client = _new_client(host)
+    try:
         client.connect(
             host.hostname,
             port=host.port,
@@ -122,6 +141,12 @@ def _open(host: SshHost) -> paramiko.SSHClient:
             f"{host.name}: the host key of {host.hostname} has changed: if that is right, remove the old one "
             f"(ssh-keygen -f {host.known_hosts} -R {_known_name(host)})"
         ) from None
+    except paramiko.PasswordRequiredException:
+        client.close()
+        raise ClusterUnavailable(
+            f"{host.name}: {host.identity_file or 'the default key'} has a passphrase: give it to an SSH agent "
+            "(ssh-add) and leave identity_file out, or name a key without one"
+        ) from None
     except paramiko.AuthenticationException as error:
         client.close()
         key = host.identity_file or "the SSH agent's or the default keys"
@@ -134,6 +159,10 @@ def _open(host: SshHost) -> paramiko.SSHClient:
         raise
     except (paramiko.SSHException, OSError, EOFError) as error:
         client.close()
+        if "private key file" in str(error):
+            raise ClusterUnavailable(
+                f"{host.name}: {host.identity_file} is no private key ({error}): name another identity_file"
+            ) from None
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
         raise ConnectFailure(f"{host.name}: cannot connect to {host.hostname}:{host.port} ({why})") from None
     return client

@@ -312,6 +312,13 @@ def test_what_stands_in_the_way_is_one_line(tmp_path: Path, ssh_machines: Any) -
     other_key = str(tmp_path / "other")
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", other_key], check=True)
     assert "n1: user root was not let in at 10.78.0.1 with " + other_key in said(identity_file=other_key)
+    subprocess.run(["ssh-keygen", "-q", "-p", "-N", "secret", "-f", other_key], check=True)
+    assert f"n1: {other_key} has a passphrase: give it to an SSH agent" in said(identity_file=other_key)
+    Path(other_key).write_text("no key\n")
+    assert f"n1: {other_key} is no private key (" in said(identity_file=other_key)
+    assert f"n1: known_hosts {tmp_path} cannot be read (Is a directory)" in said(known_hosts=str(tmp_path))
+    wrong.write_text(f"@cert-authority * {keys[0].split(' ', 1)[1]}\n{first.hostname} ssh-ed25519 A\n")
+    assert f"the host key of 10.78.0.1 is not in {wrong}" in said(known_hosts=str(wrong))
     assert "n1 has no address in 10.99.0.0/24" in said(network="10.99.0.0/24")
     assert "does not answer at 192.0.2.1:7000 from here" in said(address="192.0.2.1")
     same = [dataclasses.replace(host, address="10.78.0.1") for host in (first, second)]
@@ -363,6 +370,8 @@ def test_a_user_with_sudo_is_as_good_as_root(tmp_path: Path, ssh_machines: Any) 
 @on_machines
 def test_new_keys_are_kept_and_a_machine_is_taken_once(tmp_path: Path, ssh_machines: Any) -> None:
     known = tmp_path / "deep" / "known_hosts"
+    known.parent.mkdir()
+    known.write_text("# mine\n@revoked * ssh-rsa AAAA\n")
     hosts = [
         dataclasses.replace(host, host_keys=ACCEPT_NEW, known_hosts=str(known), network="10.78.0.0/24")
         for host in load_inventory(str(ssh_machines.inventory))[:2]
@@ -372,7 +381,9 @@ def test_new_keys_are_kept_and_a_machine_is_taken_once(tmp_path: Path, ssh_machi
         run, cluster = make(tmp_path, hosts, f"{RUN}-one", count=1)
         await cluster.start()
         try:
-            assert known.read_text().startswith("10.78.0.")
+            kept = known.read_text().splitlines()
+            assert kept[:2] == ["# mine", "@revoked * ssh-rsa AAAA"]
+            assert {line.split()[0] for line in kept[2:]} == {"10.78.0.1", "10.78.0.2"}
             assert cluster.bind_address("n1") == "10.78.0.1"
             assert cluster.bind_address("ns1") == "10.78.0.2"
             second_run, second = make(tmp_path, hosts[:1], f"{RUN}-two", count=1)
