@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 from abc import abstractmethod
 from collections.abc import Mapping
 
@@ -116,11 +117,18 @@ class RemoteCluster(AgentCluster):
         return await self.fetch()
 
     async def fetch(self) -> list[Exception]:
-        """Copy every host's data and logs to `work_dir/<host>`; returns what went wrong."""
+        """Copy every host's data and logs to `work_dir/<host>`; returns what went wrong. Of a host whose data did not
+        all come there are none: a part would be taken for what the host had."""
 
         async def fetch_one(host: str) -> None:
             local = os.path.join(self._work_dir, host)
-            await fetch_directory(self.agent(host), self.data_dir(host), os.path.join(local, "data"))
+            data = os.path.join(local, "data")
+            try:
+                await self.agent(host).request("hello")  # who is silent is not waited for as long as packing may take
+                await fetch_directory(self.agent(host), self.data_dir(host), data)
+            except BaseException:
+                shutil.rmtree(data, ignore_errors=True)
+                raise
             await fetch_directory(self.agent(host), self._log_dir(host), local)
 
         outcomes = await asyncio.gather(*map(fetch_one, self._all_hosts), return_exceptions=True)

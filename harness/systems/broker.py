@@ -438,13 +438,17 @@ class BrokerSystem:
         data_dirs = {
             host: Path(cluster.local_path(host, os.path.join(cluster.data_dir(host), *words))) for host in cluster.hosts
         }
+        unfetched = [
+            host for host in cluster.hosts if not os.path.isdir(cluster.local_path(host, cluster.data_dir(host)))
+        ]
         committed = {host: status.number("committedPos") for host, status in self._final.items()}
+        how: dict[str, Any] = {"caught_up": self._recovered, "unfetched": unfetched}
         if self._is_classic:
             troubles = {host: status.table.get("haTrouble", "") for host, status in self._final.items()}
-            return {"replicas": compare_copies(data_dirs, committed, troubles, caught_up=self._recovered)}
+            return {"replicas": compare_copies(data_dirs, committed, troubles, **how)}
         logs = {host: self._log_path(host) for host in cluster.hosts}
         return {
-            "replicas": compare_replicas(data_dirs, committed, caught_up=self._recovered),
+            "replicas": compare_replicas(data_dirs, committed, **how),
             "leaders": one_leader_per_term(logs, started_wall_ms=started_wall_ms),
         }
 

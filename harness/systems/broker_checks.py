@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -20,18 +20,22 @@ MAX_LEADER_CHANGES_LISTED = 500
 ROLE_CHANGE = re.compile(r"^(\S+) .*\brole_change self=(\S+) role=LEADER term=(\d+)")
 
 
-def compare_replicas(data_dirs: Mapping[str, Path], committed: Mapping[str, int], *, caught_up: bool) -> CheckOutcome:
+def compare_replicas(
+    data_dirs: Mapping[str, Path], committed: Mapping[str, int], *, caught_up: bool, unfetched: Collection[str] = ()
+) -> CheckOutcome:
     """Whether all replicas hold the same bytes up to the shortest committed position.
 
     `data_dirs` maps a host to its directory of log segments (files named by the 20-digit position of their first
     byte), `committed` to the position up to which its log is committed (bytes). Valid only when every host was
     heard at the end and all had caught up; a replica that was silent or behind makes the answer "unknown",
-    differing bytes make it False whatever else is known.
+    differing bytes make it False whatever else is known. Hosts that are `unfetched` have files that nobody brought
+    here: they are not compared, and make the answer "unknown".
     """
-    heard = {host: position for host, position in committed.items() if position >= 0}
+    heard = {host: position for host, position in committed.items() if position >= 0 and host not in unfetched}
     details: dict[str, Any] = {"committed_bytes": dict(sorted(committed.items()))}
+    missing = f"the files of {', '.join(sorted(unfetched))} could not be fetched" if unfetched else None
     if not heard:
-        return CheckOutcome("unknown", "no replica said at the end how far its log is committed", details)
+        return CheckOutcome("unknown", missing or "no replica said at the end how far its log is committed", details)
     begin = max((_first_position(data_dirs[host]) for host in heard), default=0)
     end = min(heard.values())
     details |= {"compared_from": begin, "compared_to": end}
@@ -46,6 +50,8 @@ def compare_replicas(data_dirs: Mapping[str, Path], committed: Mapping[str, int]
     for block in _blocks(data_dirs[hosts[0]], begin, end):
         digest.update(block)
     details["sha256"] = digest.hexdigest()
+    if missing:
+        return CheckOutcome("unknown", missing, details)
     silent = sorted(set(data_dirs) - set(heard))
     if silent:
         return CheckOutcome("unknown", f"no word at the end from {', '.join(silent)}", details)
@@ -55,14 +61,22 @@ def compare_replicas(data_dirs: Mapping[str, Path], committed: Mapping[str, int]
 
 
 def compare_copies(
-    data_dirs: Mapping[str, Path], committed: Mapping[str, int], troubles: Mapping[str, str], *, caught_up: bool
+    data_dirs: Mapping[str, Path],
+    committed: Mapping[str, int],
+    troubles: Mapping[str, str],
+    *,
+    caught_up: bool,
+    unfetched: Collection[str] = (),
 ) -> CheckOutcome:
     """The same of a master and its slaves in classic HA. A slave that says that its log is no copy of the master's
     (`troubles`, "" for none) is not compared, and keeps the answer from being valid."""
     refusing = {host: trouble for host, trouble in sorted(troubles.items()) if trouble}
     others = {host: path for host, path in data_dirs.items() if host not in refusing}
     outcome = compare_replicas(
-        others, {host: position for host, position in committed.items() if host in others}, caught_up=caught_up
+        others,
+        {host: position for host, position in committed.items() if host in others},
+        caught_up=caught_up,
+        unfetched=[host for host in unfetched if host in others],
     )
     if not refusing or outcome.valid is False:
         return outcome

@@ -199,6 +199,26 @@ def test_programs_serve_the_clients_and_leave_their_files(tmp_path: Path, ssh_ma
     assert (tmp_path / RUN / "n1" / "server.log").read_text() == "serving\n"
 
 
+@pytest.mark.root
+@on_machines
+def test_of_data_that_did_not_all_come_there_are_none(tmp_path: Path, ssh_machines: Any) -> None:
+    """As from a disk that is full, on which nothing can be packed."""
+
+    async def scenario(cluster: SshCluster) -> None:
+        await asyncio.gather(*(cluster.put_file(h, f"{cluster.data_dir(h)}/x", b"x") for h in ("n1", "n2")))
+        assert await cluster.fetch() == []
+        here = [Path(cluster.local_path(host, cluster.data_dir(host))) for host in ("n1", "n2")]
+        assert [os.listdir(path) for path in here] == [["x"], ["x"]]
+        packed = f"{cluster.data_dir('n1').strip('/').replace('/', '-')[-100:]}.tar.gz"
+        in_the_way = os.path.join(cluster.agent("n1").directory, packed)
+        assert (await cluster.run("n1", ["sh", "-c", f"rm {in_the_way} && mkdir {in_the_way}"]))[0] == 0
+        assert ["n1: `pack` ended with status 1" in str(problem) for problem in await cluster.fetch()] == [True]
+        assert [path.exists() for path in here] == [False, True]
+        assert (await cluster.run("n1", ["rmdir", in_the_way]))[0] == 0
+
+    with_cluster(tmp_path, ssh_machines, scenario)
+
+
 LOOKS_UP = """
 import socket, time
 while True:

@@ -57,6 +57,20 @@ def test_silence_and_lag_are_unknown(tmp_path: Path) -> None:
     assert compare_replicas(dirs, {}, caught_up=False).valid == "unknown"
 
 
+def test_files_that_could_not_be_fetched_accuse_nobody(tmp_path: Path) -> None:
+    dirs = {host: write_log(tmp_path, host, b"abcd", 10) for host in ("n1", "n2")}
+    dirs["n3"] = tmp_path / "n3" / "nowhere"
+    committed = dict.fromkeys(dirs, 4)
+    assert compare_replicas(dirs, committed, caught_up=True).valid is False
+    outcome = compare_replicas(dirs, committed, caught_up=True, unfetched=["n3"])
+    assert (outcome.valid, outcome.reason) == ("unknown", "the files of n3 could not be fetched")
+    copies = compare_copies(dirs, committed, {}, caught_up=True, unfetched=["n3"])
+    assert (copies.valid, copies.reason) == ("unknown", "the files of n3 could not be fetched")
+    assert compare_replicas(dirs, committed, caught_up=True, unfetched=list(dirs)).valid == "unknown"
+    dirs["n2"] = write_log(tmp_path, "other", b"abXd", 10)
+    assert compare_replicas(dirs, committed, caught_up=True, unfetched=["n3"]).valid is False
+
+
 def test_expired_beginnings_are_left_out(tmp_path: Path) -> None:
     dirs = {
         "n1": write_log(tmp_path, "n1", b"XXXdefgh", 3),
