@@ -916,9 +916,15 @@ def _require(result: int, what: str) -> None:
 
 def _start_command(base: str, run_id: str, source: str) -> int:
     """Take the host, start the daemon, print {"started": true} or {"refused": why}."""
-    os.makedirs(base, mode=0o711, exist_ok=True)  # a replica may run as another user
     directory, owner = os.path.join(base, run_id), Path(base, "owner")
-    if not _take(owner, run_id):
+    try:
+        os.makedirs(base, mode=0o711, exist_ok=True)  # a replica may run as another user
+        is_ours = _take(owner, run_id)
+    except OSError as error:
+        why = f"its directory {base} cannot be used ({error.strerror}): name another by directory = in the inventory"
+        print(json.dumps({"refused": why, "taken": True}))
+        return 0
+    if not is_ours:
         name = owner.read_text().strip()
         why = f"the host is taken by run {name}: if that is dead, `harness clean`"
         print(
@@ -948,18 +954,23 @@ def _start_command(base: str, run_id: str, source: str) -> int:
 def _take(owner: Path, run_id: str) -> bool:
     """Have the file say whose the host is, unless it is there. Its name comes after its content is durable, so that a
     machine that loses power then has no host that is taken by nobody."""
-    draft = owner.with_name(f"{owner.name}.{run_id}")
-    with open(draft, "w", encoding="utf-8") as file:
-        file.write(run_id)
-        file.flush()
-        os.fsync(file.fileno())
+    draft = _draft(owner, run_id)
     try:
+        with open(draft, "w", encoding="utf-8") as file:
+            file.write(run_id)
+            file.flush()
+            os.fsync(file.fileno())
         os.link(draft, owner)
     except FileExistsError:
         return False
     finally:
-        draft.unlink()
+        with contextlib.suppress(OSError):
+            draft.unlink()
     return True
+
+
+def _draft(owner: Path, run_id: str) -> Path:
+    return owner.with_name(f"{owner.name}.{run_id}")
 
 
 def _reach(connection: socket.socket, directory: str) -> bool:
@@ -1078,6 +1089,7 @@ def _clean_command(base: str, run_id: str) -> int:
             removed.append(directory)
         if owner.exists() and owner.read_text().strip() in (run_id, ""):  # of earlier versions power took the content
             owner.unlink()
+        _draft(owner, run_id).unlink(missing_ok=True)
     print(json.dumps({"removed": removed, "left": left}))
     return 0
 

@@ -2,7 +2,8 @@
 
 Each function takes the run's id, the claim's identity and its details, returns whether something was there, and raises
 CannotRemove, one line, when it could not be removed or cannot be recognised as ours; the claim then stays. Unreachable
-is for what nobody could even ask about: the operator may know that it is gone for good, and have it forgotten.
+is for what nobody could even ask about (no way there, or no agent can be run there any more): the operator may know
+that it is gone for good, and have it forgotten.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ class CannotRemove(Exception):
 
 
 class Unreachable(CannotRemove):
-    """The engine or machine that has it does not answer; `may_be_left` says what may be there, in a few words."""
+    """The engine or machine that has it does not answer, or runs nothing of ours any more; `may_be_left` says what may
+    be there, in a few words."""
 
     def __init__(self, message: str, may_be_left: str) -> None:
         super().__init__(message)
@@ -54,21 +56,23 @@ def _at_engine(details: Mapping[str, Any], remove: Callable[[Any], bool]) -> boo
 
 
 def _release_ssh_host(run_id: str, name: str, details: Mapping[str, Any]) -> bool:
-    from harness.clusters.ssh_connection import HostUnreachable, clean_host, require_paramiko
+    from harness.clusters.base import ClusterUnavailable
+    from harness.clusters.ssh_connection import clean_host, require_paramiko
     from harness.clusters.ssh_inventory import SshHost
 
     try:
         require_paramiko()
         host = SshHost(**details["host"])
+    except (OperatorError, TypeError, KeyError) as error:
+        raise CannotRemove(str(error)) from None
+    try:
         removed, left = clean_host(host, run_id)
-    except HostUnreachable as error:
+    except ClusterUnavailable as error:  # it does not let us in, or what we would do there cannot be run any more
         raise Unreachable(
             str(error),
             f"{host.user}@{host.hostname}:{host.port} may still have the run's processes, its faults (rules of "
             f"nftables and tc, a bent clock, mounts) and its files below {host.directory}",
         ) from None
-    except (OperatorError, TypeError, KeyError) as error:
-        raise CannotRemove(str(error)) from None
     if left:
         raise CannotRemove("; ".join(left))
     return bool(removed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -324,6 +325,28 @@ def test_a_host_that_is_taken_by_nobody_is_cleaned(tmp_path: Path) -> None:
     owner.touch()
     assert host.command("start") == {"refused": f"{owner} is empty: if no run has the host, rm it", "taken": True}
     assert host.command("clean") == {"removed": [], "left": []} and os.listdir(host.base) == []
+
+
+def test_a_directory_that_cannot_be_used_is_refused_and_nothing_is_left_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+
+    def refusal(base: Path) -> dict[str, Any]:
+        assert host_agent._start_command(str(base), "one", "") == 0
+        return dict(json.loads(capsys.readouterr().out))
+
+    how = "name another by directory = in the inventory"
+    why = f"its directory {tmp_path}/file cannot be used (File exists): {how}"
+    assert refusal(tmp_path / "file") == {"refused": why, "taken": True}
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    why = f"its directory {tmp_path}/full cannot be used (No space left on device): {how}"
+    assert refusal(tmp_path / "full") == {"refused": why, "taken": True}
+    assert os.listdir(tmp_path / "full") == []
 
 
 def test_a_host_says_whose_it_is_from_when_it_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

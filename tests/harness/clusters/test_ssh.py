@@ -31,6 +31,7 @@ from nemesis.mechanisms.shim import why_no_shim
 from nemesis.name_service import NAME_SERVICE
 from nemesis.target import Link
 from tests.harness.clusters.ipv6 import expect_ipv6_is_closed
+from tests.harness.test_cleanup import die
 
 LAB = runpy.run_path(str(Path(__file__).resolve().parents[3] / "scripts" / "lab.py"))
 WHY_NOT = LAB["missing_for"]("ssh")
@@ -465,6 +466,29 @@ def test_what_cannot_be_given_back_stays_claimed(tmp_path: Path, ssh_machines: A
         able.touch()
         await cluster.stop()
         assert run.claims == () and run.close()
+
+    ssh_machines.run(body())
+    expect_nothing_left(ssh_machines)
+
+
+@pytest.mark.root
+@on_machines
+def test_a_machine_that_runs_nothing_of_ours_can_be_forgotten(tmp_path: Path, ssh_machines: Any) -> None:
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\nexit 3\n")
+    broken.chmod(0o755)
+    hosts = [dataclasses.replace(host, python=str(broken)) for host in load_inventory(str(ssh_machines.inventory))[:1]]
+
+    async def body() -> None:
+        run, cluster = make(tmp_path, hosts, f"{RUN}-mute", count=1)
+        with pytest.raises(ClusterUnavailable, match=r"n1: the agent could not be run \(status 3\)"):
+            await cluster.start()
+        state_root = str(tmp_path / "state")
+        die(run)
+        kept = clean(state_root=state_root, report=lambda line: None)
+        forgotten = clean(state_root=state_root, forgets_unreachable=True, report=lambda line: None)
+        assert "--forget-unreachable" in kept.left[0] and kept.exit_status == 255
+        assert (forgotten.left, len(forgotten.notes), os.listdir(state_root)) == ([], 1, [])
 
     ssh_machines.run(body())
     expect_nothing_left(ssh_machines)
