@@ -927,6 +927,8 @@ def _start_command(base: str, run_id: str, source: str) -> int:
     if not is_ours:
         name = owner.read_text().strip()
         why = f"the host is taken by run {name}: if that is dead, `harness clean`"
+        if name == run_id:
+            why = "the host is in this run already, by another name: name every machine once"
         print(
             json.dumps({"refused": why if name else f"{owner} is empty: if no run has the host, rm it", "taken": True})
         )

@@ -344,6 +344,8 @@ def test_what_stands_in_the_way_is_one_line(tmp_path: Path, ssh_machines: Any) -
     assert "does not answer at 192.0.2.1:7000 from here" in said(address="192.0.2.1")
     same = [dataclasses.replace(host, address="10.78.0.1") for host in (first, second)]
     assert "n1 and n2 have the same address 10.78.0.1" in refusal(tmp_path, ssh_machines, same)
+    twice = refusal(tmp_path, ssh_machines, [first, dataclasses.replace(first, name="n2")])
+    assert twice[2:] == ": the host is in this run already, by another name: name every machine once"
     expect_nothing_left(ssh_machines)
 
 
