@@ -25,6 +25,7 @@ from harness.errors import OperatorError
 from harness.run_state import RunState
 from nemesis.name_service import NAME_SERVICE
 from nemesis.target import ABILITIES, Link
+from tests.harness.clusters.ipv6 import expect_ipv6_is_closed
 
 LAB = runpy.run_path(str(Path(__file__).resolve().parents[3] / "scripts" / "lab.py"))
 WHY_NOT = LAB["missing_for"]("docker")
@@ -219,6 +220,22 @@ def test_a_killed_harness_is_cleaned_up_after(tmp_path: Path, docker_engine: Any
     finally:
         engine.close()
     subprocess.run(["docker", "-H", docker_engine.url, "rm", f"sb-{RUN}-foreign"], check=True, capture_output=True)
+
+
+@pytest.mark.root
+@on_engine
+def test_containers_do_not_meet_over_ipv6_where_the_engine_gives_it(
+    tmp_path: Path, docker_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As newer engines can be told to do for every network."""
+
+    def with_ipv6(engine: DockerEngine, name: str, run_id: str) -> None:
+        argv = ["network", "create", "--internal", "--ipv6", "--subnet", "fd00:5b1a:7::/64"]
+        argv += ["--label", f"splitbrain.run={run_id}", name]
+        subprocess.run(["docker", "-H", engine.url, *argv], check=True, capture_output=True)
+
+    monkeypatch.setattr(DockerEngine, "create_network", with_ipv6)
+    with_cluster(tmp_path, docker_engine, expect_ipv6_is_closed)
 
 
 @pytest.mark.root
