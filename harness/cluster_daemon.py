@@ -263,7 +263,7 @@ class ClusterDaemon:
         image of a disk, state of faults) is none."""
         self._known(host)
         if isinstance(self._cluster, RemoteHosts):
-            problems = await self._cluster.fetch()
+            problems = await self._cluster.fetch([host])
             if problems:
                 raise OperatorError(f"not everything could be fetched: {problems[0]}")
         directory = os.path.join(self._spec.work_dir, host)

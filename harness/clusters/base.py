@@ -144,8 +144,8 @@ class RemoteHosts(Protocol):
         """The Python interpreter on a host."""
         ...
 
-    async def fetch(self) -> Sequence[Exception]:
-        """Copy what the hosts have written to the run's directory; returns what went wrong."""
+    async def fetch(self, hosts: Collection[str] | None = None) -> Sequence[Exception]:
+        """Copy what these hosts, or all, have written to the run's directory; returns what went wrong."""
         ...
 
 

@@ -12,7 +12,7 @@ import re
 import shlex
 import shutil
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from harness.clusters.agent_access import fetch_directory
 from harness.clusters.agent_cluster import AgentCluster
@@ -116,9 +116,9 @@ class RemoteCluster(AgentCluster):
     async def _collect(self) -> list[Exception]:
         return await self.fetch()
 
-    async def fetch(self) -> list[Exception]:
-        """Copy every host's data and logs to `work_dir/<host>`; returns what went wrong. Of a host whose data did not
-        all come there are none: a part would be taken for what the host had."""
+    async def fetch(self, hosts: Collection[str] | None = None) -> list[Exception]:
+        """Copy the data and logs of these hosts, or all, to `work_dir/<host>`; returns what went wrong. Of a host whose
+        data did not all come there are none: a part would be taken for what the host had."""
 
         async def fetch_one(host: str) -> None:
             local = os.path.join(self._work_dir, host)
@@ -131,7 +131,7 @@ class RemoteCluster(AgentCluster):
                 raise
             await fetch_directory(self.agent(host), self._log_dir(host), local)
 
-        outcomes = await asyncio.gather(*map(fetch_one, self._all_hosts), return_exceptions=True)
+        outcomes = await asyncio.gather(*map(fetch_one, hosts or self._all_hosts), return_exceptions=True)
         return [outcome for outcome in outcomes if isinstance(outcome, Exception)]
 
     def _named_host(self, host: str) -> NamedHost:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from harness.cluster_daemon import ClusterDaemon
+from harness.errors import OperatorError
 from harness.process_table import find_processes, marked_with
 from harness.run_state import RUN_VARIABLE, process_start_ticks
 
@@ -75,6 +80,30 @@ def test_a_host_whose_system_cannot_say_who_leads_has_no_role(tmp_path: Path) ->
         assert row.split()[2:] == ["runs", "-", "-"]
     finally:
         assert cluster(tmp_path, "down").returncode == 0
+
+
+class _WithOneGone:
+    """Hosts elsewhere, of which n2 is gone."""
+
+    hosts = ("n1", "n2")
+    extra_hosts = ()
+
+    def python(self, host: str) -> str:
+        return "python3"
+
+    async def fetch(self, hosts: Collection[str] | None = None) -> Sequence[Exception]:
+        return [OSError("n2 is gone")] if hosts is None or "n2" in hosts else []
+
+
+def test_logs_of_a_host_do_not_need_the_others(tmp_path: Path) -> None:
+    daemon: Any = ClusterDaemon.__new__(ClusterDaemon)
+    daemon._cluster = _WithOneGone()
+    daemon._spec = SimpleNamespace(work_dir=str(tmp_path))
+    (tmp_path / "n1").mkdir()
+    (tmp_path / "n1" / "broker.log").touch()
+    assert asyncio.run(daemon._logs("n1")) == {"paths": [str(tmp_path / "n1" / "broker.log")]}
+    with pytest.raises(OperatorError, match="not everything could be fetched: n2 is gone"):
+        asyncio.run(daemon._logs("n2"))
 
 
 def test_of_two_that_bring_up_one_cluster_at_a_time_one_does(tmp_path: Path) -> None:

@@ -215,6 +215,7 @@ def test_of_data_that_did_not_all_come_there_are_none(tmp_path: Path, ssh_machin
         assert (await cluster.run("n1", ["sh", "-c", f"rm {in_the_way} && mkdir {in_the_way}"]))[0] == 0
         assert ["n1: `pack` ended with status 1" in str(problem) for problem in await cluster.fetch()] == [True]
         assert [path.exists() for path in here] == [False, True]
+        assert await cluster.fetch(["n2"]) == []
         assert (await cluster.run("n1", ["rmdir", in_the_way]))[0] == 0
 
     with_cluster(tmp_path, ssh_machines, scenario)
