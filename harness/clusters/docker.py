@@ -135,6 +135,9 @@ class DockerCluster(RemoteCluster):
     def _address(self, host: str) -> str:
         return self._addresses[host]
 
+    def _how_to_add(self, packages: str) -> str:
+        return "add it to the image, or leave --image out"
+
     def _unreachable_hint(self) -> str:
         return "run the harness on the machine (and in the network namespace) of the Docker engine"
 

@@ -73,12 +73,14 @@ class RemoteCluster(AgentCluster):
         packages = [NEEDED_PROGRAMS[name] for name in missing.split()]
         if packages:
             names = " ".join(packages)
-            raise ClusterUnavailable(
-                f"{machine} lacks {names}: run {host_file(PROVISION)} there (apt-get install {names})"
-            )
+            raise ClusterUnavailable(f"{machine} lacks {names}: {self._how_to_add(names)} (apt-get install {names})")
         hosts = [host for host in self._all_hosts if self._machine(host) == machine]
         paths = [path for host in hosts for path in (self.data_dir(host), self._log_dir(host))]
         await self.shell.run(machine, ["mkdir", "-p", *paths])
+
+    def _how_to_add(self, packages: str) -> str:
+        """What to do about Debian packages that a machine lacks."""
+        return f"run {host_file(PROVISION)} there"
 
     async def _ipv6_of_others(self) -> Mapping[str, str]:
         argv = ["ip", "-json", "-6", "address"]
