@@ -920,6 +920,8 @@ def _start_command(base: str, run_id: str, source: str) -> int:
     try:
         os.makedirs(base, mode=0o711, exist_ok=True)  # a replica may run as another user
         is_ours = _take(owner, run_id)
+    except PermissionError:  # the mend is another user, not another directory
+        raise
     except OSError as error:
         why = f"its directory {base} cannot be used ({error.strerror}): name another by directory = in the inventory"
         print(json.dumps({"refused": why, "taken": True}))

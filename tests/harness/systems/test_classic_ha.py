@@ -67,6 +67,8 @@ def test_a_slave_is_promoted_and_the_former_master_follows_it(tmp_path: Path) ->
         client: Any = system.connection("queue", process=1, thread=0)
         for value in range(20):
             assert await client.append(value % 2, value) == value // 2
+        await system.recover(timeout_s=60)  # the slaves may have joined late: what is promoted has all of it
+        assert system._recovered
         cluster.machine("n1").power_fail()
         await system.promote("n3")
         await client.close()
