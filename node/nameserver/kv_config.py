@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os.path
 from typing import Final
 
 from node.runtime import Disk
@@ -29,11 +30,13 @@ class KvConfig:
         self._table: dict[str, dict[str, str]] = {}
         self._lock: asyncio.Lock | None = None
 
-    def load(self) -> None:
+    async def load(self) -> None:
         """Read the file, if there is one. Raises OSError, and ValueError when it is no such table."""
         content = read_table(self._disk, self._path) if self._path is not None else None
-        if content is None:
+        if self._path is None or content is None:
             return
+        # The process before may have replaced the file and been killed before its name was synced: now it counts.
+        await self._disk.sync_dir(os.path.dirname(self._path) or os.curdir)
         try:
             table = content["configTable"]
             self._table = {

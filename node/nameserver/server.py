@@ -90,7 +90,7 @@ class NameServer:
 
     async def start(self) -> None:
         """Listen. Raises OSError (address in use, unreadable file), ValueError (a file that is no configuration)."""
-        self._kv.load()
+        await self._kv.load()
         await self._server.start()
         self._schedule_scan()
 

@@ -27,6 +27,8 @@ class HandClock:
 @dataclass
 class MemoryDisk:
     files: dict[str, bytes] = field(default_factory=dict)
+    synced: list[str] = field(default_factory=list)
+    """Directories, in the order of their syncs."""
 
     def open(self, path: str) -> File:
         raise OSError(f"no handles here: {path}")
@@ -50,7 +52,7 @@ class MemoryDisk:
         self.files.pop(path, None)
 
     async def sync_dir(self, path: str) -> None:
-        return None
+        self.synced.append(path)
 
     def usage(self, path: str) -> DiskUsage:
         return DiskUsage(1 << 40, 0)

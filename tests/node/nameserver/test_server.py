@@ -238,7 +238,22 @@ def test_key_value_bounds_and_corrupt_files(disk: Any, monkeypatch: pytest.Monke
         for content in (b"", b"[]", b"{}", b'{"configTable":[]}', b'{"configTable":{"n":3}}'):
             disk.files["/kv.json"] = content
             with pytest.raises(ValueError, match=r"/kv\.json is (damaged|no key-value configuration)"):
-                KvConfig(disk, "/kv.json").load()
+                await KvConfig(disk, "/kv.json").load()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("path", "directory"), [("/data/kv.json", "/data"), ("kv.json", "."), ("/kv.json", "/")])
+def test_what_a_killed_name_server_wrote_is_durable_before_it_is_told(disk: Any, path: str, directory: str) -> None:
+    """Its process may have been killed between the rename and the sync of the name, which a power cut takes back."""
+
+    async def scenario() -> None:
+        await KvConfig(disk, path).load()
+        assert disk.synced == []
+        await KvConfig(disk, path).put("n", "k", "v")
+        kv = KvConfig(disk, path)
+        await kv.load()
+        assert disk.synced == [directory] and kv.get("n", "k") == "v"
 
     asyncio.run(scenario())
 
