@@ -108,7 +108,9 @@ class ClientManager:
         self._watch(connection)
         client = Client(beat.client_id, connection, asyncio.get_running_loop().time(), language, version)
         for group in beat.producer_groups:
-            self._seen(self._producers.setdefault(group, {}), client)
+            clients = self._producers.get(group, {})
+            self._seen(clients, client)
+            self._producers[group] = clients  # not before: one that is refused leaves no empty group
         for data in beat.consumers:
             self._consumer_seen(data, client)
         if self._timer is None and self._count:
@@ -127,8 +129,8 @@ class ClientManager:
         group = self._consumers.get(data.group)
         if group is None:
             group = ConsumerGroup(data.consume_type, data.message_model, data.consume_from)
-            self._consumers[data.group] = group
         changed = self._seen(group.clients, client)
+        self._consumers[data.group] = group
         group.consume_type, group.message_model = data.consume_type, data.message_model
         group.consume_from = data.consume_from
         wanted: dict[str, Subscription] = {}

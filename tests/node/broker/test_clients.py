@@ -262,6 +262,29 @@ def test_a_client_that_falls_silent_is_forgotten(helpers: Any, monkeypatch: Any)
     asyncio.run(main())
 
 
+def test_who_comes_when_no_more_are_taken_leaves_nothing_and_who_is_here_goes_on(
+    helpers: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("node.broker.client_manager.MAX_REGISTRATIONS", 2)
+
+    async def main() -> None:
+        clients = ClientManager(may_notify=lambda group: False)
+        clients.heartbeat(Heartbeat.of(heartbeat("c1", "g", producers=("p",))), helpers.FakeConnection())
+        for number in range(3):
+            for body in (heartbeat("c2", f"g{number}"), heartbeat("c2", "", producers=(f"p{number}",))):
+                with pytest.raises(RequestError, match="2 clients are registered, no more are taken"):
+                    clients.heartbeat(Heartbeat.of(body), helpers.FakeConnection())
+        assert [name for name, _ in clients.consumer_groups()] == ["g"]
+        assert [name for name, _ in clients.producer_groups()] == ["p"]
+        clients.heartbeat(Heartbeat.of(heartbeat("c1", "g", producers=("p",))), helpers.FakeConnection())
+        clients.unregister("c1", "p", "")
+        clients.heartbeat(Heartbeat.of(heartbeat("c2", "h")), helpers.FakeConnection())
+        assert [name for name, _ in clients.consumer_groups()] == ["g", "h"]
+        clients.stop()
+
+    asyncio.run(main())
+
+
 def test_producers_are_asked_in_turn(helpers: Any) -> None:
     async def main() -> None:
         clients = ClientManager(may_notify=lambda group: False)
