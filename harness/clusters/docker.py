@@ -37,6 +37,9 @@ MAX_HOSTS = 50
 _BASE = "/var/lib/splitbrain"
 _AGENT = f"{_BASE}/agent.py"
 _DIRECTORY = f"{_BASE}/run"
+_NEEDED = "a user root, Python 3.11, a shell, coreutils, nftables and iproute2"
+_NOT_IN_THE_IMAGE = ("executable file not found", "no such file or directory", "unable to find user")
+"""What an engine says when a container cannot start for what its image lacks."""
 _CAPABILITIES = ("NET_ADMIN", "NET_RAW", "SYS_PTRACE")
 """For nftables and devices; for the packet sockets of the link relay; to look into programs of other users."""
 
@@ -44,7 +47,8 @@ _CAPABILITIES = ("NET_ADMIN", "NET_RAW", "SYS_PTRACE")
 class DockerCluster(RemoteCluster):
     """Hosts as containers, for one run. See harness.clusters.base.Cluster and RemoteCluster.
 
-    `image` has Python 3.11, nftables and iproute2; without one the project's own is used, and built if need be.
+    `image` has a user root, Python 3.11, a shell, coreutils, nftables and iproute2; without one the project's own is
+    used, and built if need be.
     """
 
     name = "docker"
@@ -82,18 +86,25 @@ class DockerCluster(RemoteCluster):
         source = Path(host_agent.__file__).read_bytes()
 
         async def start(host: str) -> None:
-            self._addresses[host] = await in_thread(
-                engine.start_container,
-                name=self._containers[host],
-                image=image,
-                host=host,
-                run_id=self._run.run_id,
-                network=self._network_name,
-                argv=["python3", _AGENT, "daemon", _DIRECTORY, self._run.run_id],
-                environment=self._run.environment,
-                files={_AGENT: source},
-                capabilities=_CAPABILITIES,
-            )
+            try:
+                self._addresses[host] = await in_thread(
+                    engine.start_container,
+                    name=self._containers[host],
+                    image=image,
+                    host=host,
+                    run_id=self._run.run_id,
+                    network=self._network_name,
+                    argv=["python3", _AGENT, "daemon", _DIRECTORY, self._run.run_id],
+                    environment=self._run.environment,
+                    files={_AGENT: source},
+                    capabilities=_CAPABILITIES,
+                )
+            except OperatorError as error:
+                if not any(words in str(error) for words in _NOT_IN_THE_IMAGE):
+                    raise
+                raise ClusterUnavailable(
+                    f"docker: image {image} cannot be a host, which needs {_NEEDED}: {self._how_to_add('')} ({error})"
+                ) from None
 
         await all_of(map(start, self._containers))
 
@@ -136,7 +147,7 @@ class DockerCluster(RemoteCluster):
         return self._addresses[host]
 
     def _how_to_add(self, packages: str) -> str:
-        return "add it to the image, or leave --image out"
+        return "add what is missing to the image, or leave --image out"
 
     def _unreachable_hint(self) -> str:
         return "run the harness on the machine (and in the network namespace) of the Docker engine"

@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import re
-import shlex
 import shutil
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
@@ -27,8 +26,11 @@ from nemesis.mechanisms.shim_controls import ShimPlace
 
 __all__ = ["NEEDED_PROGRAMS", "RemoteCluster", "ipv6_of_others", "sends_from_another"]
 
-NEEDED_PROGRAMS: Mapping[str, str] = {"nft": "nftables", "ip": "iproute2"}
+NEEDED_PROGRAMS: Mapping[str, str] = {"nft": "nftables", "ip": "iproute2", "sh": "dash", "mkdir": "coreutils"}
 """Programs that every host must have, and the Debian package that brings each."""
+
+_WHICH_ARE_MISSING = "import shutil, sys; print(*(name for name in sys.argv[1:] if shutil.which(name) is None))"
+"""By the host's Python, which runs the agent: there may be no shell."""
 
 _MIN_PYTHON = (3, 11)
 
@@ -68,8 +70,7 @@ class RemoteCluster(AgentCluster):
         if tuple(hello["python"][:2]) < _MIN_PYTHON:
             version = ".".join(map(str, hello["python"]))
             raise ClusterUnavailable(f"{machine} has Python {version}: 3.11 or newer is needed")
-        tests = "; ".join(f"command -v {shlex.quote(name)} >/dev/null || echo {name}" for name in NEEDED_PROGRAMS)
-        _, missing, _ = await link.run(["sh", "-c", tests])
+        _, missing, _ = await link.run([link.python, "-c", _WHICH_ARE_MISSING, *NEEDED_PROGRAMS])
         packages = [NEEDED_PROGRAMS[name] for name in missing.split()]
         if packages:
             names = " ".join(packages)

@@ -244,18 +244,24 @@ def test_an_image_that_is_not_there_or_lacks_what_faults_need(tmp_path: Path, do
     with pytest.raises(ClusterUnavailable, match="there is no image no-such-image: pull it"):
         DockerCluster.require(image="no-such-image")
     DockerCluster.require(image=HOST_IMAGE)
-    dockerfile = f"FROM {HOST_IMAGE}\nRUN rm $(command -v nft)\n"
-    build = ["docker", "-H", docker_engine.url, "build", "-q", "-t", "sb-bare", "-"]
-    subprocess.run(build, input=dockerfile, text=True, check=True, env={**os.environ, "DOCKER_BUILDKIT": "0"})
+    for removed, said in (
+        ("$(command -v nft)", "n1 lacks nftables: add what is missing to the image, or leave --image out"),
+        ("$(command -v sh)", "n1 lacks dash: add what is missing"),
+        ("$(command -v python3)", "image sb-bare cannot be a host, which needs .*Python.*: add what is missing"),
+    ):
+        dockerfile = f"FROM {HOST_IMAGE}\nRUN rm {removed}\n"
+        build = ["docker", "-H", docker_engine.url, "build", "-q", "-t", "sb-bare", "-"]
+        subprocess.run(build, input=dockerfile, text=True, check=True, env={**os.environ, "DOCKER_BUILDKIT": "0"})
+        docker_engine.run(expect_refusal(tmp_path, said))
+        assert left_in(docker_engine) == []
 
-    async def body() -> None:
-        run, cluster = make(tmp_path, f"{RUN}-bare", image="sb-bare", count=1)
-        with pytest.raises(ClusterUnavailable, match="n1 lacks nftables: add it to the image, or leave --image out"):
-            await cluster.start()
-        assert run.claims == () and run.close()
 
-    docker_engine.run(body())
-    assert left_in(docker_engine) == []
+async def expect_refusal(tmp_path: Path, said: str) -> None:
+    """An image that is called sb-bare cannot be a host."""
+    run, cluster = make(tmp_path, f"{RUN}-bare", image="sb-bare", count=1)
+    with pytest.raises(ClusterUnavailable, match=said):
+        await cluster.start()
+    assert run.claims == () and run.close()
 
 
 def test_an_engine_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
