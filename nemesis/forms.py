@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from nemesis.protocol import AskedForByName, Injection, JudgesVariants, Nemesis, UsesAbilities
+from nemesis.protocol import Activity, AskedForByName, Injection, JudgesVariants, Nemesis, UsesAbilities
 from nemesis.target import Target
 from nemesis.victims import NEEDS_LEADER, TARGETS, choose_victims, target_problem
 
@@ -66,6 +66,8 @@ class FormNemesis:
     name: str
     description: str
     forms: Mapping[str, Form]
+    keeps_from: frozenset[Activity] = frozenset()
+    """See Injection."""
 
     @property
     def variants(self) -> Sequence[str]:
@@ -133,6 +135,7 @@ class FormNemesis:
             value=value,
             problem=victims.problem,
             evidence=await self._seen_before(self.forms[form], target, victims.hosts),
+            keeps_from=self.keeps_from,
         )
 
     def _details(self, form: Form, target: Target, rng: random.Random, hosts: Sequence[str]) -> dict[str, Any]:

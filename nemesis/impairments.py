@@ -2,29 +2,18 @@
 
 Whoever proves a fault, or draws a schedule, has to know what other faults leave of a host: one that is down cannot
 be asked for its clock, on a full disk a replica rightly refuses to start, and so on. A fault that is not in the table
-(slow links, what an operator asks for) keeps a host from nothing in this list.
+(slow links, what an operator asks for) keeps a host from nothing in this list. What a nemesis of another package keeps
+hosts from, its injections say themselves (`Injection.keeps_from`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from enum import Enum
 
 from nemesis.forms import hosts_of
-from nemesis.protocol import Injection
+from nemesis.protocol import Activity, Injection
 
 __all__ = ["IMPAIRMENTS", "Activity", "faults_that_impair", "hosts_kept_from"]
-
-
-class Activity(Enum):
-    """What a replica does while nothing is wrong with its host."""
-
-    RUN = "run"
-    ANSWER = "answer whoever asks it over a link that is whole"
-    START = "start, once it is down"
-    BE_REACHED = "hear from all the others, and be heard by them"
-    USE_DISK = "have its reads, writes and syncs done, soon and without an error"
-    TELL_TIME = "know the time"
 
 
 IMPAIRMENTS: Mapping[str, frozenset[Activity]] = {
@@ -45,7 +34,7 @@ IMPAIRMENTS: Mapping[str, frozenset[Activity]] = {
     "name-service": frozenset({Activity.START}),
     "partition": frozenset({Activity.BE_REACHED}),
 }
-"""Nemesis -> what a host may be unable to do while such a fault is in force."""
+"""Nemesis of this package -> what a host may be unable to do while such a fault is in force."""
 
 
 def faults_that_impair(*activities: Activity) -> frozenset[str]:
@@ -56,4 +45,4 @@ def faults_that_impair(*activities: Activity) -> frozenset[str]:
 def hosts_kept_from(activity: Activity, in_force: Iterable[Injection]) -> frozenset[str]:
     """The hosts that some fault in force may keep from an activity."""
     kinds = faults_that_impair(activity)
-    return hosts_of([fault for fault in in_force if fault.nemesis in kinds])
+    return hosts_of([fault for fault in in_force if fault.nemesis in kinds or activity in fault.keeps_from])

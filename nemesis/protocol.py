@@ -12,11 +12,13 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
 from nemesis.target import Target
 
 __all__ = [
+    "Activity",
     "AskedForByName",
     "AsksForLeader",
     "Injection",
@@ -34,6 +36,17 @@ MAX_NAMED_FAILURES = 20
 """Failures that a proof names one by one; a history line stays readable and the rest are counted."""
 
 
+class Activity(Enum):
+    """What a replica does while nothing is wrong with its host."""
+
+    RUN = "run"
+    ANSWER = "answer whoever asks it over a link that is whole"
+    START = "start, once it is down"
+    BE_REACHED = "hear from all the others, and be heard by them"
+    USE_DISK = "have its reads, writes and syncs done, soon and without an error"
+    TELL_TIME = "know the time"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Injection:
     """One planned fault.
@@ -41,6 +54,8 @@ class Injection:
     `value` is what the history says about it (JSON data; at least id, nemesis, variant). `problem` is set
     when nothing can be injected, for instance because nobody leads; such a fault is recorded but never
     counts as proven. `evidence` is what the plan and the proof leave for the steps that come after them.
+    `keeps_from` is what the hosts in `value` may be unable to do meanwhile, for the proofs of other faults; of the
+    nemeses of this package `nemesis.impairments` has it.
     """
 
     fault_id: str
@@ -49,6 +64,7 @@ class Injection:
     value: Mapping[str, Any]
     problem: str | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    keeps_from: frozenset[Activity] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os.path
+import posixpath
 from typing import Final
 
 from node.runtime import Disk
@@ -36,7 +36,7 @@ class KvConfig:
         if self._path is None or content is None:
             return
         # The process before may have replaced the file and been killed before its name was synced: now it counts.
-        await self._disk.sync_dir(os.path.dirname(self._path) or os.curdir)
+        await self._disk.sync_dir(posixpath.dirname(self._path) or ".")
         try:
             table = content["configTable"]
             self._table = {

@@ -14,7 +14,7 @@ from nemesis.impairments import IMPAIRMENTS, Activity, faults_that_impair, hosts
 from nemesis.name_service import NAME_SERVICE
 from nemesis.partition import PARTITION
 from nemesis.power import POWER
-from nemesis.process import KILL, PAUSE
+from nemesis.process import KILL, PAUSE, Kill
 from nemesis.resources import RESOURCES
 
 IMPAIRING = [
@@ -39,6 +39,34 @@ async def silenced(nemesis: Any, variant: str, target: Any, plan_fault: Any) -> 
     target.clocks.unreadable.add("n4")
     assert hosts_kept_from(Activity.ANSWER, [fault]) == {"n4"}
     return fault
+
+
+class OfAnotherPackage(Kill):
+    """Ends replicas, and is in no table here."""
+
+    name = "strike"
+
+    def __init__(self, keeps_from: frozenset[Activity]) -> None:
+        self.keeps_from = keeps_from
+
+
+@pytest.mark.parametrize("says_so", [True, False])
+def test_a_nemesis_of_another_package_says_itself_what_it_keeps_hosts_from(
+    says_so: bool, make_fault_target: Any, plan_fault: Any, run_virtual: Callable[[Any], Any]
+) -> None:
+    async def main() -> None:
+        target = make_fault_target(5)
+        strike = OfAnotherPackage(frozenset({Activity.ANSWER}) if says_so else frozenset())
+        fault = await plan_fault(strike, target, "sigkill@n4", fault_id="f2")
+        target.mute.add("n4")
+        target.clocks.unreadable.add("n4")
+        assert hosts_kept_from(Activity.ANSWER, [fault]) == ({"n4"} if says_so else set())
+        assert hosts_kept_from(Activity.RUN, [fault]) == set()
+        injection = await plan_fault(CLOCK, target, "bump@n1")
+        await CLOCK.inject(target, injection)
+        assert (await CLOCK.prove(target, injection, in_force=[fault])).proven == says_so
+
+    run_virtual(main())
 
 
 @pytest.mark.parametrize(
