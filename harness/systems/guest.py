@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from harness.clusters.abilities import SeesStrays
 from harness.clusters.base import Cluster, HostProcess, KeepsLogs, Program, RemoteHosts, RunsCommands
 from harness.clusters.threads import all_of, in_thread
 from harness.errors import OperatorError
@@ -60,7 +61,12 @@ TypeError, too."""
 
 ADDRESS_HINT = " (hosts of --cluster local share this machine: have the program listen on host.listen(port) alone)"
 
+ENDED_WELL = " status 0"
+"""The end of what is said of a program that ended without an error."""
+
 FOREGROUND_HINT = " (if it goes into the background: keep it in the foreground)"
+
+BACKGROUND_HINT = ", and the host serves from the background: keep the program in the foreground"
 
 MAX_STATE_CHARS = 300
 """Of a replica's state that is quoted where replicas differ."""
@@ -622,8 +628,10 @@ class GuestSystem:
         while problems := await self._absent():
             took_s = loop.time() - began_s
             if took_s > timeout_s:
+                gone = [name for name in problems if await self._serves_from_the_background(name)]
+                problems |= {name: problems[name].removesuffix(FOREGROUND_HINT) + BACKGROUND_HINT for name in gone}
                 reason = f"not back after {took_s:.0f} s: {'; '.join(problems.values())}"
-                is_mistaken = bool(self._mistakes())
+                is_mistaken = bool(self._mistakes() or gone)
                 missing = [name for name in problems if name in self._hosts]
                 return CheckOutcome("unknown" if is_mistaken else False, reason, {"missing": missing})
             await asyncio.sleep(POLL_S)
@@ -632,6 +640,16 @@ class GuestSystem:
         if type(self._system).state is not System.state:
             await self._wait_until_equal(began_s + (QUESTION_TIMEOUT_S if self._is_apart else timeout_s))
         return outcome
+
+    async def _serves_from_the_background(self, name: str) -> bool:
+        """Whether a host serves by processes that are none of its programs, one of which has ended well: it gave them
+        away, as a daemon does. That is how it was started, not what the system did."""
+        process = self._processes.get(name)
+        if process is None or not (process.first_problem() or "").endswith(ENDED_WELL):
+            return False
+        if not (isinstance(self._cluster, SeesStrays) and await self._cluster.strays(name)):
+            return False
+        return await self._is_ready(self._hosts[name])
 
     async def _wait_until_equal(self, deadline_s: float) -> None:
         """Ask replicas what they hold until it is the same. Those that had their time once get little of it again."""
@@ -808,7 +826,7 @@ def _as_text(state: Any) -> str:
 
 
 def _foreground_hint(problem: str) -> str:
-    return FOREGROUND_HINT if problem.endswith(" status 0") else ""
+    return FOREGROUND_HINT if problem.endswith(ENDED_WELL) else ""
 
 
 def _first_difference(one: str, other: str) -> int:

@@ -174,6 +174,29 @@ def test_who_serves_on_after_the_programs_have_ended_is_no_silence(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("still_serves", [True, False])
+def test_a_program_that_went_into_the_background_is_how_it_was_started_not_what_the_system_did(
+    write: Write, run_state: RunState, tmp_path: Path, still_serves: bool
+) -> None:
+    end = tmp_path / "end"
+    plugin = ASTRAY.replace("exec sleep 600", f"until test -e {end}; do sleep 0.05; done")
+
+    async def main() -> None:
+        async with system_of(write(plugin), run_state, tmp_path, 1) as system:
+            [stray] = await system._cluster.strays("n1")
+            if not still_serves:
+                os.kill(stray.pid, signal.SIGKILL)
+            end.touch()
+            while system.process("n1").first_problem() is None:  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.01)
+            outcome = await system.recover(timeout_s=0.0)
+            assert outcome.valid == ("unknown" if still_serves else False) and outcome.details == {"missing": ["n1"]}
+            assert ("the host serves from the background" in outcome.reason) == still_serves, outcome
+            assert ("(if it goes into the background" in outcome.reason) != still_serves, outcome
+
+    asyncio.run(main())
+
+
 def state_of(pid: int) -> str:
     """The letter of a process's state; empty where it is gone."""
     try:
