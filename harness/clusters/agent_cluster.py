@@ -154,6 +154,10 @@ class AgentCluster(ABC):
         ShellError."""
         return {}
 
+    async def _further_of_others(self) -> Mapping[str, Collection[str]]:
+        """By machine the IPv4 addresses of the others other than those of `_address`. Raises ShellError."""
+        return {}
+
     def _machine(self, host: str) -> str:
         """The machine that a host is on: itself, but for hosts that share one."""
         return host
@@ -314,7 +318,8 @@ class AgentCluster(ABC):
         addresses = {machine: self._address(machine) for machine in self._machines}
         await self._undo_at_clean("nftables tables", ["nft", "-f", "-"], remove_script())
         ipv6 = await self._ipv6_of_others()
-        cuts, counters = NftCuts(self.shell, addresses, ipv6), NftCounters(self.shell, addresses, ipv6)
+        cuts = NftCuts(self.shell, addresses, ipv6)
+        counters = NftCounters(self.shell, addresses, ipv6, await self._further_of_others())
         network = AgentNetwork(cuts, counters, self._links, addresses)
         try:
             await network.open()

@@ -82,13 +82,8 @@ class AgentNetwork:
         return await self._counters.read(links)
 
     async def bypasses(self, links: Collection[Link]) -> Sequence[str]:
-        """See nemesis.target.FindsBypasses: what gets around cuts, which are by IPv4 addresses. Raises ShellError."""
-        passed = await self._counters.ipv6_passed(sorted({link.destination for link in links}))
-        return [
-            f"{size_bytes} bytes of other hosts have come to {host} over IPv6, which is to be closed between hosts"
-            for host, size_bytes in passed.items()
-            if size_bytes
-        ]
+        """See nemesis.target.FindsBypasses. Raises ShellError."""
+        return await self._counters.bypasses(sorted({link.destination for link in links}))
 
     async def cut(self, fault_id: str, grudge: Grudge) -> None:
         """Drop packets as `grudge` says. Raises ValueError for an unknown host, ShellError."""

@@ -24,7 +24,7 @@ from harness.clusters.threads import all_of
 from harness.host_files import PROVISION, host_file
 from nemesis.mechanisms.shim_controls import ShimPlace
 
-__all__ = ["NEEDED_PROGRAMS", "RemoteCluster", "ipv6_of_others", "sends_from_another"]
+__all__ = ["NEEDED_PROGRAMS", "RemoteCluster", "addresses_of_others", "sends_from_another"]
 
 NEEDED_PROGRAMS: Mapping[str, str] = {"nft": "nftables", "ip": "iproute2", "sh": "dash", "mkdir": "coreutils"}
 """Programs that every host must have, and the Debian package that brings each."""
@@ -84,9 +84,20 @@ class RemoteCluster(AgentCluster):
         return f"run {host_file(PROVISION)} there"
 
     async def _ipv6_of_others(self) -> Mapping[str, str]:
-        argv = ["ip", "-json", "-6", "address"]
+        return {
+            machine: f"ip6 saddr {{ {', '.join(sorted(their))} }}"
+            for machine, their in addresses_of_others(await self._shown_addresses("-6")).items()
+        }
+
+    async def _further_of_others(self) -> Mapping[str, Collection[str]]:
+        known = {self._address(machine) for machine in self._machines}
+        others = addresses_of_others(await self._shown_addresses("-4"))
+        return {machine: their - known for machine, their in others.items() if their - known}
+
+    async def _shown_addresses(self, family: str) -> dict[str, str]:
+        argv = ["ip", "-json", family, "address"]
         shown = await asyncio.gather(*(self.shell.run(machine, argv) for machine in self._machines))
-        return ipv6_of_others(dict(zip(self._machines, shown, strict=True)))
+        return dict(zip(self._machines, shown, strict=True))
 
     async def _check_sends_from(self, machine: str) -> None:
         """Cuts are by the address that packets come from: a machine's programs must send to the others from its own."""
@@ -198,12 +209,12 @@ def sends_from_another(shown: str, own: str) -> str | None:
     return next((address for address in found if address != own), None)
 
 
-def ipv6_of_others(shown: Mapping[str, str]) -> dict[str, str]:
-    """By machine the nft match of what comes from the others' IPv6 addresses, by what `ip -json -6 address` has shown
-    on each; nothing where the others have none. An address that a machine has itself tells of no other."""
+def addresses_of_others(shown: Mapping[str, str]) -> dict[str, set[str]]:
+    """By machine the others' addresses, by what `ip -json address` has shown on each; nothing where the others have
+    none. An address that a machine has itself tells of no other."""
     found = dict[str, set[str]]()
     for machine, output in shown.items():
         infos = [info for device in json.loads(output or "[]") for info in device.get("addr_info", ())]
         found[machine] = {str(info["local"]) for info in infos if "local" in info and info.get("scope") != "host"}
     others = {machine: set[str]().union(*found.values()) - own for machine, own in found.items()}
-    return {machine: f"ip6 saddr {{ {', '.join(sorted(their))} }}" for machine, their in others.items() if their}
+    return {machine: their for machine, their in others.items() if their}

@@ -15,14 +15,15 @@ other by IPv4 only: what comes from another host over IPv6 is dropped while the 
 
 What the programs on the hosts send each other is counted by a table of its own, where it comes in at each destination,
 once before the cut and once behind it: what arrived and did not pass was stopped. The rules that cut have no part in
-the counting, so that a rule which does not match shows as packets that passed; so does one that lets IPv6 through.
+the counting, so that a rule which does not match shows as packets that passed; so does one that lets IPv6 through. What
+comes from an IPv4 address of a host by which nothing is cut, on a second network say, is counted too: no cut stops it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from nemesis.mechanisms.shell import HostShell
 from nemesis.target import Grudge, Link, LinkTraffic
@@ -34,8 +35,8 @@ __all__ = [
     "NftCuts",
     "counters_script",
     "install_script",
+    "parse_counter",
     "parse_counters",
-    "parse_ipv6",
     "remove_script",
     "replace_peers_script",
 ]
@@ -45,6 +46,16 @@ TABLE = "inet splitbrain"
 
 COUNTERS_TABLE = "inet splitbrain_counters"
 """The table that counts; it is made once a run and never again."""
+
+_IPV6 = "ipv6"
+_FURTHER = "further"
+"""Counters of what gets around cuts."""
+
+_SSH_PORT = 22
+"""A host may be the way to another one (ProxyJump): what the harness says goes over it then."""
+
+_MAX_NAMED = 4
+"""Addresses that a line names."""
 
 _SET = "peers"
 _FILTER_PRIORITY = -300
@@ -70,11 +81,11 @@ def remove_script() -> str:
     return "".join(f"add table {table}\ndelete table {table}\n" for table in (TABLE, COUNTERS_TABLE))
 
 
-def counters_script(peers: Collection[str], ipv6: str = "") -> str:
+def counters_script(peers: Collection[str], ipv6: str = "", further: Collection[str] = ()) -> str:
     """The nft script that counts, from now on, what arrives here from each of these addresses (IPv4), and what of it
-    passes; and what passes of other hosts' IPv6, by its match as `install_script` has it. Replaces a table left over.
-    What is for one of the ports in the set `own` is the harness's and not counted, nor are the kernel's own messages
-    (ICMP)."""
+    passes; what passes of other hosts' IPv6, by its match as `install_script` has it; and what they send to this host
+    alone from `further` addresses (IPv4). Replaces a table left over. What is for one of the ports in the set `own` is
+    the harness's and not counted, nor are the kernel's own messages (ICMP)."""
     table, addresses = COUNTERS_TABLE, ", ".join(sorted(peers))
     script = f"add table {table}\ndelete table {table}\nadd table {table}\n"
     script += f"add set {table} own {{ type inet_service; }}\n"
@@ -89,8 +100,15 @@ def counters_script(peers: Collection[str], ipv6: str = "") -> str:
             f"add rule {table} {name} ip saddr {{ {addresses} }} update @{name} {{ ip saddr counter }}\n"
         )
     if ipv6:
-        script += f"add counter {table} ipv6\n"
-        script += f"insert rule {table} passed {ipv6} meta l4proto != icmpv6 counter name ipv6\n"
+        script += f"add counter {table} {_IPV6}\n"
+        script += f"insert rule {table} passed {ipv6} meta l4proto != icmpv6 counter name {_IPV6}\n"
+    if further:
+        script += f"add counter {table} {_FURTHER}\n"
+        sources = f"ip saddr {{ {', '.join(sorted(further))} }}"
+        counted = f"meta pkttype host meta l4proto {{ tcp, udp }} counter name {_FURTHER}"
+        # Each is inserted before the last. Not one rule with two "!=": nft makes one of them, true when either is.
+        for what in (counted, f"tcp sport {_SSH_PORT} accept", f"tcp dport {_SSH_PORT} accept"):
+            script += f"insert rule {table} passed {sources} {what}\n"
     return script
 
 
@@ -106,9 +124,9 @@ def parse_counters(listing: str) -> Mapping[str, tuple[int, int]]:
     return {address: (size_bytes, found["passed"].get(address, 0)) for address, size_bytes in found["arrived"].items()}
 
 
-def parse_ipv6(listing: str) -> int:
-    """The bytes of other hosts' IPv6 that passed, from the same."""
-    found = re.search(r"counter ipv6 \{\s*packets \d+ bytes (\d+)", listing)
+def parse_counter(listing: str, name: str) -> int:
+    """The bytes that a counter of that name has counted, from the same; none where it is not there."""
+    found = re.search(rf"counter {name} \{{\s*packets \d+ bytes (\d+)", listing)
     return int(found[1]) if found else 0
 
 
@@ -202,19 +220,27 @@ class NftCuts:
 
 
 class NftCounters:
-    """Counts what the hosts' programs send each other. `addresses` and `ipv6` are as NftCuts has them."""
+    """Counts what the hosts' programs send each other. `addresses` and `ipv6` are as NftCuts has them; `further` are,
+    for each host, the other IPv4 addresses of the others."""
 
-    def __init__(self, shell: HostShell, addresses: Mapping[str, str], ipv6: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        shell: HostShell,
+        addresses: Mapping[str, str],
+        ipv6: Mapping[str, str] | None = None,
+        further: Mapping[str, Collection[str]] | None = None,
+    ) -> None:
         self._shell = shell
         self._addresses = dict(addresses)
         self._ipv6 = dict(ipv6 or {})
+        self._further = dict(further or {})
 
     async def install(self) -> None:
         """Begin to count on every host. Raises ShellError."""
 
         async def install_on(host: str) -> None:
             peers = set(self._addresses.values()) - {self._addresses[host]}
-            script = counters_script(peers, self._ipv6.get(host, ""))
+            script = counters_script(peers, self._ipv6.get(host, ""), self._further.get(host, ()))
             await self._shell.run(host, ("nft", "-f", "-"), stdin=script)
 
         await asyncio.gather(*map(install_on, self._addresses))
@@ -239,9 +265,20 @@ class NftCounters:
             traffic[link] = LinkTraffic(passed_bytes=passed, stopped_bytes=max(0, arrived - passed))
         return traffic
 
-    async def ipv6_passed(self, hosts: Collection[str]) -> Mapping[str, int]:
-        """By host the bytes that came to it from others over IPv6 and passed: none should. Raises ShellError."""
-        return {host: parse_ipv6(listing) for host, listing in (await self._listings(hosts)).items()}
+    async def bypasses(self, hosts: Collection[str]) -> Sequence[str]:
+        """What has come to these hosts from others by ways on which nothing is cut, as a line each. Raises
+        ShellError."""
+        found = []
+        for host, listing in sorted((await self._listings(hosts)).items()):
+            if size_bytes := parse_counter(listing, _IPV6):
+                said = f"{size_bytes} bytes of other hosts have come to {host} over IPv6"
+                found.append(f"{said}, which is to be closed between hosts")
+            if size_bytes := parse_counter(listing, _FURTHER):
+                said = f"{size_bytes} bytes of other hosts have come to {host} from addresses by which nothing is cut"
+                sources = ", ".join(sorted(self._further[host])[:_MAX_NAMED])
+                own = f"{self._addresses[host]} of {host}"
+                found.append(f"{said} ({sources}): let them use the addresses of the run alone, as {own}")
+        return found
 
     async def _listings(self, hosts: Collection[str]) -> dict[str, str]:
         argv = ("nft", "list", "table", *COUNTERS_TABLE.split())

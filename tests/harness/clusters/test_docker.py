@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import runpy
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from harness.clusters.docker_engine import HOST_IMAGE, DockerEngine
 from harness.errors import OperatorError
 from harness.run_state import RunState
 from nemesis.name_service import NAME_SERVICE
+from nemesis.partition import PARTITION
 from nemesis.target import ABILITIES, Link
 from tests.harness.clusters.ipv6 import expect_ipv6_is_closed
 
@@ -236,6 +238,54 @@ def test_containers_do_not_meet_over_ipv6_where_the_engine_gives_it(
 
     monkeypatch.setattr(DockerEngine, "create_network", with_ipv6)
     with_cluster(tmp_path, docker_engine, expect_ipv6_is_closed)
+
+
+SAY = """
+import socket, sys
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+    sender.sendto(bytes(24), (sys.argv[1], 7999))
+"""
+
+
+@pytest.mark.root
+@on_engine
+def test_what_hosts_say_to_each_other_on_a_second_network_disproves_cuts(
+    tmp_path: Path, docker_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second, start = f"second-{RUN}", DockerEngine.start_container
+    second_of = dict[str, str]()
+
+    def docker(*argv: str) -> str:
+        command = ["docker", "-H", docker_engine.url, *argv]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    def on_both(engine: DockerEngine, *, host: str, **given: Any) -> str:
+        address = start(engine, host=host, **given)
+        docker("network", "connect", second, given["name"])
+        shown = f'{{{{(index .NetworkSettings.Networks "{second}").IPAddress}}}}'
+        second_of[host] = docker("inspect", "-f", shown, given["name"])
+        return address
+
+    async def scenario(cluster: DockerCluster) -> None:
+        target: Any = SimpleNamespace(hosts=cluster.hosts, network=cluster.network)
+        planned = await PARTITION.plan(target, random.Random(0), fault_id="f1", variant="n1|n2+n3")
+        await PARTITION.inject(target, planned)
+        assert (await PARTITION.prove(target, planned)).proven
+        assert await cluster.run("n1", ["python3", "-c", SAY, second_of["n2"]]) == (0, "", "")
+        for proof in (await PARTITION.prove(target, planned), await PARTITION.prove_met(target, planned)):
+            assert not proof.proven
+            assert re.fullmatch(
+                rf"52 bytes of other hosts have come to n2 from addresses by which nothing is cut \(.*"
+                rf"{re.escape(second_of['n1'])}.*\): let them use the addresses of the run alone, as [0-9.]+ of n2",
+                proof.failed[0],
+            ), proof
+
+    docker("network", "create", "--internal", second)
+    try:
+        monkeypatch.setattr(DockerEngine, "start_container", on_both)
+        with_cluster(tmp_path, docker_engine, scenario)
+    finally:
+        docker("network", "rm", second)
 
 
 @pytest.mark.root

@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 
 from nemesis.mechanisms.nft import (
     COUNTERS_TABLE,
+    NftCounters,
     NftCuts,
     counters_script,
     install_script,
+    parse_counter,
     parse_counters,
     remove_script,
     replace_peers_script,
@@ -211,6 +213,7 @@ def test_the_real_nft_takes_the_scripts() -> None:
         install_script(),
         install_script("ip6 saddr { fe80::1, fd00::2 }") + counters_script([], "ip6 saddr { fe80::1 }"),
         install_script('iifname "eth0" meta nfproto ipv6') + counters_script(["10.0.1.1"], "ip6 saddr { fe80::1 }"),
+        install_script() + counters_script(["10.0.1.1"], further=["192.168.0.7", "192.168.0.8"]),
         install_script() + replace_peers_script(["10.0.0.2", "10.0.0.1"]),
         replace_peers_script(["10.0.0.9"]),
         replace_peers_script([]),
@@ -219,7 +222,7 @@ def test_the_real_nft_takes_the_scripts() -> None:
     ]
     steps = "".join(f"nft -f - <<'END' || exit 9\n{script}END\n{show}\n" for script in scripts)
     done = subprocess.run(["unshare", "--net", "sh", "-c", steps], capture_output=True, text=True)
-    assert (done.stdout.split(), done.stderr) == ([*"00011000"], "")
+    assert (done.stdout.split(), done.stderr) == ([*"000011000"], "")
 
 
 SEND = """
@@ -231,6 +234,59 @@ for address, port, size in zip(sys.argv[1::3], map(int, sys.argv[2::3]), map(int
 """
 HEADERS_BYTES = 28
 """IP's and UDP's."""
+
+
+@pytest.mark.root
+@pytest.mark.netns
+@pytest.mark.skipif(not CAN_NFT, reason="needs root, nft and network namespaces")
+def test_the_real_nft_counts_what_comes_from_addresses_by_which_nothing_is_cut() -> None:
+    """Of a host on two networks. What is said to a whole network, and by the harness over SSH, counts nowhere."""
+    send = [sys.executable, "-c", SEND, "127.0.0.2", "9", "10", "127.0.0.5", "9", "20", "127.0.0.4", "9", "40"]
+    connect = (
+        "import socket, sys\n"
+        "with socket.create_server(('127.0.0.1', int(sys.argv[2]))) as server:\n"
+        "    address = server.getsockname()\n"
+        "    socket.create_connection(address, source_address=(sys.argv[1], 0)).close()\n"
+    )
+    script = install_script() + counters_script(["127.0.0.2"], further=["127.0.0.5", "127.0.0.6"])
+    show = f"nft list table {COUNTERS_TABLE}; echo ---"
+    steps = ["ip link set lo up", f"nft -f - <<'END'\n{script}END"]
+    steps += [shlex.join([sys.executable, "-c", connect, "127.0.0.6", "22"]), show, shlex.join(send), show]
+    steps += [shlex.join([sys.executable, "-c", connect, "127.0.0.6", "7000"]), show]
+    done = subprocess.run(["unshare", "--net", "sh", "-ec", "\n".join(steps)], capture_output=True, text=True)
+    assert done.stderr == ""
+    counted = [parse_counter(listing, "further") for listing in done.stdout.split("---")[:-1]]
+    assert counted[:2] == [0, HEADERS_BYTES + 20] and counted[2] > counted[1]
+
+
+class Lists:
+    """A shell whose nft has counted so much of each."""
+
+    def __init__(self, **counted: int) -> None:
+        self._counted = counted
+
+    async def run(self, host: str, argv: Sequence[str], *, stdin: str = "") -> str:
+        each = "".join(
+            f"\tcounter {name} {{\n\t\tpackets 1 bytes {size}\n\t}}\n" for name, size in self._counted.items()
+        )
+        return f"table {COUNTERS_TABLE} {{\n{each}}}\n"
+
+
+def test_ways_around_cuts_are_said_by_host() -> None:
+    further = {"n2": ["192.168.121.11", "192.168.121.13"]}
+
+    async def bypasses(**counted: int) -> list[str]:
+        return list(
+            await NftCounters(Lists(**counted), {"n1": "10.0.0.1", "n2": "10.0.0.2"}, {}, further).bypasses(["n2"])
+        )
+
+    assert asyncio.run(bypasses()) == [] == asyncio.run(bypasses(ipv6=0, further=0))
+    over_ipv6, elsewhere = asyncio.run(bypasses(ipv6=7, further=52))
+    assert over_ipv6 == "7 bytes of other hosts have come to n2 over IPv6, which is to be closed between hosts"
+    assert elsewhere == (
+        "52 bytes of other hosts have come to n2 from addresses by which nothing is cut (192.168.121.11, "
+        "192.168.121.13): let them use the addresses of the run alone, as 10.0.0.2 of n2"
+    )
 
 
 @pytest.mark.root
