@@ -18,6 +18,7 @@ from typing import Any
 from harness.sdk import Host, Streams, System, apt, connection
 from harness.systems.sql import MAX_MESSAGE_BYTES, ROWS, TABLES, SqlClient, SqlError, SqlSession, rows_schema
 
+# Native AIO is io_uring, by which pages would be written past every disk fault and the account of a power cut.
 # The socket's path is one below the data directory: a whole one might be longer than the 107 bytes that it may have.
 CONFIGURATION = """
 [mariadbd]
@@ -33,6 +34,7 @@ sql_mode = NO_BACKSLASH_ESCAPES,STRICT_TRANS_TABLES
 transaction_isolation = {isolation}
 innodb_buffer_pool_size = 32M
 innodb_log_file_size = 16M
+innodb_use_native_aio = OFF
 innodb_flush_log_at_trx_commit = {flush}
 innodb_autoinc_lock_mode = 2
 innodb_lock_wait_timeout = 5

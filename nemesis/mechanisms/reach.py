@@ -70,6 +70,9 @@ def unreached(
         return "it has ended"
     for each in looked:
         name = f"process {each['pid']} ({each['program'] or 'unknown'})"
+        if each["unseen"] and not needs_clock:
+            said = " and ".join(each["unseen"])
+            return f"{name} may read and write by {said}, past every disk fault: have it do without"
         if mechanism == SECCOMP:
             if needs_clock and each["clock"] is None:
                 return f"the clock of {name} is not moved{': ' + each['problem'] if each['problem'] else ''}"

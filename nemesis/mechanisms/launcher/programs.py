@@ -7,6 +7,7 @@ What a script or a shell will execute cannot be known beforehand.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import struct
@@ -25,6 +26,11 @@ _PT_INTERP, _PT_NOTE = 3, 4
 _MACHINES = {"x86_64": 62, "aarch64": 183}
 _NOTES_BYTES = 1 << 16
 _GO_SECTIONS = (b".gopclntab", b".go.buildinfo", b".note.go.buildid")
+
+_RING = "anon_inode:[io_uring]"
+"""What the kernel calls a ring of io_uring among descriptors and mappings."""
+_AIO_RING = "/[aio] (deleted)"
+"""And what it calls the results of io_submit, for who has called io_setup, among mappings."""
 
 _WRAPPERS = frozenset(
     {"env", "nice", "ionice", "taskset", "chrt", "setpriv", "runuser", "gosu", "tini", "setsid", "stdbuf", "unshare"}
@@ -96,8 +102,9 @@ def judge(argv: Sequence[str]) -> dict[str, str]:
 def look(pid: int) -> list[dict[str, Any]]:
     """What reaches a process, first, and each other one of its program: its `pid`; the path of its `program` and its
     `kind`; the paths that it has mapped (`maps`); by how many nanoseconds its `clock` is moved by its vDSO (None: not
-    at all); how many seccomp `filters` it has more than this process (None: the kernel does not say, before Linux 5.9).
-    `problem` says what could not be found out. Nothing for processes that have ended."""
+    at all); how many seccomp `filters` it has more than this process (None: the kernel does not say, before Linux 5.9);
+    by what it may read and write that nobody reports (`unseen`: io_uring, io_submit). `problem` says what could not be
+    found out. Nothing for processes that have ended."""
     mark = mark_of(pid)
     pids = dict.fromkeys([*_descendants(pid), *(marked(mark) if mark is not None else ())])
     own = _filters(os.getpid())
@@ -113,7 +120,7 @@ def _filters(pid: int) -> int | None:
 
 def _look_at(pid: int, own_filters: int | None) -> dict[str, Any] | None:
     found: dict[str, Any] = {"pid": pid, "program": "", "kind": "", "maps": [], "clock": None, "problem": ""}
-    found["filters"] = None
+    found |= {"filters": None, "unseen": []}
     thread = living_thread(pid)
     if thread is None:
         return None
@@ -122,7 +129,11 @@ def _look_at(pid: int, own_filters: int | None) -> dict[str, Any] | None:
         found["kind"] = program_kind(f"/proc/{thread}/exe")
         with open(f"/proc/{thread}/maps", encoding="utf-8", errors="surrogateescape") as file:
             lines = (line.rstrip("\n").split(maxsplit=5) for line in file)
-            found["maps"] = sorted({words[5] for words in lines if len(words) == 6 and words[5].startswith("/")})
+            mapped = {words[5] for words in lines if len(words) == 6}
+        found["maps"] = sorted(path for path in mapped if path.startswith("/"))
+        found["unseen"] = ["io_submit"] if _AIO_RING in mapped else []
+        if _RING in mapped or _has_open(thread, _RING):
+            found["unseen"].append("io_uring")
         filters = _filters(thread)
         found["filters"] = None if filters is None or own_filters is None else filters - own_filters
         found["clock"] = read_offset_ns(thread)
@@ -131,6 +142,15 @@ def _look_at(pid: int, own_filters: int | None) -> dict[str, Any] | None:
     except (OSError, ClockError) as error:
         found["problem"] = str(error)
     return found
+
+
+def _has_open(thread: int, name: str) -> bool:
+    """Whether a descriptor of a process is of what is called that. Raises OSError."""
+    for descriptor in os.listdir(f"/proc/{thread}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            if os.readlink(f"/proc/{thread}/fd/{descriptor}") == name:
+                return True
+    return False
 
 
 def _descendants(pid: int) -> list[int]:

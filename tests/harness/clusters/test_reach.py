@@ -392,6 +392,43 @@ with open(f"{sys.argv[1]}/log", "ab", buffering=0) as log:
     on_a_host(tmp_path / "again", command, refuses)
 
 
+WRITES_AND_HAS_A_CONTEXT = """
+import contextlib, ctypes, platform, sys, time
+number = {"x86_64": 206, "aarch64": 0}[platform.machine()]
+assert ctypes.CDLL(None).syscall(number, 8, ctypes.byref(ctypes.c_ulong())) == 0
+with open(sys.argv[1], "ab", buffering=0) as log:
+    while True:
+        with contextlib.suppress(OSError):
+            log.write(b"line\\n")
+        time.sleep(0.005)
+"""
+"""Writes as anybody does, and has a context by which it could write unseen (io_setup), as databases have."""
+
+
+@pytest.mark.parametrize("mechanism", ["preload", "seccomp"])
+def test_a_program_that_may_write_unseen_proves_nothing_of_the_disk(tmp_path: Path, mechanism: str) -> None:
+    """Its clock is within reach all the same."""
+
+    async def scenario(target: Target) -> None:
+        injection = fault(DISK_ERROR, "write@n1")
+        await DISK_ERROR.inject(target, injection)
+        proof = await DISK_ERROR.prove(target, injection)
+        assert not proof.proven and "may read and write by io_submit, past every disk fault" in proof.detail, proof
+        await DISK_ERROR.heal(target, injection)
+        with pytest.raises(RuntimeError, match="may read and write by io_submit"):
+            await POWER.inject(target, fault(POWER, "cut@n1", model="ext4"))
+        bump = fault(CLOCK, "bump@n1", skews={"n1": {"offset_ms": 3_600_000}})
+        await CLOCK.inject(target, bump)
+        proof = await CLOCK.prove(target, bump)
+        assert proof.proven, proof
+        await CLOCK.heal(target, bump)
+
+    def command(data: str) -> Sequence[str]:
+        return [sys.executable, "-c", WRITES_AND_HAS_A_CONTEXT, f"{data}/log"]
+
+    on_a_host(tmp_path, command, scenario, mechanism=mechanism)
+
+
 @pytest.mark.parametrize("kind", ["static", "dynamic"])
 def test_a_program_that_was_started_without_its_mechanism_proves_nothing(
     tmp_path: Path, programs: dict[str, str], kind: str, monkeypatch: pytest.MonkeyPatch

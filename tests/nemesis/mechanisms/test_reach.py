@@ -127,15 +127,50 @@ def test_a_process_whose_first_thread_has_ended_is_looked_at() -> None:
     assert look(process.pid) == []
 
 
+RING = """
+import ctypes, mmap, os, platform, sys
+def call(number, *arguments):
+    result = ctypes.CDLL(None).syscall(number, *arguments)
+    if result < 0:
+        sys.exit("not to be had")
+    return result
+if sys.argv[1] == "io_submit":
+    call({"x86_64": 206, "aarch64": 0}[platform.machine()], 8, ctypes.byref(ctypes.c_ulong()))
+else:
+    ring = call(425, 4, ctypes.create_string_buffer(120))
+    if sys.argv[1] == "mapped":
+        mapping = mmap.mmap(ring, 4096, offset=0)
+        os.close(ring)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+"""Makes a context for io_submit, or a ring of io_uring, and goes on with its descriptor or a mapping."""
+
+
+@pytest.mark.parametrize(("kept", "unseen"), [("open", "io_uring"), ("mapped", "io_uring"), ("io_submit", "io_submit")])
+def test_who_may_read_and_write_unseen_is_known(kept: str, unseen: str) -> None:
+    command = [sys.executable, "-c", RING, kept]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdin is not None
+        if not process.stdout.readline():
+            pytest.skip(f"this kernel, or a sandbox, gives nobody {unseen}")
+        assert [each["unseen"] for each in look(process.pid)] == [[unseen]]
+        process.stdin.close()
+    assert [each["unseen"] for each in look(os.getpid()) if each["pid"] == os.getpid()] == [[]]
+
+
 def seen(**other: Any) -> dict[str, Any]:
     process = {"pid": 7, "program": "/p", "kind": DYNAMIC, "maps": ["/lib", "/control"], "clock": 5, "problem": ""}
-    return {**process, "filters": 1, **other}
+    return {**process, "filters": 1, "unseen": [], **other}
 
 
 @pytest.mark.parametrize(
     ("mechanism", "looked", "needs_clock", "said"),
     [
         (PRELOAD, [seen()], True, None),
+        (PRELOAD, [seen(), seen(unseen=["io_uring"])], False, "by io_uring, past every disk fault: have it do without"),
+        (SECCOMP, [seen(unseen=["io_uring"])], False, "may read and write by io_uring"),
+        (PRELOAD, [seen(unseen=["io_uring"])], True, None),
         (PRELOAD, [seen(), seen(maps=["/control"])], False, "has not loaded"),
         (PRELOAD, [seen(), seen(kind=GO)], False, "a Go program"),
         (PRELOAD, [seen(maps=[], problem="Permission denied")], False, "Permission denied"),
