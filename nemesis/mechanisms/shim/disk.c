@@ -314,6 +314,30 @@ ssize_t pread64(int fd, void *data, size_t length, off64_t offset)
     return before_read(fd) ? -1 : has_read(fd, offset, real(fd, data, length, offset));
 }
 
+/* What the compiler makes of these calls under _FORTIFY_SOURCE, as distributions build; the C library ends a program
+ * that reads more than its buffer holds. */
+ssize_t __read_chk(int fd, void *data, size_t length, size_t size);
+ssize_t __pread_chk(int fd, void *data, size_t length, off_t offset, size_t size);
+ssize_t __pread64_chk(int fd, void *data, size_t length, off64_t offset, size_t size);
+
+ssize_t __read_chk(int fd, void *data, size_t length, size_t size)
+{
+    REAL(__read_chk);
+    return before_read(fd) ? -1 : has_read(fd, -1, real(fd, data, length, size));
+}
+
+ssize_t __pread_chk(int fd, void *data, size_t length, off_t offset, size_t size)
+{
+    REAL(__pread_chk);
+    return before_read(fd) ? -1 : has_read(fd, offset, real(fd, data, length, offset, size));
+}
+
+ssize_t __pread64_chk(int fd, void *data, size_t length, off64_t offset, size_t size)
+{
+    REAL(__pread64_chk);
+    return before_read(fd) ? -1 : has_read(fd, offset, real(fd, data, length, offset, size));
+}
+
 ssize_t readv(int fd, const struct iovec *pieces, int count)
 {
     REAL(readv);
@@ -610,6 +634,42 @@ int openat64(int directory_fd, const char *path, int flags, ...)
 {
     OPEN_MODE(flags)
     return opened(directory_fd, path, flags | O_LARGEFILE, mode);
+}
+
+/* The same under _FORTIFY_SOURCE, of what is there already: the C library ends a program that gives no mode for what
+ * may have to be made. */
+int __open_2(const char *path, int flags);
+int __open64_2(const char *path, int flags);
+int __openat_2(int directory_fd, const char *path, int flags);
+int __openat64_2(int directory_fd, const char *path, int flags);
+
+static int needs_mode(int flags)
+{
+    return (flags & O_CREAT) || (flags & __O_TMPFILE) == __O_TMPFILE;
+}
+
+int __open_2(const char *path, int flags)
+{
+    REAL(__open_2);
+    return needs_mode(flags) ? real(path, flags) : opened(AT_FDCWD, path, flags, 0);
+}
+
+int __open64_2(const char *path, int flags)
+{
+    REAL(__open64_2);
+    return needs_mode(flags) ? real(path, flags) : opened(AT_FDCWD, path, flags | O_LARGEFILE, 0);
+}
+
+int __openat_2(int directory_fd, const char *path, int flags)
+{
+    REAL(__openat_2);
+    return needs_mode(flags) ? real(directory_fd, path, flags) : opened(directory_fd, path, flags, 0);
+}
+
+int __openat64_2(int directory_fd, const char *path, int flags)
+{
+    REAL(__openat64_2);
+    return needs_mode(flags) ? real(directory_fd, path, flags) : opened(directory_fd, path, flags | O_LARGEFILE, 0);
 }
 
 int creat(const char *path, mode_t mode)

@@ -89,6 +89,10 @@ fd, other = os.open(at("file"), os.O_RDWR), os.open(at("other"), os.O_RDWR)
 outside, nowhere = os.open(sys.executable, os.O_RDONLY), os.open("/dev/null", os.O_WRONLY)
 ours, theirs = os.pipe()
 os.write(theirs, b"abc")
+def checked(name, *arguments):
+    if getattr(libc, name)(*arguments) < 0:
+        raise OSError(ctypes.get_errno(), "")
+buffer = ctypes.create_string_buffer(8)
 def rename():
     if libc.renameat2(-100, at("file").encode(), -100, at("renamed").encode(), 1):
         raise OSError(ctypes.get_errno(), "")
@@ -104,6 +108,10 @@ CALLS = {
         "symlink": lambda: os.symlink("file", at("symbolic")),
         "rmdir": lambda: os.rmdir(at("directory")),
         "renameat2": rename,
+        "__open_2": lambda: checked("__open_2", at("other").encode(), os.O_WRONLY | os.O_TRUNC),
+        "__open64_2": lambda: checked("__open64_2", at("other").encode(), os.O_WRONLY | os.O_TRUNC),
+        "__openat_2": lambda: checked("__openat_2", -100, at("other").encode(), os.O_WRONLY | os.O_TRUNC),
+        "__openat64_2": lambda: checked("__openat64_2", -100, at("other").encode(), os.O_WRONLY | os.O_TRUNC),
     },
     "error-read": {
         "readv": lambda: os.readv(fd, [bytearray(4)]),
@@ -111,6 +119,9 @@ CALLS = {
         "preadv2": lambda: os.preadv(fd, [bytearray(4)], 0, os.RWF_HIPRI),
         "sendfile": lambda: os.sendfile(nowhere, fd, 0, 3),
         "splice": lambda: os.splice(fd, theirs, 3, offset_src=0),
+        "__read_chk": lambda: checked("__read_chk", fd, buffer, 8, 8),
+        "__pread_chk": lambda: checked("__pread_chk", fd, buffer, 8, ctypes.c_long(0), ctypes.c_size_t(8)),
+        "__pread64_chk": lambda: checked("__pread64_chk", fd, buffer, 8, ctypes.c_long(0), ctypes.c_size_t(8)),
     },
 }
 def attempt(work):
