@@ -281,9 +281,10 @@ class Control:
             struct.pack_into("=Q", self._map, offset, UNCOUNTED)
 
     def count_met(self, column: int) -> None:
-        """Count that a call, which is counted already, met a fault: a column of `COUNTERS`."""
-        self._add_one(_COLUMNS[_FIRST_MET + column])
+        """Count that a call, which is counted already, met a fault: a column of `COUNTERS`. The host's first, as the
+        shim does: whoever sees it counted of the program finds it there."""
         self.add_to_counter(column)
+        self._add_one(_COLUMNS[_FIRST_MET + column])
 
     def add_to_counter(self, column: int) -> None:
         """Add one to a counter of the host."""
