@@ -50,6 +50,10 @@ class ShimPlace:
     undo_path: str | None = None
     preloaded: str | None = None
 
+    def has(self, path: str) -> bool:
+        """Whether a file is one of the data."""
+        return path.startswith(self.data_path.rstrip("/") + "/")
+
     def account_path(self, program: str) -> str | None:
         """The directory of the account of what a program, by its name, has not synced."""
         return None if self.undo_path is None else os.path.join(self.undo_path, program)
@@ -84,6 +88,8 @@ class StartedProgram:
     attaches: bool = False
     pid: int | None = None
     is_running: Callable[[], bool] = field(default=lambda: True)
+    written: frozenset[str] = frozenset()
+    """Files of its data that it had mapped to write to them, when it was last looked at."""
 
 
 class ShimControls:
@@ -188,11 +194,21 @@ class ShimControls:
             looked = await self._look(host, pid)
             if isinstance(looked, str):
                 return looked
+            if program is not None:
+                program.written = frozenset(path for each in looked for path in each["written"] if place.has(path))
             files = (place.library_path, place.control_path)
             problem = unreached(mechanism, looked, needed_files=files, needs_clock=needs_clock)
             if problem is None:
                 return None
         return f"the replica of {host} is out of reach: {problem}"
+
+    def take_written(self, host: str) -> frozenset[str]:
+        """The files of the host's data that its programs had mapped to write to them, when they were last looked at
+        since the last time that this was asked: a power cut takes nothing of that back."""
+        found = frozenset[str]().union(*(program.written for program in self._programs[host].values()))
+        for program in self._programs[host].values():
+            program.written = frozenset()
+        return found
 
     async def _supervised(self, host: str, program: StartedProgram | None) -> str | None:
         counts = None if program is None else (await self.counts(host)).get(program.number)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os.path
 from collections.abc import Collection, Mapping, Sequence
 
 from nemesis.mechanisms.bit_flip import FLIP_SCRIPT, flip_arguments, parse_flip, restore_arguments
@@ -25,6 +26,9 @@ __all__ = ["ShimClocks", "ShimDisks"]
 
 MONOTONIC_MARGIN_NS = 200_000_000
 """How much later than planned a change may reach the host; a fast monotonic clock is released this far ahead."""
+
+MAX_NAMED = 3
+"""Files that a line names; a broker may have mapped hundreds."""
 
 UNDO_TIMEOUT_S = 25.0
 FLIP_TIMEOUT_S = 10.0
@@ -268,6 +272,9 @@ class ShimDisks:
         )
         if host in self._accounts_of.get(fault_id, ()):
             detail += f" in the last {ACCOUNT_S:g} s, before which everything is taken as durable"
+        if written := sorted(os.path.relpath(path, place.data_path) for path in self._controls.take_written(host)):
+            more = f" and {len(written) - MAX_NAMED} more" if len(written) > MAX_NAMED else ""
+            detail += f"; kept is what it wrote by mappings of {', '.join(written[:MAX_NAMED])}{more}"
         cut = PowerCut(operations, size_bytes, detail, recorded)
         self._lost.setdefault(fault_id, {})[host] = cut
         return cut

@@ -103,8 +103,8 @@ def look(pid: int) -> list[dict[str, Any]]:
     """What reaches a process, first, and each other one of its program: its `pid`; the path of its `program` and its
     `kind`; the paths that it has mapped (`maps`); by how many nanoseconds its `clock` is moved by its vDSO (None: not
     at all); how many seccomp `filters` it has more than this process (None: the kernel does not say, before Linux 5.9);
-    by what it may read and write that nobody reports (`unseen`: io_uring, io_submit). `problem` says what could not be
-    found out. Nothing for processes that have ended."""
+    by what it may read and write that nobody reports (`unseen`: io_uring, io_submit); the files that it has mapped to
+    write to them (`written`). `problem` says what could not be found out. Nothing for processes that have ended."""
     mark = mark_of(pid)
     pids = dict.fromkeys([*_descendants(pid), *(marked(mark) if mark is not None else ())])
     own = _filters(os.getpid())
@@ -120,7 +120,7 @@ def _filters(pid: int) -> int | None:
 
 def _look_at(pid: int, own_filters: int | None) -> dict[str, Any] | None:
     found: dict[str, Any] = {"pid": pid, "program": "", "kind": "", "maps": [], "clock": None, "problem": ""}
-    found |= {"filters": None, "unseen": []}
+    found |= {"filters": None, "unseen": [], "written": []}
     thread = living_thread(pid)
     if thread is None:
         return None
@@ -129,10 +129,12 @@ def _look_at(pid: int, own_filters: int | None) -> dict[str, Any] | None:
         found["kind"] = program_kind(f"/proc/{thread}/exe")
         with open(f"/proc/{thread}/maps", encoding="utf-8", errors="surrogateescape") as file:
             lines = (line.rstrip("\n").split(maxsplit=5) for line in file)
-            mapped = {words[5] for words in lines if len(words) == 6}
-        found["maps"] = sorted(path for path in mapped if path.startswith("/"))
-        found["unseen"] = ["io_submit"] if _AIO_RING in mapped else []
-        if _RING in mapped or _has_open(thread, _RING):
+            mapped = {(words[5], words[1]) for words in lines if len(words) == 6}
+        found["maps"] = sorted({path for path, _ in mapped if path.startswith("/")})
+        found["written"] = sorted({path for path, rights in mapped if path.startswith("/") and {*"ws"} <= {*rights}})
+        names = {path for path, _ in mapped}
+        found["unseen"] = ["io_submit"] if _AIO_RING in names else []
+        if _RING in names or _has_open(thread, _RING):
             found["unseen"].append("io_uring")
         filters = _filters(thread)
         found["filters"] = None if filters is None or own_filters is None else filters - own_filters

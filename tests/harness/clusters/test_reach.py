@@ -392,6 +392,41 @@ with open(f"{sys.argv[1]}/log", "ab", buffering=0) as log:
     on_a_host(tmp_path / "again", command, refuses)
 
 
+@pytest.mark.parametrize("mechanism", ["preload", "seccomp"])
+def test_a_power_cut_says_what_it_cannot_take_back(tmp_path: Path, mechanism: str) -> None:
+    """Beside what it writes by calls, the program changes a file by a mapping, and reads others."""
+    script = """
+import mmap, os, sys, time
+directory = sys.argv[1]
+def mapped(path, access):
+    with open(path, "wb", buffering=0) as file:
+        file.write(bytes(4096))
+        os.fsync(file.fileno())
+    with open(path, "r+b") as file:
+        return mmap.mmap(file.fileno(), 4096, access=access)
+changed = mapped(f"{directory}/changed", mmap.ACCESS_WRITE)
+others = [mapped(f"{directory}/read", mmap.ACCESS_READ), mapped(f"{directory}/copied", mmap.ACCESS_COPY)]
+others.append(mapped(f"{directory}-elsewhere", mmap.ACCESS_WRITE))
+with open(f"{directory}/log", "ab", buffering=0) as log:
+    while True:
+        log.write(b"line\\n")
+        changed[:4] = b"mine"
+        time.sleep(0.005)
+"""
+    lost: list[PowerCut] = []
+
+    async def scenario(target: Target) -> None:
+        assert target.disks is not None
+        await POWER.inject(target, fault(POWER, "cut@n1", model="ext4"))
+        lost.extend(target.disks.lost("f1").values())
+        assert (Path(target.cluster.data_dir("n1")) / "changed").read_bytes()[:4] == b"mine"
+
+    on_a_host(tmp_path, lambda data: [sys.executable, "-c", script, data], scenario, mechanism=mechanism)
+    assert all(
+        cut.recorded and cut.detail.endswith("; kept is what it wrote by mappings of changed") for cut in lost
+    ), lost
+
+
 WRITES_AND_HAS_A_CONTEXT = """
 import contextlib, ctypes, platform, sys, time
 number = {"x86_64": 206, "aarch64": 0}[platform.machine()]
