@@ -553,8 +553,9 @@ class LinkShape:
 @dataclass(frozen=True, slots=True)
 class LinkMeasure:
     """What probe packets of the harness met on one link. `delays_ms` has one entry for each that arrived, in the
-    order of sending; `seconds` is from the first sending to the last arrival. Packets that came with other bytes than
-    they were sent with are counted as `damaged` and not as received."""
+    order of sending, right to `within_ms`: two hosts' clocks are known no better. `seconds` is from the first sending
+    to the last arrival. Packets that came with other bytes than they were sent with are counted as `damaged` and not as
+    received."""
 
     link: Link
     sent: int
@@ -564,6 +565,7 @@ class LinkMeasure:
     delays_ms: Sequence[float]
     seconds: float
     damaged: int = 0
+    within_ms: float = 0.0
 
 
 @runtime_checkable

@@ -184,6 +184,7 @@ class AgentLinks(ShapedLinks):
                 arrivals=taken[link.destination]["arrivals"][self._addresses[link.source]],
                 damaged=taken[link.destination]["damaged"][self._addresses[link.source]],
                 ahead_ns=differences[link.destination].difference_ns - differences[link.source].difference_ns,
+                within_ns=sum(differences[host].round_trip_ns for host in link) // 2,
             )
             for link in wanted
         }
@@ -206,10 +207,17 @@ class AgentLinks(ShapedLinks):
 
 
 def measure_of(
-    link: Link, *, sent_ns: Sequence[int], arrivals: Sequence[Sequence[int]], ahead_ns: int, damaged: int = 0
+    link: Link,
+    *,
+    sent_ns: Sequence[int],
+    arrivals: Sequence[Sequence[int]],
+    ahead_ns: int,
+    within_ns: int = 0,
+    damaged: int = 0,
 ) -> LinkMeasure:
     """What packets met on a link. `sent_ns` is when each was sent, 0 if not, by the source's clock; `arrivals` are
-    [number, time] in order by the destination's clock, which is ahead of the source's by `ahead_ns`."""
+    [number, time] in order by the destination's clock, which is ahead of the source's by `ahead_ns`, right to
+    `within_ns`."""
     first_ns: dict[int, int] = {}
     duplicates = out_of_order = 0
     highest = -1
@@ -231,6 +239,7 @@ def measure_of(
         delays_ms=[max(0.0, (at_ns - sent_ns[number]) / 1e6) for number, at_ns in sorted(first_ns.items())],
         seconds=max(0.0, (max(first_ns.values()) - begin_ns) / 1e9) if first_ns else 0.0,
         damaged=damaged,
+        within_ms=within_ns / 1e6,
     )
 
 

@@ -958,7 +958,7 @@ def _start_command(base: str, run_id: str, source: str) -> int:
 def _take(owner: Path, run_id: str) -> bool:
     """Have the file say whose the host is, unless it is there. Its name comes after its content is durable, so that a
     machine that loses power then has no host that is taken by nobody."""
-    draft = _draft(owner, run_id)
+    draft = owner.with_name(f"{owner.name}.{run_id}.{os.getpid()}")  # not another's, which takes the host beside us
     try:
         with open(draft, "w", encoding="utf-8") as file:
             file.write(run_id)
@@ -971,10 +971,6 @@ def _take(owner: Path, run_id: str) -> bool:
         with contextlib.suppress(OSError):
             draft.unlink()
     return True
-
-
-def _draft(owner: Path, run_id: str) -> Path:
-    return owner.with_name(f"{owner.name}.{run_id}")
 
 
 def _reach(connection: socket.socket, directory: str) -> bool:
@@ -1093,7 +1089,8 @@ def _clean_command(base: str, run_id: str) -> int:
             removed.append(directory)
         if owner.exists() and owner.read_text().strip() in (run_id, ""):  # of earlier versions power took the content
             owner.unlink()
-        _draft(owner, run_id).unlink(missing_ok=True)
+        for draft in owner.parent.glob(f"{owner.name}.{run_id}.*"):
+            draft.unlink(missing_ok=True)
     print(json.dumps({"removed": removed, "left": left}))
     return 0
 

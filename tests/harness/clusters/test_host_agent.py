@@ -11,7 +11,9 @@ import socket
 import subprocess
 import sys
 import tarfile
+import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -367,6 +369,24 @@ def test_a_host_says_whose_it_is_from_when_it_is_taken(tmp_path: Path, monkeypat
     owner = tmp_path / "owner"
     assert host_agent._take(owner, "one") and not host_agent._take(owner, "two")
     assert owner.read_text() == "one" and os.listdir(tmp_path) == ["owner"]
+
+
+def test_of_several_that_take_a_host_at_a_time_one_has_it_and_the_others_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a run does whose inventory names a machine twice. Threads do for processes here."""
+    monkeypatch.setattr(os, "getpid", threading.get_ident)
+    owner, barrier = tmp_path / "owner", threading.Barrier(4)
+
+    def take(_: int) -> bool:
+        barrier.wait()
+        return host_agent._take(owner, "one")
+
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(50):
+            assert sorted(pool.map(take, range(4))) == [False, False, False, True]
+            assert os.listdir(tmp_path) == ["owner"]
+            owner.unlink()
 
 
 def test_a_process_whose_first_thread_has_ended_is_cleaned(tmp_path: Path) -> None:

