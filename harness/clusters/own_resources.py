@@ -33,6 +33,9 @@ DESCRIPTORS = "descriptors"
 _KNOCKS, _MAX_KNOCKS = 2, 32
 """Connections to each port at a time, and to a host's in all."""
 
+_LOOKS, _LOOK_AGAIN_S = 5, 0.02
+"""At what a process has open before it is limited for good: it may have held something for an instant only."""
+
 _LISTEN = "0A"
 """State of a listening socket in /proc/net/tcp."""
 
@@ -172,8 +175,14 @@ class OwnResources:
             _write_text(path, "pids.max", count)
 
     async def _lower_descriptors(self, host: str) -> None:
+        for look in range(_LOOKS):
+            if look:
+                await asyncio.sleep(_LOOK_AGAIN_S)
+            self._lower_to_lowest_free(host, await self._members(host))
+
+    def _lower_to_lowest_free(self, host: str, members: Sequence[ProcessMember]) -> None:
         lowered = self._lowered.setdefault(host, {})
-        for member in await self._members(host):
+        for member in members:
             with contextlib.suppress(ProcessLookupError, FileNotFoundError):
                 soft, hard = resource.prlimit(member.pid, resource.RLIMIT_NOFILE)
                 number = min(_lowest_free(member.pid), soft)

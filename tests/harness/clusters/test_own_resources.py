@@ -151,6 +151,53 @@ def test_a_limit_of_two_faults_goes_with_the_second(
     asyncio.run(with_cluster(cluster, "descriptors", scenario))
 
 
+HOLDS_FOR_AN_INSTANT = """
+import os, sys
+held = os.open("/dev/null", os.O_RDONLY)
+print("up", flush=True)
+sys.stdin.readline()
+os.close(held)
+while True:
+    try: os.close(os.open("/dev/null", os.O_RDONLY))
+    except OSError as error: print(error.strerror, flush=True); break
+sys.stdin.readline()
+"""
+
+
+def test_what_a_program_held_for_an_instant_it_may_not_have_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was looked at while it had a file open, which it closed at once; the next one needs the same number."""
+
+    async def scenario() -> None:
+        program = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", HOLDS_FOR_AN_INSTANT, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        )
+        assert program.stdin is not None and program.stdout is not None
+        stdin = program.stdin
+        assert await program.stdout.readline() == b"up\n"
+
+        async def members(host: str) -> list[ProcessMember]:
+            return [ProcessMember(program.pid, 0, "S", "holds")]
+
+        lowest_free, seen = own_resources._lowest_free, []
+
+        def look(pid: int) -> int:
+            seen.append(lowest_free(pid))
+            if len(seen) == 1:
+                stdin.write(b"close\n")
+            return seen[-1]
+
+        monkeypatch.setattr(own_resources, "_lowest_free", look)
+        resources = OwnResources({}, members=members)
+        await resources.limit("f", {"n1": ResourceLimit(kind="descriptors")})
+        assert await asyncio.wait_for(program.stdout.readline(), 20) == b"Too many open files\n"
+        assert min(seen) < seen[0]
+        await resources.release("f")
+        stdin.write(b"end\n")
+        await asyncio.wait_for(program.wait(), 20)
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("kind", ["cpu", "memory", "processes"])
 def test_what_needs_control_groups_is_left_to_clusters_that_have_them(kind: str) -> None:
     assert "use --cluster netns as root" in str(LocalCluster.missing("resources", kind))
