@@ -59,6 +59,8 @@ __all__ = [
 ]
 
 RUN_VARIABLE = "SPLITBRAIN_RUN"
+MADE_BASE = "made-base"
+"""In a run's directory: the directory above it was not there before, and goes with it."""
 MAX_LINE_BYTES = 4 << 20
 """Longest message: the output of a command and some room; file contents come in smaller pieces."""
 MAX_OUTPUT_BYTES = 1 << 20
@@ -917,12 +919,16 @@ def _require(result: int, what: str) -> None:
 def _start_command(base: str, run_id: str, source: str) -> int:
     """Take the host, start the daemon, print {"started": true} or {"refused": why}."""
     directory, owner = os.path.join(base, run_id), Path(base, "owner")
+    was_there = os.path.isdir(base)
     try:
         os.makedirs(base, mode=0o711, exist_ok=True)  # a replica may run as another user
         is_ours = _take(owner, run_id)
     except PermissionError:  # the mend is another user, not another directory
         raise
     except OSError as error:
+        if not was_there:
+            with contextlib.suppress(OSError):
+                os.rmdir(base)
         why = f"its directory {base} cannot be used ({error.strerror}): name another by directory = in the inventory"
         print(json.dumps({"refused": why, "taken": True}))
         return 0
@@ -936,6 +942,8 @@ def _start_command(base: str, run_id: str, source: str) -> int:
         )
         return 0
     os.makedirs(directory, mode=0o711, exist_ok=True)
+    if not was_there:
+        Path(directory, MADE_BASE).touch()
     path, log_path = os.path.join(directory, "agent.py"), os.path.join(directory, "agent.log")
     Path(path).write_text(source, encoding="utf-8")
     with open(log_path, "wb") as log:
@@ -1081,6 +1089,7 @@ def _clean_command(base: str, run_id: str) -> int:
     removed += [f"process {pid}" for pid in sorted(seen.difference(pids))]
     _undo_all(commands, removed, left)
     if not left:
+        made_base = os.path.exists(os.path.join(directory, MADE_BASE))
         if os.path.isdir(directory):
             import shutil
 
@@ -1091,6 +1100,9 @@ def _clean_command(base: str, run_id: str) -> int:
             owner.unlink()
         for draft in owner.parent.glob(f"{owner.name}.{run_id}.*"):
             draft.unlink(missing_ok=True)
+        if made_base:
+            with contextlib.suppress(OSError):  # somebody else's files are there by now
+                os.rmdir(base)
     print(json.dumps({"removed": removed, "left": left}))
     return 0
 

@@ -98,7 +98,7 @@ def with_host(tmp_path: Path, scenario: Callable[[Host], Awaitable[None]]) -> Ho
             await host.link.close()
             cleaned = await asyncio.to_thread(host.command, "clean")
             assert cleaned["left"] == []
-        assert os.listdir(host.base) == []
+        assert not os.path.exists(host.base)
 
     asyncio.run(body())
     return host
@@ -319,6 +319,19 @@ def test_a_host_is_taken_once_and_cleaned_with_its_undo_commands(tmp_path: Path)
     assert host.command("clean") == {"removed": [], "left": []}
 
 
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_directory_that_is_anothers_stays(when: str, tmp_path: Path) -> None:
+    """Whoever made it for the harness: a user who may not make it again needs it for the next run."""
+    host = Host(tmp_path / "base", f"agent{os.getpid()}-{when}")
+    if when == "before":
+        os.mkdir(host.base)
+    assert host.command("start")["started"] is True
+    if when == "meanwhile":
+        Path(host.base, "notes").touch()
+    assert host.command("clean")["left"] == []
+    assert os.listdir(host.base) == ([] if when == "before" else ["notes"])
+
+
 def test_a_host_that_is_taken_by_nobody_is_cleaned(tmp_path: Path) -> None:
     """As a machine has it that lost power when an earlier version of the agent took it."""
     host = Host(tmp_path / "base", f"agent{os.getpid()}-nobody")
@@ -348,7 +361,7 @@ def test_a_directory_that_cannot_be_used_is_refused_and_nothing_is_left_there(
     monkeypatch.setattr(os, "fsync", full)
     why = f"its directory {tmp_path}/full cannot be used (No space left on device): {how}"
     assert refusal(tmp_path / "full") == {"refused": why, "taken": True}
-    assert os.listdir(tmp_path / "full") == []
+    assert os.listdir(tmp_path) == ["file"]
 
 
 def test_a_host_says_whose_it_is_from_when_it_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
