@@ -89,6 +89,24 @@ _ROCKETMQ = Finding(
     link="https://github.com/apache/rocketmq/blob/develop/docs/en/operation.md",
 )
 
+_ROCKETMQ_POWER = Finding(
+    name="rocketmq-topics-power-loss",
+    title="After a power cut of master and slave the table of topics, which was never synced, is empty on both, and no "
+    "message can be sent or read any more",
+    version="Apache RocketMQ 5.3.3",
+    options="--system rocketmq --nodes 2 --workload log --set replication=sync --set workload.polls=eventual "
+    "--nemesis power=cut@all --nemesis-interval 12 --time-limit 30",
+    finding="--set version=5.3.3",
+    control="--set version=5.5.0",
+    control_says="5.5.0 syncs the table and its directory before it counts as written",
+    check="recovers",
+    names=("answered nobody",),
+    promised="The page on features counts a power cut among the events after which no message is lost, or few, by "
+    "whether the flush is synchronous, as here.",
+    reported="apache/rocketmq #5905, January 2023; mended by #9706, September 2025",
+    link="https://github.com/apache/rocketmq/issues/5905",
+)
+
 _KAFKA = Finding(
     name="kafka-acks-1-loss",
     title="A leader that is cut off acknowledges records with acks=1 which are gone once another one leads",
@@ -313,9 +331,9 @@ _PATRONI = Finding(
 FINDINGS: Mapping[str, Finding] = {
     each.name: each
     for each in (
-        _NATS, _REDIS, _REDIS_POWER, _ETCD_STALE, _ETCD_LOCK, _ROCKETMQ, _KAFKA, _ZOOKEEPER, _ZOOKEEPER_SYNC,
-        _ZOOKEEPER_SNAPSHOT, _POSTGRES_G2, _POSTGRES_SKEW, _POSTGRES_COMMIT, _MARIADB_UPDATE, _MARIADB_SKEW,
-        _MARIADB_CRASH, _PATRONI, _RABBITMQ,
+        _NATS, _REDIS, _REDIS_POWER, _ETCD_STALE, _ETCD_LOCK, _ROCKETMQ, _ROCKETMQ_POWER, _KAFKA, _ZOOKEEPER,
+        _ZOOKEEPER_SYNC, _ZOOKEEPER_SNAPSHOT, _POSTGRES_G2, _POSTGRES_SKEW, _POSTGRES_COMMIT, _MARIADB_UPDATE,
+        _MARIADB_SKEW, _MARIADB_CRASH, _PATRONI, _RABBITMQ,
     )
 }  # fmt: skip
 """By name, in the order in which they are listed and run."""

