@@ -1,8 +1,9 @@
 """The topics of a broker: those of its configuration and those created while it runs.
 
-Created topics are kept in `topics.json`, replaced as a whole on every change, in the shape of RocketMQ's
-topic table (R: TopicConfigManager). The configuration wins over the file for the topics it names. Topics that
-the broker needs for itself (`internal_topics.py`) are always there.
+Topics are kept in `topics.json`, replaced as a whole on every change, in the shape of RocketMQ's topic table (R:
+TopicConfigManager). A topic that the configuration names is as it says, until a tool changes it: that stays, here and
+on those that take the table over, until the configuration says something else than it did then. Beside such a topic
+the file has what was configured. Topics that the broker needs for itself (`internal_topics.py`) are always there.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from node.runtime import Disk
 from node.store.table_file import read_table, write_table
 
 __all__ = ["TopicTable", "TopicTableFull", "changed_message_type", "check_topic", "topic_json"]
+
+_TABLE, _CONFIGURED = "topicConfigTable", "configuredTopicTable"
+"""The topics; and, of those that a tool has changed, what their configuration was. RocketMQ has the first alone."""
 
 MESSAGE_TYPE = "message.type"
 MESSAGE_TYPES = ("", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED")
@@ -39,6 +43,8 @@ class TopicTable:
         self._own = {topic.name: topic for topic in (*named, *system_topics())}
         self._configured = self._own | {topic.name: topic for topic in configured}
         self._topics: dict[str, TopicConfig] = {}
+        self._changed: dict[str, TopicConfig] = {}
+        """What was configured of topics that were changed since, here or where the table is from."""
         self._changing = asyncio.Lock()
         self.data_version = 0
 
@@ -49,15 +55,18 @@ class TopicTable:
             self._topics = dict(self._configured)
             return
         try:
-            self._topics, self.data_version = self._read(content)
+            self._topics, self._changed = self._read(content)
+            self.data_version = int(content["dataVersion"]["counter"])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{self._path} is no topic table: {error}") from error
 
-    def _read(self, content: Mapping[str, Any]) -> tuple[dict[str, TopicConfig], int]:
-        """The topics of a table, with those of this broker's configuration, and its version."""
-        created = [_topic(entry) for entry in content["topicConfigTable"].values()]
-        version = int(content["dataVersion"]["counter"])
-        return {topic.name: topic for topic in created} | self._configured, version
+    def _read(self, content: Mapping[str, Any]) -> tuple[dict[str, TopicConfig], dict[str, TopicConfig]]:
+        """The topics of a table, with those of this broker's configuration, and what was configured of changed ones."""
+        found = {topic.name: topic for topic in map(_topic, content[_TABLE].values())}
+        were = {topic.name: topic for topic in map(_topic, content.get(_CONFIGURED, {}).values())}
+        changed = {name: was for name, was in were.items() if self._configured.get(name, was) == was}
+        configured = {name: topic for name, topic in self._configured.items() if name not in found.keys() & changed}
+        return found | configured, {name: was for name, was in changed.items() if name in found}
 
     async def replace(self, content: Mapping[str, Any]) -> bool:
         """Take over another broker's table, as a slave does from its master (S3); whether anything changed.
@@ -66,11 +75,12 @@ class TopicTable:
         table.
         """
         async with self._changing:
-            topics, version = self._read(content)
+            topics, changed = self._read(content)
+            version = int(content["dataVersion"]["counter"])
             has_changed = topics != self._topics
-            if has_changed:
-                await self._write(topics, version)
-                self._topics = topics
+            if has_changed or changed != self._changed:
+                await self._write(topics, changed, version)
+                self._topics, self._changed = topics, changed
             self.data_version = version
             return has_changed
 
@@ -94,9 +104,13 @@ class TopicTable:
         async with self._changing:
             if topic.name not in self._topics and len(self._topics) >= MAX_TOPICS + len(self._own):
                 raise TopicTableFull(f"{len(self._topics)} topics exist, no more are possible")
-            topics = self._topics | {topic.name: topic}
-            await self._write(topics, self.data_version + 1)
-            self._topics = topics
+            topics, changed = self._topics | {topic.name: topic}, dict(self._changed)
+            before = changed.pop(topic.name, None)
+            was = self._configured.get(topic.name, before)
+            if was is not None and was != topic:
+                changed[topic.name] = was
+            await self._write(topics, changed, self.data_version + 1)
+            self._topics, self._changed = topics, changed
             self.data_version += 1
 
     async def remove(self, name: str) -> None:
@@ -106,8 +120,9 @@ class TopicTable:
             if name in self._configured:
                 raise ValueError(f"topic {name!r} is configured and cannot be removed")
             topics = {other: topic for other, topic in self._topics.items() if other != name}
-            await self._write(topics, self.data_version + 1)
-            self._topics = topics
+            changed = {other: was for other, was in self._changed.items() if other != name}
+            await self._write(topics, changed, self.data_version + 1)
+            self._topics, self._changed = topics, changed
             self.data_version += 1
 
     def model(self, name: str, default_topic: str, queues: int) -> TopicConfig | None:
@@ -130,12 +145,12 @@ class TopicTable:
             sys_flag=example.sys_flag,
         )
 
-    async def _write(self, topics: Mapping[str, TopicConfig], version: int) -> None:
-        await write_table(self._disk, self._path, _document(topics, version))
+    async def _write(self, topics: Mapping[str, TopicConfig], changed: Mapping[str, TopicConfig], version: int) -> None:
+        await write_table(self._disk, self._path, _document(topics, changed, version))
 
     def document(self) -> dict[str, Any]:
         """The table as it is written and sent (code 21)."""
-        return _document(self._topics, self.data_version)
+        return _document(self._topics, self._changed, self.data_version)
 
     @property
     def own_names(self) -> list[str]:
@@ -154,10 +169,12 @@ class TopicTable:
         }
 
 
-def _document(topics: Mapping[str, TopicConfig], version: int) -> dict[str, Any]:
+def _document(topics: Mapping[str, TopicConfig], changed: Mapping[str, TopicConfig], version: int) -> dict[str, Any]:
+    were = {name: topic_json(was) for name, was in changed.items()}
     return {
-        "topicConfigTable": {name: topic_json(topic) for name, topic in topics.items()},
+        _TABLE: {name: topic_json(topic) for name, topic in topics.items()},
         "dataVersion": {"timestamp": 0, "counter": version},
+        **({_CONFIGURED: were} if were else {}),
     }
 
 

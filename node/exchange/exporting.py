@@ -199,7 +199,8 @@ class _Export:
         document = topics.document()
         own = {topic.name for topic in system_topics()}
         kept = {name: topic for name, topic in document["topicConfigTable"].items() if name not in own}
-        write_apache_table(directory / "topics.json", document | {"topicConfigTable": kept})
+        apaches = {"topicConfigTable": kept, "dataVersion": document["dataVersion"]}
+        write_apache_table(directory / "topics.json", apaches)
         positions = offsets.document()
         count = sum(map(len, positions["offsetTable"].values()))
         if half_offset:

@@ -20,18 +20,54 @@ def table(disk: Any, path: Any, *configured: TopicConfig) -> TopicTable:
     return result
 
 
-def test_created_topics_survive_and_configured_ones_win(helpers: Any, tmp_path: Any) -> None:
+def test_created_topics_survive(helpers: Any, tmp_path: Any) -> None:
     disk = helpers.PlainDisk()
     first = table(disk, tmp_path, TopicConfig(name="a", queues=2))
-    asyncio.run(first.put(TopicConfig(name="b", queues=7, perm=4, message_type="FIFO")))
-    asyncio.run(first.put(TopicConfig(name="a", queues=9)))
-    assert first.get("a") == TopicConfig(name="a", queues=9)
+    typed = TopicConfig(name="b", queues=7, perm=4, message_type="FIFO")
+    asyncio.run(first.put(typed))
     again = table(disk, tmp_path, TopicConfig(name="a", queues=2))
     clients_own = [topic for topic in again if topic not in system_topics()]
-    typed = TopicConfig(name="b", queues=7, perm=4, message_type="FIFO")
-    assert clients_own == [TopicConfig(name="a", queues=2), typed]
-    assert again.data_version == 2
+    assert sorted(topic.name for topic in clients_own) == ["a", "b"] and again.get("b") == typed
+    assert again.data_version == 1
     assert again.get("c") is None
+
+
+def test_a_change_of_a_configured_topic_stays_until_the_configuration_changes(helpers: Any, tmp_path: Any) -> None:
+    disk, configured = helpers.PlainDisk(), TopicConfig(name="a", queues=2)
+    changed = TopicConfig(name="a", queues=4, perm=4)
+    asyncio.run(table(disk, tmp_path, configured).put(changed))
+    assert table(disk, tmp_path, configured).get("a") == changed
+    assert table(disk, tmp_path).get("a") == changed
+    anew = TopicConfig(name="a", queues=3)
+    assert table(disk, tmp_path, anew).get("a") == anew
+    back = table(disk, tmp_path, configured)
+    asyncio.run(back.put(configured))
+    assert list(back.document()) == ["topicConfigTable", "dataVersion"]
+    assert table(disk, tmp_path, anew).get("a") == anew
+
+
+def test_a_changed_topic_is_the_same_on_who_takes_the_table_over(helpers: Any, tmp_path: Any) -> None:
+    """One that was configured anew, as in a rolling change of all members, goes by that."""
+    disk, configured = helpers.PlainDisk(), TopicConfig(name="a", queues=2)
+    paths = {name: tmp_path / name for name in ("leader", "same", "anew", "none", "last")}
+    for path in paths.values():
+        path.mkdir()
+    leader = table(disk, paths["leader"], configured)
+    asyncio.run(leader.put(TopicConfig(name="a", queues=4)))
+    has = {"same": (configured,), "anew": (TopicConfig(name="a", queues=3),), "none": ()}
+    followers = {name: table(disk, paths[name], *topics) for name, topics in has.items()}
+    assert all(
+        asyncio.run(follower.replace(leader.document())) for name, follower in followers.items() if name != "anew"
+    )
+    assert not asyncio.run(followers["anew"].replace(leader.document()))
+    queues = {name: follower.get("a").queues for name, follower in followers.items()}  # type: ignore[union-attr]
+    assert queues == {"same": 4, "anew": 3, "none": 4}
+    # One that does not name it hands on what the others need to know.
+    last = table(disk, paths["last"], configured)
+    asyncio.run(last.replace(followers["none"].document()))
+    assert last.get("a") == TopicConfig(name="a", queues=4)
+    for name, topics in has.items():
+        assert table(disk, paths[name], *topics).get("a") == followers[name].get("a")
 
 
 def test_concurrent_creations_all_survive(helpers: Any, tmp_path: Any) -> None:
