@@ -195,9 +195,7 @@ class PopProcessor:
 
     async def process(self, command: Command, connection: Connection) -> Command | None:
         """Answer when there is something, or the time is over; None when the connection is gone by then."""
-        if not self._pulls.may_read:
-            raise RequestError(ResponseCode.NO_PERMISSION, "this broker may not be read (brokerPermission)")
-        request = _PopRequest.of(command, self._pulls.groups, self._topics)
+        request = self._request(command)
         if not self._gate.is_open:
             await self._gate.enter()
         loop = asyncio.get_running_loop()
@@ -214,6 +212,13 @@ class PopProcessor:
             await self._holds.wait(request.queues(), connection, wait_s)
             if connection.is_closing:
                 return None
+            request = self._request(command)  # what may be read may have changed
+
+    def _request(self, command: Command) -> _PopRequest:
+        """What is asked for; raises RequestError where it may not be had now."""
+        if not self._pulls.may_read:
+            raise RequestError(ResponseCode.NO_PERMISSION, "this broker may not be read (brokerPermission)")
+        return _PopRequest.of(command, self._pulls.groups, self._topics)
 
     def _reply(
         self, command: Command, request: _PopRequest, lots: Sequence[_Lot], rest: int, pop_time_ms: int

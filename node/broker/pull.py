@@ -7,8 +7,8 @@ the queue's state with it was the current one at some moment while the pull was 
 
 Status codes (seed S1 and R, PullMessageProcessor): SUCCESS; PULL_NOT_FOUND at the end of the queue;
 PULL_RETRY_IMMEDIATELY when the filter let nothing through; PULL_OFFSET_MOVED outside the queue's bounds,
-with the nearest bound as nextBeginOffset. A slave of classic HA may have begun later than its master: it sends whoever
-wants what lies before back to the master, with PULL_RETRY_IMMEDIATELY and the same offset.
+with the nearest bound as nextBeginOffset. A slave of classic HA may have begun later than its master, or lag: it sends
+whoever wants what it does not have back to the master, with PULL_RETRY_IMMEDIATELY and the same offset.
 """
 
 from __future__ import annotations
@@ -350,19 +350,8 @@ class PullProcessor:
 
     def process(self, command: Command, connection: Connection) -> Command | Awaitable[Command | None]:
         """Answer now, or later where the pull may be held; None when its connection is gone by then."""
-        if not self.may_read:
-            raise RequestError(ResponseCode.NO_PERMISSION, "this broker may not be read (brokerPermission)")
         request = PullRequest.of(command, self.groups)
-        topic = self._topics.get(request.topic)
-        if topic is None:
-            raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic {request.topic!r} does not exist")
-        if not topic.readable:
-            raise RequestError(ResponseCode.NO_PERMISSION, f"topic {request.topic!r} is not readable")
-        if not 0 <= request.queue_id < topic.read_queues:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                f"queue {request.queue_id} of topic {request.topic!r}, which has {topic.read_queues}",
-            )
+        self._check(request)
         may_read = (request.is_known and self._has(request)) or self._gate.is_open
         if not may_read or request.commit_offset >= 0 or self._is_cold(request):
             return self._answer_later(command, connection, request, may_read=may_read)
@@ -404,8 +393,26 @@ class PullProcessor:
             await self._holds.wait(((request.topic, request.queue_id),), connection, min(left_s, HOLD_RECHECK_S))
             if connection.is_closing:
                 return None
+            # What may be read may have changed (R: PullRequestHoldService asks anew).
+            self.groups.check(request.group)
+            self._check(request)
             if self._gate.needs_leader and not self._gate.leads:
                 raise self._gate.not_leader()
+
+    def _check(self, request: PullRequest) -> None:
+        """Refuse what may not be read: from this broker, of the topic, or because there is no such queue."""
+        if not self.may_read:
+            raise RequestError(ResponseCode.NO_PERMISSION, "this broker may not be read (brokerPermission)")
+        topic = self._topics.get(request.topic)
+        if topic is None:
+            raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic {request.topic!r} does not exist")
+        if not topic.readable:
+            raise RequestError(ResponseCode.NO_PERMISSION, f"topic {request.topic!r} is not readable")
+        if not 0 <= request.queue_id < topic.read_queues:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"queue {request.queue_id} of topic {request.topic!r}, which has {topic.read_queues}",
+            )
 
     def _has(self, request: PullRequest) -> bool:
         """Whether what the client knows to be there is here, on a node that takes itself for the leader.
@@ -444,8 +451,9 @@ class PullProcessor:
         offset = request.offset
         body = b""
         suggested_id = MASTER_ID
-        if self._is_slave and (offset < low or (queue is None and offset > 0)):
-            # The master may have what this log began behind, and sends whoever is far behind here (R:
+        if self._is_slave and not low <= offset <= high:
+            # The master may have what this log began behind, or does not have yet, and sends whoever is far behind
+            # here. A consumer that went by these bounds would skip messages, or have them once more (R:
             # offsetCheckInSlave).
             code, following = ResponseCode.PULL_RETRY_IMMEDIATELY, offset
         elif offset < low:

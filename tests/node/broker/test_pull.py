@@ -163,6 +163,21 @@ def test_a_held_pull_is_answered_when_a_message_arrives(run: Any, helpers: Any) 
     run(scenario)
 
 
+@pytest.mark.parametrize("is_slave", [False, True])
+def test_a_slave_moves_nobody_to_its_own_bounds(run: Any, is_slave: bool) -> None:
+    """R, PullMessageProcessor: it may lag behind its master, or have begun later, and a consumer would go by them."""
+
+    async def scenario(parts: Any, processor: PullProcessor) -> None:
+        processor._is_slave = is_slave
+        put(parts, b"a")
+        reply = await pull(parts, processor, request(5))
+        expected = (20, 5) if is_slave else (21, 1)
+        assert (reply.code, int(reply.ext_fields["nextBeginOffset"])) == expected
+        assert int(reply.ext_fields["maxOffset"]) == 1
+
+    run(scenario)
+
+
 def test_a_held_pull_ends_with_its_time(run: Any) -> None:
     async def scenario(parts: Any, processor: PullProcessor) -> None:
         reply = await pull(parts, processor, request(0, sysFlag=2, suspendTimeoutMillis=20))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -75,6 +76,36 @@ def test_a_consumer_that_keeps_up_stays(run_case: Any) -> None:
         assert (await case.pull(0)).ext_fields["suggestWhichBrokerId"] == "0"
 
     run_case(scenario, slave_read_enable="true")
+
+
+TAKES_AWAY = {
+    "the topic": (17, {"topic": "t", "readQueueNums": 4, "writeQueueNums": 4, "perm": 2}, b"", 16),
+    "a queue": (17, {"topic": "t", "readQueueNums": 1, "writeQueueNums": 4, "perm": 6}, b"", 1),
+    "the group": (200, {}, json.dumps({"groupName": "g", "consumeEnable": False}).encode(), 16),
+    "the broker": (25, {}, b"brokerPermission=2", 16),
+}
+
+
+@pytest.mark.parametrize("what", TAKES_AWAY)
+@pytest.mark.parametrize("code", [11, 200_050])
+def test_who_waits_is_not_given_what_may_not_be_read_any_more(
+    run_case: Any, helpers: Any, code: int, what: str
+) -> None:
+    """A message that comes later wakes whoever waits, and is judged as it is for a new request."""
+    pull = {"queueId": 1, "queueOffset": 0, "sysFlag": 6, "suspendTimeoutMillis": 10_000, "subscription": "*"}
+    pop = {"queueId": 1, "maxMsgNums": 1, "invisibleTime": 60_000, "pollTime": 10_000, "bornTime": 0, "initMode": 1}
+
+    async def scenario(case: Any) -> None:
+        fields = {"consumerGroup": "g", "topic": "t", **(pull if code == 11 else pop)}
+        waiting = asyncio.create_task(case.ask(code, fields))
+        await helpers.until(lambda: case.broker._holds.count == 1)
+        change, options, body, expected = TAKES_AWAY[what]
+        assert (await case.ask(change, options, body)).code == 0
+        assert (await case.send(b"x", queue_id=1)).code == 0
+        reply = await waiting
+        assert (reply.code, reply.body) == (expected if what != "a queue" or code == 11 else 29, b"")
+
+    run_case(scenario)
 
 
 def test_broadcast_can_be_forbidden(run_case: Any) -> None:
