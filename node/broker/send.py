@@ -380,7 +380,10 @@ class SendProcessor:
         if not self._store.is_master:
             raise self._not_master()
         if topic.name != header.topic:
-            header = replace(header, topic=topic.name, queue_id=0)
+            # A client asks for the delay of a next attempt, of which there is none (R: DELAY -1).
+            properties = decode_properties(header.properties_text)
+            properties.pop(DELAY_LEVEL, None)
+            header = replace(header, topic=topic.name, queue_id=0, properties_text=join_properties(properties))
         return self._send(command, header, connection)
 
     async def _create_and_send(

@@ -364,5 +364,9 @@ def test_a_client_that_retries_by_itself_has_the_same_limit(run_case: Any) -> No
             assert (await case.ask(310, fields, b"%d" % times)).code == 0
         assert [message.body for message in await messages(case, "%RETRY%g", 0)] == [b"1", b"15"]
         assert [message.body for message in await messages(case, "%DLQ%g", 0)] == [b"16", b"2"]
+        late = {"b": "%RETRY%g", "e": 0, "j": 16, "l": 16, "i": "DELAY\x0118\x02KEYS\x01k\x02"}
+        assert (await case.ask(310, late, b"late")).code == 0
+        *_, dead = await messages(case, "%DLQ%g", 0)
+        assert (dead.body, dead.properties.get("KEYS"), dead.properties.get("DELAY")) == (b"late", "k", None)
 
     run_case(scenario)
