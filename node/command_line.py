@@ -234,7 +234,7 @@ def _transfer(config: BrokerConfig, member: str) -> int:
     try:
         term = asyncio.run(give_lead(config.group, config.dledger_peers, member))
     except GroupRefuses as error:
-        return _complain([str(error)], EXIT_FAILED)
+        return _complain([str(error)], EXIT_OPERATOR if error.is_mistake else EXIT_FAILED)
     print(f"{member} leads {config.group} in term {term}")
     return 0
 
@@ -253,7 +253,7 @@ def _change_members(config: BrokerConfig, options: argparse.Namespace) -> int:
     try:
         index = asyncio.run(change_members(config.group, config.dledger_peers, member, dialled))
     except GroupRefuses as error:
-        return _complain([str(error)], EXIT_FAILED)
+        return _complain([str(error)], EXIT_OPERATOR if error.is_mistake else EXIT_FAILED)
     print(f"{member} {'belongs' if options.add else 'no longer belongs'} to {config.group} (entry {index})")
     return 0
 

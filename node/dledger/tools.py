@@ -28,7 +28,11 @@ TIMEOUT_MS = 5000
 
 
 class GroupRefuses(Exception):
-    """The group did not do it; the text says why, in one line."""
+    """The group did not do it; the text says why, in one line. `is_mistake`: it never will, as it was asked."""
+
+    def __init__(self, text: str, *, is_mistake: bool = False) -> None:
+        super().__init__(text)
+        self.is_mistake = is_mistake
 
 
 async def give_lead(group: str, peers: Mapping[str, str], member: str) -> int:
@@ -69,7 +73,8 @@ async def change_members(group: str, peers: Mapping[str, str], member: str, addr
         code = DLedgerRequestCode.CHANGE_MEMBERS
         answer, remark = await _ask(client, peers[leader], code, request, ChangeMembersResponse)
         if answer.code is not DLedgerCode.SUCCESS:
-            raise GroupRefuses(f"{leader}, which leads, does not do it: {remark}")
+            is_mistake = answer.code is DLedgerCode.UNEXPECTED_ARGUMENT
+            raise GroupRefuses(f"{leader}, which leads, does not do it: {remark}", is_mistake=is_mistake)
         return answer.index
     except RemotingError as error:
         raise GroupRefuses(f"no answer from the leader, it may be done or not: {error}") from error

@@ -328,6 +328,20 @@ def test_giving_the_lead_away(start: Start, tmp_path: Path) -> None:
     assert re.fullmatch(r"n1 leads \S+ in term \d+\n", output)
 
 
+def test_an_address_of_another_member_is_refused(start: Start, tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    config = Path(write_config(tmp_path, ledger_port=port))
+    config.write_text(config.read_text().replace("[dledger]", "[dledger]\nmembers_may_change = true"))
+    wait_until_ready(start("broker", "--config", str(config)))
+    deadline = time.monotonic() + 30
+    while True:
+        status, errors = finish(start("members", "--config", str(config), "--add", f"n4=127.0.0.1:{port}"))
+        if "nobody leads" not in errors or time.monotonic() > deadline:
+            break
+    assert (status, errors.count("\n")) == (254, 1)
+    assert f"127.0.0.1:{port} is the address of n1, which belongs to the group: n4 needs one of its own" in errors
+
+
 def test_the_environment_overrides_the_file_and_options_both(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -397,6 +397,10 @@ def test_members_change_over_the_wire(real: Any, tmp_path: Path) -> None:
         with pytest.raises(GroupRefuses, match="n4 belongs to the group already"):
             await change_members("g", group.peers, "n4", joiner.peers["n4"])
         leader = await group.leader()
+        for other in (leader, "n4"):
+            with pytest.raises(GroupRefuses, match=f"is the address of {other}, which belongs to the group") as refused:
+                await change_members("g", group.peers, "n5", joiner.peers[other])
+            assert refused.value.is_mistake and "n5" not in group.members[leader].status()["members"]
         gone = next(name for name in group.peers if name != leader)
         await change_members("g", group.peers, gone, None)
         await group.stop(gone)
