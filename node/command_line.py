@@ -30,6 +30,7 @@ from node.config import (
     parse_name_server_config,
 )
 from node.config_reader import check_dialled_address, check_member_id
+from node.listening import key_of
 from node.logs import configure_logging
 from node.nearest import nearest
 from node.real_runtime import RealDisk, real_runtime
@@ -309,16 +310,27 @@ def _run(serve: Callable[[], Coroutine[Any, Any, int]], uvloop: str) -> int:
     except OperatorError as error:
         return _complain(error.lines, EXIT_OPERATOR)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            return _complain([f"{error.strerror}; stop what uses it, or change listen"], EXIT_OPERATOR)
         # Newer releases of asyncio say this of an address that the machine has not, without a number.
         no_address = error.errno is None and str(error).startswith("could not bind")
         status = EXIT_OPERATOR if no_address or error.errno in _OPERATOR_ERRNOS else EXIT_FAILED
-        return _complain([_not_a_file(error) or str(error)], status)
+        return _complain([_no_port(error) or _not_a_file(error) or str(error)], status)
     except SegmentError as error:
         return _complain([str(error)], EXIT_OPERATOR)
     except ValueError as error:
         return _complain([f"the store cannot be used: {error}"], EXIT_FAILED)
+
+
+def _no_port(error: OSError) -> str:
+    """Why a port cannot be opened, and the key to change; "" where an error says something else."""
+    key = key_of(error)
+    if not key:
+        return ""
+    mend = f"change {key}"
+    if key == "fast_port":  # a switch: it is 2 below listen
+        mend = "change listen, which is 2 above it, or switch fast_port off"
+    if error.errno == errno.EADDRINUSE:
+        mend = f"stop what uses it, or {mend}"
+    return f"{error.strerror or error}; {mend}"
 
 
 def _not_a_file(error: OSError) -> str:

@@ -55,6 +55,7 @@ from node.dledger.snapshot_transfer import SnapshotReceiver
 from node.dledger.state_machine import StateMachine, StateMachineCaller
 from node.dledger.store import DLedgerStore
 from node.dledger.transfer import LeadershipTransfer
+from node.listening import listening
 from node.remoting import Command, Connection, DeferredReply, Processor, RemotingServer, ResponseCode
 from node.runtime import Runtime
 
@@ -162,7 +163,8 @@ class DLedgerServer:
             if self.machine is not None:
                 self.machine.start()
             await self.snapshots.open()
-            await self.remoting.start()
+            with listening("dledger.listen"):
+                await self.remoting.start()
         except OSError:
             if self.machine is not None:
                 self.machine.stop()

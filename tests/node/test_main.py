@@ -163,6 +163,40 @@ def test_a_port_in_use_is_named(start: Start, tmp_path: Path) -> None:
             assert "in use" in errors and "Traceback" not in errors
 
 
+@pytest.mark.parametrize(
+    ("settings", "mend"),
+    [
+        ("listen=127.0.0.1:{port}", "stop what uses it, or change listen"),
+        ("metrics_listen=127.0.0.1:{port}", "stop what uses it, or change metrics_listen"),
+        ("dledger.listen=127.0.0.1:{port}", "stop what uses it, or change dledger.listen"),
+        (
+            "fast_port=true listen=127.0.0.1:{above}",
+            "stop what uses it, or change listen, which is 2 above it, or switch fast_port off",
+        ),
+        (
+            "classic.broker_role=ASYNC_MASTER classic.ha_listen_port={port}",
+            "stop what uses it, or change classic.ha_listen_port",
+        ),
+        ("metrics_listen=192.0.2.1:1", "; change metrics_listen"),
+    ],
+)
+def test_the_key_of_a_port_that_cannot_be_opened_is_named(
+    start: Start, tmp_path: Path, settings: str, mend: str
+) -> None:
+    path = Path(write_config(tmp_path))
+    if "classic" in settings:
+        text = path.read_text()
+        path.write_text(text[: text.index("[dledger]")] + text[text.index("[[topics]]") :])
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        words = settings.format(port=port, above=port + 2).split()
+        status, errors = finish(start("broker", "--config", str(path), *(f"--set={each}" for each in words)))
+    (line,) = [line for line in errors.splitlines() if line.startswith("node: ")]
+    assert status == 254 and line.endswith(mend) and "Traceback" not in errors
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.cluster
 def test_a_broker_ends_on_a_signal(start: Start, tmp_path: Path, number: signal.Signals) -> None:
