@@ -161,6 +161,7 @@ def test_all_problems_are_listed_at_once() -> None:
         ("dledger.snapshots_kept=0", "dledger.snapshots_kept: must be a whole number from 1 to 100, not 0"),
         ("dledger.snapshot_threshold=-1", "dledger.snapshot_threshold: must be a whole number from 0 to"),
         ("dledger.listen=127.0.0.1:10911", "dledger.listen: is the same address as listen"),
+        ("classic={}", "dledger.listen: [dledger] and [classic] are two kinds of log and exclude each other"),
         ("topics=[{name = 't'}, {name = 't'}]", "topics[1].name: topic 't' is given twice"),
         ("topics=[1]", "topics: must be an array of tables"),
         ("limits=1", "limits: must be a table"),
