@@ -408,10 +408,11 @@ def test_a_name_server_is_configured_whole(start: Start, tmp_path: Path) -> None
         broker_expiry_s = 30
         scan_interval_s = 5
         max_connections = 100
-        kv_config_path = "{tmp_path / "kv.json"}"
+        kv_config_path = "{tmp_path / "new" / "er" / "kv.json"}"
         """
     )
     wait_until_ready(start("nameserver", "--config", str(path)))
+    assert (tmp_path / "new" / "er").is_dir()  # made, as a broker's data_dir is
     path.write_text('listen = "127.0.0.1:0"\nbroker_expiry = 0\nscan_interval_s = 0\nkv_config_path = "kv.json"\n')
     status, errors = finish(start("nameserver", "--config", str(path)))
     assert status == 254 and len(errors.splitlines()) == 3
