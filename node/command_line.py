@@ -388,11 +388,24 @@ def _lock_data_directory(path: str, disk: Disk) -> int:
     return descriptor
 
 
+def _refuse_apache_store(path: str) -> None:
+    """Raises OperatorError where the directory is a store of Apache's: it looks like a damaged one of ours."""
+    from node.exchange.recognition import mark_of_apache
+
+    mark = mark_of_apache(Path(path))
+    if mark:
+        raise OperatorError(
+            f"data_dir {path} is a store of Apache RocketMQ, as {mark} says: set data_dir to a new directory and run"
+            f" import-store --from {path}, which makes a store of this broker from it"
+        )
+
+
 async def _serve_broker(config: BrokerConfig) -> int:
     from node.serving import serve_broker
 
     stop = _stop_on_signals()
     runtime = real_runtime()
+    _refuse_apache_store(config.data_dir)
     lock = _lock_data_directory(config.data_dir, runtime.disk)
     try:
         failure = await serve_broker(config, runtime, stop)
