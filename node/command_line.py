@@ -61,6 +61,9 @@ _OPERATOR_ERRNOS = frozenset(
         errno.ENOSPC,
         errno.EEXIST,
         errno.EISDIR,
+        errno.EDQUOT,
+        errno.ENAMETOOLONG,
+        errno.ELOOP,
     )
 )
 
@@ -217,12 +220,12 @@ def _read(path: str) -> str:
 
 def _run_broker(config: BrokerConfig) -> int:
     configure_logging(config.log_level, sys.stderr)
-    return _run(lambda: _serve_broker(config), config.uvloop)
+    return _run(lambda: _serve_broker(config), config.uvloop, "data_dir", config.data_dir)
 
 
 def _run_name_server(config: NameServerConfig) -> int:
     configure_logging(config.log_level, sys.stderr)
-    return _run(lambda: _serve_name_server(config), config.uvloop)
+    return _run(lambda: _serve_name_server(config), config.uvloop, "kv_config_path", config.kv_config_path)
 
 
 def _transfer(config: BrokerConfig, member: str) -> int:
@@ -301,8 +304,9 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _run(serve: Callable[[], Coroutine[Any, Any, int]], uvloop: str) -> int:
-    """Run `serve` on the chosen event loop; failures become a line and a status."""
+def _run(serve: Callable[[], Coroutine[Any, Any, int]], uvloop: str, key: str, path: str | None) -> int:
+    """Run `serve` on the chosen event loop; failures become a line and a status. `path`, as `key` of the configuration
+    says, is where it keeps what it keeps."""
     _raise_open_files_limit()
     try:
         with asyncio.Runner(loop_factory=_loop_factory(uvloop)) as runner:
@@ -313,7 +317,8 @@ def _run(serve: Callable[[], Coroutine[Any, Any, int]], uvloop: str) -> int:
         # Newer releases of asyncio say this of an address that the machine has not, without a number.
         no_address = error.errno is None and str(error).startswith("could not bind")
         status = EXIT_OPERATOR if no_address or error.errno in _OPERATOR_ERRNOS else EXIT_FAILED
-        return _complain([_no_port(error) or _not_a_file(error) or str(error)], status)
+        reason = _no_port(error) or _not_a_file(error) or _no_place(error, key, path) or str(error)
+        return _complain([reason], status)
     except SegmentError as error:
         return _complain([str(error)], EXIT_OPERATOR)
     except ValueError as error:
@@ -331,6 +336,32 @@ def _no_port(error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         mend = f"stop what uses it, or {mend}"
     return f"{error.strerror or error}; {mend}"
+
+
+_MENDS: Mapping[int, str] = {
+    errno.EEXIST: "it has to be a directory",
+    errno.ENOTDIR: "what is above it has to be a directory",
+    errno.EROFS: "mount it for writing",
+    errno.EACCES: "let this user write there",
+    errno.EPERM: "let this user write there",
+    errno.ENOSPC: "make room",
+    errno.EDQUOT: "make room",
+    errno.ENAMETOOLONG: "name it shorter",
+    errno.ELOOP: "its links lead in a circle",
+}
+"""What helps where a node cannot use a file or directory, beside another place."""
+
+
+def _no_place(error: OSError, key: str, path: str | None) -> str:
+    """What is wrong with the place of `key`, and its mend; "" where an error is of something else, or of the disk."""
+    mend = _MENDS.get(error.errno or 0)
+    if mend is None or path is None:
+        return ""
+    found = error.filename2 or error.filename or path  # a write names no file
+    if not isinstance(found, str):
+        return ""
+    place = path if found == path else f"{path}: {found}"
+    return f"{key} {place}: {error.strerror}; {mend}, or change {key}"
 
 
 def _not_a_file(error: OSError) -> str:

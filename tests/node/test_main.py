@@ -229,6 +229,29 @@ def test_a_data_directory_that_is_a_file_is_named(start: Start, tmp_path: Path) 
     assert status == 254 and str(tmp_path / "file") in errors and errors.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("path", "complaint"),
+    [
+        ("/dev/null", "/dev/null: File exists; it has to be a directory"),
+        ("/dev/null/data", "/dev/null/data: Not a directory; what is above it has to be a directory"),
+        ("/sys/splitbrain", "/sys/splitbrain: "),  # as the machine has it: not permitted, or read-only
+        ("/" + "x" * 300, ": File name too long; name it shorter"),
+    ],
+    ids=["a device", "below a device", "no writing there", "long"],
+)
+def test_the_key_of_a_place_that_cannot_be_used_is_named(
+    start: Start, tmp_path: Path, path: str, complaint: str
+) -> None:
+    for key, words in (
+        ("data_dir", ("broker", "--config", write_config(tmp_path), "--set", f"data_dir={path}")),
+        ("kv_config_path", ("nameserver", "--listen", "127.0.0.1:0", "--set", f"kv_config_path={path}/kv.json")),
+    ):
+        status, errors = finish(start(*words))
+        assert (status, errors.count("\n")) == (254, 1), errors
+        assert errors.startswith(f"node: {key} {path}"), errors
+        assert errors.endswith(f", or change {key}\n") and complaint in errors, errors
+
+
 def in_store(data: Path, pattern: str) -> Path:
     """The first file of the store that has such a name."""
     return sorted(path for path in data.glob(pattern) if path.is_file())[0]
