@@ -233,8 +233,6 @@ def _transfer(config: BrokerConfig, member: str) -> int:
 
     if config.classic is not None:
         raise OperatorError("a broker with a classic log has no group to lead")
-    if member not in config.dledger_peers:
-        raise OperatorError(f"{member} is no member of group {config.group}: {', '.join(config.dledger_peers)}")
     try:
         term = asyncio.run(give_lead(config.group, config.dledger_peers, member))
     except GroupRefuses as error:
