@@ -41,6 +41,7 @@ from node.dledger.messages import (
     HeartBeatRequest,
     InstallSnapshotRequest,
     LeadershipTransferRequest,
+    MembersRequest,
     Message,
     MetadataRequest,
     PushEntryRequest,
@@ -94,6 +95,7 @@ def messages(group: str, sender: str, to: str, rng: random.Random) -> list[tuple
         (code.LEADERSHIP_TRANSFER, LeadershipTransferRequest(
             **base, term=term, transfer_id=sender, transferee_id=to, take_index=index)),
         (code.CHANGE_MEMBERS, ChangeMembersRequest(**base, member="n9", address="127.0.0.1:9")),
+        (code.MEMBERS, MembersRequest(**base)),
         (code.METADATA, MetadataRequest(**base)),
         (code.GET, GetEntriesRequest(**base, begin_index=index)),
         (code.APPEND, AppendEntryRequest(**base, body=b"no record")),

@@ -30,6 +30,7 @@ from node.config import (
     parse_name_server_config,
 )
 from node.config_reader import check_dialled_address, check_member_id
+from node.listening import key_of
 from node.logs import configure_logging
 from node.nearest import nearest
 from node.real_runtime import RealDisk, real_runtime
@@ -60,6 +61,9 @@ _OPERATOR_ERRNOS = frozenset(
         errno.ENOSPC,
         errno.EEXIST,
         errno.EISDIR,
+        errno.EDQUOT,
+        errno.ENAMETOOLONG,
+        errno.ELOOP,
     )
 )
 
@@ -216,12 +220,12 @@ def _read(path: str) -> str:
 
 def _run_broker(config: BrokerConfig) -> int:
     configure_logging(config.log_level, sys.stderr)
-    return _run(lambda: _serve_broker(config), config.uvloop)
+    return _run(lambda: _serve_broker(config), config.uvloop, "data_dir", config.data_dir)
 
 
 def _run_name_server(config: NameServerConfig) -> int:
     configure_logging(config.log_level, sys.stderr)
-    return _run(lambda: _serve_name_server(config), config.uvloop)
+    return _run(lambda: _serve_name_server(config), config.uvloop, "kv_config_path", config.kv_config_path)
 
 
 def _transfer(config: BrokerConfig, member: str) -> int:
@@ -229,12 +233,10 @@ def _transfer(config: BrokerConfig, member: str) -> int:
 
     if config.classic is not None:
         raise OperatorError("a broker with a classic log has no group to lead")
-    if member not in config.dledger_peers:
-        raise OperatorError(f"{member} is no member of group {config.group}: {', '.join(config.dledger_peers)}")
     try:
         term = asyncio.run(give_lead(config.group, config.dledger_peers, member))
     except GroupRefuses as error:
-        return _complain([str(error)], EXIT_FAILED)
+        return _complain([str(error)], EXIT_OPERATOR if error.is_mistake else EXIT_FAILED)
     print(f"{member} leads {config.group} in term {term}")
     return 0
 
@@ -253,7 +255,7 @@ def _change_members(config: BrokerConfig, options: argparse.Namespace) -> int:
     try:
         index = asyncio.run(change_members(config.group, config.dledger_peers, member, dialled))
     except GroupRefuses as error:
-        return _complain([str(error)], EXIT_FAILED)
+        return _complain([str(error)], EXIT_OPERATOR if error.is_mistake else EXIT_FAILED)
     print(f"{member} {'belongs' if options.add else 'no longer belongs'} to {config.group} (entry {index})")
     return 0
 
@@ -300,8 +302,9 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _run(serve: Callable[[], Coroutine[Any, Any, int]], uvloop: str) -> int:
-    """Run `serve` on the chosen event loop; failures become a line and a status."""
+def _run(serve: Callable[[], Coroutine[Any, Any, int]], uvloop: str, key: str, path: str | None) -> int:
+    """Run `serve` on the chosen event loop; failures become a line and a status. `path`, as `key` of the configuration
+    says, is where it keeps what it keeps."""
     _raise_open_files_limit()
     try:
         with asyncio.Runner(loop_factory=_loop_factory(uvloop)) as runner:
@@ -309,16 +312,54 @@ def _run(serve: Callable[[], Coroutine[Any, Any, int]], uvloop: str) -> int:
     except OperatorError as error:
         return _complain(error.lines, EXIT_OPERATOR)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            return _complain([f"{error.strerror}; stop what uses it, or change listen"], EXIT_OPERATOR)
         # Newer releases of asyncio say this of an address that the machine has not, without a number.
         no_address = error.errno is None and str(error).startswith("could not bind")
         status = EXIT_OPERATOR if no_address or error.errno in _OPERATOR_ERRNOS else EXIT_FAILED
-        return _complain([_not_a_file(error) or str(error)], status)
+        reason = _no_port(error) or _not_a_file(error) or _no_place(error, key, path) or str(error)
+        return _complain([reason], status)
     except SegmentError as error:
         return _complain([str(error)], EXIT_OPERATOR)
     except ValueError as error:
         return _complain([f"the store cannot be used: {error}"], EXIT_FAILED)
+
+
+def _no_port(error: OSError) -> str:
+    """Why a port cannot be opened, and the key to change; "" where an error says something else."""
+    key = key_of(error)
+    if not key:
+        return ""
+    mend = f"change {key}"
+    if key == "fast_port":  # a switch: it is 2 below listen
+        mend = "change listen, which is 2 above it, or switch fast_port off"
+    if error.errno == errno.EADDRINUSE:
+        mend = f"stop what uses it, or {mend}"
+    return f"{error.strerror or error}; {mend}"
+
+
+_MENDS: Mapping[int, str] = {
+    errno.EEXIST: "it has to be a directory",
+    errno.ENOTDIR: "what is above it has to be a directory",
+    errno.EROFS: "mount it for writing",
+    errno.EACCES: "let this user write there",
+    errno.EPERM: "let this user write there",
+    errno.ENOSPC: "make room",
+    errno.EDQUOT: "make room",
+    errno.ENAMETOOLONG: "name it shorter",
+    errno.ELOOP: "its links lead in a circle",
+}
+"""What helps where a node cannot use a file or directory, beside another place."""
+
+
+def _no_place(error: OSError, key: str, path: str | None) -> str:
+    """What is wrong with the place of `key`, and its mend; "" where an error is of something else, or of the disk."""
+    mend = _MENDS.get(error.errno or 0)
+    if mend is None or path is None:
+        return ""
+    found = error.filename2 or error.filename or path  # a write names no file
+    if not isinstance(found, str):
+        return ""
+    place = path if found == path else f"{path}: {found}"
+    return f"{key} {place}: {error.strerror}; {mend}, or change {key}"
 
 
 def _not_a_file(error: OSError) -> str:
@@ -376,11 +417,24 @@ def _lock_data_directory(path: str, disk: Disk) -> int:
     return descriptor
 
 
+def _refuse_apache_store(path: str) -> None:
+    """Raises OperatorError where the directory is a store of Apache's: it looks like a damaged one of ours."""
+    from node.exchange.recognition import mark_of_apache
+
+    mark = mark_of_apache(Path(path))
+    if mark:
+        raise OperatorError(
+            f"data_dir {path} is a store of Apache RocketMQ, as {mark} says: set data_dir to a new directory and run"
+            f" import-store --from {path}, which makes a store of this broker from it"
+        )
+
+
 async def _serve_broker(config: BrokerConfig) -> int:
     from node.serving import serve_broker
 
     stop = _stop_on_signals()
     runtime = real_runtime()
+    _refuse_apache_store(config.data_dir)
     lock = _lock_data_directory(config.data_dir, runtime.disk)
     try:
         failure = await serve_broker(config, runtime, stop)

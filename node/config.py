@@ -332,6 +332,11 @@ def _classic(reader: ConfigReader | None) -> ClassicConfig | None:
     return classic
 
 
+def _no_ledger(value: Any) -> str:
+    """For the key that every DLedger log has, in a configuration that asks for the other kind."""
+    raise ValueError("[dledger] and [classic] are two kinds of log and exclude each other: leave one table away")
+
+
 def _flush_mode(reader: ConfigReader, classic: ConfigReader | None) -> str:
     """`flush_mode`, or in [classic] RocketMQ's own name for it."""
     mode: str = reader.take("flush_mode", one_of(("", *FLUSH_MODES)), "")
@@ -390,7 +395,7 @@ def parse_broker_config(text: str, overrides: Sequence[str] = ()) -> BrokerConfi
     if classic_reader is not None:
         classic_reader.finish()
     ledger = reader.table("dledger")
-    ledger_listen = ledger.take("listen", check_address) if classic is None else ""
+    ledger_listen = ledger.take("listen", check_address) if classic is None else ledger.take("listen", _no_ledger, "")
     own_peers = {self_id: ledger_listen} if self_id and ledger_listen else {}
     limits_reader = reader.table("limits")
     config = BrokerConfig(

@@ -200,11 +200,13 @@ def check_absolute_path(value: Any) -> str:
 
 
 def one_of(choices: Sequence[str]) -> Callable[[Any], str]:
-    """A check that lets only these texts through; the nearest is named in the error."""
+    """A check that lets only these texts through; the nearest is named in the error. An empty one, which stands for a
+    key that is absent, is let through and not offered."""
+    offered = [choice for choice in choices if choice]
 
     def check(value: Any) -> str:
         if value not in choices:
-            raise ValueError(f"{value!r} is not one of {', '.join(choices)}{nearest(str(value), choices)}")
+            raise ValueError(f"{value!r} is not one of {', '.join(offered)}{nearest(str(value), offered)}")
         return str(value)
 
     return check

@@ -123,20 +123,33 @@ class LiveSettings:
         """How often settings were changed, and when last, in ms of the epoch (R: dataVersion of code 26)."""
 
     def load(self) -> None:
-        """Apply what was changed before. Raises OSError, ValueError when the file is no table of settings."""
+        """Apply what was changed before. Raises OSError, ValueError when the file is no table of settings.
+
+        An entry that the configuration has no place for any more, as it was changed since, is left out and named in
+        the log: it was a wish of a broker that ran, and must not keep this one from starting.
+        """
         content = read_table(self._disk, self._path)
         if content is None:
             return
         try:
-            changed = {str(name): str(text) for name, text in content["brokerConfig"].items()}
+            stored = {str(name): str(text) for name, text in content["brokerConfig"].items()}
             version = {name: int(content["dataVersion"][name]) for name in self.version}
-            config = self._config
-            for name, text in changed.items():
-                config = with_setting(config, name, text)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ValueError(f"{self._path} is no table of settings: {error}") from error
-        changes = ", ".join(f"{name}={text}" for name, text in changed.items())
-        logger.info("%s, changed while the broker ran, wins over the configuration: %s", self._path, changes)
+            raise ValueError(f"{self._path} is no table of settings: mend it, or remove it to start without") from error
+        config, changed = self._config, {}
+        for name, text in stored.items():
+            try:
+                config = with_setting(config, name, text)
+                changed[name] = text
+            except (KeyError, ValueError) as error:
+                reason = "is no setting that changes while the broker runs" if isinstance(error, KeyError) else error
+                short, given = name[:MAX_NAME_CHARACTERS], text[:MAX_NAME_CHARACTERS]
+                logger.warning(
+                    "%s: %s=%s is left out, the configuration stands: it %s", self._path, short, given, reason
+                )
+        if changed:
+            changes = ", ".join(f"{name}={text}" for name, text in changed.items())
+            logger.info("%s, changed while the broker ran, wins over the configuration: %s", self._path, changes)
         self._changed, self.version = changed, version
         self._accept(config)
 

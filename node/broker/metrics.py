@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from node.config import split_address
+from node.listening import listening
 
 __all__ = ["LATENCY_BOUNDS_S", "Histogram", "MetricsServer", "render"]
 
@@ -96,9 +97,10 @@ class MetricsServer:
 
     async def start(self) -> None:
         """Open the port. Raises OSError."""
-        self._server = await asyncio.start_server(
-            self._accepted, self._host, self._wanted_port, limit=MAX_REQUEST_BYTES
-        )
+        with listening("metrics_listen"):
+            self._server = await asyncio.start_server(
+                self._accepted, self._host, self._wanted_port, limit=MAX_REQUEST_BYTES
+            )
 
     async def stop(self) -> None:
         """Close the port and whatever is connected."""

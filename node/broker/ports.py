@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from node.config import BrokerConfig, split_address
+from node.listening import listening
 from node.remoting import (
     BatchProcessor,
     Command,
@@ -75,8 +76,9 @@ class Ports:
 
     async def start(self) -> None:
         """Listen. Raises OSError when an address is in use or not this machine's."""
-        for server in self._servers:
-            await server.start()
+        for server, key in zip(self._servers, ("listen", "fast_port"), strict=False):
+            with listening(key):
+                await server.start()
 
     async def stop(self) -> None:
         """Stop listening and close every connection. Idempotent."""

@@ -44,7 +44,8 @@ class MemberChange:
         """Let `member` belong to the group at `address`, or no longer (None); returns the entry's index, committed.
 
         A leader that removes itself steps down when that is committed. Raises DLedgerError: NOT_LEADER;
-        UNEXPECTED_ARGUMENT, where the group is a fixed one, or that changes nothing, leaves nobody, or too many;
+        UNEXPECTED_ARGUMENT, where the group is a fixed one, or that changes nothing, leaves nobody, or too many, or
+        where the address is another member's;
         INCONSISTENT_STATE, while the change before, or this leader's own first entry, is not committed yet: nothing was
         done then. And what an append raises, of which the indefinite ones leave the change open too.
         """
@@ -61,6 +62,7 @@ class MemberChange:
         if address is not None:
             if member in peers:
                 raise DLedgerError(DLedgerCode.UNEXPECTED_ARGUMENT, f"{member} belongs to the group already")
+            self._check_address(member, address)
             peers[member] = address
         elif peers.pop(member, None) is None:
             raise DLedgerError(DLedgerCode.UNEXPECTED_ARGUMENT, f"{member} does not belong to the group")
@@ -69,6 +71,17 @@ class MemberChange:
         self.check_may_change(leadership.term)
         logger.info("%s: the group is to be %s", self._state.self_id, ", ".join(sorted(peers)))
         return (await self._pusher.append_members(peers)).index
+
+    def _check_address(self, member: str, address: str) -> None:
+        """Raises DLedgerError UNEXPECTED_ARGUMENT where another member is dialled there: the group would count one that
+        does not exist, and refuse it at its right address, as it belongs to the group."""
+        members = self._state.members
+        for other, known in members.peers.items():
+            if address in (known, members.address(other)):
+                raise DLedgerError(
+                    DLedgerCode.UNEXPECTED_ARGUMENT,
+                    f"{address} is the address of {other}, which belongs to the group: {member} needs one of its own",
+                )
 
     async def restate(self) -> None:
         """Say once more who belongs to the group, so that the part of the log may go that says so. Does nothing where

@@ -28,7 +28,7 @@ from typing import Any
 from node.dledger.entry import CONFIG_MAGIC, BadEntry, Entry
 from node.dledger.rpc import DLedgerCode, DLedgerError
 
-__all__ = ["MAX_MEMBERS", "Membership", "are_members", "check_members", "decode_members", "encode_members"]
+__all__ = ["MAX_MEMBERS", "Membership", "are_members", "check_members", "decode_members", "encode_members", "peers_in"]
 
 MAX_MEMBERS = 15
 """Of a group: every entry goes to each of them, and a majority has to answer."""
@@ -152,13 +152,19 @@ def encode_members(peers: Mapping[str, str]) -> bytes:
 
 def decode_members(entry: Entry) -> dict[str, str]:
     """What such an entry says. Raises BadEntry."""
-    try:
-        peers = json.loads(entry.body)["peers"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        peers = None
-    if entry.magic != CONFIG_MAGIC or not are_members(peers):
+    peers = peers_in(entry.body)
+    if entry.magic != CONFIG_MAGIC or peers is None:
         raise BadEntry(f"entry {entry.index} does not say who belongs to the group")
-    return dict(peers)
+    return peers
+
+
+def peers_in(body: bytes) -> dict[str, str] | None:
+    """What the body of such an entry says; None where it is none."""
+    try:
+        peers = json.loads(body)["peers"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return dict(peers) if are_members(peers) else None
 
 
 def check_members(entry: Entry) -> None:

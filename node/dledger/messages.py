@@ -38,6 +38,8 @@ __all__ = [
     "LeadershipTransferRequest",
     "LeadershipTransferResponse",
     "MalformedMessage",
+    "MembersRequest",
+    "MembersResponse",
     "Message",
     "MetadataRequest",
     "MetadataResponse",
@@ -373,6 +375,20 @@ class ChangeMembersResponse(Response):
     """`index` is the entry that says so."""
 
     index: int = -1
+
+
+@dataclass(slots=True, kw_only=True)
+class MembersRequest(Request):
+    """Asks any member who belongs to the group."""
+
+
+@dataclass(slots=True, kw_only=True)
+class MembersResponse(Response):
+    """`peers` are the ids and addresses as that member knows them, in the form of the log's entries; `index` is the
+    entry that says so, -1 for the member's configuration."""
+
+    index: int = -1
+    peers: bytes = b""
 
 
 @dataclass(slots=True, kw_only=True)

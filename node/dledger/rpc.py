@@ -36,7 +36,8 @@ class DLedgerRequestCode(enum.IntEnum):
     LEADERSHIP_TRANSFER = 31005
     INSTALL_SNAPSHOT = 31006
     CHANGE_MEMBERS = 31007
-    """Not of DLedger, which has no such thing; its codes end at 51006."""
+    """Not of DLedger, which has no such thing, nor is the next; its codes end at 51006."""
+    MEMBERS = 31008
 
 
 class DLedgerCode(enum.IntEnum):

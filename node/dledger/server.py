@@ -22,6 +22,7 @@ from node.dledger.elector import LeaderElector
 from node.dledger.json_form import from_json, to_json
 from node.dledger.member_change import MemberChange
 from node.dledger.member_state import MemberState, RoleListener
+from node.dledger.membership import encode_members
 from node.dledger.messages import (
     AppendEntryRequest,
     AppendEntryResponse,
@@ -36,6 +37,8 @@ from node.dledger.messages import (
     LeadershipTransferRequest,
     LeadershipTransferResponse,
     MalformedMessage,
+    MembersRequest,
+    MembersResponse,
     MetadataRequest,
     MetadataResponse,
     PushEntryRequest,
@@ -55,6 +58,7 @@ from node.dledger.snapshot_transfer import SnapshotReceiver
 from node.dledger.state_machine import StateMachine, StateMachineCaller
 from node.dledger.store import DLedgerStore
 from node.dledger.transfer import LeadershipTransfer
+from node.listening import listening
 from node.remoting import Command, Connection, DeferredReply, Processor, RemotingServer, ResponseCode
 from node.runtime import Runtime
 
@@ -162,7 +166,8 @@ class DLedgerServer:
             if self.machine is not None:
                 self.machine.start()
             await self.snapshots.open()
-            await self.remoting.start()
+            with listening("dledger.listen"):
+                await self.remoting.start()
         except OSError:
             if self.machine is not None:
                 self.machine.stop()
@@ -291,6 +296,7 @@ class DLedgerServer:
             DLedgerRequestCode.CHANGE_MEMBERS: self._processor(
                 ChangeMembersRequest, ChangeMembersResponse, self._handle_change_members
             ),
+            DLedgerRequestCode.MEMBERS: self._processor(MembersRequest, MembersResponse, self._handle_members),
             DLedgerRequestCode.METADATA: self._processor(MetadataRequest, MetadataResponse, self._handle_metadata),
             DLedgerRequestCode.GET: self._processor(GetEntriesRequest, GetEntriesResponse, self._handle_get),
             DLedgerRequestCode.APPEND: self._processor(AppendEntryRequest, AppendEntryResponse, self._handle_append),
@@ -380,6 +386,15 @@ class DLedgerServer:
     async def _handle_change_members(self, request: ChangeMembersRequest) -> ChangeMembersResponse:
         index = await self.members.change(request.member, request.address or None)
         return ChangeMembersResponse(**self._answer_fields(request.local_id), code=DLedgerCode.SUCCESS, index=index)
+
+    async def _handle_members(self, request: MembersRequest) -> MembersResponse:
+        members = self.member_state.members
+        return MembersResponse(
+            **self._answer_fields(request.local_id),
+            code=DLedgerCode.SUCCESS,
+            index=members.index,
+            peers=encode_members(members.peers),
+        )
 
     async def _handle_metadata(self, request: MetadataRequest) -> MetadataResponse:
         return MetadataResponse(

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Final, NamedTuple, TypeVar
 
+from node.config_reader import check_dialled_address
+from node.dledger.membership import MAX_MEMBERS, peers_in
 from node.dledger.messages import (
     ChangeMembersRequest,
     ChangeMembersResponse,
     LeadershipTransferRequest,
     LeadershipTransferResponse,
     MalformedMessage,
+    MembersRequest,
+    MembersResponse,
     MetadataRequest,
     MetadataResponse,
     Request,
@@ -27,24 +33,37 @@ TIMEOUT_MS = 5000
 """For an answer; a transfer takes at most two or three seconds."""
 
 
+MAX_ASKED: Final = 4 * MAX_MEMBERS
+"""Members at their addresses that are looked at for one that leads: whoever answers may name others."""
+
+
 class GroupRefuses(Exception):
-    """The group did not do it; the text says why, in one line."""
+    """The group did not do it; the text says why, in one line. `is_mistake`: it never will, as it was asked."""
+
+    def __init__(self, text: str, *, is_mistake: bool = False) -> None:
+        super().__init__(text)
+        self.is_mistake = is_mistake
 
 
 async def give_lead(group: str, peers: Mapping[str, str], member: str) -> int:
     """Have whoever leads `group` give its lead to `member`; returns the term that it leads.
 
-    `peers` maps the members to their addresses, as in a member's configuration. Raises GroupRefuses.
+    `peers` maps members to their addresses, as in a member's configuration, which may be older than the group. Raises
+    GroupRefuses.
     """
     client = RemotingClient(ClientLimits(connect_timeout_ms=1000), name="operator")
     try:
-        leader, term = await _leader(client, group, peers)
+        leader, term, address = await _leader(client, group, peers)
         if leader == member:
             return term
+        members = await _members(client, group, leader, address)
+        if members and member not in members:
+            known = ", ".join(sorted(members))
+            raise GroupRefuses(f"{member} is no member of group {group}: {known}", is_mistake=True)
         request = LeadershipTransferRequest(
             group=group, remote_id=leader, local_id="operator", term=term, transfer_id=leader, transferee_id=member
         )
-        answer, remark = await _ask(client, peers[leader], DLedgerRequestCode.LEADERSHIP_TRANSFER, request,
+        answer, remark = await _ask(client, address, DLedgerRequestCode.LEADERSHIP_TRANSFER, request,
                                     LeadershipTransferResponse)  # fmt: skip
         if answer.code is not DLedgerCode.SUCCESS:
             raise GroupRefuses(f"{leader}, which leads, does not give its lead to {member}: {remark}")
@@ -62,14 +81,15 @@ async def change_members(group: str, peers: Mapping[str, str], member: str, addr
     """
     client = RemotingClient(ClientLimits(connect_timeout_ms=1000), name="operator")
     try:
-        leader, _ = await _leader(client, group, peers)
+        leader, _, place = await _leader(client, group, peers)
         request = ChangeMembersRequest(
             group=group, remote_id=leader, local_id="operator", member=member, address=address or ""
         )
         code = DLedgerRequestCode.CHANGE_MEMBERS
-        answer, remark = await _ask(client, peers[leader], code, request, ChangeMembersResponse)
+        answer, remark = await _ask(client, place, code, request, ChangeMembersResponse)
         if answer.code is not DLedgerCode.SUCCESS:
-            raise GroupRefuses(f"{leader}, which leads, does not do it: {remark}")
+            is_mistake = answer.code is DLedgerCode.UNEXPECTED_ARGUMENT
+            raise GroupRefuses(f"{leader}, which leads, does not do it: {remark}", is_mistake=is_mistake)
         return answer.index
     except RemotingError as error:
         raise GroupRefuses(f"no answer from the leader, it may be done or not: {error}") from error
@@ -77,23 +97,69 @@ async def change_members(group: str, peers: Mapping[str, str], member: str, addr
         await client.close()
 
 
-async def _leader(client: RemotingClient, group: str, peers: Mapping[str, str]) -> tuple[str, int]:
-    """Who leads, of those that answer, by the greatest term; and that term."""
-    leaders: list[tuple[int, str]] = []
-    for member, address in peers.items():
-        request = MetadataRequest(group=group, remote_id=member, local_id="operator")
-        try:
-            answer, remark = await _ask(client, address, DLedgerRequestCode.METADATA, request, MetadataResponse)
-        except RemotingError:
-            continue
-        if answer.code is not DLedgerCode.SUCCESS:
-            raise GroupRefuses(f"{address} is not member {member} of group {group}: {remark}")
-        if answer.role == Role.LEADER.name:
-            leaders.append((answer.term, member))
-    if not leaders:
-        raise GroupRefuses(f"nobody leads group {group} at present, of those that answer")
-    term, member = max(leaders)
-    return member, term
+async def _leader(client: RemotingClient, group: str, peers: Mapping[str, str]) -> tuple[str, int, str]:
+    """Who leads, of those that answer, by the greatest term; that term, and where the leader was asked.
+
+    Where none of `peers` does, whom they name as members is asked as well, and so on: the configuration that `peers`
+    come from may be older than the last changes of the group.
+    """
+    asked: set[tuple[str, str]] = set()
+    refusals: list[str] = []
+    left = set(peers.items())
+    while left and len(asked) < MAX_ASKED:
+        asked |= left
+        views = await asyncio.gather(*(_view(client, group, *each) for each in sorted(left)))
+        leaders = [(view.term, view.member, view.address) for view in views if view.leads]
+        if leaders:
+            term, member, address = max(leaders)
+            return member, term, address
+        refusals += [view.refusal for view in views if view.refusal]
+        told = await asyncio.gather(
+            *(_members(client, group, view.member, view.address) for view in views if view.answers)
+        )
+        left = {each for members in told for each in members.items()} - asked
+    if refusals:
+        raise GroupRefuses(refusals[0])
+    raise GroupRefuses(f"nobody leads group {group} at present, of those that answer")
+
+
+class _View(NamedTuple):
+    """What a member said when it was asked for its role; `refusal` is why there is no such member there."""
+
+    member: str
+    address: str
+    term: int = -1
+    leads: bool = False
+    answers: bool = False
+    refusal: str = ""
+
+
+async def _view(client: RemotingClient, group: str, member: str, address: str) -> _View:
+    request = MetadataRequest(group=group, remote_id=member, local_id="operator")
+    try:
+        answer, remark = await _ask(client, address, DLedgerRequestCode.METADATA, request, MetadataResponse)
+    except RemotingError:
+        return _View(member, address)
+    except GroupRefuses as error:
+        return _View(member, address, refusal=str(error))
+    if answer.code is not DLedgerCode.SUCCESS:
+        return _View(member, address, refusal=f"{address} is not member {member} of group {group}: {remark}")
+    return _View(member, address, answer.term, answer.role == Role.LEADER.name, answers=True)
+
+
+async def _members(client: RemotingClient, group: str, member: str, address: str) -> dict[str, str]:
+    """Who belongs to the group, as `member` knows it, with addresses that can be dialled; nobody where it does not say:
+    one of an earlier release does not know the request."""
+    request = MembersRequest(group=group, remote_id=member, local_id="operator")
+    try:
+        answer, _ = await _ask(client, address, DLedgerRequestCode.MEMBERS, request, MembersResponse)
+    except (RemotingError, GroupRefuses):
+        return {}
+    members = {}
+    for name, place in (peers_in(answer.peers) or {}).items():
+        with contextlib.suppress(ValueError):
+            members[name] = check_dialled_address(place)
+    return members
 
 
 async def _ask(

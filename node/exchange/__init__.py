@@ -11,5 +11,6 @@ starts.
     inventory.py                 what a log holds, as its records go by
     tables.py                    Apache's tables as JSON
     apache_queues.py             how far its consume queues go
+    recognition.py               telling Apache's store from one of ours, also for a broker that is to start on it
     staging.py                   the target's directory, which is there whole or not at all; locks
 """

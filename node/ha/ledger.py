@@ -20,6 +20,7 @@ from node.ha.client import HAClient
 from node.ha.config import HaConfig
 from node.ha.group_transfer import GroupTransferService
 from node.ha.service import HAService
+from node.listening import listening
 from node.remoting import ResponseCode
 from node.runtime import Runtime
 
@@ -85,7 +86,8 @@ class HaLedger(ClassicLedger):
         when everything made from the log is recovered too. Raises as ClassicLedger; OSError for a port in use."""
         await super().start()
         if self.service is not None:
-            await self.service.start()
+            with listening("classic.ha_listen_port"):
+                await self.service.start()
 
     async def stop(self) -> None:
         """Leave the others, then close the log."""

@@ -31,12 +31,18 @@ class KvConfig:
         self._lock: asyncio.Lock | None = None
 
     async def load(self) -> None:
-        """Read the file, if there is one. Raises OSError, and ValueError when it is no such table."""
-        content = read_table(self._disk, self._path) if self._path is not None else None
-        if self._path is None or content is None:
+        """Read the file, if there is one, and make its directory, as a broker does its own: an entry that cannot be
+        stored is said at the start and not to whoever sends it. Raises OSError, and ValueError when it is no such
+        table."""
+        if self._path is None:
+            return
+        directory = posixpath.dirname(self._path) or "."
+        self._disk.make_dirs(directory)
+        content = read_table(self._disk, self._path)
+        if content is None:
             return
         # The process before may have replaced the file and been killed before its name was synced: now it counts.
-        await self._disk.sync_dir(posixpath.dirname(self._path) or ".")
+        await self._disk.sync_dir(directory)
         try:
             table = content["configTable"]
             self._table = {

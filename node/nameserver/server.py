@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from node.listening import listening
 from node.nameserver.kv_config import KvConfig, KvConfigFull
 from node.nameserver.registration import parse_json_object, read_registration
 from node.nameserver.routes import RouteTable, TableFull
@@ -91,7 +92,8 @@ class NameServer:
     async def start(self) -> None:
         """Listen. Raises OSError (address in use, unreadable file), ValueError (a file that is no configuration)."""
         await self._kv.load()
-        await self._server.start()
+        with listening("listen"):
+            await self._server.start()
         self._schedule_scan()
 
     async def stop(self) -> None:

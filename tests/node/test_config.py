@@ -149,6 +149,9 @@ def test_all_problems_are_listed_at_once() -> None:
     [
         ("read_mode=leese", "read_mode: 'leese' is not one of read_index, lease, log, unsafe; did you mean 'lease'?"),
         ("timing=quick", "timing: 'quick' is not one of default, fast"),
+        ("flush_mode=asynch", "flush_mode: 'asynch' is not one of sync, async; did you mean 'async'?"),
+        ("classic.flush_disk_type=SYNC", "classic.flush_disk_type: 'SYNC' is not one of SYNC_FLUSH, ASYNC_FLUSH"),
+        ("classic.broker_role=MASTER", "classic.broker_role: 'MASTER' is not one of ASYNC_MASTER, SYNC_MASTER, SLAVE"),
         ("data_dir=7", "data_dir: must be a non-empty string, not 7"),
         ("zzz=1", "zzz: is no known key; known are self_id"),
         ("dledger.peers={n2 = '127.0.0.2:1'}", "dledger.peers: has no entry for this node, n1"),
@@ -161,6 +164,7 @@ def test_all_problems_are_listed_at_once() -> None:
         ("dledger.snapshots_kept=0", "dledger.snapshots_kept: must be a whole number from 1 to 100, not 0"),
         ("dledger.snapshot_threshold=-1", "dledger.snapshot_threshold: must be a whole number from 0 to"),
         ("dledger.listen=127.0.0.1:10911", "dledger.listen: is the same address as listen"),
+        ("classic={}", "dledger.listen: [dledger] and [classic] are two kinds of log and exclude each other"),
         ("topics=[{name = 't'}, {name = 't'}]", "topics[1].name: topic 't' is given twice"),
         ("topics=[1]", "topics: must be an array of tables"),
         ("limits=1", "limits: must be a table"),

@@ -163,6 +163,40 @@ def test_a_port_in_use_is_named(start: Start, tmp_path: Path) -> None:
             assert "in use" in errors and "Traceback" not in errors
 
 
+@pytest.mark.parametrize(
+    ("settings", "mend"),
+    [
+        ("listen=127.0.0.1:{port}", "stop what uses it, or change listen"),
+        ("metrics_listen=127.0.0.1:{port}", "stop what uses it, or change metrics_listen"),
+        ("dledger.listen=127.0.0.1:{port}", "stop what uses it, or change dledger.listen"),
+        (
+            "fast_port=true listen=127.0.0.1:{above}",
+            "stop what uses it, or change listen, which is 2 above it, or switch fast_port off",
+        ),
+        (
+            "classic.broker_role=ASYNC_MASTER classic.ha_listen_port={port}",
+            "stop what uses it, or change classic.ha_listen_port",
+        ),
+        ("metrics_listen=192.0.2.1:1", "; change metrics_listen"),
+    ],
+)
+def test_the_key_of_a_port_that_cannot_be_opened_is_named(
+    start: Start, tmp_path: Path, settings: str, mend: str
+) -> None:
+    path = Path(write_config(tmp_path))
+    if "classic" in settings:
+        text = path.read_text()
+        path.write_text(text[: text.index("[dledger]")] + text[text.index("[[topics]]") :])
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        words = settings.format(port=port, above=port + 2).split()
+        status, errors = finish(start("broker", "--config", str(path), *(f"--set={each}" for each in words)))
+    (line,) = [line for line in errors.splitlines() if line.startswith("node: ")]
+    assert status == 254 and line.endswith(mend) and "Traceback" not in errors
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.cluster
 def test_a_broker_ends_on_a_signal(start: Start, tmp_path: Path, number: signal.Signals) -> None:
@@ -193,6 +227,29 @@ def test_a_data_directory_that_is_a_file_is_named(start: Start, tmp_path: Path) 
     (tmp_path / "file").write_text("")
     status, errors = finish(start("broker", "--config", write_config(tmp_path, data_dir="file/data")))
     assert status == 254 and str(tmp_path / "file") in errors and errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "complaint"),
+    [
+        ("/dev/null", "/dev/null: File exists; it has to be a directory"),
+        ("/dev/null/data", "/dev/null/data: Not a directory; what is above it has to be a directory"),
+        ("/sys/splitbrain", "/sys/splitbrain: "),  # as the machine has it: not permitted, or read-only
+        ("/" + "x" * 300, ": File name too long; name it shorter"),
+    ],
+    ids=["a device", "below a device", "no writing there", "long"],
+)
+def test_the_key_of_a_place_that_cannot_be_used_is_named(
+    start: Start, tmp_path: Path, path: str, complaint: str
+) -> None:
+    for key, words in (
+        ("data_dir", ("broker", "--config", write_config(tmp_path), "--set", f"data_dir={path}")),
+        ("kv_config_path", ("nameserver", "--listen", "127.0.0.1:0", "--set", f"kv_config_path={path}/kv.json")),
+    ):
+        status, errors = finish(start(*words))
+        assert (status, errors.count("\n")) == (254, 1), errors
+        assert errors.startswith(f"node: {key} {path}"), errors
+        assert errors.endswith(f", or change {key}\n") and complaint in errors, errors
 
 
 def in_store(data: Path, pattern: str) -> Path:
@@ -308,8 +365,6 @@ def test_giving_the_lead_away(start: Start, tmp_path: Path) -> None:
     config = write_config(tmp_path, ledger_port=free_ports(1)[0])
     status, errors = finish(start("transfer", "--config", config, "--to", "n1"))
     assert (status, errors.count("\n")) == (1, 1) and "nobody leads" in errors
-    status, errors = finish(start("transfer", "--config", config, "--to", "n7"))
-    assert (status, errors.count("\n")) == (254, 1) and "n7 is no member" in errors
     for words, complaint in (
         (("--add", "n4"), "--add or --remove"),
         (("--add", "four=127.0.0.1:1"), "must be n and a number"),
@@ -326,6 +381,22 @@ def test_giving_the_lead_away(start: Start, tmp_path: Path) -> None:
         if asked.returncode == 0 or time.monotonic() > deadline:
             break
     assert re.fullmatch(r"n1 leads \S+ in term \d+\n", output)
+    status, errors = finish(start("transfer", "--config", config, "--to", "n7"))
+    assert (status, errors.count("\n")) == (254, 1) and "n7 is no member of group broker-a: n1" in errors
+
+
+def test_an_address_of_another_member_is_refused(start: Start, tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    config = Path(write_config(tmp_path, ledger_port=port))
+    config.write_text(config.read_text().replace("[dledger]", "[dledger]\nmembers_may_change = true"))
+    wait_until_ready(start("broker", "--config", str(config)))
+    deadline = time.monotonic() + 30
+    while True:
+        status, errors = finish(start("members", "--config", str(config), "--add", f"n4=127.0.0.1:{port}"))
+        if "nobody leads" not in errors or time.monotonic() > deadline:
+            break
+    assert (status, errors.count("\n")) == (254, 1)
+    assert f"127.0.0.1:{port} is the address of n1, which belongs to the group: n4 needs one of its own" in errors
 
 
 def test_the_environment_overrides_the_file_and_options_both(
@@ -360,10 +431,11 @@ def test_a_name_server_is_configured_whole(start: Start, tmp_path: Path) -> None
         broker_expiry_s = 30
         scan_interval_s = 5
         max_connections = 100
-        kv_config_path = "{tmp_path / "kv.json"}"
+        kv_config_path = "{tmp_path / "new" / "er" / "kv.json"}"
         """
     )
     wait_until_ready(start("nameserver", "--config", str(path)))
+    assert (tmp_path / "new" / "er").is_dir()  # made, as a broker's data_dir is
     path.write_text('listen = "127.0.0.1:0"\nbroker_expiry = 0\nscan_interval_s = 0\nkv_config_path = "kv.json"\n')
     status, errors = finish(start("nameserver", "--config", str(path)))
     assert status == 254 and len(errors.splitlines()) == 3

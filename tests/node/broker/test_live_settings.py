@@ -170,9 +170,8 @@ def test_concurrent_changes_are_all_there(run_case: Any, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('{"brokerConfig":{"maxMessageSize":"x"},"dataVersion":{"timestamp":1,"counter":1}}', "is no integer"),
-        ('{"brokerConfig":{"brokerName":"x"},"dataVersion":{"timestamp":1,"counter":1}}', "brokerName"),
-        ('{"brokerConfig":[]}', "is no table of settings"),
+        ('{"brokerConfig":[]}', "is no table of settings: mend it, or remove it"),
+        ('{"brokerConfig":{},"dataVersion":{"counter":"x"}}', "is no table of settings: mend it, or remove it"),
         ("{", "is damaged"),
     ],
 )
@@ -182,3 +181,29 @@ def test_a_damaged_table_is_named_at_the_start(new_broker: Any, tmp_path: Path, 
     broker, _ = new_broker()
     with pytest.raises(ValueError, match=f"brokerConfig.json .*{reason}"):
         asyncio.run(broker.start())
+
+
+def test_entries_that_do_not_fit_any_more_are_left_out(
+    new_broker: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The configuration was changed since they were written: the broker starts without them, and says so."""
+    (tmp_path / "data").mkdir()
+    path = tmp_path / "data" / "brokerConfig.json"
+    stored = {"maxMessageSize": "8388608", "transactionCheckMax": "3", "brokerName": "x", "brokerPermission": "y"}
+    path.write_text(json.dumps({"brokerConfig": stored, "dataVersion": {"timestamp": 1, "counter": 4}}))
+    broker, _ = new_broker(**{"limits.segment_size_bytes": 8_000_000})
+
+    async def scenario() -> None:
+        await broker.start()
+        await broker.stop()
+
+    asyncio.run(scenario())
+    assert broker.config.transactions.max_checks == 3
+    assert broker.config.limits.max_message_size_bytes < 8_000_000
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    for entry, reason in (
+        ("maxMessageSize=8388608", "does not fit into a file of the log, of 8000000 bytes"),
+        ("brokerName=x", "is no setting that changes while the broker runs"),
+        ("brokerPermission=y", "is no integer"),
+    ):
+        assert any(str(path) in line and entry in line and reason in line for line in warnings), warnings

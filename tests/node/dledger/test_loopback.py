@@ -397,11 +397,39 @@ def test_members_change_over_the_wire(real: Any, tmp_path: Path) -> None:
         with pytest.raises(GroupRefuses, match="n4 belongs to the group already"):
             await change_members("g", group.peers, "n4", joiner.peers["n4"])
         leader = await group.leader()
+        for other in (leader, "n4"):
+            with pytest.raises(GroupRefuses, match=f"is the address of {other}, which belongs to the group") as refused:
+                await change_members("g", group.peers, "n5", joiner.peers[other])
+            assert refused.value.is_mistake and "n5" not in group.members[leader].status()["members"]
         gone = next(name for name in group.peers if name != leader)
         await change_members("g", group.peers, gone, None)
         await group.stop(gone)
         await group.converged()
         assert gone not in group.members[leader].status()["members"]
+
+    real(scenario, members_may_change=True)
+
+
+def test_tools_with_an_older_configuration_find_who_leads_and_who_belongs(real: Any, tmp_path: Path) -> None:
+    async def scenario(group: RealGroup) -> None:
+        await group.start()
+        await group.leader()
+        joiner = RealGroup(tmp_path, 1, members_may_change=True, joins=True)
+        joiner.peers = group.peers | {"n4": joiner.peers["n1"]}
+        joiner.disks = group.disks
+        await joiner.start("n4")
+        await change_members("g", group.peers, "n4", joiner.peers["n4"])
+        group.members["n4"] = joiner.members["n4"]
+        await group.converged()
+        leader = await group.leader()
+        await group.until(lambda: group.members[leader].status()["watermarks"]["n4"] >= 0)
+        term = await give_lead("g", group.peers, "n4")  # which they do not name
+        assert await group.leader() == "n4" and group.members["n4"].member_state.term == term
+        with pytest.raises(GroupRefuses, match="n9 is no member of group g: n1, n2, n3, n4") as refused:
+            await give_lead("g", group.peers, "n9")
+        assert refused.value.is_mistake
+        await change_members("g", {"n1": group.peers["n1"]}, "n2", None)  # nobody that is named leads
+        assert "n2" not in group.members["n4"].status()["members"]
 
     real(scenario, members_may_change=True)
 

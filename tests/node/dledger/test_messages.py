@@ -21,6 +21,8 @@ from node.dledger.messages import (
     InstallSnapshotRequest,
     InstallSnapshotResponse,
     MalformedMessage,
+    MembersRequest,
+    MembersResponse,
     Message,
     MetadataRequest,
     MetadataResponse,
@@ -49,6 +51,8 @@ MESSAGES: list[Message] = [
         **BASE, last_included_index=9, last_included_term=2, size_bytes=5, digest="0f", offset=2, data_crc=7, data=b"de"
     ),
     InstallSnapshotResponse(**BASE, code=DLedgerCode.SUCCESS, offset=4),
+    MembersRequest(**BASE),
+    MembersResponse(**BASE, code=DLedgerCode.SUCCESS, index=-1, peers=b'{"peers":{"n1":"127.0.0.1:1"}}'),
 ]
 NAMES = b"\1" + struct.pack(">H1sH2sH2sH2s", 1, b"g", 2, b"n2", 2, b"n1", 2, b"n1").join([b"\0\x0f", b""])
 """Version, length and names of every message above."""

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,7 @@ from node.config import parse_broker_config
 from node.exchange import staging
 from node.exchange.exporting import export_store
 from node.exchange.importing import import_store
+from node.exchange.recognition import mark_of_apache
 from node.exchange.staging import ExchangeError
 from node.exchange.tables import decode_apache_table, encode_apache_table
 from node.real_runtime import real_runtime
@@ -404,6 +406,41 @@ def test_the_commands_say_what_they_did_or_why_not(tmp_path: Path, capsys: pytes
     assert f"set limits.segment_size_bytes = {SEGMENT_BYTES}" in capsys.readouterr().err
     assert main(["import-store", "--config", str(configuration), "--from", str(tmp_path / "nowhere")]) == 254
     assert "there is no store" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("gone", ["", "config", "checkpoint"])
+def test_a_broker_does_not_start_on_a_store_of_apaches(tmp_path: Path, gone: str) -> None:
+    """It would cut the zeros behind the last record, and more where it takes that for damaged."""
+    root = tmp_path / "apache"
+    store = ApacheStore()
+    store.put("t", 0, b"x")
+    store.write(root)
+    (root / "checkpoint").write_bytes(struct.pack(">3q", 1_700_000_000_000, 1_700_000_000_000, 0).ljust(4096, b"\0"))
+    if gone == "config":
+        shutil.rmtree(root / "config")
+    elif gone:
+        (root / gone).unlink()
+    before = tree(root)
+    configuration = tmp_path / "broker.toml"
+    configuration.write_text(CONFIG.format(data_dir=root))
+    command = [sys.executable, "-m", "node", "broker", "--config", str(configuration)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+    assert (ended.returncode, ended.stderr.count("\n")) == (254, 1)
+    assert f"data_dir {root} is a store of Apache RocketMQ, as {root}/" in ended.stderr
+    assert f"run import-store --from {root}" in ended.stderr
+    assert tree(root) == before
+
+
+def test_stores_of_ours_are_none_of_apaches(tmp_path: Path) -> None:
+    assert mark_of_apache(tmp_path / "nowhere") == "" == mark_of_apache(tmp_path)
+    data_dir = ours(tmp_path)
+    assert mark_of_apache(tmp_path / "apache") == str(tmp_path / "apache" / "config" / "topics.json")
+    for name in ("checkpoint", "topics.json"):
+        assert mark_of_apache(data_dir) == ""
+        (data_dir / name).unlink()
+    assert mark_of_apache(data_dir) == ""
+    (data_dir / "checkpoint").write_bytes(bytes(60))  # what a power cut may leave of ours
+    assert mark_of_apache(data_dir) == ""
 
 
 @pytest.mark.usefixtures("hears_hangups")

@@ -1,0 +1,45 @@
+"""Telling a store of Apache RocketMQ's from one of this broker's, before anything is written to it.
+
+Both have `commitlog/`, whose files are called alike, `consumequeue/`, `index/`, `lock` and `checkpoint`. A broker that
+took the other's for its own would cut the zeros behind the last record, or what it takes for them, and write queues of
+its own between those that are there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from node.store.table_file import BACKUP_SUFFIX
+
+__all__ = ["mark_of_apache"]
+
+_TABLES = ("topics.json", "consumerOffset.json", "subscriptionGroup.json", "delayOffset.json")
+_CHECKPOINT_BYTES = 4096
+"""R: StoreCheckpoint, a page of numbers of 8 bytes, of which a handful are used. The first is a time."""
+_CHECKPOINT_USED_BYTES = 256
+
+
+def mark_of_apache(data_dir: Path) -> str:
+    """The file by which the store is Apache's, "" where it is none. Raises OSError.
+
+    Its tables are below `config`, ours are not; its checkpoint is a page of numbers, ours an object of JSON. A
+    directory that has a checkpoint or a DLedger log of ours is ours, whatever else somebody has put there.
+    """
+    checkpoint = data_dir / "checkpoint"
+    heads = {path: _head(path) for path in (checkpoint, data_dir / ("checkpoint" + BACKUP_SUFFIX))}
+    if (data_dir / "dledger").exists() or any(head.startswith(b"{") for head in heads.values()):
+        return ""
+    for name in _TABLES:
+        if (data_dir / "config" / name).is_file():
+            return str(data_dir / "config" / name)
+    page = heads[checkpoint]
+    is_page = len(page) == _CHECKPOINT_BYTES and page[:1] == b"\0" and not any(page[_CHECKPOINT_USED_BYTES:])
+    return str(checkpoint) if is_page else ""
+
+
+def _head(path: Path) -> bytes:
+    """The first bytes of a file, one more than a checkpoint of Apache's has; none where there is no file."""
+    if not path.is_file():
+        return b""
+    with path.open("rb") as file:
+        return file.read(_CHECKPOINT_BYTES + 1)
