@@ -429,12 +429,26 @@ def _refuse_apache_store(path: str) -> None:
         )
 
 
+def _refuse_other_log(config: BrokerConfig) -> None:
+    """Raises OperatorError where the directory has a log of the other kind: a broker that began an empty one beside it
+    would have consumers begin anew, and none of their messages."""
+    kinds = {"classic": "commitlog", "dledger": "dledger/data"}
+    wanted, other = sorted(kinds, reverse=config.classic is None)
+    place = Path(config.data_dir, kinds[other])
+    if place.is_dir() and any(place.iterdir()):
+        raise OperatorError(
+            f"data_dir {config.data_dir} has a log of [{other}], {kinds[other]}, and the configuration says [{wanted}]:"
+            " set another data_dir, or the configuration back"
+        )
+
+
 async def _serve_broker(config: BrokerConfig) -> int:
     from node.serving import serve_broker
 
     stop = _stop_on_signals()
     runtime = real_runtime()
     _refuse_apache_store(config.data_dir)
+    _refuse_other_log(config)
     lock = _lock_data_directory(config.data_dir, runtime.disk)
     try:
         failure = await serve_broker(config, runtime, stop)

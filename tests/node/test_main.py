@@ -216,6 +216,30 @@ def test_a_second_broker_keeps_off_the_same_data(start: Start, tmp_path: Path) -
     assert errors == f"node: data_dir {tmp_path / 'data'} is in use by another broker\n"
 
 
+@pytest.mark.cluster
+@pytest.mark.parametrize("first", ["classic", "dledger"])
+def test_a_log_of_the_other_kind_is_refused(start: Start, tmp_path: Path, first: str) -> None:
+    """Beside it an empty one would begin, whose queues have no message up to where the consumers have read."""
+    path = Path(write_config(tmp_path))
+    text = path.read_text()
+    classic = text[: text.index("[dledger]")] + "[classic]\n" + text[text.index("[[topics]]") :]
+    for other, content in sorted({"classic": classic, "dledger": text}.items(), reverse=first == "dledger"):
+        path.write_text(content)
+        process = start("broker", "--config", str(path))
+        if other == first:
+            wait_until_ready(process)
+            process.send_signal(signal.SIGTERM)
+        status, errors = finish(process)
+        if other == first == "classic":  # its first file comes with the first message
+            (tmp_path / "data" / "commitlog" / ("0" * 20)).write_bytes(b"x")
+    places = {"classic": "commitlog", "dledger": "dledger/data"}
+    assert (status, errors) == (
+        254,
+        f"node: data_dir {tmp_path / 'data'} has a log of [{first}], {places[first]}, and the configuration says "
+        f"[{other}]: set another data_dir, or the configuration back\n",
+    )
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_data_directory_without_permission_is_named(start: Start, tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0o500)
