@@ -221,7 +221,7 @@ def test_a_second_broker_keeps_off_the_same_data(start: Start, tmp_path: Path) -
 def test_a_log_of_the_other_kind_is_refused(start: Start, tmp_path: Path, first: str) -> None:
     """Beside it an empty one would begin, whose queues have no message up to where the consumers have read."""
     path = Path(write_config(tmp_path))
-    text = path.read_text()
+    text, places = path.read_text(), {"classic": "commitlog", "dledger": "dledger/data"}
     classic = text[: text.index("[dledger]")] + "[classic]\n" + text[text.index("[[topics]]") :]
     for other, content in sorted({"classic": classic, "dledger": text}.items(), reverse=first == "dledger"):
         path.write_text(content)
@@ -230,9 +230,8 @@ def test_a_log_of_the_other_kind_is_refused(start: Start, tmp_path: Path, first:
             wait_until_ready(process)
             process.send_signal(signal.SIGTERM)
         status, errors = finish(process)
-        if other == first == "classic":  # its first file comes with the first message
-            (tmp_path / "data" / "commitlog" / ("0" * 20)).write_bytes(b"x")
-    places = {"classic": "commitlog", "dledger": "dledger/data"}
+        if other == first:  # the first file comes with the first entry
+            (tmp_path / "data" / places[first] / ("0" * 20)).write_bytes(b"x")
     assert (status, errors) == (
         254,
         f"node: data_dir {tmp_path / 'data'} has a log of [{first}], {places[first]}, and the configuration says "
