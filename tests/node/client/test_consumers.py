@@ -23,6 +23,7 @@ from node.client import (
     StartFrom,
     TransactionState,
 )
+from node.store.record import RecordError
 
 FIRST = {"start_from": StartFrom.FIRST}
 
@@ -234,6 +235,106 @@ def test_an_ordered_consumer_can_give_up_on_a_message(serving: Any, wait_until: 
             assert seen == [(b"bad", 0), (b"bad", 1), (b"bad", 2), (b"good", 0)]
 
     run(scenario)
+
+
+async def dead_letters(client: Client, group: str) -> list[ReceivedMessage]:
+    """The first ones of the group, once there are any."""
+    queue = MessageQueue(f"%DLQ%{group}", "broker-a", 0)
+    async with PullConsumer(client, "undertaker", queues=[queue], start_from=StartFrom.FIRST) as consumer:
+        found: list[ReceivedMessage] = []
+        while not found:
+            found += await consumer.poll()
+        return found
+
+
+@pytest.fixture
+def records_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker no longer has the record of any message that is given back."""
+
+    def read(log: Any, queues: Any, physical_offset: int) -> Any:
+        raise RecordError("it has expired")
+
+    monkeypatch.setattr("node.broker.send_back.read_message", read)
+
+
+@pytest.mark.usefixtures("records_are_gone")
+def test_a_message_that_is_not_taken_back_is_copied_to_the_retry_topic(serving: Any, wait_until: Any) -> None:
+    """R: sendMessageBack. The copy comes again as often as the broker's own would, and is a dead letter at last."""
+
+    async def scenario() -> None:
+        async with serving({"t": 1}) as served, Client([served.name_server], timings=served.timings) as client:
+            seen: list[tuple[bytes, int, str, str]] = []
+
+            async def handle(messages: Sequence[ReceivedMessage]) -> ConsumeResult | None:
+                (message,) = messages
+                seen.append((message.body, message.reconsume_times, message.topic, message.message_id))
+                return ConsumeResult.LATER
+
+            consumer = client.push_consumer("g", handle, {"t": "*"}, max_reconsume_times=1, **FIRST)
+            await consumer.start()
+            producer = client.producer("p")
+            bad = b"bad" * 3000
+            receipt = await producer.send(NewMessage("t", bad, tags="a", keys=("k",), properties={"own": "x"}))
+            await wait_until(lambda: len(seen) == 2, timeout_s=40)
+            key = receipt.unique_key
+            assert seen == [(bad, 0, "t", key), (bad, 1, "t", key)]
+            (buried,) = await dead_letters(client, "g")
+            assert (buried.body, buried.message_id, buried.reconsume_times, buried.topic) == (bad, key, 2, "t")
+            assert (buried.tags, buried.keys, buried.properties["own"]) == ("a", ("k",), "x")
+            assert buried.properties["ORIGIN_MESSAGE_ID"] == key
+            assert buried.properties["RECONSUME_TIME"] == "2"
+            assert buried.properties["MAX_RECONSUME_TIMES"] == "1"
+            assert len(seen) == 2
+            await wait_until(lambda: consumer.open_bytes == 0)
+
+    run(scenario)
+
+
+@pytest.mark.usefixtures("records_are_gone")
+def test_an_ordered_queue_goes_on_behind_a_message_that_is_not_taken_back(serving: Any, wait_until: Any) -> None:
+    async def scenario() -> None:
+        async with serving({"t": 1}) as served, Client([served.name_server], timings=served.timings) as client:
+            seen: list[bytes] = []
+
+            async def handle(messages: Sequence[ReceivedMessage]) -> None:
+                seen.append(messages[0].body)
+                if messages[0].body == b"bad":
+                    raise ValueError("always")
+
+            consumer = client.push_consumer("g", handle, {"t": "*"}, ordered=True, max_reconsume_times=1, **FIRST)
+            await consumer.start()
+            await send(client, [b"bad", b"good"])
+            await wait_until(lambda: b"good" in seen)
+            assert seen == [b"bad", b"bad", b"good"]
+            assert [message.body for message in await dead_letters(client, "g")] == [b"bad"]
+
+    run(scenario)
+
+
+@pytest.mark.usefixtures("records_are_gone")
+def test_a_message_that_cannot_be_copied_either_is_handled_here_again(
+    serving: Any, wait_until: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("node.client.push_consumer.RETRY_HERE_PAUSE_S", 0.1)
+
+    async def scenario() -> None:
+        async with serving({"t": 1}) as served, Client([served.name_server], timings=served.timings) as client:
+            await client.create_topic("%RETRY%g", queues=1, perm=4)
+            seen: Counter[bytes] = Counter()
+
+            async def handle(messages: Sequence[ReceivedMessage]) -> ConsumeResult | None:
+                seen[messages[0].body] += 1
+                return None if seen[messages[0].body] > 3 else ConsumeResult.LATER
+
+            consumer = client.push_consumer("g", handle, {"t": "*"}, **FIRST)
+            await consumer.start()
+            await send(client, [b"one", b"two"])
+            await wait_until(lambda: seen[b"one"] == 4 and seen[b"two"] == 4)
+            await wait_until(lambda: consumer.open_bytes == 0)
+
+    run(scenario)
+    lines = [record.getMessage() for record in caplog.records if "handled again here" in record.getMessage()]
+    assert len(lines) == 2 and any("message 0 of" in line for line in lines), lines
 
 
 def test_polling(serving: Any) -> None:
