@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Final
@@ -26,6 +28,10 @@ logger = logging.getLogger("node.client")
 
 MAX_SUBSCRIPTIONS: Final = 1000
 """Topics of one consumer: each is in every heartbeat."""
+SAVE_ANYWAY_S: Final = 30.0
+"""Within this time a queue's offset is saved again though it has not changed: a broker that was killed, or that took
+over before it had copied the offsets, knows an older one, and nobody but the consumer can tell. R saves all of them
+every 5 s; this is a sixth of those requests."""
 
 
 class GroupConsumer(ABC):
@@ -282,7 +288,7 @@ class GroupConsumer(ABC):
     async def _keep_saved(self) -> None:
         while True:
             await asyncio.sleep(self.session.timings.persist_interval_s)
-            await self._save_quietly(self._news())
+            await self._save_quietly(self._repeats() | self._news())
 
     def _news(self) -> dict[MessageQueue, int]:
         """Offsets that have changed since they were saved."""
@@ -291,6 +297,23 @@ class GroupConsumer(ABC):
             if reader.tracker is not None and reader.tracker.committed_offset != reader.saved_offset:
                 news[queue] = reader.tracker.committed_offset
         return news
+
+    def _repeats(self) -> dict[MessageQueue, int]:
+        """Offsets that have their turn to be saved again: of so many queues that each has it within SAVE_ANYWAY_S."""
+        if not isinstance(self.offsets, BrokerOffsets):
+            return {}  # a file forgets nothing
+        count = math.ceil(len(self._readers) * self.session.timings.persist_interval_s / SAVE_ANYWAY_S)
+        now_s = asyncio.get_running_loop().time()
+        repeats = {}
+        for reader in heapq.nsmallest(count, self._readers.values(), key=lambda reader: reader.repeated_at_s):
+            reader.repeated_at_s = now_s  # also where it fails: no broker that is away takes the others' turns
+            if reader.tracker is not None and self._holds(reader):
+                repeats[reader.queue] = reader.tracker.committed_offset
+        return repeats
+
+    def _holds(self, reader: QueueReader) -> bool:
+        """Whether nobody else reads the queue, as far as this member knows."""
+        return True
 
     async def _save(self, offsets: dict[MessageQueue, int]) -> None:
         if not offsets:

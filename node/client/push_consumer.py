@@ -183,7 +183,7 @@ class PushConsumer(GroupConsumer):
     # Locks of queues
 
     async def may_read(self, reader: QueueReader) -> bool:
-        if not self._locks or reader.locked_until_s >= asyncio.get_running_loop().time():
+        if self._holds(reader):
             return True
         await self.session.routes.get(reader.queue.topic)
         await self._lock(reader.queue.broker_name, [reader])
@@ -191,6 +191,9 @@ class PushConsumer(GroupConsumer):
             return False
         reader.forget_position()
         return True
+
+    def _holds(self, reader: QueueReader) -> bool:
+        return not self._locks or reader.locked_until_s >= asyncio.get_running_loop().time()
 
     async def _keep_locks(self) -> None:
         while True:

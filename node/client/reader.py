@@ -103,6 +103,8 @@ class QueueReader:
         """Calls of the program's handler with messages of this queue that are under way."""
         self.locked_until_s = float("-inf")
         self.saved_offset = -1
+        self.repeated_at_s = float("-inf")
+        """When the offset had its turn to be saved though it had not changed (loop time)."""
         self._suggested_id = MASTER_ID
         self._master_away_until_s = float("-inf")
         self._consumer = consumer

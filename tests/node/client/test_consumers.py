@@ -23,6 +23,7 @@ from node.client import (
     StartFrom,
     TransactionState,
 )
+from node.remoting import Command
 from node.store.record import RecordError
 
 FIRST = {"start_from": StartFrom.FIRST}
@@ -104,6 +105,47 @@ def test_a_new_member_goes_on_where_the_group_was(serving: Any, wait_until: Any)
                     await wait_until(lambda sink=sink: len(sink.messages) >= 6)
                     await asyncio.sleep(0.3)
                 assert sorted(sink.bodies) == [b"%d-%d" % (generation, number) for number in range(6)]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_an_idle_consumer_mends_offsets_that_the_broker_has_lost(
+    serving: Any, wait_until: Any, monkeypatch: pytest.MonkeyPatch, ordered: bool
+) -> None:
+    """As after a failover before the offsets were copied. Each queue has its turn, one of several at a time."""
+    monkeypatch.setattr("node.client.consumer.SAVE_ANYWAY_S", 1.5, raising=False)
+
+    async def scenario() -> None:
+        async with serving({"t": 6}) as served, Client([served.name_server], timings=served.timings) as client:
+            saves: list[int] = []
+            sink = Sink()
+            consumer = client.push_consumer("g", sink, {"t": "*"}, ordered=ordered, **FIRST)
+            save = consumer.offsets.save
+
+            async def counted(offsets: Any) -> None:
+                saves.append(len([queue for queue in offsets if queue.topic == "t"]))
+                await save(offsets)
+
+            consumer.offsets.save = counted  # type: ignore[method-assign]
+            await consumer.start()
+            await send(client, [b"x"] * 12)
+
+            async def kept() -> list[int]:
+                return [await served.committed(client.requests, "g", "t", queue) for queue in range(6)]
+
+            async def kept_become(wanted: list[int]) -> None:
+                async with asyncio.timeout(5):
+                    while await kept() != wanted:  # noqa: ASYNC110
+                        await asyncio.sleep(0.05)
+
+            await kept_become([2] * 6)
+            saves.clear()
+            for queue in range(6):
+                fields = {"consumerGroup": "g", "topic": "t", "queueId": queue, "commitOffset": 1}
+                await client.requests.invoke(served.address, Command.request(15, fields))
+            await kept_become([2] * 6)
+            assert max(saves) <= 2, "not all at once"
 
     run(scenario)
 
