@@ -146,6 +146,14 @@ class GroupConsumer(ABC):
         """Consumers have no transactions."""
         return None
 
+    def reset_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Go on from other places in those of these queues that are ours (R: MQClientInstance.resetOffset). What was
+        read and not handled yet is forgotten; handlers at work are waited for, and count for nothing."""
+        for queue, offset in offsets.items():
+            if queue in self._readers:
+                logger.info("group %s goes on at offset %d of %s, as it was told", self._group, offset, queue)
+                self._revoke(queue, offset)
+
     # For readers
 
     async def may_read(self, reader: QueueReader) -> bool:
@@ -268,10 +276,11 @@ class GroupConsumer(ABC):
                     routes.failed(name, topic, failure)
         raise failure
 
-    def _revoke(self, queue: MessageQueue) -> None:
+    def _revoke(self, queue: MessageQueue, reset_to: int | None = None) -> None:
+        """Read a queue no more; with `reset_to` only until that is its offset, if it is ours then."""
         reader = self._readers.pop(queue)
         reader.dropped = True
-        task = asyncio.get_running_loop().create_task(self._let_go(reader))
+        task = asyncio.get_running_loop().create_task(self._let_go(reader, reset_to))
         self._leaving[queue] = task
         task.add_done_callback(lambda _: self._left(queue))
 
@@ -279,9 +288,11 @@ class GroupConsumer(ABC):
         self._leaving.pop(queue, None)
         self._rebalance_wanted.set()
 
-    async def _let_go(self, reader: QueueReader) -> None:
+    async def _let_go(self, reader: QueueReader, reset_to: int | None) -> None:
+        if reset_to is not None:
+            await self._save_quietly({reader.queue: reset_to})  # at once: a handler may take long
         await reader.stop()
-        if reader.tracker is not None:
+        if reset_to is None and reader.tracker is not None:
             await self._save_quietly({reader.queue: reader.tracker.committed_offset})
         await self._released(reader)
 

@@ -177,6 +177,9 @@ class Producer:
     async def check_transaction(self, command: Command, address: str) -> None:
         """Only transactional producers are asked."""
 
+    def reset_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Producers have none."""
+
     # Inside
 
     async def _deliver(

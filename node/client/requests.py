@@ -9,6 +9,7 @@ from typing import Any, Final
 from node.client.bodies import read_body
 from node.client.messages import PRODUCER_GROUP, MessageQueue
 from node.remoting import Command, RequestCode
+from node.remoting.tool_json import parse_queue_table
 from node.store.properties import encode_properties
 from node.store.record import RecordError, decode_record
 
@@ -21,6 +22,7 @@ __all__ = [
     "lock_request",
     "read_consumer_ids",
     "read_locked",
+    "read_offsets",
     "retry_request",
     "send_back_request",
     "send_request",
@@ -132,6 +134,18 @@ def read_locked(reply: Command) -> list[MessageQueue]:
         ]
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"no list of locked queues: {error!r}") from None
+
+
+def read_offsets(body: bytes) -> dict[MessageQueue, int]:
+    """Where the consumers of queues are to go on. Raises ValueError."""
+    try:
+        rows = parse_queue_table(body, "offsetTable")
+        offsets = {MessageQueue(place.topic, place.broker_name, place.queue_id): int(value) for place, value in rows}
+    except (TypeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"no table of offsets: {error!r}") from None
+    if any(not 0 <= offset < 1 << 63 for offset in offsets.values()):
+        raise ValueError("an offset is none")
+    return offsets
 
 
 def send_back_request(

@@ -61,6 +61,15 @@ async def send(client: Client, bodies: Sequence[bytes], **options: Any) -> None:
     await producer.stop()
 
 
+async def offsets_become(client: Client, served: Any, wanted: list[int]) -> None:
+    """Wait until the broker keeps these for group g in the queues of t."""
+    kept: list[int] = []
+    async with asyncio.timeout(5):
+        while kept != wanted:
+            await asyncio.sleep(0.05)
+            kept = [await served.committed(client.requests, "g", "t", queue) for queue in range(len(wanted))]
+
+
 def test_members_share_the_queues_and_take_over_from_each_other(serving: Any, wait_until: Any) -> None:
     async def scenario() -> None:
         async with serving({"t": 5}) as served, AsyncExitStack() as stack:
@@ -130,22 +139,96 @@ def test_an_idle_consumer_mends_offsets_that_the_broker_has_lost(
             consumer.offsets.save = counted  # type: ignore[method-assign]
             await consumer.start()
             await send(client, [b"x"] * 12)
-
-            async def kept() -> list[int]:
-                return [await served.committed(client.requests, "g", "t", queue) for queue in range(6)]
-
-            async def kept_become(wanted: list[int]) -> None:
-                async with asyncio.timeout(5):
-                    while await kept() != wanted:  # noqa: ASYNC110
-                        await asyncio.sleep(0.05)
-
-            await kept_become([2] * 6)
+            await offsets_become(client, served, [2] * 6)
             saves.clear()
             for queue in range(6):
                 fields = {"consumerGroup": "g", "topic": "t", "queueId": queue, "commitOffset": 1}
                 await client.requests.invoke(served.address, Command.request(15, fields))
-            await kept_become([2] * 6)
+            await offsets_become(client, served, [2] * 6)
             assert max(saves) <= 2, "not all at once"
+
+    run(scenario)
+
+
+async def reset(client: Client, served: Any, timestamp_ms: int) -> None:
+    """Have the broker tell group g to go on at the first message of a time, -1 for the end of each queue of t."""
+    fields: Any = {"topic": "t", "group": "g", "timestamp": timestamp_ms, "isForce": True}
+    reply = await client.requests.invoke(served.address, Command.request(222, fields))
+    assert reply.code == 0, reply.remark
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_offsets_that_are_reset(serving: Any, wait_until: Any, ordered: bool) -> None:
+    """Back, and forward while a handler is at work: what was read ahead is forgotten, and nothing undoes it later."""
+
+    async def scenario() -> None:
+        async with serving({"t": 2}) as served, Client([served.name_server], timings=served.timings) as client:
+            handled: list[tuple[int, int]] = []
+            gate = asyncio.Event()
+            gate.set()
+
+            async def handle(messages: Sequence[ReceivedMessage]) -> None:
+                handled.append((messages[0].queue.queue_id, messages[0].queue_offset))
+                await gate.wait()
+
+            consumer = client.push_consumer("g", handle, {"t": "*"}, ordered=ordered, concurrency=2, **FIRST)
+            await consumer.start()
+            await send(client, [b"x"] * 8)
+            await wait_until(lambda: len(handled) == 8)
+            await offsets_become(client, served, [4, 4])
+            handled.clear()
+            gate.clear()
+            await reset(client, served, 0)
+            await wait_until(lambda: len(handled) == 2)
+            await reset(client, served, -1)
+            await asyncio.sleep(0.5)
+            gate.set()
+            await asyncio.sleep(1)
+            assert len(handled) == 2, "what had been read is not handled any more"
+            await send(client, [b"y"] * 2)
+            await wait_until(lambda: len(handled) == 4)
+            assert sorted(handled[2:]) == [(0, 4), (1, 4)]
+            await reset(client, served, 0)
+            await wait_until(lambda: len(handled) == 14)
+            await consumer.stop()
+            await offsets_become(client, served, [5, 5])
+
+    run(scenario)
+
+
+def test_offsets_that_are_reset_of_members_of_other_kinds(serving: Any, wait_until: Any, tmp_path: Path) -> None:
+    """Who broadcasts keeps them in its file, and who is asked by `poll` reads on from there as well."""
+
+    async def scenario() -> None:
+        async with serving({"t": 1}) as served, AsyncExitStack() as stack:
+            clients = [
+                await stack.enter_async_context(Client([served.name_server], timings=served.timings)) for _ in "abc"
+            ]
+            sink, queue = Sink(), MessageQueue("t", "broker-a", 0)
+            local = clients[0].local_offsets(f"{tmp_path}/offsets.json")
+            broadcast = clients[0].push_consumer(
+                "g", sink, {"t": "*"}, model=MessageModel.BROADCASTING, offsets=local, **FIRST
+            )
+            await broadcast.start()
+            own = clients[1].pull_consumer("g", queues=[queue], **FIRST)
+            await own.start()
+            await send(clients[2], [b"x"] * 4)
+            await wait_until(lambda: len(sink.messages) == 4)
+
+            async def polled(count: int) -> list[int]:
+                offsets: list[int] = []
+                while len(offsets) < count:
+                    offsets += [message.queue_offset for message in await own.poll()]
+                assert await own.poll(timeout_ms=10) == [], "the last ones are dealt with, and there are no others"
+                await own.commit()
+                return offsets
+
+            assert await polled(4) == [0, 1, 2, 3]
+            await reset(clients[2], served, 0)
+            await wait_until(lambda: len(sink.messages) == 8)
+            assert await polled(4) == [0, 1, 2, 3]
+            await broadcast.stop()
+            assert await local.load(queue) == 4
 
     run(scenario)
 
