@@ -79,6 +79,9 @@ class GroupConsumer(ABC):
         self._tasks: list[asyncio.Task[None]] = []
         self._rebalance_wanted = asyncio.Event()
         self._running = False
+        self._started_ms = 0
+        self._looked_for: set[str] = set()
+        """Topics whose queues were asked for once already, whether there were any or not."""
 
     async def __aenter__(self) -> Any:
         await self.start()
@@ -108,6 +111,8 @@ class GroupConsumer(ABC):
         if self._running:
             return
         self._running = True
+        self._started_ms = self.session.runtime.clock.wall_ms()
+        self._looked_for.clear()
         self.session.join(self)
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._keep_balanced()), loop.create_task(self._keep_saved())]
@@ -165,7 +170,13 @@ class GroupConsumer(ABC):
         """Messages have arrived: deal with them, or keep them until somebody does."""
 
     async def first_offset(self, queue: MessageQueue) -> int:
-        """Where to begin: what is kept, or what `start_from` says. Raises ClientError or OSError."""
+        """Where to begin: what is kept, or what `start_from` says. Raises ClientError or OSError.
+
+        LAST means the end of the queue, but for a broadcasting member's queue that appeared while it was at work: what
+        was sent there before it noticed is new to it too, so such a queue begins at the time when the member started
+        (not at its first message: it may be an old one, of a broker that was away). Shared groups have the broker's
+        word for it, which answers 0 for a young queue; nobody keeps anything there for one that broadcasts.
+        """
         kept = await self.offsets.load(queue)
         if kept is not None:
             return kept
@@ -175,14 +186,18 @@ class GroupConsumer(ABC):
             return 0
         if self._start_from is StartFrom.FIRST:
             return await requests.min_offset(queue.topic, queue.queue_id, address=address)
-        if self._start_from is StartFrom.LAST:
-            return await requests.max_offset(queue.topic, queue.queue_id, address=address)
-        fields: dict[str, FieldValue] = {
-            "topic": queue.topic,
-            "queueId": queue.queue_id,
-            "timestamp": self._start_timestamp_ms,
-        }
-        reply = await requests.invoke(address, Command.request(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, fields))
+        if self._start_from is StartFrom.TIMESTAMP:
+            return await self._offset_at(queue, self._start_timestamp_ms, address)
+        reader = self._readers.get(queue)
+        if self._model is MessageModel.BROADCASTING and reader is not None and reader.has_appeared:
+            return await self._offset_at(queue, self._started_ms, address)
+        return await requests.max_offset(queue.topic, queue.queue_id, address=address)
+
+    async def _offset_at(self, queue: MessageQueue, timestamp_ms: int, address: str) -> int:
+        """The first message of a queue that was stored at this time (ms of the epoch) or later. Raises ClientError."""
+        fields: dict[str, FieldValue] = {"topic": queue.topic, "queueId": queue.queue_id, "timestamp": timestamp_ms}
+        request = Command.request(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, fields)
+        reply = await self.session.requests.invoke(address, request)
         if reply.code != ResponseCode.SUCCESS:
             raise error_from_reply(reply.code, reply.remark, address)
         try:
@@ -217,6 +232,8 @@ class GroupConsumer(ABC):
         """Work out which queues are ours; False when something could not be found out and should be soon."""
         settled = True
         for subscription in list(self._subscriptions.values()):
+            was_looked_for = subscription.topic in self._looked_for
+            self._looked_for.add(subscription.topic)
             try:
                 mine = await self._share_of(subscription.topic)
             except ClientError as error:
@@ -236,6 +253,7 @@ class GroupConsumer(ABC):
                     settled = False
                 elif queue not in self._readers:
                     reader = self._readers[queue] = QueueReader(self, queue, subscription)
+                    reader.has_appeared = was_looked_for
                     reader.start()
         return settled
 

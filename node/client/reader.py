@@ -99,6 +99,8 @@ class QueueReader:
         self.tracker: OffsetTracker | None = None
         """None until it is known where to begin."""
         self.dropped = False
+        self.has_appeared = False
+        """Whether the topic did not have the queue when its consumer began, as far as that knew."""
         self.handling = 0
         """Calls of the program's handler with messages of this queue that are under way."""
         self.locked_until_s = float("-inf")

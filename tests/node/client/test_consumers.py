@@ -17,6 +17,7 @@ from node.client import (
     MessageModel,
     MessageQueue,
     NewMessage,
+    NoRoute,
     PullConsumer,
     ReceivedMessage,
     SendFailed,
@@ -310,6 +311,46 @@ def test_broadcasting_gives_everything_to_everybody_once(serving: Any, wait_unti
                     assert sorted(sink.bodies) == sorted(b"%d-%d" % (generation, number) for number in range(20))
             with pytest.raises(ValueError, match="LocalOffsets"):
                 client.push_consumer("h", sinks[0], {"t": "*"}, model=MessageModel.BROADCASTING)
+
+    run(scenario)
+
+
+def test_a_member_that_broadcasts_misses_nothing_of_queues_that_appear(
+    serving: Any, wait_until: Any, tmp_path: Path
+) -> None:
+    """What is sent to them before it has noticed them is delivered, with LAST as well; what is older than it is not."""
+
+    async def scenario() -> None:
+        async with serving({"t": 1}) as served, Client([served.name_server], timings=served.timings) as client:
+            sink = Sink()
+            consumer = client.push_consumer(
+                "g", sink, {"t": "*", "later": "*", "old": "*"}, model=MessageModel.BROADCASTING,
+                offsets=client.local_offsets(f"{tmp_path}/offsets.json"),
+            )  # fmt: skip
+            await send(client, [b"before"] * 3)
+            hidden = client.requests.route
+
+            async def route(topic: str, **options: Any) -> Any:
+                if topic == "old":
+                    raise NoRoute("its broker is away", code=17)
+                return await hidden(topic, **options)
+
+            await client.create_topic("old", queues=1)
+            await client.requests.send("old", 0, b"before", address=served.address)
+            client.requests.route = route  # type: ignore[method-assign]
+            await asyncio.sleep(0.01)
+            await consumer.start()
+            await wait_until(lambda: queues_of(consumer, "t") == {0})
+            await asyncio.sleep(0.5)
+            await client.create_topic("t", queues=3)
+            await client.create_topic("later", queues=1)
+            for topic, queue in (("t", 1), ("t", 2), ("later", 0), ("old", 0)):
+                body = f"{topic}-{queue}".encode()
+                await client.requests.send(topic, queue, body, address=served.address)
+            client.requests.route = hidden  # type: ignore[method-assign]
+            await wait_until(lambda: len(sink.messages) >= 4)
+            await asyncio.sleep(0.3)
+            assert sorted(sink.bodies) == [b"later-0", b"old-0", b"t-1", b"t-2"]
 
     run(scenario)
 
