@@ -347,11 +347,11 @@ class GroupConsumer(ABC):
     async def _save(self, offsets: dict[MessageQueue, int]) -> None:
         if not offsets:
             return
+        readers = {queue: self._readers.get(queue) for queue in offsets}  # of now: a reset gives a queue another one
         await self.offsets.save(offsets)
-        for queue, offset in offsets.items():
-            reader = self._readers.get(queue)
+        for queue, reader in readers.items():
             if reader is not None:
-                reader.saved_offset = offset
+                reader.saved_offset = offsets[queue]
 
     async def _save_quietly(self, offsets: dict[MessageQueue, int]) -> None:
         try:
