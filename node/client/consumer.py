@@ -17,6 +17,7 @@ from node.client.offsets import BrokerOffsets, OffsetStore
 from node.client.reader import QueueReader
 from node.client.requests import read_consumer_ids
 from node.client.routes import RouteBook
+from node.client.running_info import running_info
 from node.client.session import Session
 from node.client.subscriptions import MessageModel, SqlFilter, StartFrom, Subscription, consumer_data
 from node.config import check_topic_name
@@ -158,6 +159,22 @@ class GroupConsumer(ABC):
             if queue in self._readers:
                 logger.info("group %s goes on at offset %d of %s, as it was told", self._group, offset, queue)
                 self._revoke(queue, offset)
+
+    def running_info(self) -> bytes:
+        """What an operator is told who asks (R: ConsumerRunningInfo)."""
+        return running_info(
+            self._properties(), self._subscriptions.values(), self._readers.values(),
+            now_s=asyncio.get_running_loop().time(), wall_ms=self.session.runtime.clock.wall_ms(),
+            lock_lease_s=self.session.timings.lock_lease_s,
+        )  # fmt: skip
+
+    def _properties(self) -> dict[str, str]:
+        """Of this consumer, by R's names."""
+        return {
+            "PROP_CLIENT_VERSION": "V4_9_8",  # what PROTOCOL_VERSION says in each request
+            "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY" if self.is_push else "CONSUME_ACTIVELY",
+            "PROP_CONSUMER_START_TIMESTAMP": str(self._started_ms),
+        }
 
     # For readers
 

@@ -180,6 +180,10 @@ class Producer:
     def reset_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Producers have none."""
 
+    def running_info(self) -> bytes:
+        """Producers are not asked."""
+        return b""
+
     # Inside
 
     async def _deliver(

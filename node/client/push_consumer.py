@@ -102,6 +102,12 @@ class PushConsumer(GroupConsumer):
                 self._workers += [loop.create_task(self._handle_work()) for _ in range(self._concurrency)]
         await super().start()
 
+    def _properties(self) -> dict[str, str]:
+        return super()._properties() | {
+            "PROP_CONSUMEORDERLY": "true" if self._ordered else "false",
+            "PROP_THREADPOOL_CORE_SIZE": str(self._concurrency),
+        }
+
     # Messages that have arrived
 
     async def take(self, reader: QueueReader, messages: list[ReceivedMessage]) -> None:

@@ -73,6 +73,10 @@ class GroupMember(Protocol):
         """A consumer is to go on from these places."""
         ...
 
+    def running_info(self) -> bytes:
+        """What a consumer is doing, in R's words."""
+        ...
+
     async def stop(self) -> None: ...
 
 
@@ -120,6 +124,7 @@ class Session:
         self.requests.register(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._members_changed)
         self.requests.register(RequestCode.CHECK_TRANSACTION_STATE, self._check_transaction)
         self.requests.register(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, self._reset_offsets)
+        self.requests.register(RequestCode.GET_CONSUMER_RUNNING_INFO, self._running_info)
 
     async def __aenter__(self) -> Any:
         return self
@@ -253,6 +258,14 @@ class Session:
         for member in self._members:
             if member.group == group and member.consumer_data() is not None:
                 member.reset_offsets({queue: offset for queue, offset in offsets.items() if queue.topic == topic})
+
+    def _running_info(self, command: Command, connection: Connection) -> Command:
+        """Raises RequestError."""
+        group = command.get_str("consumerGroup")
+        for member in self._members:
+            if member.group == group and member.consumer_data() is not None:
+                return command.reply(ResponseCode.SUCCESS, body=member.running_info())
+        raise RequestError(ResponseCode.SYSTEM_ERROR, f"this client has no consumer of group {group[:127]!r}")
 
     async def _check_transaction(self, command: Command, connection: Connection) -> None:
         group = group_of_check(command)

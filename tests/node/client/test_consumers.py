@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -26,6 +27,7 @@ from node.client import (
     TransactionState,
 )
 from node.remoting import Command
+from node.remoting.tool_json import Place, parse_queue_table
 from node.store.record import RecordError
 
 FIRST = {"start_from": StartFrom.FIRST}
@@ -236,6 +238,46 @@ def test_offsets_that_are_reset_of_members_of_other_kinds(serving: Any, wait_unt
             assert await polled(4) == [0, 1, 2, 3]
             await broadcast.stop()
             assert await local.load(queue) == 4
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_what_a_consumer_says_of_itself(serving: Any, wait_until: Any, ordered: bool) -> None:
+    """Code 307, by way of the broker, while a handler is at work."""
+
+    async def scenario() -> None:
+        async with serving({"t": 1}) as served, Client([served.name_server], timings=served.timings) as client:
+            begun_ms, gate = served.runtime.clock.wall_ms(), asyncio.Event()
+            calls = 0
+
+            async def handle(messages: Sequence[ReceivedMessage]) -> None:
+                nonlocal calls
+                calls += 1
+                if messages[0].queue_offset:
+                    await gate.wait()
+
+            consumer = client.push_consumer("g", handle, {"t": "a || b"}, ordered=ordered, **FIRST)
+            await consumer.start()
+            await send(client, [b"x"] * 2, tags="a")
+            await wait_until(lambda: calls == 2)
+            fields = {"consumerGroup": "g", "clientId": client.client_id, "jstackEnable": "false"}
+            reply = await client.requests.invoke(served.address, Command.request(307, fields))
+            assert reply.code == 0, reply.remark
+            table = {place: value for place, value in parse_queue_table(reply.body, "mqTable")}
+            row = table[Place("t", "broker-a", 0)]
+            now_ms = served.runtime.clock.wall_ms()
+            assert (row["commitOffset"], row["cachedMsgCount"], row["droped"], row["locked"]) == (1, 1, False, ordered)
+            assert row["cachedMsgMinOffset"] == row["cachedMsgMaxOffset"] == 1
+            for name in ("lastPullTimestamp", "lastConsumeTimestamp", *(["lastLockTimestamp"] if ordered else [])):
+                assert begun_ms <= row[name] <= now_ms
+            told = json.loads(re.sub(rb'"mqTable":.*,"statusTable"', b'"statusTable"', reply.body))
+            assert told["statusTable"] == {}
+            assert ["a", "b"] in [subscription["tagsSet"] for subscription in told["subscriptionSet"]]
+            assert told["properties"]["PROP_CONSUME_TYPE"] == "CONSUME_PASSIVELY"
+            assert told["properties"]["PROP_CONSUMEORDERLY"] == str(ordered).lower()
+            assert begun_ms <= int(told["properties"]["PROP_CONSUMER_START_TIMESTAMP"]) <= now_ms
+            gate.set()
 
     run(scenario)
 
