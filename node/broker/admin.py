@@ -13,10 +13,10 @@ from node.broker.internal_topics import is_internal
 from node.broker.live_settings import LiveSettings
 from node.broker.pull import TagFilter
 from node.broker.query_context import QueryContext
-from node.broker.tool_json import Place, queue_table, to_json
 from node.broker.topics import TopicTableFull, changed_message_type, check_topic, topic_json
 from node.config import TopicConfig, check_topic_name
 from node.remoting import Command, Connection, DeferredReply, RequestCode, RequestError, ResponseCode
+from node.remoting.tool_json import Place, queue_table, to_json
 from node.store.consume_queue import ConsumeQueue
 
 __all__ = ["AdminProcessor"]

@@ -15,7 +15,6 @@ from node.broker.append_errors import read_record
 from node.broker.client_manager import Client
 from node.broker.query import offset_by_time
 from node.broker.query_context import QueryContext
-from node.broker.tool_json import Place, parse_queue_table, queue_table, to_json
 from node.config import TopicConfig
 from node.remoting import (
     Command,
@@ -28,6 +27,7 @@ from node.remoting import (
     RequestTimeout,
     ResponseCode,
 )
+from node.remoting.tool_json import Place, parse_queue_table, queue_table, to_json
 from node.store.record import RecordError
 
 __all__ = ["ClientTools"]

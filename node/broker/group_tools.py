@@ -17,9 +17,9 @@ from node.broker.group_rates import GroupRates
 from node.broker.heartbeat import Subscription
 from node.broker.pull import PropertyFilter, TagFilter
 from node.broker.query_context import QueryContext
-from node.broker.tool_json import Place, queue_table, to_json
 from node.config import TopicConfig
 from node.remoting import Command, Connection, LanguageCode, RequestCode, RequestError, ResponseCode
+from node.remoting.tool_json import Place, queue_table, to_json
 from node.runtime import Clock
 from node.store.record import java_string_hash
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Final
@@ -15,6 +17,7 @@ from node.client.offsets import BrokerOffsets, OffsetStore
 from node.client.reader import QueueReader
 from node.client.requests import read_consumer_ids
 from node.client.routes import RouteBook
+from node.client.running_info import running_info
 from node.client.session import Session
 from node.client.subscriptions import MessageModel, SqlFilter, StartFrom, Subscription, consumer_data
 from node.config import check_topic_name
@@ -26,6 +29,10 @@ logger = logging.getLogger("node.client")
 
 MAX_SUBSCRIPTIONS: Final = 1000
 """Topics of one consumer: each is in every heartbeat."""
+SAVE_ANYWAY_S: Final = 30.0
+"""Within this time a queue's offset is saved again though it has not changed: a broker that was killed, or that took
+over before it had copied the offsets, knows an older one, and nobody but the consumer can tell. R saves all of them
+every 5 s; this is a sixth of those requests."""
 
 
 class GroupConsumer(ABC):
@@ -73,6 +80,9 @@ class GroupConsumer(ABC):
         self._tasks: list[asyncio.Task[None]] = []
         self._rebalance_wanted = asyncio.Event()
         self._running = False
+        self._started_ms = 0
+        self._looked_for: set[str] = set()
+        """Topics whose queues were asked for once already, whether there were any or not."""
 
     async def __aenter__(self) -> Any:
         await self.start()
@@ -102,6 +112,8 @@ class GroupConsumer(ABC):
         if self._running:
             return
         self._running = True
+        self._started_ms = self.session.runtime.clock.wall_ms()
+        self._looked_for.clear()
         self.session.join(self)
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._keep_balanced()), loop.create_task(self._keep_saved())]
@@ -140,6 +152,30 @@ class GroupConsumer(ABC):
         """Consumers have no transactions."""
         return None
 
+    def reset_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Go on from other places in those of these queues that are ours (R: MQClientInstance.resetOffset). What was
+        read and not handled yet is forgotten; handlers at work are waited for, and count for nothing."""
+        for queue, offset in offsets.items():
+            if queue in self._readers:
+                logger.info("group %s goes on at offset %d of %s, as it was told", self._group, offset, queue)
+                self._revoke(queue, offset)
+
+    def running_info(self) -> bytes:
+        """What an operator is told who asks (R: ConsumerRunningInfo)."""
+        return running_info(
+            self._properties(), self._subscriptions.values(), self._readers.values(),
+            now_s=asyncio.get_running_loop().time(), wall_ms=self.session.runtime.clock.wall_ms(),
+            lock_lease_s=self.session.timings.lock_lease_s,
+        )  # fmt: skip
+
+    def _properties(self) -> dict[str, str]:
+        """Of this consumer, by R's names."""
+        return {
+            "PROP_CLIENT_VERSION": "V4_9_8",  # what PROTOCOL_VERSION says in each request
+            "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY" if self.is_push else "CONSUME_ACTIVELY",
+            "PROP_CONSUMER_START_TIMESTAMP": str(self._started_ms),
+        }
+
     # For readers
 
     async def may_read(self, reader: QueueReader) -> bool:
@@ -151,7 +187,13 @@ class GroupConsumer(ABC):
         """Messages have arrived: deal with them, or keep them until somebody does."""
 
     async def first_offset(self, queue: MessageQueue) -> int:
-        """Where to begin: what is kept, or what `start_from` says. Raises ClientError or OSError."""
+        """Where to begin: what is kept, or what `start_from` says. Raises ClientError or OSError.
+
+        LAST means the end of the queue, but for a broadcasting member's queue that appeared while it was at work: what
+        was sent there before it noticed is new to it too, so such a queue begins at the time when the member started
+        (not at its first message: it may be an old one, of a broker that was away). Shared groups have the broker's
+        word for it, which answers 0 for a young queue; nobody keeps anything there for one that broadcasts.
+        """
         kept = await self.offsets.load(queue)
         if kept is not None:
             return kept
@@ -161,14 +203,18 @@ class GroupConsumer(ABC):
             return 0
         if self._start_from is StartFrom.FIRST:
             return await requests.min_offset(queue.topic, queue.queue_id, address=address)
-        if self._start_from is StartFrom.LAST:
-            return await requests.max_offset(queue.topic, queue.queue_id, address=address)
-        fields: dict[str, FieldValue] = {
-            "topic": queue.topic,
-            "queueId": queue.queue_id,
-            "timestamp": self._start_timestamp_ms,
-        }
-        reply = await requests.invoke(address, Command.request(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, fields))
+        if self._start_from is StartFrom.TIMESTAMP:
+            return await self._offset_at(queue, self._start_timestamp_ms, address)
+        reader = self._readers.get(queue)
+        if self._model is MessageModel.BROADCASTING and reader is not None and reader.has_appeared:
+            return await self._offset_at(queue, self._started_ms, address)
+        return await requests.max_offset(queue.topic, queue.queue_id, address=address)
+
+    async def _offset_at(self, queue: MessageQueue, timestamp_ms: int, address: str) -> int:
+        """The first message of a queue that was stored at this time (ms of the epoch) or later. Raises ClientError."""
+        fields: dict[str, FieldValue] = {"topic": queue.topic, "queueId": queue.queue_id, "timestamp": timestamp_ms}
+        request = Command.request(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, fields)
+        reply = await self.session.requests.invoke(address, request)
         if reply.code != ResponseCode.SUCCESS:
             raise error_from_reply(reply.code, reply.remark, address)
         try:
@@ -203,6 +249,8 @@ class GroupConsumer(ABC):
         """Work out which queues are ours; False when something could not be found out and should be soon."""
         settled = True
         for subscription in list(self._subscriptions.values()):
+            was_looked_for = subscription.topic in self._looked_for
+            self._looked_for.add(subscription.topic)
             try:
                 mine = await self._share_of(subscription.topic)
             except ClientError as error:
@@ -222,6 +270,7 @@ class GroupConsumer(ABC):
                     settled = False
                 elif queue not in self._readers:
                     reader = self._readers[queue] = QueueReader(self, queue, subscription)
+                    reader.has_appeared = was_looked_for
                     reader.start()
         return settled
 
@@ -262,10 +311,11 @@ class GroupConsumer(ABC):
                     routes.failed(name, topic, failure)
         raise failure
 
-    def _revoke(self, queue: MessageQueue) -> None:
+    def _revoke(self, queue: MessageQueue, reset_to: int | None = None) -> None:
+        """Read a queue no more; with `reset_to` only until that is its offset, if it is ours then."""
         reader = self._readers.pop(queue)
         reader.dropped = True
-        task = asyncio.get_running_loop().create_task(self._let_go(reader))
+        task = asyncio.get_running_loop().create_task(self._let_go(reader, reset_to))
         self._leaving[queue] = task
         task.add_done_callback(lambda _: self._left(queue))
 
@@ -273,16 +323,18 @@ class GroupConsumer(ABC):
         self._leaving.pop(queue, None)
         self._rebalance_wanted.set()
 
-    async def _let_go(self, reader: QueueReader) -> None:
+    async def _let_go(self, reader: QueueReader, reset_to: int | None) -> None:
+        if reset_to is not None:
+            await self._save_quietly({reader.queue: reset_to})  # at once: a handler may take long
         await reader.stop()
-        if reader.tracker is not None:
+        if reset_to is None and reader.tracker is not None:
             await self._save_quietly({reader.queue: reader.tracker.committed_offset})
         await self._released(reader)
 
     async def _keep_saved(self) -> None:
         while True:
             await asyncio.sleep(self.session.timings.persist_interval_s)
-            await self._save_quietly(self._news())
+            await self._save_quietly(self._repeats() | self._news())
 
     def _news(self) -> dict[MessageQueue, int]:
         """Offsets that have changed since they were saved."""
@@ -292,14 +344,31 @@ class GroupConsumer(ABC):
                 news[queue] = reader.tracker.committed_offset
         return news
 
+    def _repeats(self) -> dict[MessageQueue, int]:
+        """Offsets that have their turn to be saved again: of so many queues that each has it within SAVE_ANYWAY_S."""
+        if not isinstance(self.offsets, BrokerOffsets):
+            return {}  # a file forgets nothing
+        count = math.ceil(len(self._readers) * self.session.timings.persist_interval_s / SAVE_ANYWAY_S)
+        now_s = asyncio.get_running_loop().time()
+        repeats = {}
+        for reader in heapq.nsmallest(count, self._readers.values(), key=lambda reader: reader.repeated_at_s):
+            reader.repeated_at_s = now_s  # also where it fails: no broker that is away takes the others' turns
+            if reader.tracker is not None and self._holds(reader):
+                repeats[reader.queue] = reader.tracker.committed_offset
+        return repeats
+
+    def _holds(self, reader: QueueReader) -> bool:
+        """Whether nobody else reads the queue, as far as this member knows."""
+        return True
+
     async def _save(self, offsets: dict[MessageQueue, int]) -> None:
         if not offsets:
             return
+        readers = {queue: self._readers.get(queue) for queue in offsets}  # of now: a reset gives a queue another one
         await self.offsets.save(offsets)
-        for queue, offset in offsets.items():
-            reader = self._readers.get(queue)
+        for queue, reader in readers.items():
             if reader is not None:
-                reader.saved_offset = offset
+                reader.saved_offset = offsets[queue]
 
     async def _save_quietly(self, offsets: dict[MessageQueue, int]) -> None:
         try:

@@ -44,6 +44,10 @@ DEFINITE_CODES: Final = frozenset(
 )
 """Codes that a broker gives before it does anything. Every other one leaves the outcome open."""
 
+PASSING_CODES: Final = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
+"""Codes of a broker that may do later what it does not do now. SYSTEM_ERROR is none of them: it stands for what is gone
+for good, and for an unknown outcome."""
+
 _NOT_LEADER = re.compile(r"NOT_LEADER\b")
 _LEADER_ID = re.compile(r"\bleader=(\S+)")
 _LEADER_ADDRESS = re.compile(r"\baddr=(\S+)")
@@ -57,6 +61,8 @@ class ClientError(Exception):
     """
 
     is_definite: bool = False
+    may_pass: bool = True
+    """Whether the same request may succeed later, or at whoever serves then. False: it was refused for good."""
 
     def __init__(self, remark: str, *, address: str | None = None, code: int | None = None) -> None:
         super().__init__(remark)
@@ -99,6 +105,7 @@ class BrokerRefused(ClientError):
     def __init__(self, remark: str, *, address: str | None, code: int) -> None:
         super().__init__(remark, address=address, code=code)
         self.is_definite = code in DEFINITE_CODES
+        self.may_pass = code in PASSING_CODES
 
 
 class NotLeader(BrokerRefused):
@@ -109,6 +116,7 @@ class NotLeader(BrokerRefused):
         self, remark: str, *, address: str | None, code: int, leader_id: str | None, leader_address: str | None
     ) -> None:
         super().__init__(remark, address=address, code=code)
+        self.may_pass = True
         self.leader_id = leader_id
         self.leader_address = leader_address
 

@@ -177,6 +177,13 @@ class Producer:
     async def check_transaction(self, command: Command, address: str) -> None:
         """Only transactional producers are asked."""
 
+    def reset_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Producers have none."""
+
+    def running_info(self) -> bytes:
+        """Producers are not asked."""
+        return b""
+
     # Inside
 
     async def _deliver(

@@ -99,7 +99,7 @@ class PullConsumer(GroupConsumer):
         if self._own_queues is None:
             return await super()._rebalance()
         for queue in self._own_queues:
-            if queue not in self._readers:
+            if queue not in self._readers and queue not in self._leaving:
                 reader = QueueReader(self, queue, Subscription(topic=queue.topic, expression="*"))
                 self._readers[queue] = reader
                 reader.start()

@@ -15,9 +15,10 @@ from typing import Any, Final
 
 from node.client.consumer import GroupConsumer
 from node.client.errors import ClientError, error_from_reply
+from node.client.giving_back import GivingBack
 from node.client.messages import MessageQueue, ReceivedMessage
 from node.client.reader import QueueReader
-from node.client.requests import lock_request, read_locked, send_back_request
+from node.client.requests import lock_request, read_locked
 from node.client.session import Session
 from node.client.subscriptions import MessageModel, SqlFilter
 from node.remoting import RequestCode, ResponseCode
@@ -31,7 +32,6 @@ MAX_RECONSUME_TIMES: Final = 16
 """Deliveries after the first one before a message goes to the dead letters (R)."""
 RETRY_HERE_PAUSE_S: Final = 5.0
 """Before messages are handled again that could not be given back (R)."""
-DELAY_TO_DEAD_LETTERS: Final = -1
 
 
 class ConsumeResult(Enum):
@@ -54,6 +54,9 @@ class PushConsumer(GroupConsumer):
     Ordered: one call per queue at a time, in the order of the queue, by one member of the group at a time (brokers
     lock queues for it); messages that failed are tried again in place after a pause, and hold their queue up
     until they work or `max_reconsume_times` is over (then they go to the dead letters; None means never).
+
+    A message that the broker refuses to take back for good is sent to the retry topic by this client; where that fails
+    as well it is handled again here.
 
     Broadcasting: messages that failed are not delivered again, only logged.
     """
@@ -84,6 +87,9 @@ class PushConsumer(GroupConsumer):
         self._batch_size = batch_size
         self._concurrency = concurrency
         self._max_reconsume_times = max_reconsume_times
+        self._back = GivingBack(
+            session, group, MAX_RECONSUME_TIMES if max_reconsume_times is None else max_reconsume_times
+        )
         self._work: asyncio.Queue[tuple[QueueReader, list[ReceivedMessage]]] = asyncio.Queue()
         self._workers: list[asyncio.Task[None]] = []
 
@@ -95,6 +101,12 @@ class PushConsumer(GroupConsumer):
             if not self._ordered:
                 self._workers += [loop.create_task(self._handle_work()) for _ in range(self._concurrency)]
         await super().start()
+
+    def _properties(self) -> dict[str, str]:
+        return super()._properties() | {
+            "PROP_CONSUMEORDERLY": "true" if self._ordered else "false",
+            "PROP_THREADPOOL_CORE_SIZE": str(self._concurrency),
+        }
 
     # Messages that have arrived
 
@@ -123,7 +135,7 @@ class PushConsumer(GroupConsumer):
             if self._model is MessageModel.BROADCASTING:
                 reader.done(messages)
                 return
-            results = await asyncio.gather(*(self._give_back(reader, message, 0) for message in messages))
+            results = await asyncio.gather(*(self._back.give(reader.queue, message) for message in messages))
             reader.done([message for message, given in zip(messages, results, strict=True) if given])
             kept = [message for message, given in zip(messages, results, strict=True) if not given]
         finally:
@@ -157,9 +169,7 @@ class PushConsumer(GroupConsumer):
                 message.reconsume_times += 1
             limit = self._max_reconsume_times
             if limit is not None and messages[0].reconsume_times > limit:
-                given = await asyncio.gather(
-                    *(self._give_back(reader, message, DELAY_TO_DEAD_LETTERS) for message in messages)
-                )
+                given = await asyncio.gather(*(self._back.bury(reader.queue, message) for message in messages))
                 if all(given):
                     reader.done(messages)
                     return True
@@ -176,31 +186,10 @@ class PushConsumer(GroupConsumer):
             )  # fmt: skip
             return False
 
-    async def _give_back(self, reader: QueueReader, message: ReceivedMessage, delay_level: int) -> bool:
-        """Have the broker deliver the message again; False when it did not say that it will."""
-        limit = self._max_reconsume_times
-        request = send_back_request(
-            self._group, physical_offset=message.stored.physical_offset, message_id=message.message_id,
-            topic=message.topic, delay_level=delay_level,
-            max_reconsume_times=MAX_RECONSUME_TIMES if limit is None else limit,
-        )  # fmt: skip
-        try:
-            address = self.session.routes.require_master(reader.queue.broker_name)
-            reply = await self.session.requests.invoke(address, request)
-            if reply.code != ResponseCode.SUCCESS:
-                raise error_from_reply(reply.code, reply.remark, address)
-        except ClientError as error:
-            self.session.routes.failed(reader.queue.broker_name, reader.queue.topic, error)
-            self.session.complaints.warning(
-                logger, f"back {self._group}", "group %s could not give a message back: %s", self._group, error
-            )
-            return False
-        return True
-
     # Locks of queues
 
     async def may_read(self, reader: QueueReader) -> bool:
-        if not self._locks or reader.locked_until_s >= asyncio.get_running_loop().time():
+        if self._holds(reader):
             return True
         await self.session.routes.get(reader.queue.topic)
         await self._lock(reader.queue.broker_name, [reader])
@@ -208,6 +197,9 @@ class PushConsumer(GroupConsumer):
             return False
         reader.forget_position()
         return True
+
+    def _holds(self, reader: QueueReader) -> bool:
+        return not self._locks or reader.locked_until_s >= asyncio.get_running_loop().time()
 
     async def _keep_locks(self) -> None:
         while True:

@@ -46,6 +46,11 @@ class OffsetTracker:
         return len(self._open)
 
     @property
+    def open_range(self) -> tuple[int, int]:
+        """The first and the last offset of those; zeros where there are none."""
+        return min(self._open, default=0), max(self._open, default=0)
+
+    @property
     def committed_offset(self) -> int:
         """Everything below was dealt with."""
         return min(self._open, default=self.next_offset)
@@ -99,10 +104,17 @@ class QueueReader:
         self.tracker: OffsetTracker | None = None
         """None until it is known where to begin."""
         self.dropped = False
+        self.has_appeared = False
+        """Whether the topic did not have the queue when its consumer began, as far as that knew."""
         self.handling = 0
         """Calls of the program's handler with messages of this queue that are under way."""
         self.locked_until_s = float("-inf")
+        self.pulled_ms = self.handled_ms = consumer.session.runtime.clock.wall_ms()
+        """When a pull was answered last, and when messages were last dealt with (ms of the epoch, for operators); of a
+        new queue when it came."""
         self.saved_offset = -1
+        self.repeated_at_s = float("-inf")
+        """When the offset had its turn to be saved though it had not changed (loop time)."""
         self._suggested_id = MASTER_ID
         self._master_away_until_s = float("-inf")
         self._consumer = consumer
@@ -151,6 +163,7 @@ class QueueReader:
 
     def done(self, messages: Iterable[ReceivedMessage]) -> None:
         """These were dealt with."""
+        self.handled_ms = self._consumer.session.runtime.clock.wall_ms()
         if self.tracker is not None:
             for message in messages:
                 self.tracker.done(message.queue_offset)
@@ -211,6 +224,7 @@ class QueueReader:
     async def _take(self, tracker: OffsetTracker, result: PullResult) -> None:
         if self.dropped or self.tracker is not tracker:
             return
+        self.pulled_ms = self._consumer.session.runtime.clock.wall_ms()
         self._suggested_id = result.suggested_broker_id
         if result.status is PullStatus.OFFSET_ILLEGAL and self._is_ahead_of_a_slave(tracker, result):
             # A slave does not have yet what this consumer has read already: going back would only repeat it.

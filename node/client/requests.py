@@ -9,6 +9,7 @@ from typing import Any, Final
 from node.client.bodies import read_body
 from node.client.messages import PRODUCER_GROUP, MessageQueue
 from node.remoting import Command, RequestCode
+from node.remoting.tool_json import parse_queue_table
 from node.store.properties import encode_properties
 from node.store.record import RecordError, decode_record
 
@@ -21,6 +22,8 @@ __all__ = [
     "lock_request",
     "read_consumer_ids",
     "read_locked",
+    "read_offsets",
+    "retry_request",
     "send_back_request",
     "send_request",
 ]
@@ -65,6 +68,33 @@ def send_request(
     return Command(code, dict(zip(names, values, strict=True)), body)
 
 
+def retry_request(
+    group: str,
+    topic: str,
+    body: bytes,
+    *,
+    properties: Mapping[str, str],
+    born_ms: int,
+    sys_flag: int,
+    flag: int,
+    reconsume_times: int,
+    is_dead: bool,
+) -> Command:
+    """A copy of a message for `topic`, the retry topic of `group`, in a queue of the broker's choice.
+
+    `is_dead` sends it to the group's dead letters instead. Brokers judge that by the two numbers, those of RocketMQ 4.9
+    by `>=` and those of 5 by `>`; the limit is therefore put one away from the number, on the side that is meant.
+    Raises PropertyError (a ValueError).
+    """
+    request = send_request(
+        RequestCode.SEND_MESSAGE_V2, group, topic, -1, body, properties=properties, born_ms=born_ms, sys_flag=sys_flag
+    )
+    limit = reconsume_times - 1 if is_dead else reconsume_times + 1
+    changed = {"flag": flag, "reconsumeTimes": reconsume_times, "maxReconsumeTimes": limit}
+    request.ext_fields |= {_V2_NAMES[name]: str(value) for name, value in changed.items()}
+    return request
+
+
 def heartbeat_request(client_id: str, producers: Iterable[str], consumers: Sequence[Mapping[str, Any]]) -> Command:
     """Who we are: our id, the groups we produce for, and the consumers with their subscriptions."""
     body = {
@@ -104,6 +134,18 @@ def read_locked(reply: Command) -> list[MessageQueue]:
         ]
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"no list of locked queues: {error!r}") from None
+
+
+def read_offsets(body: bytes) -> dict[MessageQueue, int]:
+    """Where the consumers of queues are to go on. Raises ValueError."""
+    try:
+        rows = parse_queue_table(body, "offsetTable")
+        offsets = {MessageQueue(place.topic, place.broker_name, place.queue_id): int(value) for place, value in rows}
+    except (TypeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"no table of offsets: {error!r}") from None
+    if any(not 0 <= offset < 1 << 63 for offset in offsets.values()):
+        raise ValueError("an offset is none")
+    return offsets
 
 
 def send_back_request(

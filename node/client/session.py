@@ -1,7 +1,7 @@
 """A client: what the producers and consumers of one program share.
 
 One connection to each broker, one heartbeat for all groups, one book of routes, one place where the requests
-arrive that brokers send back (transaction checks, changes of consumer groups).
+arrive that brokers send back (transaction checks, changes of consumer groups, offsets that are reset).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, Final, Protocol
 
 from node.client.broker_client import BrokerClient
 from node.client.errors import ClientError
-from node.client.messages import UniqueKeys
-from node.client.requests import group_of_check, heartbeat_request
+from node.client.messages import MessageQueue, UniqueKeys
+from node.client.requests import group_of_check, heartbeat_request, read_offsets
 from node.client.routes import RouteBook
 from node.logs import LogLimiter
-from node.remoting import Command, Connection, Credentials, RequestCode, ResponseCode
+from node.remoting import Command, Connection, Credentials, RequestCode, RequestError, ResponseCode
 from node.remoting.command import Serializer
 from node.runtime import Runtime
 
@@ -69,6 +69,14 @@ class GroupMember(Protocol):
         """A broker asks what became of a transaction of this group."""
         ...
 
+    def reset_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """A consumer is to go on from these places."""
+        ...
+
+    def running_info(self) -> bytes:
+        """What a consumer is doing, in R's words."""
+        ...
+
     async def stop(self) -> None: ...
 
 
@@ -115,6 +123,8 @@ class Session:
         self._greeted: dict[str, None] = {}
         self.requests.register(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._members_changed)
         self.requests.register(RequestCode.CHECK_TRANSACTION_STATE, self._check_transaction)
+        self.requests.register(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, self._reset_offsets)
+        self.requests.register(RequestCode.GET_CONSUMER_RUNNING_INFO, self._running_info)
 
     async def __aenter__(self) -> Any:
         return self
@@ -233,6 +243,29 @@ class Session:
         for member in self._members:
             if member.group == group:
                 member.members_changed()
+
+    def _reset_offsets(self, command: Command, connection: Connection) -> None:
+        """An operator sets a group back or forward; brokers tell each of its members (R: ResetOffsetBody)."""
+        try:
+            group, topic = command.get_str("group"), command.get_str("topic")
+            offsets = read_offsets(command.body)
+        except (RequestError, ValueError) as error:
+            self.complaints.warning(
+                logger, f"reset {connection.remote_address}", "%s has offsets reset, and it cannot be read which: %s",
+                connection.remote_address, error,
+            )  # fmt: skip
+            return
+        for member in self._members:
+            if member.group == group and member.consumer_data() is not None:
+                member.reset_offsets({queue: offset for queue, offset in offsets.items() if queue.topic == topic})
+
+    def _running_info(self, command: Command, connection: Connection) -> Command:
+        """Raises RequestError."""
+        group = command.get_str("consumerGroup")
+        for member in self._members:
+            if member.group == group and member.consumer_data() is not None:
+                return command.reply(ResponseCode.SUCCESS, body=member.running_info())
+        raise RequestError(ResponseCode.SYSTEM_ERROR, f"this client has no consumer of group {group[:127]!r}")
 
     async def _check_transaction(self, command: Command, connection: Connection) -> None:
         group = group_of_check(command)

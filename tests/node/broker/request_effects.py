@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
-from node.broker.tool_json import Place, parse_queue_table
 from node.remoting import Command
+from node.remoting.tool_json import Place, parse_queue_table
 from node.store.record import decode_records
 
 PROPERTIES = "KEYS\x01k\x02TAGS\x01a\x02UNIQ_KEY\x01U1\x02PGROUP\x01p\x02"

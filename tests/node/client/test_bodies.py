@@ -7,6 +7,8 @@ import json
 import pytest
 
 from node.client.bodies import read_body
+from node.client.messages import MessageQueue
+from node.client.requests import read_offsets
 
 
 def test_numbers_as_keys_are_read_as_their_digits() -> None:
@@ -37,3 +39,18 @@ def test_texts_are_left_as_they_are() -> None:
 def test_what_is_neither_is_refused(body: bytes) -> None:
     with pytest.raises(ValueError):
         read_body(body)
+
+
+def test_offsets_by_queue() -> None:
+    queue = b'{"brokerName":"broker-a","queueId":3,"topic":"t"}'
+    assert read_offsets(b'{"offsetTable":{%s:7}}' % queue) == {MessageQueue("t", "broker-a", 3): 7}
+    assert read_offsets(b'{"offsetTable":{}}') == {}
+
+
+@pytest.mark.parametrize(
+    "table", [b"", b"[]", b"{1:2}", b"{{}:1}", *(b'{{"brokerName":"b","queueId":0,"topic":"t"}:%s}' % value for value in
+    (b"-1", b"null", b"[]", b"1e999", b"9223372036854775808", b""))],
+)  # fmt: skip
+def test_offsets_that_cannot_be_read_are_refused(table: bytes) -> None:
+    with pytest.raises(ValueError):
+        read_offsets(b'{"offsetTable":' + table + b"}")

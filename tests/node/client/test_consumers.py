@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -17,12 +19,16 @@ from node.client import (
     MessageModel,
     MessageQueue,
     NewMessage,
+    NoRoute,
     PullConsumer,
     ReceivedMessage,
     SendFailed,
     StartFrom,
     TransactionState,
 )
+from node.remoting import Command
+from node.remoting.tool_json import Place, parse_queue_table
+from node.store.record import RecordError
 
 FIRST = {"start_from": StartFrom.FIRST}
 
@@ -57,6 +63,15 @@ async def send(client: Client, bodies: Sequence[bytes], **options: Any) -> None:
     for body in bodies:
         await producer.send(NewMessage("t", body, **options))
     await producer.stop()
+
+
+async def offsets_become(client: Client, served: Any, wanted: list[int]) -> None:
+    """Wait until the broker keeps these for group g in the queues of t."""
+    kept: list[int] = []
+    async with asyncio.timeout(5):
+        while kept != wanted:
+            await asyncio.sleep(0.05)
+            kept = [await served.committed(client.requests, "g", "t", queue) for queue in range(len(wanted))]
 
 
 def test_members_share_the_queues_and_take_over_from_each_other(serving: Any, wait_until: Any) -> None:
@@ -103,6 +118,166 @@ def test_a_new_member_goes_on_where_the_group_was(serving: Any, wait_until: Any)
                     await wait_until(lambda sink=sink: len(sink.messages) >= 6)
                     await asyncio.sleep(0.3)
                 assert sorted(sink.bodies) == [b"%d-%d" % (generation, number) for number in range(6)]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_an_idle_consumer_mends_offsets_that_the_broker_has_lost(
+    serving: Any, wait_until: Any, monkeypatch: pytest.MonkeyPatch, ordered: bool
+) -> None:
+    """As after a failover before the offsets were copied. Each queue has its turn, one of several at a time."""
+    monkeypatch.setattr("node.client.consumer.SAVE_ANYWAY_S", 1.5, raising=False)
+
+    async def scenario() -> None:
+        async with serving({"t": 6}) as served, Client([served.name_server], timings=served.timings) as client:
+            saves: list[int] = []
+            sink = Sink()
+            consumer = client.push_consumer("g", sink, {"t": "*"}, ordered=ordered, **FIRST)
+            save = consumer.offsets.save
+
+            async def counted(offsets: Any) -> None:
+                saves.append(len([queue for queue in offsets if queue.topic == "t"]))
+                await save(offsets)
+
+            consumer.offsets.save = counted  # type: ignore[method-assign]
+            await consumer.start()
+            await send(client, [b"x"] * 12)
+            await offsets_become(client, served, [2] * 6)
+            saves.clear()
+            for queue in range(6):
+                fields = {"consumerGroup": "g", "topic": "t", "queueId": queue, "commitOffset": 1}
+                await client.requests.invoke(served.address, Command.request(15, fields))
+            await offsets_become(client, served, [2] * 6)
+            assert max(saves) <= 2, "not all at once"
+
+    run(scenario)
+
+
+async def reset(client: Client, served: Any, timestamp_ms: int) -> None:
+    """Have the broker tell group g to go on at the first message of a time, -1 for the end of each queue of t."""
+    fields: Any = {"topic": "t", "group": "g", "timestamp": timestamp_ms, "isForce": True}
+    reply = await client.requests.invoke(served.address, Command.request(222, fields))
+    assert reply.code == 0, reply.remark
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_offsets_that_are_reset(serving: Any, wait_until: Any, ordered: bool) -> None:
+    """Back, and forward while a handler is at work: what was read ahead is forgotten, and nothing undoes it later."""
+
+    async def scenario() -> None:
+        async with serving({"t": 2}) as served, Client([served.name_server], timings=served.timings) as client:
+            handled: list[tuple[int, int]] = []
+            gate = asyncio.Event()
+            gate.set()
+
+            async def handle(messages: Sequence[ReceivedMessage]) -> None:
+                handled.append((messages[0].queue.queue_id, messages[0].queue_offset))
+                await gate.wait()
+
+            consumer = client.push_consumer("g", handle, {"t": "*"}, ordered=ordered, concurrency=2, **FIRST)
+            await consumer.start()
+            await send(client, [b"x"] * 8)
+            await wait_until(lambda: len(handled) == 8)
+            await offsets_become(client, served, [4, 4])
+            handled.clear()
+            gate.clear()
+            await reset(client, served, 0)
+            await wait_until(lambda: len(handled) == 2)
+            await reset(client, served, -1)
+            await asyncio.sleep(0.5)
+            gate.set()
+            await asyncio.sleep(1)
+            assert len(handled) == 2, "what had been read is not handled any more"
+            await send(client, [b"y"] * 2)
+            await wait_until(lambda: len(handled) == 4)
+            assert sorted(handled[2:]) == [(0, 4), (1, 4)]
+            await reset(client, served, 0)
+            await wait_until(lambda: len(handled) == 14)
+            await consumer.stop()
+            await offsets_become(client, served, [5, 5])
+
+    run(scenario)
+
+
+def test_offsets_that_are_reset_of_members_of_other_kinds(serving: Any, wait_until: Any, tmp_path: Path) -> None:
+    """Who broadcasts keeps them in its file, and who is asked by `poll` reads on from there as well."""
+
+    async def scenario() -> None:
+        async with serving({"t": 1}) as served, AsyncExitStack() as stack:
+            clients = [
+                await stack.enter_async_context(Client([served.name_server], timings=served.timings)) for _ in "abc"
+            ]
+            sink, queue = Sink(), MessageQueue("t", "broker-a", 0)
+            local = clients[0].local_offsets(f"{tmp_path}/offsets.json")
+            broadcast = clients[0].push_consumer(
+                "g", sink, {"t": "*"}, model=MessageModel.BROADCASTING, offsets=local, **FIRST
+            )
+            await broadcast.start()
+            own = clients[1].pull_consumer("g", queues=[queue], **FIRST)
+            await own.start()
+            await send(clients[2], [b"x"] * 4)
+            await wait_until(lambda: len(sink.messages) == 4)
+
+            async def polled(count: int) -> list[int]:
+                offsets: list[int] = []
+                while len(offsets) < count:
+                    offsets += [message.queue_offset for message in await own.poll()]
+                assert await own.poll(timeout_ms=10) == [], "the last ones are dealt with, and there are no others"
+                await own.commit()
+                return offsets
+
+            assert await polled(4) == [0, 1, 2, 3]
+            members = 0
+            while members < 2:  # brokers tell those whose heartbeat has arrived
+                await asyncio.sleep(0.05)
+                reply = await clients[2].requests.invoke(served.address, Command.request(38, {"consumerGroup": "g"}))
+                members = len(json.loads(reply.body)["consumerIdList"])
+            await reset(clients[2], served, 0)
+            await wait_until(lambda: len(sink.messages) == 8)
+            assert await polled(4) == [0, 1, 2, 3]
+            await broadcast.stop()
+            assert await local.load(queue) == 4
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_what_a_consumer_says_of_itself(serving: Any, wait_until: Any, ordered: bool) -> None:
+    """Code 307, by way of the broker, while a handler is at work."""
+
+    async def scenario() -> None:
+        async with serving({"t": 1}) as served, Client([served.name_server], timings=served.timings) as client:
+            begun_ms, gate = served.runtime.clock.wall_ms(), asyncio.Event()
+            calls = 0
+
+            async def handle(messages: Sequence[ReceivedMessage]) -> None:
+                nonlocal calls
+                calls += 1
+                if messages[0].queue_offset:
+                    await gate.wait()
+
+            consumer = client.push_consumer("g", handle, {"t": "a || b"}, ordered=ordered, **FIRST)
+            await consumer.start()
+            await send(client, [b"x"] * 2, tags="a")
+            await wait_until(lambda: calls == 2)
+            fields = {"consumerGroup": "g", "clientId": client.client_id, "jstackEnable": "false"}
+            reply = await client.requests.invoke(served.address, Command.request(307, fields))
+            assert reply.code == 0, reply.remark
+            table = {place: value for place, value in parse_queue_table(reply.body, "mqTable")}
+            row = table[Place("t", "broker-a", 0)]
+            now_ms = served.runtime.clock.wall_ms()
+            assert (row["commitOffset"], row["cachedMsgCount"], row["droped"], row["locked"]) == (1, 1, False, ordered)
+            assert row["cachedMsgMinOffset"] == row["cachedMsgMaxOffset"] == 1
+            for name in ("lastPullTimestamp", "lastConsumeTimestamp", *(["lastLockTimestamp"] if ordered else [])):
+                assert begun_ms <= row[name] <= now_ms
+            told = json.loads(re.sub(rb'"mqTable":.*,"statusTable"', b'"statusTable"', reply.body))
+            assert told["statusTable"] == {}
+            assert ["a", "b"] in [subscription["tagsSet"] for subscription in told["subscriptionSet"]]
+            assert told["properties"]["PROP_CONSUME_TYPE"] == "CONSUME_PASSIVELY"
+            assert told["properties"]["PROP_CONSUMEORDERLY"] == str(ordered).lower()
+            assert begun_ms <= int(told["properties"]["PROP_CONSUMER_START_TIMESTAMP"]) <= now_ms
+            gate.set()
 
     run(scenario)
 
@@ -188,6 +363,46 @@ def test_broadcasting_gives_everything_to_everybody_once(serving: Any, wait_unti
     run(scenario)
 
 
+def test_a_member_that_broadcasts_misses_nothing_of_queues_that_appear(
+    serving: Any, wait_until: Any, tmp_path: Path
+) -> None:
+    """What is sent to them before it has noticed them is delivered, with LAST as well; what is older than it is not."""
+
+    async def scenario() -> None:
+        async with serving({"t": 1}) as served, Client([served.name_server], timings=served.timings) as client:
+            sink = Sink()
+            consumer = client.push_consumer(
+                "g", sink, {"t": "*", "later": "*", "old": "*"}, model=MessageModel.BROADCASTING,
+                offsets=client.local_offsets(f"{tmp_path}/offsets.json"),
+            )  # fmt: skip
+            await send(client, [b"before"] * 3)
+            hidden = client.requests.route
+
+            async def route(topic: str, **options: Any) -> Any:
+                if topic == "old":
+                    raise NoRoute("its broker is away", code=17)
+                return await hidden(topic, **options)
+
+            await client.create_topic("old", queues=1)
+            await client.requests.send("old", 0, b"before", address=served.address)
+            client.requests.route = route  # type: ignore[method-assign]
+            await asyncio.sleep(0.01)
+            await consumer.start()
+            await wait_until(lambda: queues_of(consumer, "t") == {0})
+            await asyncio.sleep(0.5)
+            await client.create_topic("t", queues=3)
+            await client.create_topic("later", queues=1)
+            for topic, queue in (("t", 1), ("t", 2), ("later", 0), ("old", 0)):
+                body = f"{topic}-{queue}".encode()
+                await client.requests.send(topic, queue, body, address=served.address)
+            client.requests.route = hidden  # type: ignore[method-assign]
+            await wait_until(lambda: len(sink.messages) >= 4)
+            await asyncio.sleep(0.3)
+            assert sorted(sink.bodies) == [b"later-0", b"old-0", b"t-1", b"t-2"]
+
+    run(scenario)
+
+
 def test_a_failed_message_comes_again_and_then_goes_to_the_dead_letters(serving: Any, wait_until: Any) -> None:
     async def scenario() -> None:
         async with serving({"t": 1}) as served, Client([served.name_server], timings=served.timings) as client:
@@ -234,6 +449,106 @@ def test_an_ordered_consumer_can_give_up_on_a_message(serving: Any, wait_until: 
             assert seen == [(b"bad", 0), (b"bad", 1), (b"bad", 2), (b"good", 0)]
 
     run(scenario)
+
+
+async def dead_letters(client: Client, group: str) -> list[ReceivedMessage]:
+    """The first ones of the group, once there are any."""
+    queue = MessageQueue(f"%DLQ%{group}", "broker-a", 0)
+    async with PullConsumer(client, "undertaker", queues=[queue], start_from=StartFrom.FIRST) as consumer:
+        found: list[ReceivedMessage] = []
+        while not found:
+            found += await consumer.poll()
+        return found
+
+
+@pytest.fixture
+def records_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker no longer has the record of any message that is given back."""
+
+    def read(log: Any, queues: Any, physical_offset: int) -> Any:
+        raise RecordError("it has expired")
+
+    monkeypatch.setattr("node.broker.send_back.read_message", read)
+
+
+@pytest.mark.usefixtures("records_are_gone")
+def test_a_message_that_is_not_taken_back_is_copied_to_the_retry_topic(serving: Any, wait_until: Any) -> None:
+    """R: sendMessageBack. The copy comes again as often as the broker's own would, and is a dead letter at last."""
+
+    async def scenario() -> None:
+        async with serving({"t": 1}) as served, Client([served.name_server], timings=served.timings) as client:
+            seen: list[tuple[bytes, int, str, str]] = []
+
+            async def handle(messages: Sequence[ReceivedMessage]) -> ConsumeResult | None:
+                (message,) = messages
+                seen.append((message.body, message.reconsume_times, message.topic, message.message_id))
+                return ConsumeResult.LATER
+
+            consumer = client.push_consumer("g", handle, {"t": "*"}, max_reconsume_times=1, **FIRST)
+            await consumer.start()
+            producer = client.producer("p")
+            bad = b"bad" * 3000
+            receipt = await producer.send(NewMessage("t", bad, tags="a", keys=("k",), properties={"own": "x"}))
+            await wait_until(lambda: len(seen) == 2, timeout_s=40)
+            key = receipt.unique_key
+            assert seen == [(bad, 0, "t", key), (bad, 1, "t", key)]
+            (buried,) = await dead_letters(client, "g")
+            assert (buried.body, buried.message_id, buried.reconsume_times, buried.topic) == (bad, key, 2, "t")
+            assert (buried.tags, buried.keys, buried.properties["own"]) == ("a", ("k",), "x")
+            assert buried.properties["ORIGIN_MESSAGE_ID"] == key
+            assert buried.properties["RECONSUME_TIME"] == "2"
+            assert buried.properties["MAX_RECONSUME_TIMES"] == "1"
+            assert len(seen) == 2
+            await wait_until(lambda: consumer.open_bytes == 0)
+
+    run(scenario)
+
+
+@pytest.mark.usefixtures("records_are_gone")
+def test_an_ordered_queue_goes_on_behind_a_message_that_is_not_taken_back(serving: Any, wait_until: Any) -> None:
+    async def scenario() -> None:
+        async with serving({"t": 1}) as served, Client([served.name_server], timings=served.timings) as client:
+            seen: list[bytes] = []
+
+            async def handle(messages: Sequence[ReceivedMessage]) -> None:
+                seen.append(messages[0].body)
+                if messages[0].body == b"bad":
+                    raise ValueError("always")
+
+            consumer = client.push_consumer("g", handle, {"t": "*"}, ordered=True, max_reconsume_times=1, **FIRST)
+            await consumer.start()
+            await send(client, [b"bad", b"good"])
+            await wait_until(lambda: b"good" in seen)
+            assert seen == [b"bad", b"bad", b"good"]
+            assert [message.body for message in await dead_letters(client, "g")] == [b"bad"]
+
+    run(scenario)
+
+
+@pytest.mark.usefixtures("records_are_gone")
+def test_a_message_that_cannot_be_copied_either_is_handled_here_again(
+    serving: Any, wait_until: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("node.client.push_consumer.RETRY_HERE_PAUSE_S", 0.1)
+
+    async def scenario() -> None:
+        async with serving({"t": 1}) as served, Client([served.name_server], timings=served.timings) as client:
+            await client.create_topic("%RETRY%g", queues=1, perm=4)
+            seen: Counter[bytes] = Counter()
+
+            async def handle(messages: Sequence[ReceivedMessage]) -> ConsumeResult | None:
+                seen[messages[0].body] += 1
+                return None if seen[messages[0].body] > 3 else ConsumeResult.LATER
+
+            consumer = client.push_consumer("g", handle, {"t": "*"}, **FIRST)
+            await consumer.start()
+            await send(client, [b"one", b"two"])
+            await wait_until(lambda: seen[b"one"] == 4 and seen[b"two"] == 4)
+            await wait_until(lambda: consumer.open_bytes == 0)
+
+    run(scenario)
+    lines = [record.getMessage() for record in caplog.records if "handled again here" in record.getMessage()]
+    assert len(lines) == 2 and any("message 0 of" in line for line in lines), lines
 
 
 def test_polling(serving: Any) -> None:

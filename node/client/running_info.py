@@ -1,0 +1,60 @@
+"""What a consumer says of itself when an operator asks (307): R's ConsumerRunningInfo, which `mqadmin consumerStatus`
+and the console show. Rates are not counted here, and Python has no jstack; both are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from node.client.reader import QueueReader
+from node.client.subscriptions import Subscription
+from node.remoting.tool_json import Place, queue_table, to_json
+
+__all__ = ["running_info"]
+
+_MIB = 1 << 20
+
+
+def running_info(
+    properties: Mapping[str, str],
+    subscriptions: Iterable[Subscription],
+    readers: Iterable[QueueReader],
+    *,
+    now_s: float,
+    wall_ms: int,
+    lock_lease_s: float,
+) -> bytes:
+    """The body of the answer. `now_s` is the loop's time, `wall_ms` the same moment in ms of the epoch; a lock counts
+    `lock_lease_s` from when it was asked for."""
+    rows = []
+    for reader in readers:
+        age_s = now_s - (reader.locked_until_s - lock_lease_s)
+        locked_ms = wall_ms - round(age_s * 1000) if reader.locked_until_s > float("-inf") else 0
+        row = _queue_row(reader) | {"locked": reader.locked_until_s >= now_s, "lastLockTimestamp": locked_ms}
+        rows.append((Place(reader.queue.topic, reader.queue.broker_name, reader.queue.queue_id), row))
+    members = {
+        "properties": to_json(dict(properties)),
+        "subscriptionSet": to_json([subscription.data() for subscription in subscriptions]),
+        "mqTable": queue_table(rows),
+        "statusTable": "{}",
+    }
+    return f"{{{','.join(f'{to_json(name)}:{value}' for name, value in members.items())}}}".encode()
+
+
+def _queue_row(reader: QueueReader) -> dict[str, object]:
+    """R: ProcessQueueInfo. `droped` is its spelling."""
+    tracker = reader.tracker
+    first, last = tracker.open_range if tracker is not None else (0, 0)
+    return {
+        "commitOffset": tracker.committed_offset if tracker is not None else -1,
+        "cachedMsgMinOffset": first,
+        "cachedMsgMaxOffset": last,
+        "cachedMsgCount": tracker.open_count if tracker is not None else 0,
+        "cachedMsgSizeInMiB": tracker.open_bytes // _MIB if tracker is not None else 0,
+        "transactionMsgMinOffset": 0,
+        "transactionMsgMaxOffset": 0,
+        "transactionMsgCount": 0,
+        "tryUnlockTimes": 0,
+        "droped": reader.dropped,
+        "lastPullTimestamp": reader.pulled_ms,
+        "lastConsumeTimestamp": reader.handled_ms,
+    }
