@@ -326,6 +326,8 @@ public class ClientPeer {
         DefaultMQPushConsumer consumer = consumer("clerks", "clerks");
         consumer.subscribe("difficult", "*");
         consumer.setMaxReconsumeTimes(1);
+        // A client that is shut down while it gives a message back does not hear that it was taken, and sends a copy.
+        consumer.setAwaitTerminationMillisWhenShutdown(DEADLINE_MS);
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
             MessageExt message = messages.get(0);
             seen.computeIfAbsent(text(message), key -> new ArrayList<>()).add(message.getReconsumeTimes());
