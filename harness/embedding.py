@@ -64,6 +64,12 @@ class JudgedRun:
     report_path: str
     seed: int
 
+    @property
+    def valid(self) -> bool | str:
+        """True, False or "unknown"."""
+        valid: bool | str = self.results["valid"]
+        return valid
+
 
 def judged_run(system: Any, client: Any = None, **options: Any) -> JudgedRun:
     """Perform and judge a run.
@@ -102,11 +108,8 @@ def _performed(prepared: Prepared, store: str) -> JudgedRun:
 def in_own_thread(work: Callable[[], T]) -> T:
     """What `work` returns or raises. In the main thread without a running event loop it is called at once, so that
     Ctrl-C ends a run in order; elsewhere in a thread of its own, which has no loop yet."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        if threading.current_thread() is threading.main_thread():
-            return work()
+    if threading.current_thread() is threading.main_thread() and not _loop_runs():
+        return work()
     outcome: list[T] = []
     errors: list[BaseException] = []
 
@@ -122,6 +125,14 @@ def in_own_thread(work: Callable[[], T]) -> T:
     if errors:
         raise errors[0]
     return outcome[0]
+
+
+def _loop_runs() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _system(system: Any, client: Any) -> tuple[str, Any]:

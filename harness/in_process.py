@@ -3,8 +3,8 @@
 For trying a client out before there is a system to run it against, and for tests of workloads: the generator, the
 workers, the final reads and the checks are those of a run.
 
-    run = run_in_process(RegisterWorkload(), lambda: MyClient(), operations=1000)
-    assert run.outcomes["linearizable"].valid is True
+    run = run_in_process(ClientRegisterWorkload(), MyClient, operations=1000)
+    assert run.valid
 """
 
 from __future__ import annotations
