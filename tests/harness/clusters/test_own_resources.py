@@ -160,25 +160,22 @@ os.close(held)
 while True:
     try: os.close(os.open("/dev/null", os.O_RDONLY))
     except OSError as error: print(error.strerror, flush=True); break
-sys.stdin.readline()
+sys.stdin.read()
 """
 
 
 def test_what_a_program_held_for_an_instant_it_may_not_have_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was looked at while it had a file open, which it closed at once; the next one needs the same number."""
 
-    async def scenario() -> None:
-        program = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", HOLDS_FOR_AN_INSTANT, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-        )
-        assert program.stdin is not None and program.stdout is not None
-        stdin = program.stdin
-        assert await program.stdout.readline() == b"up\n"
+    lowest_free, seen = own_resources._lowest_free, []
+
+    async def limited(program: asyncio.subprocess.Process) -> None:
+        stdin, stdout = program.stdin, program.stdout
+        assert stdin is not None and stdout is not None
+        assert await stdout.readline() == b"up\n"
 
         async def members(host: str) -> list[ProcessMember]:
             return [ProcessMember(program.pid, 0, "S", "holds")]
-
-        lowest_free, seen = own_resources._lowest_free, []
 
         def look(pid: int) -> int:
             seen.append(lowest_free(pid))
@@ -189,11 +186,20 @@ def test_what_a_program_held_for_an_instant_it_may_not_have_again(monkeypatch: p
         monkeypatch.setattr(own_resources, "_lowest_free", look)
         resources = OwnResources({}, members=members)
         await resources.limit("f", {"n1": ResourceLimit(kind="descriptors")})
-        assert await asyncio.wait_for(program.stdout.readline(), 20) == b"Too many open files\n"
+        assert await asyncio.wait_for(stdout.readline(), 20) == b"Too many open files\n"
         assert min(seen) < seen[0]
         await resources.release("f")
-        stdin.write(b"end\n")
-        await asyncio.wait_for(program.wait(), 20)
+
+    async def scenario() -> None:
+        pipe = asyncio.subprocess.PIPE
+        program = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", HOLDS_FOR_AN_INSTANT, stdin=pipe, stdout=pipe
+        )
+        try:
+            await limited(program)
+        finally:
+            program.kill()
+            await program.wait()
 
     asyncio.run(scenario())
 
