@@ -303,7 +303,8 @@ def add_exploration_commands(commands: Any) -> None:
     replay = commands.add_parser("replay", help="run a schedule again, on any cluster, and count how often it fails")
     replay.add_argument(
         "schedule", metavar="SCHEDULE",
-        help="a schedule.json; the test.json beside it, where there is one, says what options do not",
+        help="a schedule.json, or a run, whose schedule it is; the test.json beside it, where there is one, says what "
+        "options do not",
     )  # fmt: skip
     add_test_options(replay, has_faults=False)
     replay.add_argument("--times", type=positive_count, default=1, metavar="N", help="runs (default: 1)")

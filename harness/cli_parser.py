@@ -147,7 +147,9 @@ def build_parser() -> argparse.ArgumentParser:
     add_plugin_argument(doctor)
     doctor.add_argument("--prove", action="store_true", help="inject, prove and heal each of them once")
     doctor.add_argument("--cluster", default="", metavar="NAME[,...]", help="only these clusters (default: all)")
-    doctor.add_argument("--nemesis", default="", metavar="NAME[,...]", help="only these nemeses (default: all)")
+    doctor.add_argument(
+        "--nemesis", default="", metavar="NAME[=FORM[@TARGET]][,...]", help="only these (default: all forms of all)"
+    )
     doctor.add_argument("--system", default=DEFAULT_SYSTEM, help=f"what runs on the hosts (default: {DEFAULT_SYSTEM})")
     add_system_settings(doctor)
     doctor.add_argument(

@@ -186,7 +186,7 @@ def _load_schedule(path: str, nemeses: Mapping[str, Nemesis], target: PlannedTar
     try:
         schedule = load_schedule(path, known={name: VariantNames(nemesis) for name, nemesis in nemeses.items()})
     except ScheduleError as error:
-        raise OperatorError(f"--nemesis-schedule {path}: {error}") from None
+        raise OperatorError(f"schedule {path}: {error}") from None
     problems = {
         problem: None
         for event in schedule
@@ -194,7 +194,7 @@ def _load_schedule(path: str, nemeses: Mapping[str, Nemesis], target: PlannedTar
         for problem in target.problems(nemeses[event.nemesis], event.variant)
     }
     if problems:
-        raise OperatorError(f"--nemesis-schedule {path}: {'; '.join(problems)}")
+        raise OperatorError(f"schedule {path}: {'; '.join(problems)}")
     return schedule
 
 
@@ -290,7 +290,7 @@ def make_system(parts: Parts, state: RunState | None, work_dir: str) -> tuple[An
 async def _observe_with(state: RunState, parts: Parts, run_dir: RunDir, console: OutputConsole) -> Observed:
     test = parts.test
     clock = TestClock(asyncio.get_running_loop())
-    save_schedule(parts.schedule, str(run_dir.path / "schedule.json"))
+    save_schedule(parts.schedule, str(run_dir.schedule_path))
     cluster, system = make_system(parts, state, str(run_dir.nodes_path))
     if parts.has_trace:
         cluster.trace_to(str(run_dir.trace_path), lambda: clock.zero_s)

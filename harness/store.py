@@ -91,6 +91,8 @@ class RunDir:
     def __init__(self, path: Path, lock_fd: int | None = None) -> None:
         self.path = path
         self.test_path = path / "test.json"
+        self.schedule_path = path / "schedule.json"
+        """Which fault came when, for `harness replay`."""
         self.history_path = path / "history.jsonl"
         self.parquet_path = path / "history.parquet"
         self.results_path = path / "results.json"

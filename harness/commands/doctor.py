@@ -14,7 +14,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,12 +35,12 @@ from harness.faults.prove import Trial, prove_variants
 from harness.faults.target import PlannedTarget
 from harness.report import OutputConsole
 from harness.systems.base import LimitsClusters
-from harness.test import MAX_NODES
-from nemesis.forms import HasForms
+from harness.test import MAX_NODES, NemesisChoice
+from nemesis.forms import SEPARATOR, HasForms, expand_variant, split_variant
 from nemesis.mechanisms.reach import AUTO
 from nemesis.protocol import Nemesis
 
-__all__ = ["Cell", "diagnose", "doctor_command"]
+__all__ = ["AskedForm", "Cell", "diagnose", "doctor_command", "forms_of"]
 
 NODES = 5
 """As many as a run has by default: every form can be made of five hosts."""
@@ -61,25 +61,34 @@ class Cell:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class AskedForm:
+    """One form of one nemesis, and the variant by which it is judged and tried."""
+
+    nemesis: str
+    form: str
+    variant: str
+
+
 def doctor_command(arguments: argparse.Namespace) -> int:
     """Print the table. Returns 0, or 255 when something that should work could not be proven."""
     names = _split(arguments.cluster) or registry.names("clusters")
-    nemeses = {name: registry.load("nemeses", name) for name in _split(arguments.nemesis) or registry.names("nemeses")}
+    forms = forms_of(_split(arguments.nemesis) or registry.names("nemeses"))
     options = cluster_options_of(arguments)
     if arguments.nodes > MAX_NODES:
         raise OperatorError(f"--nodes must be 1 to {MAX_NODES}, not {arguments.nodes}")
     check_settings(arguments.system, registry.load("systems", arguments.system), settings_from(arguments))
     if arguments.prove and len(names) == 1:
-        cells = _prove_here(names[0], nemeses, options, arguments)
+        cells = _prove_here(names[0], forms, options, arguments)
     elif arguments.prove:
         cells = [cell for name in names for cell in _prove_apart(name, arguments, _options_for(name, options))]
     else:
-        cells = [cell for name in names for cell in _diagnose(name, nemeses, _options_for(name, options), arguments)]
+        cells = [cell for name in names for cell in _diagnose(name, forms, _options_for(name, options), arguments)]
     if arguments.json:
         print(json.dumps([dataclasses.asdict(cell) for cell in cells], indent=1))
     else:
         _print(cells, names, OutputConsole())
-        if LINK_NEMESIS in nemeses:
+        if any(form.nemesis == LINK_NEMESIS for form in forms):
             _tell_what_shapes_links(names, OutputConsole())
         _tell_mechanisms(arguments, options, OutputConsole())
     return 255 if any(cell.state == FAILED for cell in cells) else 0
@@ -87,7 +96,7 @@ def doctor_command(arguments: argparse.Namespace) -> int:
 
 def diagnose(
     name: str,
-    nemeses: Mapping[str, Nemesis],
+    forms: Sequence[AskedForm],
     options: Mapping[str, str],
     system: str = registry.DEFAULT_SYSTEM,
     *,
@@ -99,25 +108,25 @@ def diagnose(
     try:
         cluster_class = _usable_class(name, options, system_class)
     except OperatorError as error:
-        return [Cell(nemesis, form, name, MISSING, str(error)) for nemesis, form, _ in _forms(nemeses)]
+        return [Cell(form.nemesis, form.form, name, MISSING, str(error)) for form in forms]
     hosts = [f"n{number}" for number in range(1, node_count + 1)]
     mechanism = options.get(MECHANISM_OPTION, AUTO)
     target = PlannedTarget(
         cluster_class, hosts, system_class=system_class, settings=dict(settings or {}), mechanism=mechanism
     )
     cells = []
-    for nemesis, form, variant in _forms(nemeses):
-        problems = target.problems(nemeses[nemesis], variant)
+    for form in forms:
+        problems = target.problems(registry.load("nemeses", form.nemesis), form.variant)
         state, reason = (MISSING, "; ".join(problems)) if problems else (WORKS, "")
-        cells.append(Cell(nemesis, form, name, state, reason))
+        cells.append(Cell(form.nemesis, form.form, name, state, reason))
     return cells
 
 
 def _diagnose(
-    name: str, nemeses: Mapping[str, Nemesis], options: Mapping[str, str], arguments: argparse.Namespace
+    name: str, forms: Sequence[AskedForm], options: Mapping[str, str], arguments: argparse.Namespace
 ) -> list[Cell]:
     return diagnose(
-        name, nemeses, options, arguments.system, node_count=arguments.nodes, settings=settings_from(arguments)
+        name, forms, options, arguments.system, node_count=arguments.nodes, settings=settings_from(arguments)
     )
 
 
@@ -160,25 +169,32 @@ def _options_for(name: str, options: Mapping[str, str]) -> dict[str, str]:
     return {option: value for option, value in options.items() if option in known}
 
 
-def _forms(nemeses: Mapping[str, Nemesis]) -> list[tuple[str, str, str]]:
-    """(nemesis, form, the variant that stands for it) of every form there is."""
-    found = []
-    for name in sorted(nemeses):
-        nemesis = nemeses[name]
-        if isinstance(nemesis, HasForms):
-            found += [(name, form.name, f"{form.name}@{form.targets[0]}") for form in nemesis.forms.values()]
+def forms_of(words: Iterable[str]) -> list[AskedForm]:
+    """What NAME, NAME=FORM and NAME=FORM@TARGET, as `harness run --nemesis` takes them, stand for: every form once, of
+    a name alone also those that a run does not cycle through. Raises OperatorError."""
+    found: dict[tuple[str, str], AskedForm] = {}
+    for choice in sorted(map(NemesisChoice.parse, words), key=lambda choice: choice.name):
+        nemesis: Nemesis = registry.load("nemeses", choice.name)
+        if isinstance(nemesis, HasForms) and choice.variant is None:
+            variants = [f"{form.name}{SEPARATOR}{form.targets[0]}" for form in nemesis.forms.values()]
         else:
-            found += [(name, variant, variant) for variant in nemesis.variants]
-    return found
+            try:
+                variants = expand_variant(nemesis, choice.variant)
+            except ValueError as error:
+                raise OperatorError(str(error)) from None
+        for variant in variants:
+            form = split_variant(variant)[0] if isinstance(nemesis, HasForms) else variant
+            found.setdefault((choice.name, form), AskedForm(choice.name, form, variant))
+    return list(found.values())
 
 
 def _prove_here(
-    name: str, nemeses: Mapping[str, Nemesis], options: Mapping[str, str], arguments: argparse.Namespace
+    name: str, forms: Sequence[AskedForm], options: Mapping[str, str], arguments: argparse.Namespace
 ) -> list[Cell]:
     """Try every form that `diagnose` says works, on a cluster in this process."""
-    cells = _diagnose(name, nemeses, options, arguments)
+    cells = _diagnose(name, forms, options, arguments)
     usable = {(cell.nemesis, cell.form) for cell in cells if cell.state == WORKS}
-    wanted = [(nemesis, variant) for nemesis, form, variant in _forms(nemeses) if (nemesis, form) in usable]
+    wanted = [(form.nemesis, form.variant) for form in forms if (form.nemesis, form.form) in usable]
     if not wanted:
         return cells
     if choose(name).in_user_namespace:
@@ -196,7 +212,7 @@ def _prove_here(
                 cluster_class=registry.load("clusters", name),
                 cluster_options=options,
                 system_class=registry.load("systems", arguments.system),
-                nemeses=nemeses,
+                nemeses={nemesis: registry.load("nemeses", nemesis) for nemesis, _ in wanted},
                 variants=wanted,
                 node_count=arguments.nodes,
                 settings=settings_from(arguments),

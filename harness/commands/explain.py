@@ -48,7 +48,7 @@ def explain_command(arguments: argparse.Namespace) -> int:
     results = run_dir.read_results()
     require_writable(run_dir.path)
     try:
-        parts = parts_of(test, load_schedule(str(run_dir.path / "schedule.json")))
+        parts = parts_of(test, load_schedule(str(run_dir.schedule_path)))
     except ScheduleError as error:
         raise OperatorError(f"{run_dir.name}: {error}") from None
     violations = _chosen(violations_of(parts, results, run_dir.history_path), arguments.check)

@@ -5,23 +5,21 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import hashlib
-import io
 import itertools
 import json
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from harness import registry
 from harness.commands.run import prepare_test, test_from
 from harness.errors import OperatorError
-from harness.execution import left_out, perform
+from harness.execution import left_out
 from harness.exploration.guide import Guide
+from harness.exploration.keeping import keep_run
 from harness.exploration.rehearsal import (
     SIMULATED,
     Rehearsal,
-    parts_of,
     require_faults,
     require_simulated,
     usable_choices,
@@ -32,7 +30,6 @@ from harness.signals import interrupted_by_signals
 from harness.store import Store, require_writable
 from harness.test import Test
 from harness.units import plural
-from nemesis.schedule import save_schedule
 
 __all__ = ["explore_command"]
 
@@ -171,20 +168,13 @@ def _keep(test: Test, failure: Rehearsal, store: Store, console: OutputConsole) 
     """Run a failing seed once more, this time for the store; the simulation makes it the same run."""
     seed = failure.seed
     seeded, schedule = mix_for(test, seed, usable_choices(test))
-    directory = Path(store.root) / "schedules"
-    path = directory / f"{test.workload}-{seed}.json"
+    name = f"{test.workload}-{seed}"
     if failure.schedule is not None:  # several runs of a guided search may have the same seed
         schedule = failure.schedule
         digest = hashlib.sha256(json.dumps(schedule.to_json()).encode()).hexdigest()
-        path = directory / f"{test.workload}-{seed}-{digest[:12]}.json"
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        save_schedule(schedule, str(path))
-    except OSError as error:
-        raise OperatorError(f"seed {seed} cannot be kept: {path}: {error.strerror}") from None
-    kept = dataclasses.replace(seeded, nemesis=(), nemesis_schedule=str(path))
-    run_dir, _ = perform(parts_of(kept, schedule), store, OutputConsole(file=io.StringIO(), quiet=True))
+        name = f"{name}-{digest[:12]}"
+    run_dir, repeat = keep_run(seeded, schedule, store, name=name)
     console.print(f"seed {seed} kept: {run_dir.report_path}", highlight=False, markup=False, soft_wrap=True)
-    console.print(f"  repeat  {kept.replay_line()}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"  repeat  {repeat}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"  shrink  harness shrink {run_dir.path}", highlight=False, markup=False, soft_wrap=True)
     return str(run_dir.path)

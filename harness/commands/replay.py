@@ -1,18 +1,21 @@
-"""`harness replay SCHEDULE`: run a schedule again, in simulation or on real hosts, and count how often it fails."""
+"""`harness replay SCHEDULE`: run a schedule, or that of a run, again, in simulation or on real hosts, and count how
+often it fails."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from harness.commands.run import announce, enter_namespace, prepare
+from harness.errors import OperatorError
 from harness.execution import perform
 from harness.faults.triggers import count_triggers
 from harness.history_writer import read_history
 from harness.report import OutputConsole, print_summary
-from harness.store import RunDir, Store
+from harness.store import RunDir, Store, StoreError
 from harness.test import Test, test_from_json
 from harness.units import plural
 
@@ -23,11 +26,12 @@ def replay_command(arguments: argparse.Namespace) -> int:
     """Run a schedule `--times` times. Returns 1 when any run was invalid, else 2 when any was unknown, else 0.
 
     A schedule that lies beside a test.json (in a run's directory) is run with that test's options, except for
-    those that are given.
+    those that are given. Raises OperatorError where there is no such schedule.
     """
-    arguments.nemesis, arguments.nemesis_schedule = "none", arguments.schedule
-    _take_over(arguments, arguments.given)
     store = Store(arguments.store)
+    path = _schedule_path(arguments.schedule, store)
+    arguments.nemesis, arguments.nemesis_schedule = "none", str(path)
+    _take_over(arguments, path.parent, arguments.given)
     console = OutputConsole(stderr=True)
     verdicts: list[bool | str] = []
     came = waited = 0
@@ -61,11 +65,25 @@ def replay_command(arguments: argparse.Namespace) -> int:
     return 1 if hits else 2 if any(verdict is not True for verdict in verdicts) else 0
 
 
-def _take_over(arguments: argparse.Namespace, given: Sequence[str]) -> None:
-    path = Path(arguments.schedule).parent / "test.json"
-    if not path.exists():
+def _schedule_path(text: str, store: Store) -> Path:
+    """The file of a schedule: `text` itself, or the one in the directory or of the run that it names. Raises
+    OperatorError."""
+    path = RunDir(Path(text)).schedule_path  # also of what harness shrink leaves, which is no run
+    if os.path.isfile(path):
+        return path
+    if os.path.exists(text) and not os.path.isdir(text):  # also a pipe
+        return Path(text)
+    try:
+        return store.find(text).schedule_path
+    except StoreError as error:
+        raise OperatorError(f"{text!r} is no file of a schedule, and no run: {error}") from None
+
+
+def _take_over(arguments: argparse.Namespace, directory: Path, given: Sequence[str]) -> None:
+    """What the test of a run's directory says, for options that are not given."""
+    if not (directory / "test.json").exists():
         return
-    test: Test = test_from_json(RunDir(path.parent).read_test())
+    test: Test = test_from_json(RunDir(directory).read_test())
     names = {
         "system": test.system, "nodes": test.nodes, "workload": test.workload, "time_limit": test.time_limit_s,
         "concurrency": test.concurrency, "rate": test.rate, "seed": test.seed, "settings": list(test.settings.items()),

@@ -36,7 +36,7 @@ def shrink_command(arguments: argparse.Namespace) -> int:
     test = dataclasses.replace(test_from_json(run_dir.read_test()), cluster=SIMULATED, cluster_options={})
     require_simulated(test.system, replaying(run_dir.path))
     try:
-        schedule = load_schedule(str(run_dir.path / "schedule.json"))
+        schedule = load_schedule(str(run_dir.schedule_path))
     except ScheduleError as error:
         raise OperatorError(f"{run_dir.name}: {error}") from None
     directory = Path(arguments.out) if arguments.out else run_dir.path / "shrunk"

@@ -8,15 +8,13 @@ mutant is the control: faults and load are the same, and it must show nothing, o
 from __future__ import annotations
 
 import dataclasses
-import io
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness.errors import OperatorError, nearest
-from harness.execution import perform
-from harness.exploration.rehearsal import SIMULATED, Rehearsal, parts_of, rehearse_test
-from harness.report import OutputConsole
+from harness.exploration.keeping import keep_run
+from harness.exploration.rehearsal import SIMULATED, Rehearsal, rehearse_test
 from harness.store import RunDir, Store
 from harness.test import Test
 from nemesis.schedule import HEAL, INJECT, FaultEvent, Schedule
@@ -279,10 +277,8 @@ def rehearse_mutant(mutant: str, seed: int, *, is_control: bool = False, power_f
 def report_mutant(mutant: str, seed: int, store: Store) -> RunDir:
     """Run one seed of a mutant's scenario as a run of its own, with its trace and a report. Raises OperatorError for a
     name that stands for no mutant, StoreError where nothing can be written."""
-    parts = parts_of(*_scenario(mutant).run_of(mutant, seed))
-    run_dir, _ = perform(
-        dataclasses.replace(parts, has_trace=True), store, OutputConsole(file=io.StringIO(), quiet=True)
-    )
+    test, schedule = _scenario(mutant).run_of(mutant, seed)
+    run_dir, _ = keep_run(test, schedule, store, name=f"{mutant}-{seed}", has_trace=True)
     return run_dir
 
 

@@ -67,6 +67,7 @@ def harness(*words: str, cwd: Path, timeout_s: float = 60) -> subprocess.Complet
         (["run", "--replication", "sync"], "--replication is a setting of the system: --set replication=sync"),
         (["replay", "x", "--nemesis", "kill"], "harness replay: unknown option --nemesis"),  # they are in the schedule
         (["replay", "x", "--nemesis-schedule", "y"], "harness replay: unknown option --nemesis-schedule"),
+        (["replay", "x/s.json", "--cluster", "sim"], "'x/s.json' is no file of a schedule, and no run: "),
         (["replay", "x", "--flush-mode=async"], "--flush-mode is a setting of the system: --set flush_mode=async"),
         (["frobnicate"], "frobnicate"),
         (["rnu"], "unknown command 'rnu' (did you mean run?)"),

@@ -18,7 +18,6 @@ from harness.commands.new import source_for
 from harness.faults.prove import prove_variants
 from nemesis.mechanisms.shim import why_no_shim
 from nemesis.partition import PARTITION
-from nemesis.process import KILL
 
 NO_SHIM = why_no_shim()
 
@@ -43,7 +42,7 @@ def lame(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_form_has_a_cell_and_says_what_it_lacks(lame: None) -> None:
     nemeses = registry.load_all("nemeses")
-    cells = doctor.diagnose("lame", nemeses, {})
+    cells = doctor.diagnose("lame", doctor.forms_of(nemeses), {})
     by_form = {(cell.nemesis, cell.form): cell for cell in cells}
     forms = {(name, form) for name, n in nemeses.items() for form in getattr(n, "forms", n.variants)}
     assert by_form.keys() == forms and len(cells) == len(forms)
@@ -54,11 +53,11 @@ def test_every_form_has_a_cell_and_says_what_it_lacks(lame: None) -> None:
 
 
 def test_a_cluster_that_cannot_run_the_system_can_inject_nothing_into_it() -> None:
-    nemeses = registry.load_all("nemeses")
-    cells = doctor.diagnose("sim", nemeses, {}, "toy")
+    asked = doctor.forms_of(registry.names("nemeses"))
+    cells = doctor.diagnose("sim", asked, {}, "toy")
     assert {cell.state for cell in cells} == {doctor.MISSING}
     assert {cell.reason for cell in cells} == {"cluster sim simulates the broker and can run no other system"}
-    assert doctor.WORKS in {cell.state for cell in doctor.diagnose("sim", nemeses, {})}
+    assert doctor.WORKS in {cell.state for cell in doctor.diagnose("sim", asked, {})}
 
 
 class Runs:
@@ -121,7 +120,7 @@ def test_a_file_is_taken_for_the_system_as_by_run(tmp_path: Path) -> None:
 
 
 def test_a_cluster_that_cannot_be_had_has_a_column_of_reasons() -> None:
-    cells = doctor.diagnose("ssh", {"kill": KILL}, {})
+    cells = doctor.diagnose("ssh", doctor.forms_of(["kill"]), {})
     assert {cell.state for cell in cells} == {doctor.MISSING}
     assert all("--inventory" in cell.reason for cell in cells)
 
@@ -135,10 +134,22 @@ def test_the_command_prints_json(tmp_path: Path) -> None:
     assert cells["link", "loss"]["state"] == "-" and "netns" in cells["link", "loss"]["reason"]
 
 
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        (["partition=leader", "kill=sigkill"], [("kill", "sigkill", "sigkill@one"), ("partition", "leader", "leader")]),
+        (["kill=terminate@leader"], [("kill", "terminate", "terminate@leader")]),
+        (["kill=sigkill@all", "kill=sigkill@one"], [("kill", "sigkill", "sigkill@all")]),
+    ],
+)
+def test_one_form_can_be_asked_for_as_with_run(words: list[str], asked: list[tuple[str, str, str]]) -> None:
+    assert doctor.forms_of(words) == [doctor.AskedForm(*each) for each in asked]
+
+
 def test_unknown_names_are_one_line(
     tmp_path: Path, harness_here: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
-    for words in (["--cluster", "locl"], ["--nemesis", "kil"]):
+    for words in (["--cluster", "locl"], ["--nemesis", "kil"], ["--nemesis", "partition=leadr"]):
         done = harness_here("doctor", *words, cwd=tmp_path)
         assert done.returncode == 254 and "did you mean" in done.stderr and len(done.stderr.splitlines()) == 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import random
 import shlex
 import subprocess
@@ -326,9 +327,14 @@ def test_commands_on_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "invalid in 1 of 1 runs" in capsys.readouterr().out
     shrunk = json.loads((Path(words[2]).parent / "test.json").read_text())
     run_dir = next(path for path in (tmp_path / "store").glob("*/latest") if path.name == "latest")
+    again_path = os.readlink(run_dir)
     again = json.loads((run_dir / "test.json").read_text())
     for name in ("concurrency", "rate", "time_limit_s", "nodes", "seed", "settings"):
         assert again[name] == shrunk[name], name
+    capsys.readouterr()
+    assert main(["replay", "latest", *store, "--cluster", "sim"]) == 1, "and so does the run by its name"
+    done = json.loads((run_dir / "test.json").read_text())
+    assert done["nemesis_schedule"] == str(run_dir.parent / Path(again_path).name / "schedule.json")
 
 
 def test_a_system_that_cannot_be_simulated_is_refused_with_what_can_be_done(

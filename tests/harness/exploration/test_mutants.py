@@ -7,14 +7,18 @@ How often and how fast each is found over many seeds, with a control for every f
 from __future__ import annotations
 
 import dataclasses
+import shlex
+from pathlib import Path
 
 import pytest
 
 from benchmarks.mutants import table
 from harness.errors import OperatorError
-from harness.exploration.mutants import SCENARIOS, Scenario, gives_away, rehearse_mutant
+from harness.exploration.mutants import SCENARIOS, Scenario, gives_away, rehearse_mutant, report_mutant
 from harness.exploration.rehearsal import rehearse_test
+from harness.store import Store
 from harness.systems.broker import BrokerSystem
+from nemesis.schedule import load_schedule
 from node.mutants.catalogue import NO_MUTANT, SCRIPTED_MUTANTS
 
 pytestmark = pytest.mark.computed
@@ -87,6 +91,15 @@ def test_every_mutant_has_a_scenario() -> None:
 def test_an_unknown_mutant_is_told_with_the_known_ones() -> None:
     with pytest.raises(OperatorError, match=r"unknown mutant 'ack-before-quorun'.*ack-before-quorum"):
         rehearse_mutant("ack-before-quorun", 1)
+
+
+def test_the_report_of_a_mutant_says_how_its_run_is_repeated(tmp_path: Path) -> None:
+    run_dir = report_mutant("stale-leader-reads", 1, Store(tmp_path))
+    words = shlex.split(run_dir.read_results()["replay"])
+    path = words[words.index("--nemesis-schedule") + 1]
+    test, schedule = SCENARIOS["stale-leader-reads"].run_of("stale-leader-reads", 1)
+    assert load_schedule(path) == schedule and test.seed == int(words[words.index("--seed") + 1])
+    assert run_dir.trace_path.exists()
 
 
 def test_the_table_says_which_commit_each_mutant_was_looked_for_on() -> None:

@@ -1,0 +1,39 @@
+"""A run by a schedule that was made up rather than read, kept in the store together with a file of that schedule: the
+line that repeats the run names it."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from pathlib import Path
+
+from harness.errors import OperatorError
+from harness.execution import perform
+from harness.exploration.rehearsal import parts_of
+from harness.report import OutputConsole
+from harness.store import RunDir, Store
+from harness.test import Test
+from nemesis.schedule import Schedule, save_schedule
+
+__all__ = ["keep_run"]
+
+FOLDER = "schedules"
+"""Of the store; it holds the schedules of all kept runs, by `name`."""
+
+
+def keep_run(test: Test, schedule: Schedule, store: Store, *, name: str, has_trace: bool = False) -> tuple[RunDir, str]:
+    """Leave `schedule` as schedules/<name>.json in the store, and the simulated run of `test` by it beside the others.
+
+    Returns the run and the command that repeats it. Raises OperatorError where the schedule cannot be written, and what
+    `perform` raises.
+    """
+    path = Path(store.root) / FOLDER / f"{name}.json"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_schedule(schedule, str(path))
+    except OSError as error:
+        raise OperatorError(f"seed {test.seed} cannot be kept: {path}: {error.strerror}") from None
+    kept = dataclasses.replace(test, nemesis=(), nemesis_schedule=str(path))
+    parts = dataclasses.replace(parts_of(kept, schedule), has_trace=has_trace)
+    run_dir, _ = perform(parts, store, OutputConsole(file=io.StringIO(), quiet=True))
+    return run_dir, kept.replay_line()
