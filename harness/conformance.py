@@ -7,6 +7,7 @@ is wrong is found at once, before anything of the plug-in is used.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -14,6 +15,9 @@ __all__ = ["ability_problems", "constructor_problem", "protocol_problems"]
 
 _PLAIN_TYPES: Mapping[str, tuple[type, ...]] = {"str": (str,), "bool": (bool,), "int": (int,), "float": (int, float)}
 """Annotations of data whose values can be checked by `isinstance`."""
+
+_OF_TEXTS = re.compile(r"(Sequence|Collection|Iterable|tuple|frozenset)\[str\b")
+"""Annotations of several texts. One text would be taken for its letters."""
 
 _AWAITABLE = ("Awaitable", "Coroutine", "Future", "Task")
 """In the annotation of what a plain function returns: it may stand for an `async def`."""
@@ -85,6 +89,8 @@ def _member_problem(found: Any, name: str, declared: Any) -> str | None:
 def _data_problem(name: str, plain: Any, declared: Any) -> str | None:
     if isinstance(declared, property):
         declared = declared.fget.__annotations__.get("return") if declared.fget is not None else None
+    if isinstance(declared, str) and _OF_TEXTS.match(declared) and isinstance(plain, str):
+        return f"{name} is one text and not several: ({plain!r:.40},), with a comma"
     types = _PLAIN_TYPES.get(declared) if isinstance(declared, str) else None
     is_descriptor = inspect.isdatadescriptor(plain) or inspect.ismethoddescriptor(plain)  # such as a property
     if types is None or is_descriptor or isinstance(plain, types):

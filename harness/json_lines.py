@@ -219,6 +219,8 @@ class ProgramClient(Client):
 
     command: ClassVar[str]
     words: ClassVar[Sequence[str]]
+    is_program: ClassVar[bool] = True
+    """Its code is elsewhere: no mistake is looked for in this file."""
     _program: _Program | None = None
 
     async def open(self) -> None:

@@ -165,7 +165,8 @@ class Run:
     """Of the clients."""
     _faults: asyncio.Task[None] | None = None
     """What carries out the schedule, while it does."""
-    _workers: Workers | None = None
+    _readers: Workers | None = None
+    """Who does the final reads, while somebody does."""
     _next_process: int = 0
     _succeeded: frozenset[str] = frozenset()
     """The names of operations of which some succeeded under load."""
@@ -244,6 +245,8 @@ class Run:
 
     def _on_blocked(self, text: str, is_asked: bool) -> None:
         """Code of a plug-in was ended that had stopped everything: what came of the run is no longer a test."""
+        if self._readers is not None:
+            self._readers.stop()  # each of hundreds of reads would wait as long
         if self._was_blocked:
             return  # it has been said
         self._was_blocked = True
@@ -415,7 +418,11 @@ class Run:
 
     async def _read_all(self) -> Answers:
         workers = self._make_workers(TimeLimit(FINAL_READ_LIMIT_S, self.workload.final_generator()), self.writer)
-        await self._work(workers)
+        self._readers = workers
+        try:
+            await self._work(workers)
+        finally:
+            self._readers = None
         return Answers(
             asked=workers.completed,
             succeeded=workers.succeeded.total(),

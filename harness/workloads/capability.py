@@ -192,8 +192,8 @@ class CapabilityClient:
         call = self._calls[op.f]
         try:
             value = await call.perform(self._client, op.value, op.key)
-        except ClientMistake:
-            raise
+        except ClientMistake as mistake:  # the method returned something that its operation cannot use
+            raise ClientMistake(f"{mistake}{_place_of(self._client, call.method)}") from None
         except (*MISTAKES, SystemExit, KeyboardInterrupt) as error:
             if is_ctrl_c(error):
                 raise
@@ -202,7 +202,7 @@ class CapabilityClient:
             return self._failed(error, call.method, call.only_reads(op.value))
         is_plain = -_LARGEST_PLAIN < value < _LARGEST_PLAIN if type(value) is int else type(value) in _PLAIN
         if not is_plain and (problem := json_problem(value)) is not None:
-            raise ClientMistake(f"{call.method} returned {problem}")
+            raise ClientMistake(f"{call.method} returned {problem}{_place_of(self._client, call.method)}")
         return Outcome("ok", value, node=self._node())
 
     def _node(self) -> str | None:
@@ -249,8 +249,18 @@ def described(error: BaseException, client: Any, method: str) -> str:
     return f"{method}: {_named(error)} ({os.path.basename(own[-1].filename)}:{own[-1].lineno})"
 
 
+def _place_of(client: Any, method: str) -> str:
+    """ " (file.py:12)", where a method of the client's own begins; nothing where it is not written there."""
+    code = getattr(getattr(type(client), method, None), "__code__", None)
+    if code is None or code.co_filename != _file_of(type(client)):
+        return ""
+    return f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+
+
 def _file_of(cls: type) -> str | None:
-    """The file that defines a class, as its code objects name it."""
+    """The file that defines a class, as its code objects name it; None for one that only stands for a program."""
+    if getattr(cls, "is_program", False):
+        return None
     for member in vars(cls).values():
         if inspect.isfunction(member):
             return member.__code__.co_filename

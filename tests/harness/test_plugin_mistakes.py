@@ -64,7 +64,10 @@ def test_a_client_without_mistakes_gets_its_verdict(tmp_path: Path) -> None:
     [
         ("    async def open(self):\n        raise KeyError('token')\n", "open: KeyError: 'token' (mine.py:24)"),
         ("    async def read(self, key):\n        return key + None\n", "read: TypeError: unsupported operand"),
-        ("    async def read(self, key):\n        return {1, 2}\n", "read returned {1, 2}, which JSON cannot hold"),
+        (
+            "    async def read(self, key):\n        return {1, 2}\n",
+            "read returned {1, 2}, which JSON cannot hold (Object of type set is not JSON serializable) (mine.py:23)",
+        ),
         ("    async def read(self, key):\n        await asyncio.sleep(600)\n", "timeout"),
         ("    async def read(self, key):\n        raise KeyboardInterrupt\n", "read: KeyboardInterrupt (mine.py:24)"),
     ],

@@ -127,7 +127,7 @@ def test_a_class_is_held_to_its_constructor_and_to_what_its_instances_must_have(
             description = "moves money"
             requires = "queue"
             keys: int
-            check_names = ("money",)
+            check_names = ("money")
             def __init__(self, accounts):
                 self.keys = accounts
             def generator(self):
@@ -149,7 +149,8 @@ def test_a_class_is_held_to_its_constructor_and_to_what_its_instances_must_have(
     )
     found = registry.survey("workloads")
     assert found["vault"].reason.partition("is no workload: ")[2] == (
-        "final_generator does not take self; its constructor takes (accounts) where it is given nothing"
+        "final_generator does not take self; check_names is one text and not several: ('money',), with a comma; "
+        "its constructor takes (accounts) where it is given nothing"
     )
     assert "is a function and not a class" in found["teller"].reason and "lacks generator" in found["teller"].reason
 

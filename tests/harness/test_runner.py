@@ -334,10 +334,12 @@ def test_a_client_that_waits_without_await_is_ended_and_named(memory_run: Any, m
     monkeypatch.setattr(runner, "BLOCKED_MARGIN_S", 0.3)
     ours, theirs = socket.socketpair()
     seen: list[Any] = []
+    asked: list[int] = []
 
     def blocking(system: Any) -> None:
         class Blocking(type(system.connection("queue", process=0, thread=0))):  # type: ignore[misc]
             async def latest(self, key: int) -> Any:
+                asked.append(key)
                 ours.recv(1)  # which nobody answers
                 raise AssertionError("nothing comes")
 
@@ -351,4 +353,5 @@ def test_a_client_that_waits_without_await_is_ended_and_named(memory_run: Any, m
     assert results["valid"] == "unknown"
     assert re.search(r"test_runner\.py:\d+ kept the harness from running for \d+ s: what a plug-in", results["reason"])
     assert "must be awaited; the load ends" in " ".join(said.split())
+    assert len(asked) <= 2 * 4, "once each of four clients under load, and once in the final reads"
     assert seen[0].cluster.stopped and signal.getsignal(signal.SIGUSR2) is before
