@@ -26,6 +26,7 @@ from checker.log import check_log
 from checker.models import MODELS, Counter, FIFOQueue, GrowOnlySet, Log, Model, ModelError, Mutex, parse_model
 from checker.models.registry import parse_fields
 from checker.nearest import nearest
+from checker.oddities import oddities
 from checker.queue import check_total_queue
 from checker.sequential import check_sequential
 from checker.sessions import check_sessions
@@ -435,7 +436,7 @@ def _with_what_was_read(result: Result, history: History) -> Result:
     stats["nemesis_events"] = history.nemesis_events
     stats["events_left_out"] = history.skipped_events
     stats["events_missing"] = history.missing_events
-    stats["problems"] = list(history.problems)
+    stats["problems"] = [*history.problems, *oddities(history)]
     return replace(result, stats=stats)
 
 

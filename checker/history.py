@@ -25,6 +25,7 @@ __all__ = [
     "NEMESIS_NAMES",
     "NEVER",
     "OK",
+    "UNNAMED_FUNCTION",
     "History",
     "HistoryBuilder",
     "HistoryError",
@@ -512,9 +513,9 @@ class HistoryBuilder:
             missing = number - last - 1
             if not missing or not self._contiguous:
                 continue
-            what = f"index {number} comes after index {last}: {missing} events are missing"
+            what = f"index {number} comes after index {last}: {_events(missing)} missing"
             if last < 0:
-                what = f"the first index is {number}: {missing} events are missing"
+                what = f"the first index is {number}: {_events(missing)} missing"
             if not self.lenient:
                 raise HistoryError(what, event=event)
             self.history.missing_events += missing
@@ -528,10 +529,15 @@ class HistoryBuilder:
         """The history; operations still open stay ``info``."""
         history, rows = self.history, self._rows
         if self._without_value:
-            history.note(f"{self._without_value} reads ended ok without a 'value', which was taken for null")
+            reads = "1 read" if self._without_value == 1 else f"{self._without_value} reads"
+            history.note(f"{reads} ended ok without a 'value', which was taken for null")
         for column in (history.returned, history.result, history.returned_ns, history.node, history.status):
             del column[rows:]
         return history
+
+
+def _events(count: int) -> str:
+    return "1 event is" if count == 1 else f"{count} events are"
 
 
 def _what_is_wrong(event: Any, error: Exception) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from checker.explain import contradicts_itself
-from checker.history import History
+from checker.history import UNNAMED_FUNCTION, History
 from checker.linearizability.bag import check_bag
 from checker.linearizability.budget import Budget, LimitReached
 from checker.linearizability.cas import check_cas
@@ -90,8 +90,10 @@ def decide(
     functions = model.functions
     if functions and not functions.issuperset(history.f):
         unknown = sorted(set(history.f) - functions)
+        unnamed = ", for which events without an 'f' are taken" if UNNAMED_FUNCTION in unknown else ""
         raise ModelError(
-            f"model {model.name} knows {', '.join(sorted(functions))}; the history has {', '.join(map(repr, unknown))}"
+            f"model {model.name} knows {', '.join(sorted(functions))}; the history has "
+            f"{', '.join(map(repr, unknown))}{unnamed}"
         )
     outcomes: list[KeyOutcome] = []
     undecided: list[KeyOutcome] = []

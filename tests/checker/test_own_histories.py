@@ -87,9 +87,50 @@ def test_a_read_without_a_value_is_told(tmp_path: Path, capsys: pytest.CaptureFi
     events = events_of([(0, "invoke", "write", 1), (0, "ok", "write", 1), (1, "invoke", "read", None)])
     answer = {"process": 1, "type": "ok", "f": "read", "result": 1}
     assert main([write(tmp_path / "history.jsonl", [*events, answer]), "--model", "register"]) == 1
-    assert "note: 1 reads ended ok without a 'value', which was taken for null" in capsys.readouterr().out
+    assert "note: 1 read ended ok without a 'value', which was taken for null" in capsys.readouterr().out
     assert main([write(tmp_path / "history.jsonl", [*events, {**answer, "value": 1}]), "--model", "register"]) == 0
     assert "note" not in capsys.readouterr().out
+
+
+ODD: Sequence[tuple[str, Sequence[dict[str, Any]], str]] = [
+    (
+        "keys",
+        [
+            *({"process": 0, "type": kind, "f": "write", "key": "x", "value": 1} for kind in ("invoke", "ok")),
+            *({"process": 1, "type": kind, "f": "read", "value": None} for kind in ("invoke", "ok")),
+        ],
+        "1 of 2 operations have no 'key': where keys are judged apart, they are of one key more",
+    ),
+    (
+        "times",
+        [{"process": 0, "type": kind, "f": "write", "value": 1, "time": "8s"} for kind in ("invoke", "ok")],
+        "2 events have a 'time' that is no number of nanoseconds (one is '8s'): it was passed over",
+    ),
+    (
+        "process",
+        [
+            {"process": process, "type": kind, "f": "write", "value": value}
+            for value, process in enumerate((0, 1, 0, 1, 2))
+            for kind in ("invoke", "ok" if process == 2 else "info")
+        ],
+        "process 0 (and 1 more) goes on after an operation that ended info: as if two processes had one number",
+    ),
+]
+"""What is allowed, and is mostly a mistake of whoever recorded it."""
+
+
+@pytest.mark.parametrize(("events", "note"), [odd[1:] for odd in ODD], ids=[odd[0] for odd in ODD])
+def test_what_a_recorder_mostly_does_by_mistake_is_told(
+    events: Sequence[dict[str, Any]], note: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([write(tmp_path / "history.jsonl", events), "--model", "register"]) == 0
+    assert capsys.readouterr().out.splitlines()[2:] == [f"  note: {note}"]
+
+
+def test_a_history_without_names_of_operations_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events = [{"process": 0, "type": kind, "value": 1} for kind in ("invoke", "ok")]
+    assert main([write(tmp_path / "history.jsonl", events), "--model", "register"]) == 254
+    assert "the history has 'txn', for which events without an 'f' are taken" in capsys.readouterr().err
 
 
 TXN: Sequence[Event] = [
@@ -108,7 +149,7 @@ def test_a_level_of_isolation_can_be_asked_for(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_options_of_other_checkers_can_be_given(tmp_path: Path) -> None:
-    twice = [(0, "invoke", "enqueue", 1), (0, "ok", "enqueue", 1)]
+    twice: list[Event] = [(0, "invoke", "enqueue", 1), (0, "ok", "enqueue", 1)]
     twice += [each for _ in range(2) for each in ((1, "invoke", "dequeue", None), (1, "ok", "dequeue", 1))]
     path = write(tmp_path / "queue.jsonl", events_of(twice))
     assert main([path, "--model", "total-queue"]) == 0

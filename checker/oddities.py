@@ -1,0 +1,55 @@
+"""What in a history is allowed, and yet often a mistake of the program that recorded it: a note beside the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+from checker.history import INFO, History
+from checker.words import short
+
+__all__ = ["oddities"]
+
+#: Types of a time that is one.
+_TIMES = frozenset({int, float, type(None)})
+
+
+def oddities(history: History) -> list[str]:
+    """One sentence for each kind of oddity."""
+    return [*_some_without_key(history), *_times_that_are_none(history), *_going_on_after_info(history)]
+
+
+def _some_without_key(history: History) -> Iterator[str]:
+    count = history.key.count(None) if history.keyed else 0
+    if count:
+        which = f"{count} of {len(history)} operations have no 'key'"
+        yield f"{which}: where keys are judged apart, they are of one key more"
+
+
+def _times_that_are_none(history: History) -> Iterator[str]:
+    if _TIMES.issuperset(map(type, history.invoked_ns)) and _TIMES.issuperset(map(type, history.returned_ns)):
+        return
+    odd = [time for time in chain(history.invoked_ns, history.returned_ns) if type(time) not in _TIMES]
+    one = f"(one is {short(odd[0])})"
+    yield f"{len(odd)} events have a 'time' that is no number of nanoseconds {one}: it was passed over"
+
+
+def _going_on_after_info(history: History) -> Iterator[str]:
+    """A process has one operation open at a time, and one that ended ``info`` stays open."""
+    ended = {process for process, status in zip(history.process, history.status, strict=True) if status == INFO}
+    if not ended:
+        return
+    over: set[Any] = set()
+    gone_on: dict[Any, None] = {}
+    for process, status in zip(history.process, history.status, strict=True):
+        if process not in ended:
+            continue
+        if process in over:
+            gone_on[process] = None
+        elif status == INFO:
+            over.add(process)
+    if gone_on:
+        first = next(iter(gone_on))
+        which = f"process {short(first)}" + (f" (and {len(gone_on) - 1} more)" if len(gone_on) > 1 else "")
+        yield f"{which} goes on after an operation that ended info: as if two processes had one number"
