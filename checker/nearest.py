@@ -10,5 +10,5 @@ __all__ = ["nearest"]
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint: `` (did you mean X?)``, or nothing where no known word is near."""
-    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.55)
     return f" (did you mean {matches[0]}?)" if matches else ""

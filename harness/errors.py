@@ -51,7 +51,7 @@ def one_line(error: object) -> str:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint for a mistyped name: " (did you mean X?)", or "" when nothing is near."""
-    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.55)
     return f" (did you mean {matches[0]}?)" if matches else ""
 
 

@@ -211,6 +211,6 @@ def _problem(nemesis: Nemesis, variant: str) -> str | None:
         return nemesis.variant_problem(variant)
     if variant in nemesis.variants:
         return None
-    near = difflib.get_close_matches(variant, nemesis.variants, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(variant, nemesis.variants, n=1, cutoff=0.55)
     hint = f" (did you mean {near[0]}?)" if near else ""
     return f"nemesis {nemesis.name} has no variant {variant!r}{hint}; known: {', '.join(nemesis.variants)}"

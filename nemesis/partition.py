@@ -83,7 +83,7 @@ class Partition:
             return None
         if "|" in variant or ">" in variant:
             return named_problem(variant)
-        near = difflib.get_close_matches(variant, SHAPES, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(variant, SHAPES, n=1, cutoff=0.55)
         hint = f" (did you mean {near[0]}?)" if near else ""
         known = f"{', '.join(SHAPES)}, or hosts by name as in n1+n2|n3 or n1>n2"
         return f"nemesis partition has no variant {variant!r}{hint}; known: {known}"

@@ -17,32 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "your-own-system.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
-WRONG = """
-from harness.sdk import Client, System
-
-class Wrong(System):
-    def command(self):
-        return ["server"]
-
-class Talk(Client):
-
-    def read(self, key):
-        return None
-"""
-ENDS = """
-from harness.sdk import Client, System
-
-class Ends(System):
-    ports = {"client": 7000}
-    def command(self, host):
-        return ["sh", "-c", "echo no disk >&2; exit 3"]
-
-class Talk(Client):
-    async def read(self, key):
-        return None
-    async def write(self, key, value):
-        return None
-"""
+FILES = dict(zip(("wrong.py", "ends.py"), (block for kind, block in BLOCKS if kind == "py"), strict=True))
+"""The plug-ins that are wrong, as the page shows them."""
 
 
 def transcripts() -> list[tuple[str, str]]:
@@ -79,8 +55,8 @@ def test_a_pattern_matches_what_it_shows_and_nothing_else() -> None:
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
 def test_the_commands_print_what_the_page_shows(tmp_path: Path) -> None:
-    (tmp_path / "wrong.py").write_text(WRONG.lstrip())
-    (tmp_path / "ends.py").write_text(ENDS.lstrip())
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "160"}
     for command, printed in transcripts():
         done = subprocess.run(

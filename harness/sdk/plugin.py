@@ -76,7 +76,8 @@ def load_file(name: str) -> Plugin:
     """The plug-in in FILE.py, of the only system in it or, for FILE.py:CLASS, of that one. Raises PluginError."""
     path, class_name = split_file(name)
     if not os.path.isfile(path):
-        raise PluginError(f"{path}: there is no such file")
+        what = "this is a directory, and no file" if os.path.isdir(path) else "there is no such file"
+        raise PluginError(f"{path}: {what}")
     stem = os.path.basename(path).removesuffix(SUFFIX)
     state = os.stat(path)
     module = _imported(os.path.realpath(path), state.st_mtime_ns, state.st_size)

@@ -239,7 +239,7 @@ def test_list_names_what_can_be_chosen(tmp_path: Path, harness_here: Here) -> No
     ("methods", "expected"),
     [
         (("read(self, key)", "write(self, key, value)", "add(self, value)"), "workloads: register"),
-        (("add(self, value)",), "workloads: none: Talk has the methods of none"),
+        (("add(self, value)",), "workloads: none that Talk has all methods for"),
     ],
 )
 def test_list_says_which_workloads_a_client_can_do(
