@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 from collections.abc import Generator, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -174,8 +174,11 @@ def splitbrain(request: pytest.FixtureRequest) -> Iterator[Splitbrain]:
     """Runs systems under faults; see `Splitbrain.run`."""
     yield Splitbrain(request)
     if request.node.stash.get(_PASSED, False) and not request.config.getoption("--splitbrain-keep"):
+        from harness.store import RunDir, Store
+
         for run in request.node.stash.get(_RUNS, []):
-            shutil.rmtree(run.path, ignore_errors=True)
+            run_dir = RunDir(Path(run.path))
+            Store(run_dir.path.parents[1]).remove(run_dir)
 
 
 @pytest.hookimpl(hookwrapper=True)

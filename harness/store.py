@@ -34,7 +34,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -250,6 +250,17 @@ class Store:
         hint = nearest(text, [run.name for run in runs] + [run.path.parent.name for run in runs])
         raise StoreError(f"no run {text!r} in {self.root}{hint}")
 
+    def remove(self, run: RunDir) -> None:
+        """Remove a run as far as that can be done, and have `latest` links that led to it lead to the newest run
+        that is left."""
+        folder = run.path.parent
+        shutil.rmtree(run.path, ignore_errors=True)
+        with contextlib.suppress(OSError, StoreError):  # another process may be at it; `find` needs no links
+            left = self.runs()
+            _point_again(folder / LATEST, [other for other in left if other.path.parent == folder])
+            _point_again(self.root / LATEST, left)
+            folder.rmdir()  # unless there is something in it
+
     def runs(self) -> list[RunDir]:
         """Every run of the store, oldest first; none when there is no store. Raises StoreError."""
         found: list[RunDir] = []
@@ -312,6 +323,16 @@ def _point(link: Path, target: str) -> None:
             return  # a file system without links: `find` goes by the names then
         raise
     os.replace(temporary, link)
+
+
+def _point_again(link: Path, runs: Sequence[RunDir]) -> None:
+    """Have a link that leads nowhere lead to the last of these runs; without any, it goes."""
+    if not link.is_symlink() or link.exists():
+        return
+    if runs:
+        _point(link, os.path.relpath(runs[-1].path, link.parent))
+    else:
+        link.unlink()
 
 
 def _write_json(path: Path, data: Mapping[str, Any]) -> None:

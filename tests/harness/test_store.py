@@ -111,6 +111,20 @@ def test_find_does_without_links(store):
     assert store.find("broker-log-partition/latest").path == new.path
 
 
+def test_links_lead_to_what_is_left_once_a_run_is_removed(store):
+    first = make(store)
+    other = make(store, "broker-log-partition", NOON + timedelta(seconds=1))
+    last = make(store, now=NOON + timedelta(seconds=2))
+    store.remove(last)
+    assert (store.root / "latest").resolve() == other.path
+    assert (last.path.parent / "latest").resolve() == first.path
+    store.remove(other)
+    assert not other.path.parent.exists()
+    assert (store.root / "latest").resolve() == first.path
+    store.remove(first)
+    assert list(store.root.iterdir()) == [] and store.runs() == []
+
+
 def test_no_store_and_an_empty_store_say_so(tmp_path):
     with pytest.raises(StoreError, match=r"there is no store at .*--store DIR"):
         Store(tmp_path / "none").find("latest")
