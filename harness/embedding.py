@@ -8,8 +8,10 @@ main thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import io
+import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -175,14 +177,26 @@ def _client_class(client: Any) -> type[Client]:
     _require_no_attributes(client, "attributes of a class")
     if not issubclass(found, Client):
         raise OperatorError(f"{client!r:.80} is no harness.sdk.Client, and no command of a program that is a client")
+    _file_of(found)
     return found
 
 
+def _file_of(found: type) -> str:
+    """The file of a class of a plug-in, by which a run is repeated and its mistakes are told. Raises OperatorError."""
+    path = None
+    with contextlib.suppress(OSError, TypeError):  # so it says of what was typed in
+        path = inspect.getsourcefile(found)
+    if path is None or not os.path.isfile(path):
+        raise OperatorError(
+            f"{found.__name__} is in no file: put it in one and import it (a cell of a notebook, a prompt, python -c "
+            "and standard input are none)"
+        )
+    return path
+
+
 def _name_of(system_class: type[System]) -> str:
-    """As `harness run` takes it: FILE.py:CLASS."""
-    path = inspect.getsourcefile(system_class)
-    if path is None:
-        return system_class.__name__.lower()
+    """As `harness run` takes it: FILE.py:CLASS. Raises OperatorError."""
+    path = _file_of(system_class)
     try:
         shown = str(Path(path).relative_to(Path.cwd()))
     except ValueError:

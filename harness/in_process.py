@@ -3,7 +3,7 @@
 For trying a client out before there is a system to run it against, and for tests of workloads: the generator, the
 workers, the final reads and the checks are those of a run.
 
-    run = run_in_process(ClientRegisterWorkload(), MyClient, operations=1000)
+    run = run_in_process("register", MyClient, operations=1000)
     assert run.valid
 """
 
@@ -14,11 +14,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from harness.errors import OperatorError
 from harness.generator import Generator, Limit
 from harness.outcome import CheckOutcome
 from harness.seeded import seeded
 from harness.worker import Client, Workers
-from harness.workloads.base import CheckContext, Workload
+from harness.workloads.base import ByCapability, CheckContext, Workload
+from harness.workloads.capability import missing_capabilities
+from harness.workloads.choice import client_workload
 
 __all__ = ["InProcessRun", "drive", "run_in_process"]
 
@@ -52,7 +55,7 @@ class _Memory:
 
 
 def run_in_process(
-    workload: Workload,
+    workload: Workload | str,
     new_connection: Callable[[], Any],
     *,
     operations: int,
@@ -63,12 +66,19 @@ def run_in_process(
 ) -> InProcessRun:
     """`operations` operations of a workload, its final reads, and its checks.
 
-    `new_connection()` gives a connection of the kind that the workload requires, for each logical client one.
+    `workload` is an object, or the name of one for clients of `harness.sdk`, with its settings as they come.
+    `new_connection()` gives a connection of the kind that the workload requires, for each logical client one. Raises
+    OperatorError for an unknown name, and for a class of clients that lacks methods.
     """
+    made = client_workload(workload) if isinstance(workload, str) else workload
+    if isinstance(made, ByCapability) and isinstance(new_connection, type):
+        lacking = missing_capabilities(made, new_connection)
+        if lacking is not None:
+            raise OperatorError(lacking)
 
     async def both() -> InProcessRun:
         return await drive(
-            workload,
+            made,
             new_connection,
             operations=operations,
             concurrency=concurrency,
@@ -77,7 +87,7 @@ def run_in_process(
         )
 
     run = asyncio.run(both())
-    run.outcomes = workload.check(run.events, CheckContext(timeout_s=check_timeout_s, memory_mb=512))
+    run.outcomes = made.check(run.events, CheckContext(timeout_s=check_timeout_s, memory_mb=512))
     return run
 
 

@@ -11,7 +11,7 @@ from harness.test import WORKLOAD_PREFIX, split_settings
 from harness.workloads.base import CLIENT, AlsoByCapability, ByCapability, OffersClients, Workload
 from harness.workloads.capability import missing_capabilities
 
-__all__ = ["make_workload", "require_capabilities"]
+__all__ = ["client_workload", "make_workload", "require_capabilities"]
 
 
 def make_workload(name: str, *, system_class: Any, system: str, settings: Mapping[str, str]) -> Workload:
@@ -34,6 +34,18 @@ def make_workload(name: str, *, system_class: Any, system: str, settings: Mappin
         names = ", ".join(f"{WORKLOAD_PREFIX}{setting}" for setting in given)
         raise OperatorError(f"--set {names}: workload {name} has no settings with system {system}")
     return found()  # type: ignore[no-any-return]
+
+
+def client_workload(name: str) -> Workload:
+    """The workload of a name in its form for clients of `harness.sdk`, with the settings it has by default. Raises
+    OperatorError."""
+    found = registry.load("workloads", name)
+    form = found.by_capability if isinstance(found, AlsoByCapability) else found
+    if not isinstance(form, ByCapability):
+        raise OperatorError(
+            f"workload {name} is not for clients of harness.sdk: it needs {found.requires!r} connections"
+        )
+    return form({})  # type: ignore[operator, no-any-return]
 
 
 def require_capabilities(workload: Workload, system_class: Any) -> None:

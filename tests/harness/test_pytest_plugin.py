@@ -7,12 +7,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from harness.embedding import judged_run
 from harness.errors import OperatorError
+from harness.sdk import Client, System
 
 HEAD = '''
 import pytest
@@ -161,6 +163,13 @@ def test_a_test_without_the_fixture_pays_nothing(session: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
+def _typed(source: str) -> Any:
+    """A class as one that was typed at a prompt, in a module that has no file."""
+    names = {"System": System, "Client": Client, "__name__": "prompt"}
+    exec(compile(source, "<stdin>", "exec"), names)
+    return names["Typed"]
+
+
 @pytest.mark.parametrize(
     ("system", "client", "options", "said"),
     [
@@ -169,6 +178,13 @@ def test_a_test_without_the_fixture_pays_nothing(session: Path) -> None:
         (3, None, {}, "3 is no harness.sdk.System, and no name of a system"),
         ("toy", 3, {}, "3 is no harness.sdk.Client"),
         ("broker", "true", {}, "system broker has clients of its own"),
+        (
+            _typed("class Typed(System):\n    def command(self, host):\n        return []"),
+            None,
+            {},
+            "Typed is in no file: put it",
+        ),
+        ("toy", _typed("class Typed(Client):\n    pass"), {}, "Typed is in no file: put it"),
         ("toy", None, {"nodes": 0}, "--nodes must be 1 to 15"),
         ("toy", None, {"nemesis": "quake"}, "unknown nemesis 'quake'"),
     ],

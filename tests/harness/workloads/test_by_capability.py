@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -493,6 +494,15 @@ def test_a_client_that_lacks_methods_is_told_which() -> None:
         "workload cas-register needs the methods write, cas, which client ReadsOnly lacks (did you mean writes?)"
     )
     assert missing_capabilities(ClientRegisterWorkload, ToyClient) is None
+    with pytest.raises(OperatorError, match="needs the methods write, cas, which client ReadsOnly lacks"):
+        run_in_process("cas-register", ReadsOnly, operations=1)
+
+
+def test_a_workload_is_tried_by_its_name() -> None:
+    done = run_in_process("register", functools.partial(ToyClient, Store()), operations=40)
+    assert done.valid and len(done.events) >= 80
+    with pytest.raises(OperatorError, match=r"unknown workload 'registr' \(did you mean register\?\)"):
+        run_in_process("registr", Store, operations=1)
 
 
 @pytest.mark.parametrize("name", NAMES)
