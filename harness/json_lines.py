@@ -218,15 +218,13 @@ class ProgramClient(Client):
     """One logical client that is a program. Made by `client_program`, which adds the methods."""
 
     command: ClassVar[str]
-    words: ClassVar[Sequence[str]]
-    is_program: ClassVar[bool] = True
-    """Its code is elsewhere: no mistake is looked for in this file."""
+    program_words: ClassVar[Sequence[str]]
     _program: _Program | None = None
 
     async def open(self) -> None:
         """Start the program and have it connect. Raises ProgramError, ClientMistake, Refused."""
         timeout_s = self.timeout_s * SHARE_OF_TIME
-        self._program = await _start(self.words, f"client program {self.command!r}", self.environment)
+        self._program = await _start(self.program_words, f"client program {self.command!r}", self.environment)
         await _greet(self._program, timeout_s)
         addresses = {name: {host.name: host.address(name) for host in self.hosts} for name in self.host.port_names}
         message = {
@@ -288,7 +286,7 @@ def client_program(command: str) -> type[ProgramClient]:
 def program_class(command: str, words: Sequence[str], capabilities: Sequence[str]) -> type[ProgramClient]:
     """A class of clients with these capabilities; nothing is tried."""
     members: dict[str, Any] = {name: _method(name) for name in capabilities}
-    members |= {"command": command, "words": tuple(words)}
+    members |= {"command": command, "program_words": tuple(words)}
     return type(f"{os.path.basename(words[0])!r}", (ProgramClient,), members)
 
 

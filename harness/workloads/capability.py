@@ -170,6 +170,13 @@ class KnowsHosts(Protocol):
     hosts: Sequence[Any]
 
 
+@runtime_checkable
+class StandsForProgram(Protocol):
+    """A class of clients whose code is in a program: none of its own lines is to blame."""
+
+    program_words: Sequence[str]
+
+
 class CapabilityClient:
     """Carries out a workload's operations by the methods of a client of the SDK. See harness.worker.Client."""
 
@@ -251,15 +258,15 @@ def described(error: BaseException, client: Any, method: str) -> str:
 
 def _place_of(client: Any, method: str) -> str:
     """ " (file.py:12)", where a method of the client's own begins; nothing where it is not written there."""
-    code = getattr(getattr(type(client), method, None), "__code__", None)
-    if code is None or code.co_filename != _file_of(type(client)):
+    function = next((vars(base)[method] for base in type(client).__mro__ if method in vars(base)), None)
+    if not inspect.isfunction(function) or function.__code__.co_filename != _file_of(type(client)):
         return ""
-    return f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+    return f" ({os.path.basename(function.__code__.co_filename)}:{function.__code__.co_firstlineno})"
 
 
 def _file_of(cls: type) -> str | None:
     """The file that defines a class, as its code objects name it; None for one that only stands for a program."""
-    if getattr(cls, "is_program", False):
+    if isinstance(cls, StandsForProgram):
         return None
     for member in vars(cls).values():
         if inspect.isfunction(member):
