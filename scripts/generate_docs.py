@@ -131,7 +131,7 @@ def nemeses_index(nemeses: Mapping[str, Any]) -> str:
     lines += [
         "",
         "`harness doctor` shows which of them this machine can have on which cluster, and what is missing;",
-        "`harness doctor --prove` injects, proves and heals each of them once.",
+        "`harness doctor --prove` injects, proves and heals each of them once, or those that `--nemesis` names.",
     ]
     return "\n".join(lines) + "\n"
 
