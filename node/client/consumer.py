@@ -17,7 +17,7 @@ from node.client.offsets import BrokerOffsets, OffsetStore
 from node.client.reader import QueueReader
 from node.client.requests import read_consumer_ids
 from node.client.routes import RouteBook
-from node.client.running_info import running_info
+from node.client.running_info import consumer_status, running_info
 from node.client.session import Session
 from node.client.subscriptions import MessageModel, SqlFilter, StartFrom, Subscription, consumer_data
 from node.config import check_topic_name
@@ -167,6 +167,14 @@ class GroupConsumer(ABC):
             now_s=asyncio.get_running_loop().time(), wall_ms=self.session.runtime.clock.wall_ms(),
             lock_lease_s=self.session.timings.lock_lease_s,
         )  # fmt: skip
+
+    def consumer_status(self, topic: str) -> bytes:
+        """What an operator is told who asks how far this consumer is in a topic (R: GetConsumerStatusBody)."""
+        return consumer_status(reader for reader in self._readers.values() if reader.queue.topic == topic)
+
+    async def handle_now(self, message: ReceivedMessage) -> bytes:
+        """Only consumers with a handler can do so. Raises RequestError."""
+        raise RequestError(ResponseCode.SYSTEM_ERROR, f"the consumer of group {self._group!r} has no handler: it polls")
 
     def _properties(self) -> dict[str, str]:
         """Of this consumer, by R's names."""

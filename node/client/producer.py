@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from node.client.errors import ClientError, NoRoute, SendFailed
-from node.client.messages import MessageQueue, NewMessage, deflate, encode_batch
+from node.client.messages import MessageQueue, NewMessage, ReceivedMessage, deflate, encode_batch
 from node.client.requests import send_request
 from node.client.results import Route, SendResult
 from node.client.routes import RouteBook
@@ -181,6 +181,14 @@ class Producer:
         """Producers have none."""
 
     def running_info(self) -> bytes:
+        """Producers are not asked."""
+        return b""
+
+    def consumer_status(self, topic: str) -> bytes:
+        """Producers are not asked."""
+        return b""
+
+    async def handle_now(self, message: ReceivedMessage) -> bytes:
         """Producers are not asked."""
         return b""
 

@@ -22,6 +22,7 @@ from node.client.requests import lock_request, read_locked
 from node.client.session import Session
 from node.client.subscriptions import MessageModel, SqlFilter
 from node.remoting import RequestCode, ResponseCode
+from node.remoting.tool_json import to_json
 
 __all__ = ["ConsumeResult", "Handler", "PushConsumer"]
 
@@ -41,6 +42,9 @@ class ConsumeResult(Enum):
     LATER = "later"
     """Deliver them again."""
 
+
+_RESULTS: Final = {ConsumeResult.DONE: "CR_SUCCESS", ConsumeResult.LATER: "CR_LATER"}
+"""R: CMResult."""
 
 Handler = Callable[[Sequence[ReceivedMessage]], Awaitable[ConsumeResult | None]]
 
@@ -108,6 +112,21 @@ class PushConsumer(GroupConsumer):
             "PROP_THREADPOOL_CORE_SIZE": str(self._concurrency),
         }
 
+    async def handle_now(self, message: ReceivedMessage) -> bytes:
+        """Call the handler with one message, whatever else it is at, and tell what came of it. The message counts
+        for nothing: neither its offset nor what is given back changes."""
+        begun_s = asyncio.get_running_loop().time()
+        outcome = await self._call([message])
+        result = _RESULTS[outcome] if isinstance(outcome, ConsumeResult) else "CR_THROW_EXCEPTION"
+        told = {
+            "order": self._ordered,
+            "autoCommit": True,
+            "consumeResult": result,
+            "remark": None if isinstance(outcome, ConsumeResult) else f"{type(outcome).__name__}: {outcome}",
+            "spentTimeMills": round((asyncio.get_running_loop().time() - begun_s) * 1000),
+        }
+        return to_json(told).encode()
+
     # Messages that have arrived
 
     async def take(self, reader: QueueReader, messages: list[ReceivedMessage]) -> None:
@@ -129,7 +148,7 @@ class PushConsumer(GroupConsumer):
     async def _handle(self, reader: QueueReader, messages: list[ReceivedMessage]) -> None:
         reader.handling += 1
         try:
-            if await self._call(messages):
+            if await self._call(messages) is ConsumeResult.DONE:
                 reader.done(messages)
                 return
             if self._model is MessageModel.BROADCASTING:
@@ -159,7 +178,7 @@ class PushConsumer(GroupConsumer):
                 return False
             reader.handling += 1
             try:
-                succeeded = await self._call(messages)
+                succeeded = await self._call(messages) is ConsumeResult.DONE
             finally:
                 reader.handler_left()
             if succeeded or self._model is MessageModel.BROADCASTING:
@@ -175,16 +194,17 @@ class PushConsumer(GroupConsumer):
                     return True
             await reader.pause(self.session.timings.retry_pause_s)
 
-    async def _call(self, messages: list[ReceivedMessage]) -> bool:
-        """Whether the handler has dealt with the messages."""
+    async def _call(self, messages: list[ReceivedMessage]) -> ConsumeResult | Exception:
+        """What the handler has made of the messages: it has dealt with them unless it is told later, or has raised."""
         try:
-            return await self._handler(messages) is not ConsumeResult.LATER
+            is_later = await self._handler(messages) is ConsumeResult.LATER
+            return ConsumeResult.LATER if is_later else ConsumeResult.DONE
         except Exception as error:
             self.session.complaints.warning(
                 logger, f"handler {self._group}", "the handler of group %s failed with %d messages from %s: %r",
                 self._group, len(messages), messages[0].queue, error,
             )  # fmt: skip
-            return False
+            return error
 
     # Locks of queues
 

@@ -1,5 +1,6 @@
-"""What a consumer says of itself when an operator asks (307): R's ConsumerRunningInfo, which `mqadmin consumerStatus`
-and the console show. Rates are not counted here, and Python has no jstack; both are left out."""
+"""What a consumer says of itself when an operator asks: R's ConsumerRunningInfo (307), which `mqadmin consumerStatus`
+and the console show, and how far it is in the queues of a topic (221). Rates are not counted here, and Python has no
+jstack; both are left out."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from node.client.reader import QueueReader
 from node.client.subscriptions import Subscription
 from node.remoting.tool_json import Place, queue_table, to_json
 
-__all__ = ["running_info"]
+__all__ = ["consumer_status", "running_info"]
 
 _MIB = 1 << 20
 
@@ -38,6 +39,16 @@ def running_info(
         "statusTable": "{}",
     }
     return f"{{{','.join(f'{to_json(name)}:{value}' for name, value in members.items())}}}".encode()
+
+
+def consumer_status(readers: Iterable[QueueReader]) -> bytes:
+    """The body of the answer to 221: the first offset of each queue that is not dealt with."""
+    rows = [
+        (Place(reader.queue.topic, reader.queue.broker_name, reader.queue.queue_id), reader.tracker.committed_offset)
+        for reader in readers
+        if reader.tracker is not None
+    ]
+    return f'{{"messageQueueTable":{queue_table(rows)}}}'.encode()
 
 
 def _queue_row(reader: QueueReader) -> dict[str, object]:

@@ -16,13 +16,14 @@ from typing import Any, Final, Protocol
 
 from node.client.broker_client import BrokerClient
 from node.client.errors import ClientError
-from node.client.messages import MessageQueue, UniqueKeys
+from node.client.messages import MessageQueue, ReceivedMessage, UniqueKeys
 from node.client.requests import group_of_check, heartbeat_request, read_offsets
 from node.client.routes import RouteBook
 from node.logs import LogLimiter
 from node.remoting import Command, Connection, Credentials, RequestCode, RequestError, ResponseCode
 from node.remoting.command import Serializer
 from node.runtime import Runtime
+from node.store.record import RecordError, decode_record
 
 __all__ = ["ClientTimings", "GroupMember", "Session"]
 
@@ -77,6 +78,14 @@ class GroupMember(Protocol):
         """What a consumer is doing, in R's words."""
         ...
 
+    def consumer_status(self, topic: str) -> bytes:
+        """How far a consumer is in its queues of a topic, in R's words."""
+        ...
+
+    async def handle_now(self, message: ReceivedMessage) -> bytes:
+        """A consumer is to handle one message at once; what came of it, in R's words. Raises RequestError."""
+        ...
+
     async def stop(self) -> None: ...
 
 
@@ -125,6 +134,8 @@ class Session:
         self.requests.register(RequestCode.CHECK_TRANSACTION_STATE, self._check_transaction)
         self.requests.register(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, self._reset_offsets)
         self.requests.register(RequestCode.GET_CONSUMER_RUNNING_INFO, self._running_info)
+        self.requests.register(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, self._consumer_status)
+        self.requests.register(RequestCode.CONSUME_MESSAGE_DIRECTLY, self._handle_now)
 
     async def __aenter__(self) -> Any:
         return self
@@ -261,10 +272,28 @@ class Session:
 
     def _running_info(self, command: Command, connection: Connection) -> Command:
         """Raises RequestError."""
-        group = command.get_str("consumerGroup")
+        consumer = self._consumer(command.get_str("consumerGroup"))
+        return command.reply(ResponseCode.SUCCESS, body=consumer.running_info())
+
+    def _consumer_status(self, command: Command, connection: Connection) -> Command:
+        """Raises RequestError."""
+        consumer = self._consumer(command.get_str("group"))
+        return command.reply(ResponseCode.SUCCESS, body=consumer.consumer_status(command.get_str("topic")))
+
+    async def _handle_now(self, command: Command, connection: Connection) -> Command:
+        """An operator has one message handled again (R: ConsumeMessageDirectlyResult). Raises RequestError."""
+        consumer = self._consumer(command.get_str("consumerGroup"))
+        try:
+            stored, _ = decode_record(command.body)
+        except RecordError as error:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"the message cannot be read: {error}") from error
+        queue = MessageQueue(stored.topic, command.get_str("brokerName", ""), stored.queue_id)
+        return command.reply(ResponseCode.SUCCESS, body=await consumer.handle_now(ReceivedMessage(stored, queue)))
+
+    def _consumer(self, group: str) -> GroupMember:
         for member in self._members:
             if member.group == group and member.consumer_data() is not None:
-                return command.reply(ResponseCode.SUCCESS, body=member.running_info())
+                return member
         raise RequestError(ResponseCode.SYSTEM_ERROR, f"this client has no consumer of group {group[:127]!r}")
 
     async def _check_transaction(self, command: Command, connection: Connection) -> None:

@@ -26,7 +26,7 @@ from node.client import (
     StartFrom,
     TransactionState,
 )
-from node.remoting import Command
+from node.remoting import Command, RequestError
 from node.remoting.tool_json import Place, parse_queue_table
 from node.store.record import RecordError
 
@@ -278,6 +278,71 @@ def test_what_a_consumer_says_of_itself(serving: Any, wait_until: Any, ordered: 
             assert told["properties"]["PROP_CONSUMEORDERLY"] == str(ordered).lower()
             assert begun_ms <= int(told["properties"]["PROP_CONSUMER_START_TIMESTAMP"]) <= now_ms
             gate.set()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_message_that_an_operator_has_handled_again(serving: Any, wait_until: Any, ordered: bool) -> None:
+    """Code 309, by way of the broker: what the handler makes of it, whatever it is; the group's offsets stay."""
+
+    async def scenario() -> None:
+        async with serving({"t": 1}) as served, Client([served.name_server], timings=served.timings) as client:
+            handled: list[tuple[bytes, str]] = []
+            outcomes: list[ConsumeResult | Exception | None] = [None, None]
+
+            async def handle(messages: Sequence[ReceivedMessage]) -> ConsumeResult | None:
+                handled.append((messages[0].body, messages[0].topic))
+                outcome = outcomes.pop(0)
+                if isinstance(outcome, Exception):
+                    raise outcome
+                return outcome
+
+            consumer = client.push_consumer("g", handle, {"t": "*"}, ordered=ordered, **FIRST)
+            await consumer.start()
+            producer = client.producer("producers")
+            first = await producer.send(NewMessage("t", b"first"))
+            await producer.send(NewMessage("t", b"second"))
+            await wait_until(lambda: len(handled) == 2)
+            await offsets_become(client, served, [2])
+            fields = {"consumerGroup": "g", "clientId": client.client_id, "msgId": first.result.msg_id}
+            for outcome, said, remark in [
+                (None, "CR_SUCCESS", None),
+                (ConsumeResult.LATER, "CR_LATER", None),
+                (RuntimeError("no"), "CR_THROW_EXCEPTION", "RuntimeError: no"),
+            ]:
+                outcomes.append(outcome)
+                reply = await client.requests.invoke(served.address, Command.request(309, fields))
+                told = json.loads(reply.body)
+                assert (told["consumeResult"], told["remark"], told["order"]) == (said, remark, ordered)
+                assert told["autoCommit"] is True and told["spentTimeMills"] >= 0
+            assert handled[2:] == [(b"first", "t")] * 3
+            reply = await client.requests.invoke(served.address, Command.request(223, {"topic": "t", "group": "g"}))
+            rows = re.search(rb'"consumerTable":\{"[^"]+":(.*)\},"messageQueueTable"', reply.body)
+            assert rows is not None, reply.body
+            assert parse_queue_table(b'{"o":%s}' % rows[1], "o") == [(Place("t", "broker-a", 0), 2)]
+            await offsets_become(client, served, [2])
+            assert len(handled) == 5 and outcomes == []
+
+    run(scenario)
+
+
+def test_who_cannot_handle_a_message_at_once_says_so(serving: Any, wait_until: Any) -> None:
+    async def scenario() -> None:
+        async with serving({"t": 1}) as served, Client([served.name_server], timings=served.timings) as client:
+            own = client.pull_consumer("polling", {"t": "*"})
+            await own.start()
+            sent = await client.producer("producers").send(NewMessage("t", b"x"))
+            await client.heartbeat()
+            fields = {"consumerGroup": "polling", "clientId": client.client_id, "msgId": sent.result.msg_id}
+            reply = await client.requests.invoke(served.address, Command.request(309, fields))
+            assert (reply.code, reply.remark) == (1, "the consumer of group 'polling' has no handler: it polls")
+            for named, said in [("polling", "the message cannot be read"), ("other", "no consumer of group 'other'")]:
+                asked = Command.request(309, {"consumerGroup": named, "clientId": client.client_id}, b"x" * 100)
+                with pytest.raises(RequestError, match=said):
+                    await client._handle_now(asked, None)  # type: ignore[arg-type]
+            with pytest.raises(RequestError, match="no consumer of group 'other'"):
+                client._consumer_status(Command.request(221, {"group": "other", "topic": "t"}), None)  # type: ignore[arg-type]
 
     run(scenario)
 
