@@ -6,7 +6,7 @@ Five nodes, random mixes of all faults, mutants in play that one seed finds now 
 seeds, every mutant others: two mutants under one schedule are hardly two trials. A finding counts only if the same run
 without the mutant shows nothing. What is compared is findings for each 1,000 core seconds of searching (controls do not
 count).
-`harness explore` takes the best load (`SEARCHED_LOAD`) and the best mix (`ODDS`); docs/exploration.md tells of it.
+`harness explore` takes the best load (`SEARCHED_LOAD`) and the best mix (`ODDS`); docs/simulation-speed.md tells of it.
 """
 
 from __future__ import annotations
