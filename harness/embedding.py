@@ -182,7 +182,7 @@ def _client_class(client: Any) -> type[Client]:
 
 
 def _file_of(found: type) -> str:
-    """The file of a class of a plug-in, by which a run is repeated and its mistakes are told. Raises OperatorError."""
+    """The file of a class of a plug-in, by which a run is repeated and mistakes are reported. Raises OperatorError."""
     path = None
     with contextlib.suppress(OSError, TypeError):  # so it says of what was typed in
         path = inspect.getsourcefile(found)

@@ -157,11 +157,11 @@ class GroupConsumer(ABC):
         read and not handled yet is forgotten; handlers at work are waited for, and count for nothing."""
         for queue, offset in offsets.items():
             if queue in self._readers:
-                logger.info("group %s goes on at offset %d of %s, as it was told", self._group, offset, queue)
+                logger.info("group %s goes on at offset %d of %s, as an operator asked", self._group, offset, queue)
                 self._revoke(queue, offset)
 
     def running_info(self) -> bytes:
-        """What an operator is told who asks (R: ConsumerRunningInfo)."""
+        """The reply to an operator who asks what this consumer does (R: ConsumerRunningInfo)."""
         return running_info(
             self._properties(), self._subscriptions.values(), self._readers.values(),
             now_s=asyncio.get_running_loop().time(), wall_ms=self.session.runtime.clock.wall_ms(),
@@ -169,7 +169,7 @@ class GroupConsumer(ABC):
         )  # fmt: skip
 
     def consumer_status(self, topic: str) -> bytes:
-        """What an operator is told who asks how far this consumer is in a topic (R: GetConsumerStatusBody)."""
+        """The reply to an operator who asks how far this consumer is in a topic (R: GetConsumerStatusBody)."""
         return consumer_status(reader for reader in self._readers.values() if reader.queue.topic == topic)
 
     async def handle_now(self, message: ReceivedMessage) -> bytes:

@@ -113,19 +113,19 @@ class PushConsumer(GroupConsumer):
         }
 
     async def handle_now(self, message: ReceivedMessage) -> bytes:
-        """Call the handler with one message, whatever else it is at, and tell what came of it. The message counts
+        """Call the handler with one message, whatever else it is at, and report what came of it. The message counts
         for nothing: neither its offset nor what is given back changes."""
         begun_s = asyncio.get_running_loop().time()
         outcome = await self._call([message])
         result = _RESULTS[outcome] if isinstance(outcome, ConsumeResult) else "CR_THROW_EXCEPTION"
-        told = {
+        reply = {
             "order": self._ordered,
             "autoCommit": True,
             "consumeResult": result,
             "remark": None if isinstance(outcome, ConsumeResult) else f"{type(outcome).__name__}: {outcome}",
             "spentTimeMills": round((asyncio.get_running_loop().time() - begun_s) * 1000),
         }
-        return to_json(told).encode()
+        return to_json(reply).encode()
 
     # Messages that have arrived
 
