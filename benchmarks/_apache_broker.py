@@ -118,13 +118,18 @@ def serve_apache_proxy(name_server: str, cluster: str, work: Path) -> Iterator[s
     logging.write_text(LOG_TO_CONSOLE.format(prefix=LOGGING_OF_5), encoding="utf-8")
     recipe = maven(f"org.apache.rocketmq:rocketmq-proxy:{PROXY_VERSION}")
     command = [
-        *("java", *SHORT_LIVED, "-Xmx400m", "-XX:MaxDirectMemorySize=256m", f"-Duser.home={work}"),
+        *("java", *SHORT_LIVED, "-Xmx400m", "-XX:MaxDirectMemorySize=256m", *_at_home(work)),
         *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in OPENED),
         *(f"-Drmq.logback.configurationFile={logging}", "-cp", recipe.environment(fetched(recipe))["CLASSPATH"]),
         *("org.apache.rocketmq.proxy.ProxyStartup", "-pc", str(path)),
     ]
     with _run("proxy", work, command, port, RMQ_PROXY_HOME=str(work)) as proxy:
         yield proxy.address
+
+
+def _at_home(work: Path) -> tuple[str, ...]:
+    """Its files, and the native libraries and keys that a Java which is killed leaves among the temporary ones."""
+    return (f"-Duser.home={work}", f"-Djava.io.tmpdir={work}")
 
 
 @contextlib.contextmanager
@@ -138,7 +143,7 @@ def _serve(
     lines = (f"{name}={value}\n" for name, value in configuration.items())
     (work / f"{program}.conf").write_text("".join(lines), encoding="utf-8")
     command = [
-        *("java", *SHORT_LIVED, *options, f"-Duser.home={work}", "-cp", apache_classpath(version)),
+        *("java", *SHORT_LIVED, *options, *_at_home(work), "-cp", apache_classpath(version)),
         f"-Drmq.logback.configurationFile={logging}",
         *(f"org.apache.rocketmq.{program}.{program.capitalize()}Startup", "-c", str(work / f"{program}.conf")),
     ]

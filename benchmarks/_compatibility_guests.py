@@ -155,7 +155,12 @@ def run_java(side: Side, peer: str, version: str, *arguments: str, **properties:
     source = directory / f"{peer}.java"
     source.write_text(text.replace(*MOVED_IN_5) if version.startswith("5") else text, encoding="utf-8")
     known = {
-        **{"user.home": directory, "rocketmq.home.dir": directory, "rocketmq.client.logUseSlf4j": "true"},
+        **{
+            "user.home": directory,
+            "java.io.tmpdir": directory,
+            "rocketmq.home.dir": directory,
+            "rocketmq.client.logUseSlf4j": "true",
+        },
         **{"logback.configurationFile": directory / "logback.xml", **properties},
     }
     command = [
@@ -182,8 +187,9 @@ def run_grpc(side: Side) -> list[dict[str, Any]]:
     recipe = maven(f"org.apache.rocketmq:rocketmq-client-java:{GRPC_VERSION}")
     class_path = recipe.environment(fetched(recipe))["CLASSPATH"]
     with serve_apache_proxy(side.name_server, CLUSTER, side.directory / "proxy") as proxy:
-        command = ["java", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Duser.home={side.directory}", "-cp"]
-        return run_peer([*command, class_path, str(PEERS / "GrpcPeer.java"), proxy], side.directory)
+        command = ["java", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Duser.home={side.directory}"]
+        command.append(f"-Djava.io.tmpdir={side.directory}")
+        return run_peer([*command, "-cp", class_path, str(PEERS / "GrpcPeer.java"), proxy], side.directory)
 
 
 def build_go_peer(directory: Path) -> Path:

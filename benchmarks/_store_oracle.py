@@ -32,6 +32,7 @@ def ask_apache_store(directories: Sequence[Path], *, segment_size_bytes: int) ->
     """
     command = [
         *("java", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Duser.home={directories[0]}"),
+        f"-Djava.io.tmpdir={directories[0]}",
         *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in OPENED),
         *("-cp", apache_classpath(), str(SOURCE), str(segment_size_bytes), *map(str, directories)),
     ]

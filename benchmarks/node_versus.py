@@ -72,7 +72,7 @@ class ApacheGroup(Group):
         argv = [
             *("java", "-Xms1g", "-Xmx1g", "-XX:MaxDirectMemorySize=1g"),
             *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in OPENED),
-            *(f"-Duser.home={home}", "-Drocketmq.broker.diskSpaceWarningLevelRatio=0.99"),
+            *(f"-Duser.home={home}", f"-Djava.io.tmpdir={home}", "-Drocketmq.broker.diskSpaceWarningLevelRatio=0.99"),
             "-Drocketmq.broker.diskSpaceCleanForciblyRatio=0.98",
             *("org.apache.rocketmq.broker.BrokerStartup", "-c", config),
         ]

@@ -55,6 +55,7 @@ class Kafka(System):
         """A broker that is a controller as well."""
         return [
             *("java", "-Xms320m", "-Xmx320m", "-XX:+UseSerialGC"),
+            f"-Djava.io.tmpdir={host.data}",  # a Java that is killed leaves native libraries there
             f"-Dlog4j.configuration=file:{host.path('log4j.properties')}",
             *("kafka.Kafka", host.path("server.properties")),
         ]

@@ -34,7 +34,7 @@ def java(source: Path, class_path: str, *arguments: str, serializer: str = "JSON
     """The command of a peer. Java compiles its one file on the way."""
     return [
         "java", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Drocketmq.serialize.type={serializer}",
-        f"-Duser.home={source.parent}", "-cp", class_path, str(source), *arguments,
+        f"-Duser.home={source.parent}", f"-Djava.io.tmpdir={source.parent}", "-cp", class_path, str(source), *arguments,
     ]  # fmt: skip
 
 
