@@ -126,11 +126,8 @@ class RocketMQ(System):
         return [
             *("java", "-Xms320m", "-Xmx320m", "-XX:+UseSerialGC", "-XX:MaxDirectMemorySize=256m"),
             *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in OPENED),
-            *(
-                f"-Duser.home={host.data}",
-                f"-Djava.io.tmpdir={host.data}",
-            ),  # a Java that is killed leaves native libraries there
-            "-Drocketmq.broker.diskSpaceWarningLevelRatio=0.99",
+            f"-Djava.io.tmpdir={host.data}",  # a Java that is killed leaves native libraries there
+            *(f"-Duser.home={host.data}", "-Drocketmq.broker.diskSpaceWarningLevelRatio=0.99"),
             "-Drocketmq.broker.diskSpaceCleanForciblyRatio=0.98",
             f"-Drmq.logback.configurationFile={host.path('conf', f'logback_{name}.xml')}",
             *(f"org.apache.rocketmq.{name}.{name.capitalize()}Startup", "-c", host.path(f"{name}.conf")),
