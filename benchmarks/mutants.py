@@ -21,6 +21,7 @@ import argparse
 import concurrent.futures
 import json
 import math
+import platform
 import statistics
 import sys
 import time
@@ -102,6 +103,7 @@ def measure(name: str, *, searches: int, seeds: int, budget_s: float, power_form
 
     return {
         "commit": checked_out_commit(),
+        "interpreter": interpreter(),
         "searches": done,
         "found": len(hits),
         "seeds_per_search": seeds,
@@ -114,6 +116,11 @@ def measure(name: str, *, searches: int, seeds: int, budget_s: float, power_form
         "median_processor_s": median("processor_s"),
         "checks": dict(checks.most_common()),
     }
+
+
+def interpreter() -> str:
+    """The Python that runs this, which processor seconds depend on: "CPython 3.11"."""
+    return f"{platform.python_implementation()} {sys.version_info.major}.{sys.version_info.minor}"
 
 
 def table(results: dict[str, Any]) -> str:
@@ -162,15 +169,18 @@ def table(results: dict[str, Any]) -> str:
 
 
 def _measured_on(results: dict[str, Any]) -> list[str]:
-    """Which commits the searches are of, a line each: another commit's runs of the same seeds may be others."""
-    by_commit: dict[str, list[str]] = {}
+    """Which commits the searches are of, and which Python ran them, a line each: another commit's runs of the same
+    seeds may be others, another Python's take another time."""
+    by_conditions: dict[tuple[str, str], list[str]] = {}
     for name in SCENARIOS:
         if name in results:
-            by_commit.setdefault(results[name].get("commit", ""), []).append(name)
+            result = results[name]
+            by_conditions.setdefault((result.get("commit", ""), result.get("interpreter", "")), []).append(name)
     lines = []
-    for commit, names in by_commit.items():
+    for (commit, python), names in by_conditions.items():
         which = "all" if len(names) == len(SCENARIOS) else ", ".join(names)
-        lines.append(f"Of {f'commit {commit[:12]}' if commit else 'a commit that was not kept'}: {which}.")
+        of = f"commit {commit[:12]}" if commit else "a commit that was not kept"
+        lines.append(f"Of {of}{f', run by {python}' if python else ''}: {which}.")
     return lines
 
 
