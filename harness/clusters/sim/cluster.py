@@ -150,7 +150,7 @@ class SimCluster:
             machine.watch = watch
         self._roles: dict[str, tuple[int, Role]] = {}
         watch.tell.role.append(self._role_changed)
-        watch.tell.recovered.append(self._started_again)
+        watch.tell.starting.append(self._starting)
         self.triggers = SimTriggers(watch, now_s=loop.time)
         self.invariants = Invariants(watch, now_s=loop.time, is_running=self._runs)
 
@@ -219,7 +219,7 @@ class SimCluster:
     def _role_changed(self, host: str, term: int, role: Role) -> None:
         self._roles[host] = term, role
 
-    def _started_again(self, host: str, _: object) -> None:
+    def _starting(self, host: str) -> None:
         self._roles.pop(host, None)
 
     def _runs(self, host: str) -> bool:

@@ -80,6 +80,8 @@ class _Member:
     committed: int = -1
     durable: int = -1
     """Up to here its durable entries were looked at."""
+    is_over: bool = False
+    """Whether a new process of its host has started, and opens the log that this one has left."""
     late_since_s: float | None = None
     cut: asyncio.Future[None] | None = None
     """Its last truncation; until that is done a start may bring back what it removes."""
@@ -120,6 +122,7 @@ class Invariants:
         self.on_violation: Callable[[Violation], None] | None = None
         """Hears of each at the moment at which it is seen."""
         tell = watch.tell
+        tell.starting.append(self._starting)
         tell.recovered.append(self._recovered)
         tell.role.append(self._role_changed)
         tell.vote.append(self._voted)
@@ -201,7 +204,7 @@ class Invariants:
         """Leaders that no quorum has answered for long."""
         for host, member in self._members.items():
             leadership = member.ledger.elector.leadership
-            if leadership is None or not self._is_running(host):
+            if leadership is None or member.is_over or not self._is_running(host):
                 member.late_since_s = None
                 continue
             self._check_membership(host, member, leadership.term)
@@ -227,6 +230,11 @@ class Invariants:
             self._broken("membership", f"{host} leads term {term} although the group has removed it")
 
     # The log
+
+    def _starting(self, host: str) -> None:
+        member = self._members.get(host)
+        if member is not None:
+            member.is_over = True  # its leadership is that of a dead process, however long the new one takes to open
 
     def _recovered(self, host: str, ledger: DLedgerServer) -> None:
         before = self._members.get(host)

@@ -33,6 +33,8 @@ class Listeners:
 
     occurrence: list[Callable[[str, str], None]]
     """(kind, host)"""
+    starting: list[Callable[[str], None]]
+    """(host): a new process of it is about to open its log, and whatever it was before is over"""
     recovered: list[Callable[[str, DLedgerServer], None]]
     role: list[Callable[[str, int, Role], None]]
     vote: list[Callable[[str, int, str], None]]
@@ -49,7 +51,7 @@ class ReplicaWatch:
     """Hears of every replica of one simulation."""
 
     def __init__(self) -> None:
-        self.tell = Listeners([], [], [], [], [], [], [], [])
+        self.tell = Listeners([], [], [], [], [], [], [], [], [])
 
     def watch_logs(self, on_change: Callable[[str, DLedgerStore], None]) -> None:
         """Let `on_change(host, store)` be called whenever a log may have a new end or committed index."""
@@ -73,6 +75,8 @@ class ReplicaWatch:
         ledger = broker.ledger
         if not isinstance(ledger, DLedgerServer):
             return
+        for listener in self.tell.starting:
+            listener(host)
         replica = _Replica(self.tell, host, ledger)
         state, store, checker = ledger.member_state, ledger.store, ledger.pusher.checker
         state.add_role_listener(replica.role_changed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +12,9 @@ import pytest
 
 from harness.clusters.sim.invariants import MAX_VIOLATIONS, Invariants
 from harness.clusters.sim.watch import ReplicaWatch
+from harness.exploration.rehearsal import rehearse_test
+from harness.test import Test
+from nemesis.schedule import HEAL, INJECT, FaultEvent, Schedule
 from node.dledger.rpc import Role
 
 
@@ -264,3 +269,96 @@ def test_violations_are_bounded(group: Group) -> None:
 
 def test_a_run_without_a_leader_shows_nothing() -> None:
     assert Group().invariants.outcome().valid == "unknown"
+
+
+LEASE_S = 0.5
+"""That of the ledgers here."""
+
+
+class LeaderForATime:
+    """A leadership whose last answer of a quorum came when the test began."""
+
+    term = 1
+
+    def quorum_sent_ns(self) -> int:
+        return 0
+
+
+def led(
+    simulate: Callable[..., Any], change: Callable[[Group], None], *, answers: bool = False, is_running: bool = True
+) -> list[str]:
+    """The rules broken while n1 leads for ten leases without an answer of a quorum; `change` comes after one."""
+
+    async def scenario(_: Any) -> list[str]:
+        group, loop = Group(), asyncio.get_running_loop()
+        group.invariants = Invariants(group.watch, now_s=loop.time, is_running=lambda host: is_running)
+        began_s = loop.time()
+        for host in group.ledgers:
+            group.start(host, Ledger())
+        ledger = group.ledgers["n1"]
+        clock = SimpleNamespace(monotonic_ns=lambda: 0 if answers else int((loop.time() - began_s) * 1e9))
+        ledger.runtime = SimpleNamespace(clock=clock)
+        ledger.member_state.members = SimpleNamespace(ids=("n1", "n2"), quorum_size=2, includes_self=True, index=-1)
+        ledger.elector.leadership = LeaderForATime()
+        group.invariants.start()
+        await asyncio.sleep(LEASE_S)
+        change(group)
+        await asyncio.sleep(9 * LEASE_S)
+        group.invariants.stop()
+        return group.rules
+
+    return simulate(scenario)  # type: ignore[no-any-return]
+
+
+def unchanged(_: Group) -> None:
+    return None
+
+
+def starts_again(group: Group) -> None:
+    for listener in group.watch.tell.starting:
+        listener("n1")
+
+
+def has_started(group: Group) -> None:
+    starts_again(group)
+    former = group.ledgers["n1"]
+    group.start("n1", Ledger())
+    for name in ("runtime", "member_state", "elector"):
+        setattr(group.ledgers["n1"], name, getattr(former, name))
+
+
+def test_a_leader_that_no_quorum_answers_goes_on_leading(simulate: Callable[..., Any]) -> None:
+    assert led(simulate, unchanged) == ["quorum"]
+    assert led(simulate, unchanged, answers=True) == []
+    assert led(simulate, unchanged, is_running=False) == []
+
+
+def test_a_process_that_opens_its_log_does_not_lead_as_the_one_before_it(simulate: Callable[..., Any]) -> None:
+    assert led(simulate, starts_again) == []
+    assert led(simulate, has_started) == ["quorum"]
+
+
+STALLED = "disk-stall", "fsync@all"
+KILLED = "kill", "sigkill@leader"
+
+
+@pytest.mark.computed
+def test_a_leader_that_was_killed_may_take_long_to_open_its_log() -> None:
+    """A run that once broke the rule: who led is killed, and started while no disk syncs anything."""
+    events = (
+        (1.0, INJECT, "f1", KILLED),
+        (1.1, INJECT, "f2", STALLED),
+        (1.6, HEAL, "f1", KILLED),
+        (5.0, HEAL, "f2", STALLED),
+    )
+    schedule = Schedule(
+        tuple(
+            FaultEvent(at_s=at_s, action=action, fault_id=ident, nemesis=nemesis, variant=variant)
+            for at_s, action, ident, (nemesis, variant) in events
+        )
+    )
+    test = Test(
+        system="broker", cluster="sim", nodes=3, workload="register", nemesis=(), nemesis_interval_s=5.0,
+        time_limit_s=6.0, concurrency=4, rate=25.0, seed=1,
+    )  # fmt: skip
+    assert rehearse_test(test, schedule).symptoms == ()
