@@ -171,17 +171,21 @@ def table(results: dict[str, Any]) -> str:
 def _measured_on(results: dict[str, Any]) -> list[str]:
     """Which commits the searches are of, and which Python ran them, a line each: another commit's runs of the same
     seeds may be others, another Python's take another time."""
-    by_conditions: dict[tuple[str, str], list[str]] = {}
+    by_conditions: dict[str, list[str]] = {}
     for name in SCENARIOS:
         if name in results:
-            result = results[name]
-            by_conditions.setdefault((result.get("commit", ""), result.get("interpreter", "")), []).append(name)
-    lines = []
-    for (commit, python), names in by_conditions.items():
-        which = "all" if len(names) == len(SCENARIOS) else ", ".join(names)
-        of = f"commit {commit[:12]}" if commit else "a commit that was not kept"
-        lines.append(f"Of {of}{f', run by {python}' if python else ''}: {which}.")
-    return lines
+            by_conditions.setdefault(_conditions(results[name]), []).append(name)
+    return [
+        f"Of {conditions}: {'all' if len(names) == len(SCENARIOS) else ', '.join(names)}."
+        for conditions, names in by_conditions.items()
+    ]
+
+
+def _conditions(result: dict[str, Any]) -> str:
+    """The commit and the Python of a result, as far as they were kept."""
+    commit, python = result.get("commit", ""), result.get("interpreter", "")
+    of = f"commit {commit[:12]}" if commit else "a commit that was not kept"
+    return f"{of}, run by {python}" if python else of
 
 
 def power_table(results: dict[str, Any]) -> list[str]:
@@ -206,7 +210,8 @@ def power_table(results: dict[str, Any]) -> list[str]:
         for model, result in by_model.items():
             clean = result["controls"] - result["controls_not_clean"]
             lines.append(f"| {name} | `{model}` {_cells(result)} {result['controls']}, {clean} |")
-    return lines
+    conditions = dict.fromkeys(_conditions(result) for by_model in results.values() for result in by_model.values())
+    return [*lines, "", f"Of {'; '.join(conditions)}."]
 
 
 def measure_power_models(names: Sequence[str], *, jobs: int, **limits: Any) -> None:

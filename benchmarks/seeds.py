@@ -304,6 +304,10 @@ def _measured_on(results: Mapping[str, Any]) -> list[str]:
         took_s = sum(results[name]["took_s"] for name in names)
         which = f"Of commit {commit[:12]}" if commit else "Of a commit that was not kept, when mixes had fewer faults"
         lines.append(f"{which}: {', '.join(names)}; all runs took {took_s:,.0f} s, some beside other programs.")
+    for name in CAMPAIGNS:
+        if began_on := results.get(name, {}).get("began_on"):  # kept by hand where the code had to be mended meanwhile
+            of = f"{began_on['seeds']:,} seeds of {name} were run on commit {began_on['commit'][:12]}"
+            lines += ["", f"The first {of}: {began_on['why']}"]
     return lines
 
 

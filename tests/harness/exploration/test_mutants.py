@@ -111,3 +111,5 @@ def test_the_table_says_which_commit_each_mutant_was_looked_for_on() -> None:
     assert "\nOf a commit that was not kept: accept-gap.\n" in page
     assert "\nOf commit cccccccccccc: vote-not-persisted, vote-without-fsync, " in page
     assert "\nOf commit cccccccccccc: all.\n" in table(measured)
+    by_pypy = {name: {**each, "interpreter": "PyPy 3.11"} for name, each in measured.items()}
+    assert "\nOf commit cccccccccccc, run by PyPy 3.11: all.\n" in table(by_pypy)

@@ -48,6 +48,15 @@ def test_the_page_says_every_reason_and_how_often() -> None:
     assert lines[at + 2 : at + 4] == ["- 2 unknown: no fault", "- 1 unknown: no call"]
 
 
+def test_the_page_says_where_the_code_was_mended_on_the_way() -> None:
+    known = dict.fromkeys(("seeds", "valid", "invalid", "unknown", "operations", "faults", "took_s"), 0)
+    began_on = {"commit": "b" * 40, "seeds": 24000, "why": "a rule was mended."}
+    lines = render(
+        {"every-fault-log": {"commit": "c" * 40, "failures": [], **known, "began_on": began_on}}
+    ).splitlines()
+    assert "The first 24,000 seeds of every-fault-log were run on commit bbbbbbbbbbbb: a rule was mended." in lines
+
+
 def test_of_many_failures_the_invalid_ones_are_kept() -> None:
     unknown = [{"seed": seed, "valid": "unknown", "reason": "no fault"} for seed in range(MAX_KEPT_FAILURES + 5)]
     invalid = {"seed": 1000, "valid": False, "reason": "lost"}
