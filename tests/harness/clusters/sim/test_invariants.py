@@ -275,8 +275,8 @@ LEASE_S = 0.5
 """That of the ledgers here."""
 
 
-class LeaderForATime:
-    """A leadership whose last answer of a quorum came when the test began."""
+class LeaderWithoutAnswers:
+    """A leadership whose last answer of a quorum was sent at 0 of its clock."""
 
     term = 1
 
@@ -299,7 +299,7 @@ def led(
         clock = SimpleNamespace(monotonic_ns=lambda: 0 if answers else int((loop.time() - began_s) * 1e9))
         ledger.runtime = SimpleNamespace(clock=clock)
         ledger.member_state.members = SimpleNamespace(ids=("n1", "n2"), quorum_size=2, includes_self=True, index=-1)
-        ledger.elector.leadership = LeaderForATime()
+        ledger.elector.leadership = LeaderWithoutAnswers()
         group.invariants.start()
         await asyncio.sleep(LEASE_S)
         change(group)
