@@ -34,7 +34,7 @@ from checker.sets import check_set, check_set_full
 from checker.simple import check_bank, check_counter, check_exclusion, check_long_fork, check_unique_ids
 from checker.transactions import ISOLATION_LEVELS, check_transactions
 from checker.verdict import Result, Verdict
-from checker.words import short
+from checker.words import named_row, short
 from checker.workers import map_in_processes
 from checker.write_skew import check_write_skew
 
@@ -420,9 +420,10 @@ def _require_functions(job: _Job, history: History) -> None:
     if not unknown:
         return
     knows = f"checker {name} knows {', '.join(sorted(functions))}; the history has "
+    first = f": first {named_row(history, next(row for row, f in enumerate(history.f) if f in unknown))}"
     if len(unknown) == len(counts):
-        raise ModelError(knows + ", ".join(map(short, unknown)))
-    what = knows + ", ".join(f"{short(f)} ({count})" for f, count in unknown.items())
+        raise ModelError(knows + ", ".join(map(short, unknown)) + first)
+    what = knows + ", ".join(f"{short(f)} ({count})" for f, count in unknown.items()) + first
     if not job.lenient:
         raise FormatError(job.path, None, what, can_be_left_out=True)
     history.skipped_events += 2 * sum(unknown.values())

@@ -16,7 +16,7 @@ from typing import Any
 from checker.history import FAIL, INFO, History, HistoryError
 from checker.linearizability.booleans import exact_model
 from checker.linearizability.budget import Budget
-from checker.linearizability.steps import VALUE_ERRORS, checked_step, is_ours, unusable
+from checker.linearizability.steps import VALUE_ERRORS, checked_step, is_ours, unknown_functions, unusable
 from checker.models.base import ILLEGAL, UNKNOWN, Model, ModelError
 from checker.tally import Events, Tally
 from checker.values import exact
@@ -144,8 +144,7 @@ def _program_of(history: History, model: Model) -> _Program:
             continue
         f, value = history.f[row], of_values(history.value[row])
         if model.functions and f not in model.functions:
-            known = ", ".join(sorted(model.functions))
-            raise ModelError(f"model {model.name} knows {known}; the history has {f!r} (row {row})")
+            raise unknown_functions(history, model)
         lane = lane_of.setdefault(exact(history.process[row]), len(lane_of))
         key = key_of.setdefault(exact(history.key[row]), len(key_of))
         if lane == len(program.lanes):

@@ -246,7 +246,12 @@ class ProgramClient(Client):
         return self._outcome(f, answer)
 
     def _outcome(self, what: str, answer: Mapping[str, Any]) -> Any:
-        kind, self.node = answer["type"], answer.get("node")  # whatever it is: only a host's name is taken
+        kind, self.node = answer["type"], answer.get("node")
+        if self.node is not None and self.node not in (names := [host.name for host in self.hosts]):
+            raise ClientMistake(
+                f"client program {self.command!r} answered {what} with node {self.node!r:.40}: it must be the host "
+                f"that answered, of {', '.join(names)}, or left out"
+            )
         if kind == "ok":
             return answer.get("value")
         error = str(answer.get("error", "it did not say why"))

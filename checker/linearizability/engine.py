@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from checker.explain import contradicts_itself
-from checker.history import UNNAMED_FUNCTION, History
+from checker.history import History
 from checker.linearizability.bag import check_bag
 from checker.linearizability.budget import Budget, LimitReached
 from checker.linearizability.cas import check_cas
@@ -22,7 +22,8 @@ from checker.linearizability.priority import check_priority
 from checker.linearizability.problem import expected_bytes
 from checker.linearizability.register import check_register, impossible_read
 from checker.linearizability.stack import check_stack
-from checker.models.base import Model, ModelError
+from checker.linearizability.steps import unknown_functions
+from checker.models.base import Model
 from checker.models.collections import FIFOQueue, GrowOnlySet, PriorityQueue, Stack, UnorderedQueue
 from checker.models.counters import Counter, FetchAndAdd
 from checker.models.logs import Log
@@ -87,14 +88,8 @@ def decide(
     ``general_only`` leaves out the special engines, to compare them with the general one.  Raises :class:`Unhashable`,
     unless all is ``frozen`` already, where a special engine meets lists or maps for values.
     """
-    functions = model.functions
-    if functions and not functions.issuperset(history.f):
-        unknown = sorted(set(history.f) - functions)
-        unnamed = ", for which events without an 'f' are taken" if UNNAMED_FUNCTION in unknown else ""
-        raise ModelError(
-            f"model {model.name} knows {', '.join(sorted(functions))}; the history has "
-            f"{', '.join(map(repr, unknown))}{unnamed}"
-        )
+    if model.functions and not model.functions.issuperset(history.f):
+        raise unknown_functions(history, model)
     outcomes: list[KeyOutcome] = []
     undecided: list[KeyOutcome] = []
     asked = model

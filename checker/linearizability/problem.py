@@ -14,8 +14,8 @@ from itertools import compress, count, repeat
 from typing import Any, NamedTuple
 
 from checker.history import FAIL, INFO, NEVER, OK, History, columns
-from checker.linearizability.steps import checked_step
-from checker.models.base import ILLEGAL, UNKNOWN, Model, ModelError
+from checker.linearizability.steps import checked_step, unknown_functions
+from checker.models.base import ILLEGAL, UNKNOWN, Model
 from checker.values import exact
 
 __all__ = ["Problem", "Space", "Transitions", "expected_bytes"]
@@ -351,8 +351,7 @@ def _select(
         result = results[first]
         number = -1
         if functions and f not in functions:
-            known = ", ".join(sorted(functions))
-            raise ModelError(f"model {model.name} knows {known}; the history has {f!r} (row {rows[first]})")
+            raise unknown_functions(history, model)
         if status == INFO:
             if f not in pure and not model.is_pure(f, values[first], UNKNOWN):
                 result = answer = UNKNOWN

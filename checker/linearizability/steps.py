@@ -7,12 +7,12 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-from checker.history import FAIL, OK, History, HistoryError
+from checker.history import FAIL, OK, UNNAMED_FUNCTION, History, HistoryError
 from checker.models.base import ILLEGAL, UNKNOWN, Model, ModelError
 from checker.values import exact
 from checker.words import named_row, short
 
-__all__ = ["VALUE_ERRORS", "Step", "checked_step", "is_ours", "unusable"]
+__all__ = ["VALUE_ERRORS", "Step", "checked_step", "is_ours", "unknown_functions", "unusable"]
 
 #: What a model's ``step`` raises at a value of another shape than its own.
 VALUE_ERRORS = (TypeError, ValueError, LookupError, AttributeError)
@@ -44,6 +44,18 @@ def unusable(history: History, model: Model, error: Exception) -> HistoryError:
                 what += f", which answered {short(result)}"
             break
     return HistoryError(f"a {model.name} cannot be used with {what} ({type(error).__name__}: {short(str(error))})")
+
+
+def unknown_functions(history: History, model: Model) -> ModelError:
+    """What to raise for operations whose name is none of the model's: it names the first of them, by which the line
+    of a file is found."""
+    unknown = sorted(set(history.f) - model.functions)
+    first = next(row for row, f in enumerate(history.f) if f in unknown)
+    unnamed = ", for which events without an 'f' are taken" if UNNAMED_FUNCTION in unknown else ""
+    return ModelError(
+        f"model {model.name} knows {', '.join(sorted(model.functions))}; the history has "
+        f"{', '.join(map(short, unknown))}{unnamed}: first {named_row(history, first)}"
+    )
 
 
 def checked_step(model: Model) -> Step:

@@ -116,7 +116,7 @@ def test_models_by_name() -> None:
 
 
 def test_an_operation_the_model_lacks_is_an_error(done) -> None:
-    with pytest.raises(ModelError, match="knows read, write; the history has 'cas'"):
+    with pytest.raises(ModelError, match=r"knows read, write; the history has 'cas': first process 0's cas"):
         check(done((0, "cas", [1, 2], [1, 2])), Register())
 
 

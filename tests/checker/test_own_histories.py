@@ -130,7 +130,8 @@ def test_what_a_recorder_mostly_does_by_mistake_is_told(
 def test_a_history_without_names_of_operations_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     events = [{"process": 0, "type": kind, "value": 1} for kind in ("invoke", "ok")]
     assert main([write(tmp_path / "history.jsonl", events), "--model", "register"]) == 254
-    assert "the history has 'txn', for which events without an 'f' are taken" in capsys.readouterr().err
+    refused = "the history has 'txn', for which events without an 'f' are taken: first process 0's txn(1) "
+    assert refused in capsys.readouterr().err
 
 
 TXN: Sequence[Event] = [

@@ -155,6 +155,8 @@ def test_a_program_that_ends_leaves_a_write_open_and_fails_a_read(
         ('print("hello there", flush=True)', "answered generate with 'hello there', which is no JSON object"),
         ('print("[1]", flush=True)', "answered generate with '[1]', which is no JSON object with a type"),
         ('say(type="maybe")', "answered generate with type 'maybe': it must be ok, fail or info"),
+        ('say(type="ok", value=1, node="n9")', "answered generate with node 'n9': it must be the host that"),
+        ('say(type="ok", value=1, node=["n1"])', "answered generate with node ['n1']: it must be the host that"),
         ('sys.stdout.write("{}\\n{}\\n"); sys.stdout.flush()', "wrote a line that answers nothing: '{}\\n{}'"),
         ('say(type="ok", value=message["id"], id=message["id"] - 1)', "answered generate with id 2: it must be 3"),
         ('print(json.dumps({"type": "ok"}), flush=True)', "answered generate without an id: it must be 3"),
@@ -332,10 +334,9 @@ def test_the_example_in_java(toy_address: str, tmp_path: Path) -> None:
 
 
 def test_the_host_that_answered_stands_beside_what_succeeded(tmp_path: Path) -> None:
-    answer = 'say(type="ok", value=message["id"], node=["n1", "n9", 7][message["id"] % 3])'
-    done = driven(written(tmp_path, answer), operations=3)
-    assert {event.get("node") for event in done.events if event["type"] == "ok"} == {"n1", None}
-    assert sum(event.get("node") == "n1" for event in done.events) == 1, "n9 and 7 are no hosts"
+    answer = 'say(type="ok", value=message["id"], node=["n1", None][message["id"] % 2])'
+    done = driven(written(tmp_path, answer), operations=2)
+    assert [event.get("node") for event in done.events if event["type"] == "ok"] in (["n1", None], [None, "n1"])
 
 
 def test_who_answered_before_is_not_said_to_have_answered_what_failed(tmp_path: Path) -> None:
