@@ -8,10 +8,11 @@ restore PATH OFFSET BEFORE AFTER puts the byte back, unless it is no longer the 
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 from nemesis.target import BitFlipped
 
-__all__ = ["FLIP_SCRIPT", "flip_arguments", "parse_flip", "restore_arguments"]
+__all__ = ["FLIP_SCRIPT", "FlippedBits", "flip_arguments", "parse_flip", "restore_arguments"]
 
 FLIP_SCRIPT = r"""
 import glob, os, sys
@@ -56,6 +57,59 @@ else:
 def flip_arguments(data_path: str, files: str, place: float, bit: int) -> list[str]:
     """What the program is given for a flip."""
     return ["flip", data_path, files, repr(place), str(bit)]
+
+
+class FlippedBits:
+    """The bits that faults have flipped and not yet put back, oldest first.
+
+    Two faults may flip bits of one byte, and either may end first: each takes back its own bit and leaves the other's.
+    """
+
+    def __init__(self) -> None:
+        self._all: dict[tuple[str, str], BitFlipped] = {}
+        """By fault and host."""
+
+    def faults(self) -> list[str]:
+        """Those with a bit flipped."""
+        return list(dict.fromkeys(fault_id for fault_id, _ in self._all))
+
+    def of(self, fault_id: str) -> dict[str, BitFlipped]:
+        """What a fault has flipped, by host."""
+        return {host: flipped for (each, host), flipped in self._all.items() if each == fault_id}
+
+    def on(self, host: str) -> dict[str, BitFlipped]:
+        """What is flipped on a host, by fault."""
+        return {fault_id: flipped for (fault_id, each), flipped in self._all.items() if each == host}
+
+    def add(self, fault_id: str, host: str, flipped: BitFlipped) -> None:
+        """Note what was flipped last."""
+        self._all[fault_id, host] = flipped
+
+    def way_back(self, fault_id: str, host: str) -> BitFlipped | None:
+        """How a fault's bit is put back: the byte should be `after` now, and has to become `before`. None where it was
+        written between this flip and a later one."""
+        own = self._all[fault_id, host]
+        now = own.after
+        for later in self._later(fault_id, host).values():
+            if later.before != now:
+                return None
+            now = later.after
+        return replace(own, before=now ^ own.before ^ own.after, after=now)
+
+    def forget(self, fault_id: str, host: str) -> None:
+        """A fault's bit was put back, so that later flips of its byte are of one without it."""
+        if self.way_back(fault_id, host) is not None:
+            bit = self._all[fault_id, host].before ^ self._all[fault_id, host].after
+            for other, later in self._later(fault_id, host).items():
+                self._all[other, host] = replace(later, before=later.before ^ bit, after=later.after ^ bit)
+        del self._all[fault_id, host]
+
+    def _later(self, fault_id: str, host: str) -> dict[str, BitFlipped]:
+        """The flips of that byte which came later, by fault."""
+        own, on_host = self._all[fault_id, host], self.on(host)
+        after = list(on_host)[list(on_host).index(fault_id) + 1 :]
+        where = (own.path, own.offset)
+        return {each: on_host[each] for each in after if (on_host[each].path, on_host[each].offset) == where}
 
 
 def restore_arguments(flipped: BitFlipped) -> list[str]:

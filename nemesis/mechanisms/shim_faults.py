@@ -12,7 +12,7 @@ import json
 import os.path
 from collections.abc import Collection, Mapping, Sequence
 
-from nemesis.mechanisms.bit_flip import FLIP_SCRIPT, flip_arguments, parse_flip, restore_arguments
+from nemesis.mechanisms.bit_flip import FLIP_SCRIPT, FlippedBits, flip_arguments, parse_flip, restore_arguments
 from nemesis.mechanisms.disk_probe import PROBE_SCRIPT, parse_probe
 from nemesis.mechanisms.hosts import DIRECTORIES_SCRIPT, script_arguments
 from nemesis.mechanisms.launcher.control import UNCOUNTED, ProgramCounts
@@ -205,7 +205,9 @@ class ShimDisks:
         self._begun: dict[str, dict[str, dict[int, ProgramCounts]]] = {}
         """fault -> host -> the same once the fault was in force: a call that is counted later has met it"""
         self._lost: dict[str, dict[str, PowerCut]] = {}
-        self._flipped: dict[str, dict[str, BitFlipped]] = {}
+        self._flipped = FlippedBits()
+        self._looked_until: dict[str, dict[str, dict[int, ProgramCounts]]] = {}
+        """fault -> host -> what its programs had done when the shim began to look at another flipped bit"""
         self._accounts_of: dict[str, list[str]] = {}
         """fault -> the hosts whose account was begun for its power cut"""
         self._at_cut: dict[str, Mapping[int, ProgramCounts]] = {}
@@ -314,15 +316,18 @@ class ShimDisks:
         """Flip a bit of a file at rest. Raises RuntimeError when there is none to flip."""
         output = await self._flip(host, flip_arguments(self._controls.places[host].data_path, files, place, bit))
         flipped = parse_flip(output)
-        self._flipped.setdefault(fault_id, {})[host] = flipped
-        self._begun.setdefault(fault_id, {})[host] = await self._controls.counts(host)
+        earlier = self._flipped.on(host)
+        self._flipped.add(fault_id, host, flipped)
+        counts = self._begun.setdefault(fault_id, {})[host] = await self._controls.counts(host)
+        for each in earlier:  # from now on reads of this bit are counted, and none of theirs
+            self._looked_until.setdefault(each, {}).setdefault(host, counts)
         self._controls.faults[host].watch_flipped(fault_id, inode=flipped.inode, offset=flipped.offset)
         await self._controls.write(host)
         return flipped
 
     def flipped(self, fault_id: str) -> Mapping[str, BitFlipped]:
         """The bits that a fault has flipped, by host."""
-        return dict(self._flipped.get(fault_id, {}))
+        return self._flipped.of(fault_id)
 
     async def _flip(self, host: str, arguments: list[str]) -> str:
         access = self._controls.access
@@ -336,24 +341,24 @@ class ShimDisks:
     async def release(self, fault_id: str) -> None:
         """Undo one fault."""
         self._lost.pop(fault_id, None)
-        flipped = self._flipped.get(fault_id, {})
-        for host in list(flipped):
-            await self._flip(host, restore_arguments(flipped[host]))
-        hosts = [
-            *self._faults.get(fault_id, ()),
-            *self._flipped.pop(fault_id, ()),
-            *self._accounts_of.pop(fault_id, ()),
-        ]
+        flipped = self._flipped.of(fault_id)
+        for host in flipped:
+            if (way_back := self._flipped.way_back(fault_id, host)) is not None:
+                await self._flip(host, restore_arguments(way_back))
+        for host in flipped:
+            self._flipped.forget(fault_id, host)
+        hosts = [*self._faults.get(fault_id, ()), *flipped, *self._accounts_of.pop(fault_id, ())]
         for host in hosts:
             self._controls.faults[host].remove_disk_fault(fault_id)
         await asyncio.gather(*(self._controls.write(host) for host in hosts))
         self._faults.pop(fault_id, None)
         self._before.pop(fault_id, None)
         self._begun.pop(fault_id, None)
+        self._looked_until.pop(fault_id, None)
 
     async def release_all(self) -> None:
         """Undo every fault."""
-        for fault_id in {**self._faults, **self._flipped, **self._accounts_of}:
+        for fault_id in dict.fromkeys([*self._faults, *self._flipped.faults(), *self._accounts_of]):
             await self.release(fault_id)
 
     async def probe(self, host: str, *, timeout_s: float) -> DiskProbe:
@@ -378,6 +383,7 @@ class ShimDisks:
         for host, counts in (await self._counts(begun.get(fault_id, {}))).items():
             if host not in faults:
                 if self._controls.mechanism(host) == PRELOAD:
+                    counts = self._looked_until.get(fault_id, {}).get(host, counts)
                     reads = _grown(("flipped_reads",), begun[fault_id][host], counts)
                     found[host] = FaultMet(None, reads or None)  # it may have read the byte in a mapping
                 continue

@@ -52,9 +52,9 @@ Change = dict[str, Inode | None]
 """What names stand for after a change: files, or nothing."""
 
 
-def flipped_key(path: str, offset: int) -> str:
-    """What is noted when a process reads a flipped bit."""
-    return f"flipped-{offset}-{path}"
+def flipped_key(fault_id: str) -> str:
+    """What is noted when a process reads the bit that a fault has flipped."""
+    return f"flipped-{fault_id}"
 
 
 def disk_error(number: int, path: str) -> OSError:
@@ -80,8 +80,8 @@ class SimDisk:
         """Kind -> part of the operations that fail with EIO."""
         self.noted: dict[str, int] = {}
         """What processes have met of faults, and CHANGED -> how often: "stall-sync", "fail-write", "slow", "full"."""
-        self.watched: dict[Inode, tuple[str, int]] = {}
-        """File with a flipped bit -> its path then, and where the bit is."""
+        self.watched: dict[Inode, dict[str, int]] = {}
+        """File with flipped bits -> fault -> where its bit is."""
         self._stalled: dict[str, None] = {}
         self._parked: list[tuple[str, Callable[[], None]]] = []
         """Operations that wait, with their kinds."""
@@ -119,10 +119,10 @@ class SimDisk:
             self.noted[what] = self.noted.get(what, 0) + 1
 
     def note_read(self, inode: Inode, offset: int, size_bytes: int) -> None:
-        """A process reads a file that has a flipped bit: count it where it reads that one."""
-        path, at = self.watched[inode]
-        if offset <= at < offset + size_bytes:
-            self.note(flipped_key(path, at))
+        """A process reads a file that has flipped bits: count those that it reads."""
+        for fault_id, at in self.watched[inode].items():
+            if offset <= at < offset + size_bytes:
+                self.note(flipped_key(fault_id))
 
     def waits(self, kinds: Collection[str]) -> bool:
         """Whether operations of these kinds wait."""

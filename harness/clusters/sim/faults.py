@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.clusters.sim.disk import CHANGED, READ, SYNC, WRITE, SimDisk, flipped_key
 from harness.clusters.sim.process_disk import Operation, ProcessDisk
+from nemesis.mechanisms.bit_flip import FlippedBits
 from nemesis.mechanisms.undo_log import POWER_MODELS
 from nemesis.target import (
     BitFlipped,
@@ -152,7 +153,7 @@ class SimDisks:
         self._at_cut: dict[str, int] = {}
         """host -> the changes that processes had made when its power was cut last"""
         self._lost: dict[str, dict[str, PowerCut]] = {}
-        self._flipped: dict[str, dict[str, BitFlipped]] = {}
+        self._flipped = FlippedBits()
         self._abandoned: dict[asyncio.Task[Any], None] = {}
         """Steps of probes that time was up for; they end when the disk lets them, or with its power."""
         self._probes: dict[str, list[_ProbeDisk]] = {}
@@ -188,7 +189,7 @@ class SimDisks:
     async def release_all(self) -> None:
         """Undo every fault. Idempotent."""
         self._lost.clear()
-        for fault_id in list(self._flipped):
+        for fault_id in self._flipped.faults():
             self._put_back(fault_id)
         self._faults.clear()
         self._apply()
@@ -248,25 +249,27 @@ class SimDisks:
         offset = min(int(found[path] * place), found[path] - 1)
         before = disk.inode(path).cache[offset]
         disk.flip_bit(path, offset, bit)
-        disk.watched[disk.inode(path)] = (path, offset)
+        disk.watched.setdefault(disk.inode(path), {})[fault_id] = offset
         flipped = BitFlipped(path, offset, before, disk.inode(path).cache[offset])
-        self._flipped.setdefault(fault_id, {})[host] = flipped
+        self._flipped.add(fault_id, host, flipped)
         return flipped
 
     def flipped(self, fault_id: str) -> Mapping[str, BitFlipped]:
         """The bits that a fault has flipped, by host."""
-        return self._flipped.get(fault_id, {})
+        return self._flipped.of(fault_id)
 
     def _put_back(self, fault_id: str) -> None:
-        for host, flipped in self._flipped.pop(fault_id, {}).items():
+        for host, flipped in self._flipped.of(fault_id).items():
             disk = self._hosts[host].disk
+            way_back, at = self._flipped.way_back(fault_id, host), flipped.offset
+            self._flipped.forget(fault_id, host)
+            for bits in disk.watched.values():
+                bits.pop(fault_id, None)
+            disk.watched = {inode: bits for inode, bits in disk.watched.items() if bits}
+            disk.noted.pop(flipped_key(fault_id), None)
             inode = disk.get(flipped.path)
-            disk.watched = {each: at for each, at in disk.watched.items() if at != (flipped.path, flipped.offset)}
-            disk.noted.pop(flipped_key(flipped.path, flipped.offset), None)
-            if inode is not None and inode.cache[flipped.offset : flipped.offset + 1] == bytes((flipped.after,)):
-                for bit in range(8):
-                    if (flipped.before ^ flipped.after) >> bit & 1:
-                        inode.flip_bit(flipped.offset, bit)
+            if inode is not None and way_back is not None and inode.cache[at : at + 1] == bytes((way_back.after,)):
+                inode.flip_bit(at, (flipped.before ^ flipped.after).bit_length() - 1)
 
     async def probe(self, host: str, *, timeout_s: float) -> DiskProbe:
         """Write, sync and read a small file beside the replica's data."""
@@ -340,8 +343,8 @@ class SimDisks:
             met = self._noted(host, fault.kind) - before
             # What waited already may wait for this one as well, or belong to a process that was killed since.
             found[host] = FaultMet(None, met if met or not has_waited else None)
-        for host, flipped in self._flipped.get(fault_id, {}).items():
-            found[host] = FaultMet(None, self._hosts[host].disk.noted.get(flipped_key(flipped.path, flipped.offset), 0))
+        for host in self._flipped.of(fault_id):
+            found[host] = FaultMet(None, self._hosts[host].disk.noted.get(flipped_key(fault_id), 0))
         return found
 
 

@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from nemesis.mechanisms.bit_flip import FLIP_SCRIPT, flip_arguments, parse_flip, restore_arguments
+from nemesis.mechanisms.bit_flip import FLIP_SCRIPT, FlippedBits, flip_arguments, parse_flip, restore_arguments
+from nemesis.target import BitFlipped
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -37,3 +40,53 @@ def test_nothing_to_flip(tmp_path: Path) -> None:
     assert done.returncode == 1 and "there is no empty" in done.stderr
     with pytest.raises(ValueError, match="no word of a flipped bit"):
         parse_flip(done.stdout)
+
+
+def put_back(bits: FlippedBits, files: dict[str, bytearray], fault_id: str) -> None:
+    """What a disk does when a fault ends."""
+    for host, flipped in bits.of(fault_id).items():
+        way_back = bits.way_back(fault_id, host)
+        if way_back is not None and files[host][flipped.offset] == way_back.after:
+            files[host][flipped.offset] = way_back.before
+        bits.forget(fault_id, host)
+
+
+FLIPS = st.lists(
+    st.tuples(st.sampled_from(("n1", "n2")), st.integers(min_value=0, max_value=1), st.integers(0, 7)), max_size=6
+)
+
+
+@given(flips=FLIPS, data=st.data())
+def test_whichever_fault_ends_first_every_bit_is_put_back(
+    flips: list[tuple[str, int, int]], data: st.DataObject
+) -> None:
+    """After each end the files are what the faults that are left have made of them."""
+    files, bits, left = {host: bytearray(b"ab") for host in ("n1", "n2")}, FlippedBits(), {}
+    for number, (host, offset, bit) in enumerate(flips):
+        before = files[host][offset]
+        files[host][offset] ^= 1 << bit
+        bits.add(f"f{number}", host, BitFlipped("/data/vote", offset, before, files[host][offset]))
+        left[f"f{number}"] = (host, offset, bit)
+        if data.draw(st.booleans(), label="one ends"):
+            ends = data.draw(st.sampled_from(sorted(left)), label="which")
+            put_back(bits, files, ends)
+            del left[ends]
+            expected = {host: bytearray(b"ab") for host in files}
+            for on, at, which in left.values():
+                expected[on][at] ^= 1 << which
+            assert files == expected and bits.faults() == list(left)
+    for fault_id in data.draw(st.permutations(sorted(left)), label="the others"):
+        put_back(bits, files, fault_id)
+    assert files == {"n1": bytearray(b"ab"), "n2": bytearray(b"ab")} and bits.faults() == []
+
+
+def test_what_was_written_between_two_flips_is_not_taken_for_the_first() -> None:
+    """0x61 became 0x60, was written as 0x70, and then became 0x78: only the second bit is there to be put back."""
+    files, bits = {"n1": bytearray(b"\x78")}, FlippedBits()
+    bits.add("f1", "n1", BitFlipped("/data/vote", 0, 0x61, 0x60))
+    bits.add("f2", "n1", BitFlipped("/data/vote", 0, 0x70, 0x78))
+    assert bits.way_back("f1", "n1") is None
+    put_back(bits, files, "f1")
+    assert files["n1"] == b"\x78"
+    put_back(bits, files, "f2")
+    assert files["n1"] == b"\x70"

@@ -110,8 +110,11 @@ def test_a_bit_is_flipped_at_rest_and_put_back(tmp_path: Path) -> None:
         assert disks.flipped("f1") == {"n1": flipped} and disk.inode(path).cache[50] == 51 ^ 8
         disk.power_fail()
         assert disk.inode(path).cache[50] == 51 ^ 8, "it is on the medium"
+        await disks.flip_bit("f3", "n1", files="data/dledger/data/*", place=0.5, bit=0)
         await disks.release("f1")
-        assert disks.flipped("f1") == {} and disk.inode(path).cache[50] == 51
+        assert disks.flipped("f1") == {} and disk.inode(path).cache[50] == 51 ^ 1, "the other one's bit stays"
+        await disks.release("f3")
+        assert disk.inode(path).cache[50] == 51
         await disks.flip_bit("f2", "n1", files="data/dledger/data/*", place=0.5, bit=3)
         disk.inode(path).write(50, b"x")
         await disks.release_all()

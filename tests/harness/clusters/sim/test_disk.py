@@ -557,10 +557,19 @@ def test_a_flipped_bit_counts_as_read_once_a_process_has_read_its_byte(simulate:
             assert (await disks.met("f1"))["a"].met == 0, "another byte"
             return before + file.read(flipped.offset, 1)
 
+        async def read_all(disk: Disk) -> bytes:
+            return disk.read_file("/data/log")
+
         await run_on(world, "a", read)
         assert (await disks.met("f1"))["a"].met == 1
+        world["a"].kill()
+        again = await disks.flip_bit("f2", "a", files="log", place=0.5, bit=1)
+        assert again.offset == flipped.offset
+        assert (await disks.met("f2"))["a"].met == 0, "nobody has read the byte since"
         await disks.release("f1")
         assert await disks.met("f1") == {}
+        await run_on(world, "a", read_all)
+        assert (await disks.met("f2"))["a"].met == 1
 
     simulate(scenario)
 
