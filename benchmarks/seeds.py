@@ -305,9 +305,11 @@ def _measured_on(results: Mapping[str, Any]) -> list[str]:
         which = f"Of commit {commit[:12]}" if commit else "Of a commit that was not kept, when mixes had fewer faults"
         lines.append(f"{which}: {', '.join(names)}; all runs took {took_s:,.0f} s, some beside other programs.")
     for name in CAMPAIGNS:
-        if began_on := results.get(name, {}).get("began_on"):  # kept by hand where the code had to be mended meanwhile
-            of = f"{began_on['seeds']:,} seeds of {name} were run on commit {began_on['commit'][:12]}"
-            lines += ["", f"The first {of}: {began_on['why']}"]
+        first = 0
+        for until in results.get(name, {}).get("began_on", ()):  # kept by hand where code had to be mended meanwhile
+            of = f"Seeds {first:,} to {until['seeds'] - 1:,} of {name} were run on commit {until['commit'][:12]}"
+            lines += ["", f"{of}: {until['why']}"]
+            first = until["seeds"]
     return lines
 
 

@@ -50,11 +50,15 @@ def test_the_page_says_every_reason_and_how_often() -> None:
 
 def test_the_page_says_where_the_code_was_mended_on_the_way() -> None:
     known = dict.fromkeys(("seeds", "valid", "invalid", "unknown", "operations", "faults", "took_s"), 0)
-    began_on = {"commit": "b" * 40, "seeds": 24000, "why": "a rule was mended."}
+    began_on = [
+        {"commit": "b" * 40, "seeds": 24000, "why": "a rule was mended."},
+        {"commit": "d" * 40, "seeds": 30000, "why": "a fault was mended."},
+    ]
     lines = render(
         {"every-fault-log": {"commit": "c" * 40, "failures": [], **known, "began_on": began_on}}
     ).splitlines()
-    assert "The first 24,000 seeds of every-fault-log were run on commit bbbbbbbbbbbb: a rule was mended." in lines
+    assert "Seeds 0 to 23,999 of every-fault-log were run on commit bbbbbbbbbbbb: a rule was mended." in lines
+    assert "Seeds 24,000 to 29,999 of every-fault-log were run on commit dddddddddddd: a fault was mended." in lines
 
 
 def test_of_many_failures_the_invalid_ones_are_kept() -> None:
