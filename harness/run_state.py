@@ -160,12 +160,18 @@ def _boot_id() -> str:
 
 
 def _claim_directory(path: str) -> None:
-    """Make sure that `path` is a directory of our own with mode 0700. Raises StateError."""
+    """Make sure that `path` is a directory of our own with mode 0700.
+
+    Raises StateError, and FileNotFoundError where another run ended meanwhile and took the empty directory with it.
+    """
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)
-        status = os.lstat(path)
     except OSError as error:
+        is_blocked = os.path.lexists(path) and not os.path.isdir(path)
+        if isinstance(error, FileExistsError) and error.filename == path and not is_blocked:
+            raise FileNotFoundError(path) from None  # it was there for mkdir, then no more, and by now maybe again
         raise StateError(f"cannot keep states in {path}: {error.strerror}; set {STATE_DIR_VARIABLE}") from None
+    status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode):
         raise StateError(f"{path} is not a directory: move it away or set {STATE_DIR_VARIABLE}")
     if status.st_uid != os.geteuid():
@@ -329,8 +335,8 @@ class RunState:
         path = state_path(run_id, root)
         header = {"format": _FORMAT, "run_id": run_id, **harness_process()}
         for _ in range(_CREATE_ATTEMPTS):
-            _claim_directory(root)
             try:
+                _claim_directory(root)
                 fd = _begin(path, header)
             except FileNotFoundError:
                 continue  # another run ended just now and took the empty directory with it

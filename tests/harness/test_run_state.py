@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -271,20 +272,46 @@ def test_the_directory_of_states_goes_with_the_last_one_if_it_is_our_own(tmp_pat
         assert RunState.create("r3", state_root=str(root)).close()
 
 
+@pytest.mark.parametrize("step", ["path.isdir", "lstat", "chmod", "open"])
 def test_a_directory_that_vanishes_while_a_state_begins_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
+    """As when another run ends between two steps: twice, before the directory is looked at or written to."""
     root = tmp_path / "splitbrain"
-    real, lost = os.open, [2]
+    module, name = (os.path, "isdir") if step == "path.isdir" else (os, step)
+    real, left = getattr(module, name), [2]
 
-    def open_late(path: str, *arguments: int) -> int:
-        if path.endswith(".draft") and lost[0]:
-            lost[0] -= 1
+    def late(path: str, *arguments: int, **options: int) -> Any:
+        if os.fspath(path).startswith(str(root)) and left[0]:
+            left[0] -= 1
             os.rmdir(root)
-        return real(path, *arguments)
+        return real(path, *arguments, **options)
 
-    monkeypatch.setattr(os, "open", open_late)
+    if step in ("path.isdir", "chmod"):  # which are asked only of a directory that is there already
+        made, opened = os.makedirs, os.chmod
+
+        def makedirs(path: str, **options: Any) -> None:
+            made(root, exist_ok=True)
+            opened(root, 0o755)
+            made(path, **options)
+
+        monkeypatch.setattr(os, "makedirs", makedirs)
+    monkeypatch.setattr(module, name, late)
     run = RunState.create("r1", state_root=str(root))
-    assert lost == [0]
+    assert left == [0]
     assert load_run(run.path).is_live
     assert os.listdir(root) == ["r1.jsonl"]
+
+
+def test_runs_that_begin_and_end_at_the_same_time_do_not_disturb_one_another(tmp_path: Path) -> None:
+    """Each takes the directory with it where it is the last one, and makes it where it is the first. In memory, where
+    they are quick enough to meet."""
+    script = (
+        "import sys; from harness.run_state import RunState\n"
+        "for number in range(1000): assert RunState.create(f'{sys.argv[2]}-{number}', state_root=sys.argv[1]).close()"
+    )
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as directory:
+        root = os.path.join(directory, "splitbrain")
+        runs = [subprocess.Popen([sys.executable, "-c", script, root, name]) for name in ("a", "b", "c")]
+        assert [run.wait(timeout=120) for run in runs] == [0, 0, 0]
+        assert not os.path.exists(root)
