@@ -304,7 +304,7 @@ def _make_unique(folder: Path, stamp: str) -> Path:
     for attempt in range(1, MAX_RUNS_PER_SECOND + 1):
         path = folder / (stamp if attempt == 1 else f"{stamp}-{attempt}")
         try:
-            path.mkdir()
+            path.mkdir(parents=True)  # another process may have removed the test's last run, and its folder, just now
         except FileExistsError:
             continue
         return path

@@ -125,6 +125,22 @@ def test_links_lead_to_what_is_left_once_a_run_is_removed(store):
     assert list(store.root.iterdir()) == [] and store.runs() == []
 
 
+def test_a_run_begins_although_the_last_one_of_its_test_is_removed_meanwhile(store, monkeypatch):
+    first = make(store)
+    real, left = module._make_unique, [first]
+
+    def make_late(folder, stamp):
+        while left:
+            store.remove(left.pop())
+        assert not folder.exists()
+        return real(folder, stamp)
+
+    monkeypatch.setattr(module, "_make_unique", make_late)
+    second = make(store, now=NOON + timedelta(seconds=1))
+    assert [run.path for run in store.runs()] == [second.path]
+    assert (store.root / "latest").resolve() == second.path
+
+
 def test_no_store_and_an_empty_store_say_so(tmp_path):
     with pytest.raises(StoreError, match=r"there is no store at .*--store DIR"):
         Store(tmp_path / "none").find("latest")
