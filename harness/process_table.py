@@ -28,7 +28,7 @@ _POLL_S = 0.05
 _EXEC_TIMEOUT_S, _EXEC_POLL_S = 1.0, 0.001
 """For a process to begin as another program, which takes less than a millisecond of processor time."""
 
-_FLAGS, _ENV_END, _PF_KTHREAD = 6, 48, 0x00200000
+_FLAGS, _ENV_START, _ENV_END, _PF_KTHREAD = 6, 47, 48, 0x00200000
 """Fields of /proc/PID/stat behind the name (proc_pid_stat(5)), and a flag (linux/sched.h)."""
 
 
@@ -90,7 +90,7 @@ def _environment(pid: int) -> list[bytes]:
     deadline = time.monotonic() + _EXEC_TIMEOUT_S
     try:
         while not (shown := Path(f"/proc/{pid}/environ").read_bytes()):
-            if not _is_in_exec(pid) or time.monotonic() > deadline:
+            if _has_no_environment(pid) or time.monotonic() > deadline:
                 return []
             time.sleep(_EXEC_POLL_S)
         return shown.split(b"\0")
@@ -98,11 +98,12 @@ def _environment(pid: int) -> list[bytes]:
         return []
 
 
-def _is_in_exec(pid: int) -> bool:
-    """Whether a process is becoming another program: it shows no environment until it has begun."""
+def _has_no_environment(pid: int) -> bool:
+    """Whether a process that has shown none has none. One that is becoming another program shows none either until it
+    has begun, which it may have by now: then it has one that was not looked at."""
     fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    letter, flags, env_end = fields[0], int(fields[_FLAGS]), int(fields[_ENV_END])
-    return env_end == 0 and letter not in (b"Z", b"X") and not flags & _PF_KTHREAD
+    letter, flags, start, end = fields[0], int(fields[_FLAGS]), int(fields[_ENV_START]), int(fields[_ENV_END])
+    return letter in (b"Z", b"X") or bool(flags & _PF_KTHREAD) or start == end != 0
 
 
 def is_in_namespace(identity: tuple[int, int]) -> Callable[[int], bool]:

@@ -729,17 +729,18 @@ def _environment_of(pid: int) -> list[bytes]:
                 shown = Path(f"/proc/{pid}/environ").read_bytes()
             except (ProcessLookupError, PermissionError):  # its first thread has ended, if not all of it
                 shown = Path(f"/proc/{_living(pid)[0]}/environ").read_bytes()
-            if shown or not _is_in_exec(pid) or time.monotonic() > deadline:
+            if shown or _has_no_environment(pid) or time.monotonic() > deadline:
                 return shown.split(b"\0")
             time.sleep(0.001)
     return []
 
 
-def _is_in_exec(pid: int) -> bool:
-    """Whether a process is becoming another program: it shows no environment until it has begun."""
+def _has_no_environment(pid: int) -> bool:
+    """Whether a process that has shown none has none. One that is becoming another program shows none either until it
+    has begun, which it may have by now: then it has one that was not looked at."""
     fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    letter, flags, env_end = fields[0], int(fields[6]), int(fields[48])
-    return env_end == 0 and letter not in (b"Z", b"X") and not flags & _PF_KTHREAD
+    letter, flags, start, end = fields[0], int(fields[6]), int(fields[47]), int(fields[48])
+    return letter in (b"Z", b"X") or bool(flags & _PF_KTHREAD) or start == end != 0
 
 
 def _has_in_environment(pid: int, word: bytes) -> bool:

@@ -34,19 +34,22 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.parametrize("name", LOOKS)
-@pytest.mark.parametrize("looks_in_exec", [0, 1, 5])
+@pytest.mark.parametrize("ends_before", ["environ", "stat"])
+@pytest.mark.parametrize("looks_in_exec", [1, 5])
 def test_a_process_that_becomes_another_program_is_looked_at_when_it_has(
-    process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, name: str, looks_in_exec: int
+    process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, name: str, ends_before: str, looks_in_exec: int
 ) -> None:
     """In the middle of an exec the kernel shows no environment, and no place of one. Such a moment cannot be had on
-    purpose: one of some thousand new processes is met in it, as soon as its parent goes on."""
+    purpose: one of some thousand new processes is met in it, as soon as its parent goes on. Where the exec ends before
+    `stat` is read, after which nothing had been shown, that has the place of an environment that is there to be read.
+    """
     left = [looks_in_exec]
 
     def as_in_exec(path: str, shown: bytes) -> bytes:
         if left[0] and path == f"/proc/{process.pid}/environ":
             left[0] -= 1
             return b""
-        if path == f"/proc/{process.pid}/stat" and (left[0] or looks_in_exec):
+        if path == f"/proc/{process.pid}/stat" and (left[0] or ends_before == "environ"):
             before, bracket, after = shown.rpartition(b")")
             fields = after.split()
             return before + bracket + b" " + b" ".join([*fields[:45], b"0", b"0", b"0", b"0", *fields[49:]])
@@ -62,6 +65,11 @@ def test_a_process_that_becomes_another_program_is_looked_at_when_it_has(
     monkeypatch.setattr(marks, "open", opened, raising=False)
     assert LOOKS[name](process.pid)
     assert left == [0]
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_a_process_is_its_programs_as_soon_as_it_has_begun(process: subprocess.Popen[bytes], name: str) -> None:
+    assert LOOKS[name](process.pid)
 
 
 @pytest.mark.parametrize("name", LOOKS)

@@ -30,7 +30,7 @@ def mark_of(pid: int) -> bytes | None:
     words, deadline = b"", time.monotonic() + _EXEC_TIMEOUT_S
     with contextlib.suppress(OSError):
         while not (words := _read(living_thread(pid) or pid, "environ")):
-            if not _is_in_exec(pid) or time.monotonic() > deadline:
+            if _has_no_environment(pid) or time.monotonic() > deadline:
                 break
             time.sleep(_EXEC_POLL_S)
     name = PROGRAM_VARIABLE.encode() + b"="
@@ -43,11 +43,12 @@ def _read(pid: int, name: str) -> bytes:
         return file.read()
 
 
-def _is_in_exec(pid: int) -> bool:
-    """Whether a process is becoming another program: it shows no environment until it has begun. Raises OSError."""
+def _has_no_environment(pid: int) -> bool:
+    """Whether a process that has shown none has none. One that is becoming another program shows none either until it
+    has begun, which it may have by now: then it has one that was not looked at. Raises OSError."""
     fields = _read(pid, "stat").rpartition(b")")[2].split()
-    letter, flags, env_end = fields[0], int(fields[6]), int(fields[48])
-    return env_end == 0 and letter not in (b"Z", b"X") and not flags & _PF_KTHREAD
+    letter, flags, start, end = fields[0], int(fields[6]), int(fields[47]), int(fields[48])
+    return letter in (b"Z", b"X") or bool(flags & _PF_KTHREAD) or start == end != 0
 
 
 def living_thread(pid: int) -> int | None:
