@@ -187,18 +187,19 @@ def check_consumer_progress(events: Events) -> Result:
             groups.setdefault(place, []).append(row)
     for rows in groups.values():
         done = sorted(rows, key=history.returned.__getitem__)
-        reached, by, at = -1, -1, 0
+        reached: Any = None
+        by, at = -1, 0
         own: dict[Any, int] = {}
         for row in sorted(rows, key=history.invoked.__getitem__):
             while at < len(done) and history.returned[done[at]] < history.invoked[row]:
                 offset = _offset(history, done[at])
-                if offset > reached:
+                if reached is None or offset > reached:
                     reached, by = offset, done[at]
                 at += 1
             offset = _offset(history, row)
             if history.f[row] == "fetch":
                 tally.counts["fetches"] += 1
-                if offset < reached:
+                if reached is not None and offset < reached:
                     text = f"{named_row(history, row)} fell back to {offset} from {reached} of {named_row(history, by)}"
                     tally.add("regression", (by, row), text)
                 continue

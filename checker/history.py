@@ -372,7 +372,7 @@ class HistoryBuilder:
         history, open_rows, functions, hosts = self.history, self._open, self._functions, self._hosts
         self._make_room(len(events))
         returned, result, returned_ns = history.returned, history.result, history.returned_ns
-        node, status, f_of = history.node, history.status, history.f
+        node, status, f_of, key_of = history.node, history.status, history.f, history.key
         add_process, add_f, add_key = history.process.append, history.f.append, history.key.append
         add_value, add_invoked, add_ns = history.value.append, history.invoked.append, history.invoked_ns.append
         rows, position, number, completions = self._rows, self._position, self.events, _COMPLETIONS
@@ -412,6 +412,12 @@ class HistoryBuilder:
                     if name != f_of[row] and name is not None:
                         open_rows[process] = row
                         raise HistoryError(f"process {process} completes {name!r}, but has {f_of[row]!r} open")
+                    if (named := get("key")) is not None and named != key_of[row]:
+                        open_rows[process] = row
+                        asked = "without a key" if key_of[row] is None else f"of key {key_of[row]!r}"
+                        raise HistoryError(
+                            f"process {process} completes {f_of[row]!r} of key {named!r}, but has one {asked} open"
+                        )
                     status[row] = outcome
                     answer = result[row] = get("value")
                     if answer is None and outcome is OK and "value" not in event and f_of[row] in READS:

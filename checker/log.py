@@ -3,18 +3,19 @@
 Linearizability of a log is one yes or no; this checker counts every kind of anomaly by itself, with examples.
 
     lost        acknowledged, and later shown to be absent
-    duplicated  one value at two offsets (clients of this workload never retry)
-    phantom     a value that nobody appended, whose append failed, or that was read before it was appended; a place
-                before the first
+    duplicated  one value at more offsets than appends of it can have put it
+    phantom     a value that nobody appended, all of whose appends failed, or that was read before it was appended; a
+                place before the first
     reordered   an append given an offset below what was already there when it was invoked
     divergent   two values seen at one offset
     gap         a read at an offset below the tail that came back empty
     stale       a tail below what had been acknowledged or shown before the operation began
 
-``unread`` (acknowledged and not shown to be absent, but never read) and ``recovered`` (outcome unknown, but there) are
-counted without being wrong.  ``unlooked`` are those of the unread that nobody looked for: no read or tail that tells
-where the queue ends began after their acknowledgement, and none counted them.  They leave the verdict open.  One pass
-in event order; linear time.
+An append that was acknowledged without its offset is lost where every place below the end is known to hold another
+message.  ``unread`` (acknowledged and not shown to be absent, but never read) and ``recovered`` (outcome unknown, but
+there) are counted without being wrong.  ``unlooked`` are those of the unread that nobody looked for: no read or tail
+that tells where the queue ends began after their acknowledgement, and none counted them.  They leave the verdict open.
+One pass in event order; linear time.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from operator import index
 from typing import Any
 
-from checker.history import FAIL, INFO, OK, History, HistoryError, Operation, freeze
+from checker.history import FAIL, INFO, OK, History, HistoryError, Operation
 from checker.linearizability.budget import Budget
 from checker.values import exact, holds_boolean
 from checker.verdict import Result, Verdict, Witness
@@ -83,18 +84,18 @@ def check_log(
     :class:`HistoryError` for results of another form.
     """
     budget = Budget(timeout_s=timeout_s, memory_mb=memory_mb)
-    history = History.of(history)
+    history = recorded = History.of(history)
     if history.booleans is not False and (holds_boolean(history.value) or holds_boolean(history.result)):
         values, results = list(map(exact, history.value)), list(map(exact, history.result))
         history = replace(history, value=values, result=results)
     groups = history.rows_by_key()
     try:
         try:
-            anomalies, counted, stopped = _check_queues(history, groups, budget)
+            anomalies, counted, stopped = _check_queues(history, recorded, groups, budget)
         except TypeError:
             # Offsets like 0.0, and messages that are lists or maps: rare enough to be looked for only now.
             history = _uniform(history)
-            anomalies, counted, stopped = _check_queues(history, groups, budget)
+            anomalies, counted, stopped = _check_queues(history, recorded, groups, budget)
     except (TypeError, AttributeError, KeyError, IndexError, ValueError) as error:
         raise HistoryError(f"this is not a history of the log workload: {error!r}") from error
     totals = counted.totals
@@ -113,7 +114,7 @@ def check_log(
     for kind in ANOMALIES:
         if anomalies.counts[kind]:
             key, rows, text = anomalies.first[kind]
-            witness = Witness(operations=history.operations(rows), text=text, key=key)
+            witness = Witness(operations=recorded.operations(rows), text=text, key=key)
             found = ", ".join(f"{count} {name}" for name, count in anomalies.counts.items() if count)
             return Result(verdict=Verdict.INVALID, witness=witness, stats=stats, reason=f"{text} (In all: {found}.)")
     if stopped:
@@ -147,7 +148,7 @@ class _Counted:
 
 
 def _check_queues(
-    history: History, groups: Mapping[Any, Sequence[int]], budget: Budget
+    history: History, recorded: History, groups: Mapping[Any, Sequence[int]], budget: Budget
 ) -> tuple[_Anomalies, _Counted, str | None]:
     """What is wrong, what was counted in the queues that were checked, and the limit that ended it, if one did."""
     anomalies, counted = _Anomalies(), _Counted()
@@ -156,7 +157,7 @@ def _check_queues(
         stopped = stopped or budget.exhausted()
         if stopped:
             break
-        counted.add(key, _Queue(history, key, rows, anomalies).check())
+        counted.add(key, _Queue(history, recorded, key, rows, anomalies).check())
     return anomalies, counted, stopped
 
 
@@ -166,12 +167,12 @@ def _uniform(history: History) -> History:
     for row, f in enumerate(history.f):
         result = results[row]
         if f == "append":
-            values[row] = freeze(values[row])
-            if history.status[row] == OK:
+            values[row] = exact(values[row])
+            if history.status[row] == OK and result is not None:
                 results[row] = [_whole(result[0]), *result[1:]]
         elif f == "read" and history.status[row] == OK:
             offsets = {name: _whole(result[name]) for name in ("offset", "tail") if name in result}
-            results[row] = {**result, **offsets, "messages": list(map(freeze, result["messages"]))}
+            results[row] = {**result, **offsets, "messages": list(map(exact, result["messages"]))}
     return replace(history, value=values, result=results)
 
 
@@ -183,8 +184,11 @@ def _whole(number: Any) -> Any:
 class _Queue:
     """One queue's history."""
 
-    def __init__(self, history: History, key: Any, rows: Sequence[int], anomalies: _Anomalies) -> None:
+    def __init__(
+        self, history: History, recorded: History, key: Any, rows: Sequence[int], anomalies: _Anomalies
+    ) -> None:
         self._history = history
+        self._recorded = recorded
         self._key = key
         self._rows = rows
         self._anomalies = anomalies
@@ -194,6 +198,9 @@ class _Queue:
         self._holder: dict[int, int] = {}
         self._place: dict[Any, int] = {}
         self._appended: dict[Any, int] = {}
+        #: The appends of each value that several of them append.
+        self._repeated: dict[Any, list[int]] = {}
+        self._copies: dict[Any, int] = {}
         self._seen: set[Any] = set()
         self._divergent: set[tuple[int, Any]] = set()
         self._duplicated: set[tuple[int, Any]] = set()
@@ -201,7 +208,10 @@ class _Queue:
     def check(self) -> dict[str, int]:
         history = self._history
         f, status, returned = history.f, history.status, history.returned
-        self._appended = {history.value[row]: row for row in self._rows if f[row] == "append"}
+        appends = [row for row in self._rows if f[row] == "append"]
+        self._appended = {history.value[row]: row for row in appends}
+        if len(self._appended) < len(appends):
+            self._find_repeated(appends)
         done = sorted((row for row in self._rows if status[row] == OK), key=returned.__getitem__)
         acked = 0
         reads = 0
@@ -209,7 +219,7 @@ class _Queue:
             name = f[row]
             if name == "append":
                 acked += 1
-                offset = history.result[row][0]
+                offset = _offset(history.result[row])
                 if offset is not None:
                     self._put(row, offset, history.value[row])
             elif name == "read":
@@ -223,8 +233,7 @@ class _Queue:
                 raise ValueError(f"operation {name!r} is none of append, read, tail")
         self._order(done)
         unread, unlooked = self._losses(done)
-        appended = self._appended
-        recovered = sum(1 for value in self._seen if value in appended and status[appended[value]] == INFO)
+        recovered = sum(self._is_recovered(value) for value in self._seen)
         return {
             "acknowledged": acked,
             "observed": len(self._seen),
@@ -233,6 +242,23 @@ class _Queue:
             "recovered": recovered,
             "reads": reads,
         }
+
+    def _find_repeated(self, appends: list[int]) -> None:
+        """A value that is appended again, as by a client that tries again, may be at as many places."""
+        by_value: dict[Any, list[int]] = {}
+        for row in appends:
+            by_value.setdefault(self._history.value[row], []).append(row)
+        self._repeated = {value: rows for value, rows in by_value.items() if len(rows) > 1}
+        for value, rows in self._repeated.items():
+            # Of those that can have put it there the one that began first, for it allows most.
+            self._appended[value] = min(rows, key=lambda row: (self._history.status[row] == FAIL, row))
+
+    def _is_recovered(self, value: Any) -> bool:
+        """Whether a value is there though none of its appends was acknowledged."""
+        row = self._appended.get(value)
+        if row is None or self._history.status[row] != INFO:
+            return False
+        return not any(self._history.status[other] == OK for other in self._repeated.get(value, ()))
 
     def _put(self, row: int, offset: int, value: Any) -> None:
         """Someone says that ``offset`` holds ``value``."""
@@ -255,8 +281,8 @@ class _Queue:
                 "divergent",
                 (self._holder[offset], row),
                 lambda: (
-                    f"offset {offset} holds {short(known)} by {named_row(self._history, self._holder[offset])}, "
-                    f"but {short(value)} by {named_row(self._history, row)}"
+                    f"offset {offset} holds {short(known)} by {self._named(self._holder[offset])}, "
+                    f"but {short(value)} by {self._named(row)}"
                 ),
                 offset=offset,
                 values=[known, value],
@@ -264,23 +290,33 @@ class _Queue:
         other = self._place.setdefault(value, offset)
         if other != offset and (offset, value) not in self._duplicated:
             self._duplicated.add((offset, value))
+            if value in self._repeated and not self._is_once_too_often(value):
+                return
             holder = self._holder[other]
             self._say(
                 "duplicated",
                 (holder, row),
                 lambda: (
-                    f"{short(value)} is at offset {other} by {named_row(self._history, holder)} and at offset "
-                    f"{offset} by {named_row(self._history, row)}"
+                    f"{short(value)} is at offset {other} by {self._named(holder)} and at offset "
+                    f"{offset} by {self._named(row)}"
                 ),
                 value=value,
                 offsets=[other, offset],
             )
 
+    def _is_once_too_often(self, value: Any) -> bool:
+        """Whether a value that is appended several times is at one more place than that."""
+        self._copies[value] = self._copies.get(value, 1) + 1
+        return self._copies[value] > len([row for row in self._repeated[value] if self._history.status[row] != FAIL])
+
+    def _named(self, row: int) -> str:
+        return named_row(self._recorded, row)
+
     def _say(self, kind: str, rows: tuple[int, ...], text: Any, **details: Any) -> None:
         self._anomalies.add(kind, self._key, rows, text() if self._anomalies.wants(kind) else "", **details)
 
     def _say_before_first(self, row: int) -> None:
-        self._say("phantom", (row,), lambda: f"{named_row(self._history, row)} tells of a place before the first")
+        self._say("phantom", (row,), lambda: f"{self._named(row)} tells of a place before the first")
 
     def _read(self, row: int, result: Mapping[str, Any]) -> None:
         history = self._history
@@ -294,7 +330,7 @@ class _Queue:
                 self._say(
                     "gap",
                     (row,),
-                    lambda: f"{named_row(history, row)} found nothing at offset {start}, below the tail {tail}",
+                    lambda: f"{self._named(row)} found nothing at offset {start}, below the tail {tail}",
                     offset=start,
                     tail=tail,
                 )
@@ -303,7 +339,7 @@ class _Queue:
             self._say(
                 "phantom",
                 (row,),
-                lambda: f"{named_row(history, row)} returned messages beyond the tail {tail} that it reports",
+                lambda: f"{self._named(row)} returned messages beyond the tail {tail} that it reports",
                 tail=tail,
             )
         if start < 0 or self._content[start : start + len(messages)] != messages:
@@ -322,21 +358,21 @@ class _Queue:
             self._say(
                 "phantom",
                 (row,),
-                lambda: f"{named_row(history, row)} shows {short(value)}, which nobody appended",
+                lambda: f"{self._named(row)} shows {short(value)}, which nobody appended",
                 value=value,
             )
         elif history.status[source] == FAIL:
             self._say(
                 "phantom",
                 (source, row),
-                lambda: f"{named_row(history, row)} shows {short(value)}, but {named_row(history, source)} failed",
+                lambda: f"{self._named(row)} shows {short(value)}, but {self._named(source)} failed",
                 value=value,
             )
         elif history.invoked[source] > history.returned[row]:
             self._say(
                 "phantom",
                 (row, source),
-                lambda: f"{named_row(history, row)} returned before {named_row(history, source)} was invoked",
+                lambda: f"{self._named(row)} returned before {self._named(source)} was invoked",
                 value=value,
             )
 
@@ -350,11 +386,11 @@ class _Queue:
             while at < count and returned[done[at]] < start:
                 earlier = done[at]
                 at += 1
-                tail = _tail(f[earlier], results[earlier])
-                if tail is not None and tail > reached:
-                    reached, by = tail, earlier
+                shown = _shown(f[earlier], results[earlier])
+                if shown is not None and shown > reached:
+                    reached, by = shown, earlier
             if f[row] == "append":
-                offset = results[row][0]
+                offset = _offset(results[row])
                 if offset is not None and offset < reached:
                     self._say_order("reordered", by, row, f"offset {offset}", reached)
             else:
@@ -363,12 +399,11 @@ class _Queue:
                     self._say_order("stale", by, row, f"a tail of {tail}", reached)
 
     def _say_order(self, kind: str, by: int, row: int, got: str, reached: int) -> None:
-        history = self._history
         self._say(
             kind,
             (by, row),
             lambda: (
-                f"{named_row(history, row)} got {got}, although {named_row(history, by)} had returned before it "
+                f"{self._named(row)} got {got}, although {self._named(by)} had returned before it "
                 f"was invoked and showed at least {reached} messages"
             ),
             reached=reached,
@@ -385,14 +420,18 @@ class _Queue:
         last = max(views, key=invoked.__getitem__, default=-1)
         last_begun, tail = (invoked[last], _tail(f[last], results[last]) or 0) if views else (-1, 0)
         replacers = self._replacers(done) if self._divergent else {}
+        holes = (at for at, held in enumerate(self._content) if held is _ABSENT)
+        are_all_known = tail <= next(holes, len(self._content))
         unread = 0
         behind = []
         for row in done:
             if f[row] != "append":
                 continue
-            value, offset = history.value[row], results[row][0]
-            # Where its place is not known nothing shows that it is gone.
-            gone = offset is not None and offset >= tail and returned[row] < last_begun
+            value, offset = history.value[row], _offset(results[row])
+            # Where its place is not known it is gone if every place is known to hold another.
+            gone = returned[row] < last_begun and (
+                offset >= tail if offset is not None else are_all_known and value not in self._place
+            )
             if gone or row in replacers:
                 self._say_lost(row, last if gone else replacers[row], offset, value, tail)
             elif value not in self._seen:
@@ -408,7 +447,7 @@ class _Queue:
         waiting: dict[int, list[int]] = {}
         for row in reversed(done):  # so that those that returned first are last, and are taken off first
             if history.f[row] == "append" and history.value[row] not in self._seen:
-                waiting.setdefault(history.result[row][0], []).append(row)
+                waiting.setdefault(_offset(history.result[row]), []).append(row)
         found: dict[int, int] = {}
         for reader in self._rows:
             if history.f[reader] != "read" or history.status[reader] != OK:
@@ -420,14 +459,14 @@ class _Queue:
                     found[rows.pop()] = reader
         return found
 
-    def _say_lost(self, row: int, shower: int, offset: int, value: Any, tail: int) -> None:
-        history = self._history
+    def _say_lost(self, row: int, shower: int, offset: int | None, value: Any, tail: int) -> None:
+        where = "without an offset" if offset is None else f"at offset {offset}"
         self._say(
             "lost",
             (row, shower),
             lambda: (
-                f"{short(value)} was acknowledged at offset {offset} to {named_row(history, row)}, but is absent "
-                f"for {named_row(history, shower)}"
+                f"{short(value)} was acknowledged {where} to {self._named(row)}, but is absent "
+                f"for {self._named(shower)}"
             ),
             value=value,
             offset=offset,
@@ -435,10 +474,23 @@ class _Queue:
         )
 
 
-def _tail(f: str, result: Any) -> int | None:
+def _offset(result: Any) -> Any:
+    """The offset that an append was acknowledged with; ``None`` where it was without one."""
+    return None if result is None else result[0]
+
+
+def _shown(f: str, result: Any) -> int | None:
     """How many messages the log held at least, by this result."""
     if f == "append":
-        return None if result[0] is None else int(result[0]) + 1
+        offset = _offset(result)
+        return None if offset is None else int(offset) + 1
+    if f == "read" and result.get("tail") is None and result["messages"]:
+        return int(result["offset"]) + len(result["messages"])
+    return _tail(f, result)
+
+
+def _tail(f: str, result: Any) -> int | None:
+    """Where the log ended, by this result of a read or of a tail."""
     if f == "tail":
         return None if result is None else int(result)
     tail = result.get("tail")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,35 +16,42 @@ from checker.words import named_row, of_key, short
 __all__ = ["check_total_queue"]
 
 
-def check_total_queue(events: Events, *, allow_duplicates: bool = True) -> Result:
+def check_total_queue(events: Events, *, allow_duplicates: bool = True, redelivers: bool = False) -> Result:
     """Check that every value whose enqueue was acknowledged came out, and none that nobody tried to enqueue.
 
     Operations: ``enqueue`` (or any name of :class:`FIFOQueue`), ``dequeue`` with a value or ``None``, ``drain`` with
     a list.  Counts ``lost``, ``unexpected``, ``duplicated`` and ``recovered`` (outcome unknown, but dequeued).
     Duplicates are wrong only without ``allow_duplicates``: queues that deliver at least once may repeat.  Each key is a
     queue.  Unknown when values went into one, nothing ever came out, and nobody looked for any of them after its
-    acknowledgement.
+    acknowledgement; and when no more values are ``missing`` from one than takes of unknown outcome may have taken,
+    unless it ``redelivers`` what was taken and not acknowledged: then such a take took nothing.
     """
     history = History.of(events)
     wrong = ("lost", "unexpected") if allow_duplicates else ("lost", "unexpected", "duplicated")
-    noted = ("recovered", "duplicated") if allow_duplicates else ("recovered",)
+    noted = ("recovered", "missing", "duplicated") if allow_duplicates else ("recovered", "missing")
     tally = Tally("total-queue", history, wrong=wrong, noted=noted)
     tally.extra.update(acknowledged=0, dequeued=0)
     values, unknown = 0, None
     for key, rows in history.rows_by_key().items():
-        acked, is_told = _check_queue(history, rows, tally)
+        missing = tally.counts["missing"]
+        acked, is_told = _check_queue(history, rows, tally, redelivers)
         values += acked
         if acked and not is_told:
             unknown = unknown or f"nothing{of_key(key)} was ever dequeued, so nothing can be said about loss"
+        elif missing := tally.counts["missing"] - missing:
+            what, which = ("1 value", "it") if missing == 1 else (f"{missing} values", "them")
+            why = f"{what}{of_key(key)} never came out, and takes of unknown outcome may have taken {which}"
+            unknown = unknown or why
     return tally.result(fine=f"all {values} acknowledged values came out", unknown=unknown)
 
 
-def _check_queue(history: History, rows: Sequence[int], tally: Tally) -> tuple[int, bool]:
+def _check_queue(history: History, rows: Sequence[int], tally: Tally, redelivers: bool) -> tuple[int, bool]:
     """Judge one queue: how many values were acknowledged, and whether anything tells what became of them."""
     acked: dict[Any, list[int]] = {}
     attempts: dict[Any, list[int]] = {}
     taken: dict[Any, list[int]] = {}
     last_look = -1
+    unseen: float = 0
     for row in rows:
         f, status = history.f[row], history.status[row]
         if f in FIFOQueue.puts:
@@ -53,7 +61,11 @@ def _check_queue(history: History, rows: Sequence[int], tally: Tally) -> tuple[i
             if status == OK:
                 acked.setdefault(value, []).append(row)
             continue
-        if status != OK or (f not in FIFOQueue.takes and f != "drain"):
+        if f not in FIFOQueue.takes and f != "drain":
+            continue
+        if status != OK:
+            if status != FAIL and not redelivers:
+                unseen += math.inf if f == "drain" else 1
             continue
         last_look = max(last_look, history.invoked[row])
         result = history.result[row]
@@ -72,11 +84,11 @@ def _check_queue(history: History, rows: Sequence[int], tally: Tally) -> tuple[i
             tally.add("recovered", (tried[0], takes[0]), f"{short(value)} came out though its put had no answer")
     first_acked = min((history.returned[row] for puts in acked.values() for row in puts), default=NEVER)
     is_told = bool(taken) or last_look > first_acked
-    for value, puts in acked.items() if is_told else ():
-        missing = len(puts) - len(taken.get(value, ()))
-        if missing > 0:
-            text = f"{short(value)}, acknowledged to {named_row(history, puts[0])}, never came out"
-            tally.add("lost", puts[:1], text)
+    gone = [value for value, puts in acked.items() if is_told and len(puts) > len(taken.get(value, ()))]
+    missing = sum(len(acked[value]) - len(taken.get(value, ())) for value in gone)
+    for value in gone:
+        text = f"{short(value)}, acknowledged to {named_row(history, acked[value][0])}, never came out"
+        tally.add("lost" if missing > unseen else "missing", acked[value][:1], text)
     tally.extra["acknowledged"] += sum(map(len, acked.values()))
     tally.extra["dequeued"] += sum(map(len, taken.values()))
     return len(acked), is_told

@@ -60,12 +60,12 @@ def _last_elements(history: History, rows: Sequence[int], last: int, tally: Tall
 def check_set_full(events: Events, *, linearizable: bool = False) -> Result:
     """Check by every read of the whole set that no element disappears once it is known.
 
-    An element is known once its add was acknowledged or a read showed it, whoever added it.  ``lost``: a read invoked
-    after that lacks it, and so does every later one.  ``stale``: some read invoked after that lacks it, but a later one
-    has it; wrong only if ``linearizable``.  ``never-read``: acknowledged, but no read began afterwards.  ``visible_ms``
-    gives quantiles of the time from acknowledgement to the first read after which it was never missing.  An element
-    twice in one read is ``duplicated`` and wrong.  Each key is a set.  Unknown when no read of a key began after any
-    of its acknowledged adds.
+    An element is known once its add was acknowledged or a read showed it, whoever added it.  ``lost``: a read lacks it
+    that was invoked after that, and after the return of every read that shows it.  ``stale``: some read invoked after
+    that lacks it, but a later one, or one at the same time, has it; wrong only if ``linearizable``.  ``never-read``:
+    acknowledged, but no read began afterwards.  ``visible_ms`` gives quantiles of the time from acknowledgement to the
+    first read after which it was never missing.  An element twice in one read is ``duplicated`` and wrong.  Each key is
+    a set.  Unknown when no read of a key began after any of its elements was known.
     """
     history = History.of(events)
     wrong = ("lost", "duplicated", *(("stale",) if linearizable else ()))
@@ -74,11 +74,10 @@ def check_set_full(events: Events, *, linearizable: bool = False) -> Result:
     latencies: list[float] = []
     stable, unknown = 0, None
     for key, rows in history.rows_by_key().items():
-        unread = tally.counts["never-read"]
-        if found := _elements(history, rows, tally, latencies):
-            stable += found
-        elif tally.counts["never-read"] > unread:
-            unknown = unknown or f"no read{of_key(key)} began after any acknowledged add"
+        found, unread = _elements(history, rows, tally, latencies)
+        stable += found
+        if unread and not found:
+            unknown = unknown or f"no read{of_key(key)} began after any of its elements was known"
     latencies.sort()
     if latencies:
         last = len(latencies) - 1
@@ -89,16 +88,20 @@ def check_set_full(events: Events, *, linearizable: bool = False) -> Result:
     return tally.result(fine=f"{stable} elements stayed visible", unknown=unknown)
 
 
-def _elements(history: History, rows: Any, tally: Tally, latencies: list[float]) -> int:
+def _elements(history: History, rows: Any, tally: Tally, latencies: list[float]) -> tuple[int, int]:
+    """Judge the elements of a set: how many stayed visible, and after how many no read began once they were known."""
     invoked, returned = history.invoked, history.returned
     reads: list[tuple[int, int, set[Any]]] = []
     adds: dict[Any, int] = {}
+    acked: set[Any] = set()
     known: dict[Any, int] = {}
+    shown_until: dict[Any, int] = {}
     for row in rows:
         if history.f[row] == "add" and history.status[row] != FAIL:
             value = exact(history.value[row])
             adds.setdefault(value, row)
             if history.status[row] == OK:
+                acked.add(value)
                 known[value] = min(known.get(value, returned[row]), returned[row])
         elif history.f[row] == "read" and history.status[row] == OK:
             items = [exact(item) for item in history.result[row] or ()]
@@ -108,17 +111,19 @@ def _elements(history: History, rows: Any, tally: Tally, latencies: list[float])
                 tally.add("duplicated", (row,), f"{named_row(history, row)} shows an element twice")
             for value in items:  # in the read's own order: the first witness must not hang on hashes
                 known[value] = min(known.get(value, returned[row]), returned[row])
+                shown_until[value] = max(shown_until.get(value, -1), returned[row])
     reads.sort(key=lambda read: read[0])
-    stable = 0
+    stable = unread = 0
     for value, since in known.items():
         later = [(row, value in shown) for start, row, shown in reads if start > since]
+        source = [adds[value]] if value in adds else []
         if not later:
-            tally.add("never-read", [adds[value]] if value in adds else [], f"{short(value)} was never read")
+            unread += 1
+            if value in acked:
+                tally.add("never-read", source, f"no read began after {short(value)} was acknowledged")
             continue
         absent = [position for position, (_, present) in enumerate(later) if not present]
-        source = [adds[value]] if value in adds else []
-        if absent and absent[-1] == len(later) - 1:
-            row = later[absent[-1]][0]
+        if absent and invoked[row := later[absent[-1]][0]] > shown_until.get(value, -1):
             text = f"{short(value)} was known, but {named_row(history, row)[:200]} and every later read lacks it"
             tally.add("lost", (*source, row), text)
             continue
@@ -126,11 +131,12 @@ def _elements(history: History, rows: Any, tally: Tally, latencies: list[float])
         if absent:
             row = later[absent[-1]][0]
             tally.add("stale", (*source, row), f"{short(value)} was known, but a later read lacks it for a while")
-            first = later[absent[-1] + 1][0]
-        else:
-            first = later[0][0]
+        visible = later[absent[-1] + 1 :] if absent else later
+        if not visible:  # who lacks it last, and who shows it last, read at the same time
+            continue
+        first = visible[0][0]
         start_ns = history.returned_ns[adds[value]] if value in adds else None
         seen_ns = history.invoked_ns[first]
         if start_ns is not None and seen_ns is not None:
             latencies.append(max(0.0, (seen_ns - start_ns) / 1e6) if absent else 0.0)
-    return stable
+    return stable, unread

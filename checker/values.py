@@ -18,6 +18,9 @@ __all__ = ["FALSE", "TRUE", "FrozenMap", "exact", "holds_boolean", "number", "tr
 #: Below it every whole number is a float of its own.
 _EXACT_FLOATS = 1 << 53
 
+#: Of a value that is refused.
+_SHOWN_CHARS = 80
+
 
 class _Truth:
     """A boolean that equals nothing but itself."""
@@ -83,9 +86,11 @@ def truth(value: Any) -> bool | None:
 
 
 def number(value: Any) -> Any:
-    """``value``, to be added to others or compared with them.  Raises TypeError for a boolean, which is no number."""
+    """``value``, to be added to others or compared with them.  Raises TypeError for what is no number, as a boolean."""
     if truth(value) is not None:
         raise TypeError(f"{str(truth(value)).lower()} is no number")
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"{repr(value)[:_SHOWN_CHARS]} is no number")
     return value
 
 

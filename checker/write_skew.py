@@ -131,12 +131,17 @@ class _Key:
         self.shown[read] = shown
 
     def is_contended(self) -> bool:
-        """Whether two inserts ran at the same time, and one has committed."""
-        until = -1
+        """Whether two inserts ran at the same time, of which one has committed."""
+        until = until_of_committed = -1
         for insert in self.inserts:
-            if self.history.invoked[insert] < until:
-                return bool(self.known)
-            until = max(until, self.history.returned[insert])
+            is_committed = insert in self.known
+            if self.history.invoked[insert] < (until if is_committed else until_of_committed):
+                return True
+            returned = self.history.returned[insert]
+            until = max(until, returned)
+            if is_committed:
+                # One whose outcome only a read tells had ended when that read returned.
+                until_of_committed = max(until_of_committed, min(returned, self.known[insert]))
         return False
 
     def judge(self) -> None:

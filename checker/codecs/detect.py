@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from checker.codecs.jsonl import not_utf8, read_json_array, read_jsonl, read_jsonl_stream
+from checker.codecs.jsonl import Readable, not_utf8, read_json_array, read_jsonl_stream
 from checker.codecs.pairs import looks_keyed, split_keys, unanswered
 from checker.codecs.source import FileEvents, FormatError
 from checker.history import History
@@ -25,7 +27,10 @@ _HEAD_BYTES = 4096
 _PIECE_BYTES = 1 << 24
 _PARQUET = b"PAR1"
 #: What to do with a file that takes more than the standard library.
-PARQUET_HINT = "a Parquet file, which `harness check` reads; in Python, pass its rows to checker.codecs.read_rows"
+PARQUET_HINT = (
+    "a Parquet file, which `harness check` reads where it is no pipe; in Python, pass its rows to "
+    "checker.codecs.read_rows"
+)
 #: What UTF-16 text and gzip files begin with.
 _OTHER_FILES = (b"\xff\xfe", b"\xfe\xff", b"\x1f\x8b")
 _COMMENT = re.compile(r"\s*(;|#\s)")
@@ -60,24 +65,43 @@ def read(path: str | Path, format: str = "auto", *, lenient: bool = False, budge
     if format not in FORMATS:
         raise ValueError(f"no format {format!r}; known: {', '.join(FORMATS)}")
     source = str(path)
-    if format == "auto":
-        with open(path, "rb") as file:
-            format = _format_of(file.read(_HEAD_BYTES), source)
-    if format == "jsonl":
-        return _with_keys(read_jsonl(path, lenient=lenient, budget=budget))
-    events = FileEvents(source, lenient=lenient, budget=budget)
-    text = _decoded(_content(Path(path), events), format, source)
+    with open(path, "rb") as file:
+        head = file.read(_HEAD_BYTES) if format == "auto" else b""
+        if format == "auto":
+            format = _format_of(head, source)
+        whole = _Whole(head, file)
+        if format == "jsonl":
+            history = read_jsonl_stream(whole, source=source, lenient=lenient, budget=budget)
+            return _with_keys(history, source, lenient=lenient)
+        events = FileEvents(source, lenient=lenient, budget=budget)
+        content = _content(whole, events)
+    text = _decoded(content, format, source)
     events.check_memory("the decoding of its text")
     return _without_booleans(_read_text(text, format, events), text)
 
 
-def _content(path: Path, events: FileEvents) -> bytes:
+class _Whole:
+    """A file of which the head was read: of a pipe it cannot be read again."""
+
+    def __init__(self, head: bytes, rest: BinaryIO) -> None:
+        self._head = head
+        self._rest = rest
+
+    def read(self, size: int, /) -> bytes:
+        """At most so many bytes, none at the end."""
+        if not self._head:
+            return self._rest.read(size)
+        head, self._head = self._head[:size], self._head[size:]
+        return head
+
+
+def _content(file: Readable, events: FileEvents) -> bytes:
     """The bytes of a file, read a piece at a time so that no more of it is held than the budget allows."""
-    pieces = []
-    with open(path, "rb") as file:
-        while piece := file.read(_PIECE_BYTES):
-            pieces.append(piece)
-            events.check_memory(f"byte {file.tell():,}")
+    pieces, size = [], 0
+    while piece := file.read(_PIECE_BYTES):
+        pieces.append(piece)
+        size += len(piece)
+        events.check_memory(f"byte {size:,}")
     return b"".join(pieces)
 
 
@@ -88,7 +112,8 @@ def read_bytes(content: bytes, *, source: str, lenient: bool = False) -> History
     """
     format = _format_of(content[:_HEAD_BYTES], source)
     if format == "jsonl":
-        return _with_keys(read_jsonl_stream(io.BytesIO(content), source=source, lenient=lenient))
+        history = read_jsonl_stream(io.BytesIO(content), source=source, lenient=lenient)
+        return _with_keys(history, source, lenient=lenient)
     text = _decoded(content, format, source)
     return _without_booleans(_read_text(text, format, FileEvents(source, lenient=lenient)), text)
 
@@ -100,17 +125,22 @@ def _without_booleans(history: History, text: str) -> History:
     return history
 
 
-def _with_keys(history: History) -> History:
+def _with_keys(history: History, source: str, *, lenient: bool) -> History:
     """The history of a JSON file; taken apart by key where it names none, and its values are ``[key, value]`` pairs:
     Jepsen's independent tests as JSON.  As one register they would be invalid, however right each key is."""
     first = history.value[0] if len(history) else None
     if not history.keyed and isinstance(first, list) and looks_keyed(history, unanswered(history)):
-        split_keys(history)
+        split_keys(history, source, lenient=lenient)
     return history
 
 
 def is_parquet(path: str | Path) -> bool:
-    """Whether a file begins as Parquet does.  Raises ``OSError`` where it cannot be opened."""
+    """Whether a file begins as Parquet does.  Raises ``OSError`` where it cannot be opened.
+
+    Of a pipe nothing is read: what is looked at there is gone for whoever reads it then.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        return False
     with open(path, "rb") as file:
         return file.read(len(_PARQUET)) == _PARQUET
 
@@ -137,7 +167,7 @@ def _decoded(content: bytes, format: str, source: str) -> str:
 def _read_text(text: str, format: str, events: FileEvents) -> History:
     """Every format but JSONL, which is read by line."""
     if format == "json":
-        return _with_keys(read_json_array(text, events))
+        return _with_keys(read_json_array(text, events), events.source, lenient=events.lenient)
     # Histories of runs are JSONL: what starts a run need not wait for the parsers of other tools' formats.
     from checker.codecs.edn import read_edn_text
     from checker.codecs.lines import read_jepsen_log_text, read_limo_text

@@ -185,7 +185,7 @@ def read_edn_text(text: str, file: FileEvents, *, keyed: bool | None = None) -> 
     history = file.finish()
     unfinished = file.never_completed()
     if keyed or (keyed is None and looks_keyed(history, unfinished)):
-        split_keys(history)
+        split_keys(history, file.source, lenient=file.lenient)
     return history
 
 

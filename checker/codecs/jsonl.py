@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from itertools import islice
 from operator import methodcaller
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, Protocol
 
 from checker.codecs.source import BATCH_LINES, FileEvents, FormatError
 from checker.history import History
@@ -28,6 +29,7 @@ __all__ = [
     "FormatError",
     "JsonBatch",
     "JsonLines",
+    "Readable",
     "not_utf8",
     "read_batches",
     "read_json_array",
@@ -163,7 +165,15 @@ class JsonLines:
         return JsonBatch(objects, numbers, damaged)
 
 
-def read_batches(file: BinaryIO, *, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[JsonBatch]:
+class Readable(Protocol):
+    """What is read of an open file."""
+
+    def read(self, size: int, /) -> bytes:
+        """At most so many bytes, none at the end."""
+        ...
+
+
+def read_batches(file: Readable, *, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[JsonBatch]:
     """All that a file holds, batch by batch; see :class:`JsonLines`.  Raises ``OSError``."""
     lines = JsonLines(max_line_bytes=max_line_bytes)
     while data := file.read(CHUNK_BYTES):
@@ -184,6 +194,14 @@ def _refuse(name: str) -> Any:
     raise ValueError(f"not JSON: {name} is no number that JSON has")
 
 
+def _finite(text: str) -> float:
+    """The number.  Raises ``ValueError`` for one that is so large that it would equal every other such number."""
+    found = float(text)
+    if math.isinf(found):
+        raise ValueError(f"not JSON: {text[:SHOWN_BYTES]} is larger than any number that can be told from others")
+    return found
+
+
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """The object of those pairs.  Raises ``ValueError`` where a name stands twice."""
     found = dict(pairs)
@@ -194,9 +212,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-_decode = json.JSONDecoder(parse_constant=_refuse).decode
+_decode = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite).decode
 #: Twice as slow, and the only one that sees a name that stands twice in an object.
-_decode_with_care = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_object).decode
+_decode_with_care = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_object).decode
 
 
 def _all_at_once(text: str) -> list[Any] | None:
@@ -257,7 +275,7 @@ def read_jsonl(path: str | Path, *, lenient: bool = False, budget: Budget | None
         return read_jsonl_stream(file, source=str(path), lenient=lenient, budget=budget)
 
 
-def read_jsonl_stream(file: BinaryIO, *, source: str, lenient: bool = False, budget: Budget | None = None) -> History:
+def read_jsonl_stream(file: Readable, *, source: str, lenient: bool = False, budget: Budget | None = None) -> History:
     """The same of an open file; ``source`` names it in errors."""
     events = FileEvents(source, lenient=lenient, budget=budget)
     with no_collection():
@@ -319,7 +337,7 @@ def read_json_array(text: str, file: FileEvents) -> History:
 _PART_CHARS = 1 << 21
 """Text of an array that is parsed at a time: some twenty thousand events."""
 
-_decode_one = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_object).raw_decode
+_decode_one = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_object).raw_decode
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 

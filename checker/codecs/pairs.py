@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any
 
-from checker.history import History, freeze
+from checker.codecs.source import FormatError
+from checker.history import INFO, NEVER, History, freeze
+from checker.values import exact
 
 __all__ = ["looks_keyed", "split_keys", "unanswered"]
 
@@ -13,7 +15,8 @@ __all__ = ["looks_keyed", "split_keys", "unanswered"]
 def looks_keyed(history: History, open_rows: Container[int]) -> bool:
     """Whether every value is such a pair, and some operation was asked with ``[key nil]``, as a read of a key is.
 
-    The rows of ``open_rows`` need have no answer.
+    The rows of ``open_rows`` need have no answer.  An ``insert`` of write skew has a place for each of two tables, one
+    of which is ``nil``: that shows no key.
     """
     found = False
     for row, value in enumerate(history.value):
@@ -22,7 +25,7 @@ def looks_keyed(history: History, open_rows: Container[int]) -> bool:
         result = history.result[row]
         if row not in open_rows and (not _is_pair(result) or isinstance(result[0], (list, dict))):
             return False
-        found = found or value[1] is None
+        found = found or (value[1] is None and history.f[row] != "insert")
     return found
 
 
@@ -31,13 +34,22 @@ def unanswered(history: History) -> set[int]:
     return {row for row, result in enumerate(history.result) if result is None}
 
 
-def split_keys(history: History) -> None:
-    """Take the pairs apart."""
+def split_keys(history: History, source: str, *, lenient: bool) -> None:
+    """Take the pairs apart.  Raises :class:`FormatError` for an answer with another key than was asked of, which is
+    left out where the reader is lenient."""
     for row, value in enumerate(history.value):
+        result = history.result[row]
         if _is_pair(value):
             history.key[row], history.value[row] = freeze(value[0]), value[1]
             history.keyed = True
-        result = history.result[row]
+            if _is_pair(result) and result[0] != value[0] and exact(result[0]) != exact(value[0]):
+                asked = f"{history.f[row]!r} of process {history.process[row]} was asked of key {value[0]!r}"
+                problem = f"operation {row}: {asked}, and answered of key {result[0]!r}"
+                if not lenient:
+                    raise FormatError(source, None, problem, can_be_left_out=True)
+                history.leave_out(f"{source}: {problem}")
+                history.status[row], history.returned[row], history.result[row] = INFO, NEVER, None
+                continue
         if _is_pair(result):
             history.result[row] = result[1]
 

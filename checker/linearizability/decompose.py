@@ -70,7 +70,7 @@ def _by_queue(history: History, groups: Groups, model: Topic) -> tuple[History, 
                 if f == "send" and (result is None or None in (result[0], result[1])):
                     raise NotApplicable("a send got no queue, or its offset there")
                 queue = result["queue"] if f == "read" else result[0]
-                if not 0 <= queue < model.queues:
+                if queue not in range(model.queues):
                     raise NotApplicable(f"queue {queue!r} does not exist")
                 if f == "send":
                     results[row] = [result[1], values[row]]
@@ -135,6 +135,8 @@ def _deadlines(history: History, rows: Sequence[int], results: Sequence[Any], mo
         if f == "read":
             known.update(range(result["offset"], result["offset"] + len(result["messages"])))
             length = result["tail"]
+            if length is None:  # it holds what it has shown, at least
+                length = result["offset"] + len(result["messages"]) if result["messages"] else 0
         else:
             length = result if f == "tail" else result[0]
             if f == "send":

@@ -7,9 +7,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from checker.history import freeze
 from checker.models.base import ILLEGAL, UNKNOWN, Model, shortened
-from checker.values import truth
+from checker.values import exact, truth
 
 __all__ = ["PUT_NOTHING", "FIFOQueue", "GrowOnlySet", "PriorityQueue", "Set", "Stack", "UnorderedQueue"]
 
@@ -104,7 +103,7 @@ class UnorderedQueue(_Container):
     def outcomes(self, f: str, value: Any, operations: Sequence[tuple[str, Any, Any]]) -> Sequence[Any]:
         if f in self.puts:
             return (UNKNOWN,)
-        return list({freeze(put): put for name, put, _ in operations if name in self.puts}.values())
+        return list({exact(put): put for name, put, _ in operations if name in self.puts}.values())
 
     def _put(self, state: Any, value: Any) -> Any:
         return tuple(sorted((*state, value), key=repr))

@@ -123,6 +123,8 @@ class MultiRegister(Model):
         for at, (kind, k, v) in enumerate(value):
             if kind in ("write", "w"):
                 registers[k] = v
+            elif kind not in ("read", "r"):
+                raise ValueError(f"a step is a read or a write, and {shortened(kind)} is neither")
             elif known and (result[at][1] != k or registers.get(k) != result[at][2]):
                 return ILLEGAL
         return frozenset(registers.items())

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from checker.cli import PROPERTIES, main
+from checker.codecs import read
 from checker.models import MODELS
 
 GOOD = (
@@ -84,6 +88,11 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "number.jsonl": (b"5\n", ":1: an event must be a map"),
     "typeless.jsonl": (b'{"process": 1, "f": "read"}\n', ":1: the event has no 'type'"),
     "nan.jsonl": (INVOKE.replace("%s", "NaN").encode(), ":1: not JSON: NaN"),
+    "huge.jsonl": (INVOKE.replace("%s", "1e999").encode(), ":1: not JSON: 1e999 is larger than any number"),
+    "huge.json": (
+        b'[{"process": 0, "type": "invoke", "f": "read", "value": -2e999}]',
+        ":1: not JSON: -2e999 is larger",
+    ),
     "long.jsonl": (INVOKE.replace("%s", "9" * 10_000).encode(), ":1: "),
     "deep.jsonl": (INVOKE.replace("%s", "[" * 100_000 + "]" * 100_000).encode(), ":1: "),
     "nested.jsonl": (INVOKE.replace("%s", "[" * 2000 + "]" * 2000).encode(), "nested too deeply"),
@@ -110,6 +119,41 @@ def test_broken_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: 
         assert len(lines) == (2 if extra else 1)  # one for each time that the file is named
         for line in lines:
             assert str(path) in line and message in line and len(line) < 1000
+
+
+@pytest.mark.parametrize("size", [1, 60, 600])
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "edn"])
+def test_a_pipe_is_read_from_its_beginning_to_its_end(tmp_path: Path, suffix: str, size: int) -> None:
+    """Whoever looks at the head of a pipe first has taken it."""
+    events = [
+        {"process": 0, "type": kind, "f": f, "value": value}
+        for number in range(size)
+        for f, value in (("write", number), ("read", number))
+        for kind in ("invoke", "ok")
+    ]
+    # What is wrong stands at the beginning: a read of what was overwritten.
+    events = [*events[:4], *events[:2], {**events[2], "value": None}, {**events[3], "value": -1}, *events[4:]]
+    text = "\n".join(map(json.dumps, events))
+    if suffix == "json":
+        text = f"[{text.replace(chr(10), ',' + chr(10))}]"
+    elif suffix == "edn":
+        text = re.sub(r'"(process|type|f|value)": ', r":\1 ", text).replace("null", "nil")
+        text = re.sub(r'"(\w+)"', r":\1", text)
+    path, pipe = tmp_path / f"history.{suffix}", tmp_path / "pipe"
+    path.write_text(text)
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool:
+        writer = pool.submit(pipe.write_text, text)
+        history = read(pipe)
+        writer.result()
+        assert len(history) == len(events) // 2 and list(history) == list(read(path))
+        writer = pool.submit(pipe.write_text, text)
+        assert main([str(pipe), "--model", "register"], parquet=_no_parquet) == 1
+        writer.result()
+
+
+def _no_parquet(*_: Any, **__: Any) -> Any:
+    raise AssertionError("a pipe was taken for a Parquet file")
 
 
 def test_paths_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,6 +80,21 @@ def test_takes_of_unknown_outcome_may_have_emptied_a_bag(events) -> None:
     assert result.verdict is Verdict.INVALID and result.stats["engines"] == {"A7 bag coverage": 1}
 
 
+def test_a_map_and_a_list_of_pairs_are_two_values_of_a_bag(events) -> None:
+    held, pairs = {"a": 1}, [["a", 1]]
+    put = [(0, kind, "enqueue", value) for value in (held, pairs) for kind in ("invoke", "ok")]
+    crashed = [(1, "invoke", "dequeue", None), (1, "info", "dequeue", None)]
+
+    def taken(value: object) -> list[tuple]:
+        return [(2, "invoke", "dequeue", None), (2, "ok", "dequeue", value)]
+
+    for first in (held, pairs):
+        assert check(events(*put, *crashed, *taken(first), *taken(None)), UnorderedQueue()).verdict is Verdict.VALID
+    both = [*taken(held), *taken(pairs)]
+    assert check(events(*put, *both, *taken(None)), UnorderedQueue()).verdict is Verdict.VALID
+    assert check(events(*put, *both, *taken(pairs)), UnorderedQueue()).verdict is Verdict.INVALID
+
+
 def test_equal_values_and_crashed_takes_are_settled_too(events) -> None:
     twice = [(0, "invoke", "enqueue", 1), (0, "ok", "enqueue", 1)] * 2
     crashed = [(1, "invoke", "dequeue", None), (1, "info", "dequeue", None)]

@@ -14,6 +14,7 @@ from checker import FormatError, History, HistoryError, Operation, read_jsonl
 from checker.codecs import detect_format, read, read_bytes, read_rows
 from checker.codecs.edn import parse_edn, read_edn_text
 from checker.codecs.source import FileEvents
+from checker.history import HistoryBuilder
 
 
 def write(tmp_path: Path, name: str, text: str) -> Path:
@@ -120,6 +121,34 @@ def test_independent_keys_of_old_tuples(tmp_path: Path) -> None:
     )
     history = read(write(tmp_path, "keyed.edn", text))
     assert history.keyed and [(o.key, o.value, o.result) for o in history] == [(4, 1, 1), (4, None, 1)]
+
+
+def test_an_answer_of_another_key_is_refused(tmp_path: Path) -> None:
+    text = (
+        "{:process 0, :type :invoke, :f :read, :value [4 nil]}\n{:process 0, :type :ok, :f :read, :value [5 1]}\n"
+        "{:process 0, :type :invoke, :f :read, :value [4 nil]}\n{:process 0, :type :ok, :f :read, :value [4 2]}\n"
+    )
+    path = write(tmp_path, "keyed.edn", text)
+    with pytest.raises(FormatError, match="operation 0: 'read' of process 0 was asked of key 4, and answered of key 5"):
+        read(path)
+    history = read(path, lenient=True)
+    assert [(o.key, o.result, o.status) for o in history] == [(4, None, "info"), (4, 2, "ok")]
+    assert history.skipped_events == 1 and "answered of key 5" in history.problems[0]
+
+
+@pytest.mark.parametrize(("asked", "reason"), [("x", "has one of key 'x' open"), (None, "has one without a key open")])
+def test_a_completion_of_another_key_is_refused(asked: str | None, reason: str) -> None:
+    one = {"process": 0, "f": "read", "value": None}
+    events = [{**one, "type": "invoke", "key": asked}, {**one, "type": "ok", "key": "y", "value": 1}]
+    with pytest.raises(HistoryError, match=f"process 0 completes 'read' of key 'y', but {reason}") as error:
+        History.from_events(events)
+    assert error.value.event == 1
+    builder = HistoryBuilder(lenient=True)
+    builder.feed(events)
+    history = builder.finish()
+    assert history.status == ["info"] and history.skipped_events == 1
+    # Who has named a key need not name it again.
+    assert History.from_events([events[0], {**one, "type": "ok", "value": 1}]).result == [1]
 
 
 @pytest.mark.parametrize(

@@ -233,3 +233,83 @@ def test_offsets_like_3_0_messages_that_are_maps_and_answers_without_a_place_are
     assert check_log(events([{"a": [1]}, "b"])).verdict is Verdict.VALID
     wrong = check_log(events([{"a": [2]}, "b"]))
     assert wrong.verdict is Verdict.INVALID and wrong.stats["counts"]["divergent"] == 1
+
+
+def whole(process: int, messages: list[Any]) -> tuple:
+    return read(process, 0, messages, len(messages))
+
+
+WITHOUT_OFFSET = (1, "append", 11, [None, 11])
+
+
+def test_what_a_read_without_an_end_has_shown_may_not_vanish(events) -> None:
+    """Whoever is answered with as many messages as asked for may not be told where the log ends."""
+    shown = [
+        (0, "invoke", "append", 11),
+        (0, "info", "append", 11),
+        (1, "invoke", "read", {"offset": 0, "max": 2}),
+        (1, "ok", "read", {"offset": 0, "messages": [10, 11], "tail": None}),
+    ]
+    first = [(2, "invoke", "append", 10), (2, "ok", "append", [0, 10])]
+    last = [(2, "invoke", "read", {"offset": 0}), (2, "ok", "read", {"offset": 0, "messages": [10], "tail": 1})]
+    result = check_log(events(*first, *shown, *last))
+    assert result.verdict is Verdict.INVALID and result.stats["counts"]["stale"] == 1
+    # At the same time as the last read it may have been shown after it.
+    beside = check_log(events(*first, *shown[:3], *last, shown[3]))
+    assert beside.verdict is Verdict.VALID
+
+
+@pytest.mark.parametrize("answer", [[None, 11], None])
+def test_an_append_without_an_offset_is_lost_where_every_place_holds_another(done, answer: Any) -> None:
+    mute = (1, "append", 11, answer)
+    lost = check_log(done(append(0, 0, 10), mute, whole(2, [10])))
+    assert lost.verdict is Verdict.INVALID and lost.stats["counts"]["lost"] == 1
+    assert "11 was acknowledged without an offset to" in lost.reason
+    assert check_log(done(mute, read(2, 0, [], 0))).verdict is Verdict.INVALID
+    # Shown, or perhaps at the place that nobody has read, or acknowledged when everybody had read.
+    assert check_log(done(append(0, 0, 10), mute, whole(2, [10, 11]))).verdict is Verdict.VALID
+    unread = check_log(done(append(0, 0, 10), mute, read(2, 0, [10], 2)))
+    assert unread.verdict is not Verdict.INVALID and unread.stats["unread"] == 1
+    assert check_log(done(append(0, 0, 10), whole(2, [10]), mute)).verdict is Verdict.UNKNOWN
+    assert check(done(append(0, 0, 10), mute, whole(2, [10])), Log()).verdict is Verdict.INVALID
+
+
+def test_a_value_may_be_at_as_many_places_as_appends_of_it_can_have_put_it(events) -> None:
+    def tried(process: int, *outcomes: tuple[str, Any]) -> list[tuple]:
+        asked = (process, "invoke", "append", 1)
+        return [line for kind, value in outcomes for line in (asked, (process, kind, "append", value))]
+
+    def told(*messages: int) -> list[tuple]:
+        answer = {"offset": 0, "messages": list(messages), "tail": len(messages)}
+        return [(9, "invoke", "read", {"offset": 0, "max": 9}), (9, "ok", "read", answer)]
+
+    acked, failed, crashed = ("ok", [0, 1]), ("fail", 1), ("info", 1)
+    for history in (
+        [*tried(0, acked, failed), *told(1)],
+        [*tried(0, failed, acked), *told(1)],
+        [*tried(0, acked), *tried(1, ("ok", [1, 1])), *told(1, 1)],
+        [*tried(0, crashed), *told(1), *tried(1, failed), *told(1)],
+        [*tried(0, crashed), *tried(1, ("ok", [1, 1])), *told(1, 1)],
+    ):
+        assert check_log(events(*history)).verdict is Verdict.VALID, history
+        assert check(events(*history), Log()).verdict is Verdict.VALID, history
+    for history, kind in (
+        ([*tried(0, acked, failed), *told(1, 1)], "duplicated"),
+        ([*tried(0, acked), *tried(1, crashed), *told(1, 1, 1)], "duplicated"),
+        ([*tried(0, failed, failed), *told(1)], "phantom"),
+        ([*told(1), *tried(0, acked, failed)], "phantom"),
+    ):
+        result = check_log(events(*history))
+        assert result.verdict is Verdict.INVALID and result.stats["counts"][kind] >= 1, history
+    recovered = [*tried(0, crashed), *tried(1, failed), *told(1)]
+    assert check_log(events(*recovered)).stats["recovered"] == 1
+
+
+def test_a_message_that_is_a_map_is_no_list_of_pairs(done) -> None:
+    held, pairs = {"a": 1}, [["a", 1]]
+    other = check_log(done((0, "append", held, [0, held]), whole(1, [pairs])))
+    assert other.verdict is Verdict.INVALID and other.stats["counts"]["lost"] == 1
+    assert other.witness is not None and other.witness.operations[0].value == held
+    assert "'messages': [[['a', 1]]]" in other.reason
+    both = done((0, "append", held, [0, held]), (0, "append", pairs, [1, pairs]), whole(1, [held, pairs]))
+    assert check_log(both).verdict is Verdict.VALID

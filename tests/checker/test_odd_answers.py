@@ -110,6 +110,40 @@ def test_topics_whose_places_nobody_saw(seed: int) -> None:
     assert 10 < verdicts.count(True) < 190
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_topics_of_which_reads_tell_no_end(seed: int) -> None:
+    """A read that is answered with as many messages as asked for may not say where the queue ends."""
+    rng = random.Random(seed)
+    model = Topic(queues=2)
+    verdicts = []
+    for _ in range(200):
+        held: list[list[int]] = [[], []]
+        operations = []
+        for number in range(rng.randrange(2, 7)):
+            begun, queue = 10 * number - rng.randrange(12), rng.randrange(2)
+            if rng.random() < 0.5:
+                is_crashed = rng.random() < 0.4
+                if not is_crashed or rng.random() < 0.6:
+                    held[queue].append(number)
+                offset = len(held[queue]) - 1
+                operations.append(
+                    sent(number, begun, crashed=True) if is_crashed else sent(number, begun + 5, queue, offset)
+                )
+                continue
+            shown = list(held[queue])
+            if shown and rng.random() < 0.3:
+                shown.pop(rng.randrange(len(shown)))
+            answer = {"queue": queue, "offset": 0, "messages": shown, "tail": rng.choice([None, None, len(shown)])}
+            asked = {"queue": queue, "offset": 0}
+            times = {"invoked": begun + 5, "returned": begun + 8}
+            operations.append(Operation(process=number, f="read", value=asked, result=answer, **times))
+        history = History.from_operations(operations)
+        truth = linearizable_by_force(history, model)
+        verdicts.append(truth)
+        assert check(history, model).verdict is (Verdict.VALID if truth else Verdict.INVALID), operations
+    assert 10 < verdicts.count(True) < 195
+
+
 @pytest.mark.parametrize("name", CONTAINERS)
 def test_values_of_all_kinds_come_out_as_they_went_in(name: str) -> None:
     rng = random.Random(7)

@@ -47,7 +47,7 @@ def test_total_queue(events, done) -> None:
     good = check_total_queue(done(*puts, (1, "dequeue", None, 2), (1, "drain", None, [1, 3])))
     assert good.verdict is Verdict.VALID and good.stats["acknowledged"] == 3
     bad = check_total_queue(done(*puts, (1, "dequeue", None, 2), (1, "drain", None, [2, 9])))
-    assert bad.stats["counts"] == {"lost": 2, "unexpected": 1, "recovered": 0, "duplicated": 1}
+    assert bad.stats["counts"] == {"lost": 2, "unexpected": 1, "recovered": 0, "missing": 0, "duplicated": 1}
     twice = done(puts[0], (1, "dequeue", None, 1), (2, "dequeue", None, 1))
     assert check_total_queue(twice).verdict is Verdict.VALID
     assert check_total_queue(twice, allow_duplicates=False).verdict is Verdict.INVALID
@@ -56,6 +56,32 @@ def test_total_queue(events, done) -> None:
         (0, "invoke", "enqueue", 1), (0, "info", "enqueue", 1), (1, "invoke", "dequeue", None), (1, "ok", "dequeue", 1)
     )
     assert check_total_queue(recovered).stats["counts"]["recovered"] == 1
+
+
+def test_takes_of_unknown_outcome_may_have_taken_what_is_missing(events) -> None:
+    put = [(0, "invoke", "enqueue", 1), (0, "ok", "enqueue", 1), (0, "invoke", "enqueue", 2), (0, "ok", "enqueue", 2)]
+    looked = [(3, "invoke", "dequeue", None), (3, "ok", "dequeue", None)]
+
+    def crashed(process: int, f: str = "dequeue") -> list[tuple]:
+        return [(process, "invoke", f, None), (process, "info", f, None)]
+
+    one, two = [*put, *crashed(1), *looked], [*put, *crashed(1), *crashed(2), *looked]
+    assert check_total_queue(events(*one)).stats["counts"]["lost"] == 2, "one take cannot have taken two values"
+    result = check_total_queue(events(*two))
+    assert result.verdict is Verdict.UNKNOWN and result.stats["counts"] == {
+        "lost": 0, "unexpected": 0, "recovered": 0, "missing": 2, "duplicated": 0,
+    }  # fmt: skip
+    assert "2 values never came out" in result.reason
+    assert check_total_queue(events(*put, *crashed(1, "drain"), *looked)).verdict is Verdict.UNKNOWN
+    assert check_total_queue(events(*two), redelivers=True).verdict is Verdict.INVALID
+    refused = [(4, "invoke", "dequeue", None), (4, "fail", "dequeue", None)]
+    assert check_total_queue(events(*one, *refused)).verdict is Verdict.INVALID
+
+
+def test_takes_of_another_queue_have_taken_nothing(events) -> None:
+    lost = [(0, "invoke", "enqueue", 1, "a"), (0, "ok", "enqueue", 1, "a"), (0, "invoke", "dequeue", None, "a")]
+    lost += [(0, "ok", "dequeue", None, "a"), (1, "invoke", "dequeue", None, "b"), (1, "info", "dequeue", None, "b")]
+    assert check_total_queue(events(*lost)).verdict is Verdict.INVALID
 
 
 def test_set(done) -> None:
@@ -76,6 +102,48 @@ def test_set_full(done) -> None:
     assert check_set_full(stale, linearizable=True).verdict is Verdict.INVALID
     assert check_set_full(done(add)).verdict is Verdict.UNKNOWN
     assert check_set_full(done(add, (1, "read", None, [1, 1]))).stats["counts"]["duplicated"] == 1
+
+
+def test_an_element_is_lost_only_where_a_read_lacks_it_after_all_that_show_it(events) -> None:
+    add = [(0, "invoke", "add", 1), (0, "ok", "add", 1)]
+    shows = [(1, "invoke", "read", None), (1, "ok", "read", [1])]
+    lacks = [(2, "invoke", "read", None), (2, "ok", "read", [])]
+    beside = events(*add, shows[0], *lacks, shows[1])
+    assert check_set_full(beside).verdict is Verdict.VALID and check_set_full(beside).stats["counts"]["stale"] == 1
+    assert check_set_full(beside, linearizable=True).verdict is Verdict.INVALID
+    assert check_set_full(events(*add, *shows, *lacks)).stats["counts"]["lost"] == 1
+
+
+def test_what_a_read_shows_is_not_called_never_read(events) -> None:
+    crashed = [(0, "invoke", "add", 1), (0, "info", "add", 1)]
+    acked = [(1, "invoke", "add", 2), (1, "ok", "add", 2)]
+    last = [(2, "invoke", "read", None), (2, "ok", "read", [1, 2])]
+    result = check_set_full(events(*crashed, *acked, *last))
+    assert result.verdict is Verdict.VALID and result.stats["counts"]["never-read"] == 0
+    alone = check_set_full(events(*crashed, (2, "invoke", "read", None), (2, "ok", "read", [1])))
+    assert alone.verdict is Verdict.UNKNOWN and alone.stats["counts"]["never-read"] == 0
+    late = check_set_full(events(acked[0], last[0], acked[1], last[1]))
+    assert late.verdict is Verdict.UNKNOWN and late.stats["counts"]["never-read"] == 1
+
+
+def test_offsets_below_zero_are_numbers_like_others(events) -> None:
+    def fetched(offset: int) -> list[tuple]:
+        about = {"group": "g", "queue": 0}
+        return [(1, "invoke", "fetch", about), (1, "ok", "fetch", {**about, "offset": offset})]
+
+    commit = {"group": "g", "queue": 0, "offset": 5}
+    committed = [(0, "invoke", "commit", commit), (0, "ok", "commit", commit)]
+    assert check_consumer_progress(events(*fetched(-1001), *committed)).verdict is Verdict.VALID
+    assert check_consumer_progress(events(*fetched(-1), *fetched(-1001))).verdict is Verdict.INVALID
+    assert check_consumer_progress(events(*committed, *fetched(-1001))).verdict is Verdict.INVALID
+
+
+def test_texts_are_no_numbers(events) -> None:
+    commit = {"group": "g", "queue": 0, "offset": "5"}
+    with pytest.raises(TypeError, match="'5' is no number"):
+        check_consumer_progress(events((0, "invoke", "commit", commit), (0, "ok", "commit", commit)))
+    with pytest.raises(TypeError, match="'9' is no number"):
+        check_sessions(events((0, "invoke", "write", None), (0, "ok", "write", "9")))
 
 
 def test_unique_ids_and_counter(done) -> None:

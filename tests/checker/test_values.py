@@ -202,6 +202,12 @@ def test_amounts_are_numbers(done) -> None:
     assert check(done((0, "add", 1, True), (0, "read", None, 1)), "fetch-and-add:initial=1").verdict is Verdict.INVALID
 
 
+def test_a_step_of_a_multi_register_is_a_read_or_a_write(done) -> None:
+    steps = [["append", "x", 1]]
+    with pytest.raises(HistoryError, match=r"process 0's txn.*'append' is neither"):
+        check(done((0, "txn", steps, steps)), "multi-register")
+
+
 def test_the_operation_that_a_model_cannot_be_used_with_is_named(done) -> None:
     history = done((0, "add", 1, True), (1, "read", None, [1]), (2, "read", None, 5))
     with pytest.raises(HistoryError, match=r"a set cannot be used with process 2's read\(\) -> 5 \(.*answered 5"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -170,3 +171,28 @@ def test_histories_of_jepsens_form_are_read(tmp_path: Path) -> None:
 def test_a_read_that_is_no_list_is_refused() -> None:
     with pytest.raises(TypeError, match="a list of rows"):
         checked([*SKEW, *FIRST_ONLY, (2, "invoke", "read", None), (2, "ok", "read", 1)])
+
+
+def test_a_key_is_contended_by_two_of_which_one_committed() -> None:
+    """Not by two that were refused, though a third one had committed before; nor by one that began when the other was
+    known to be there, although its client had no answer yet."""
+    third = [(2, "invoke", "insert", [3, None]), (2, "ok", "insert", [3, None])]
+    refused = [(0, "fail", "insert", [1, None]), (1, "fail", "insert", [None, 2])]
+    assert checked([*third, *SKEW, *refused]).verdict is Verdict.UNKNOWN
+    assert checked([third[0], *SKEW, *refused, third[1]]).verdict is Verdict.VALID
+    known = [third[0], *read(3, process=4), SKEW[1], (1, "fail", "insert", [None, 2])]
+    assert checked([*known, third[1]]).verdict is Verdict.UNKNOWN
+    assert checked([*known, (2, "info", "insert", [3, None])]).verdict is Verdict.UNKNOWN
+    assert checked([third[0], *SKEW, *read(3, process=4), *refused]).verdict is Verdict.VALID
+    assert checked([SKEW[1], third[0], (1, "fail", "insert", [None, 2]), third[1]]).verdict is Verdict.VALID
+
+
+def test_a_file_of_inserts_with_places_for_two_tables_has_no_keys(tmp_path: Path) -> None:
+    lines = [
+        json.dumps({"process": process, "type": kind, "f": f, "value": [row, None]})
+        for kind in ("invoke", "ok")
+        for process, f, row in ((0, "insert", 7), (1, "insert", 8))
+    ]
+    (tmp_path / "h.jsonl").write_text("\n".join(lines))
+    history = read_history(tmp_path / "h.jsonl")
+    assert not history.keyed and check_write_skew(history).verdict is Verdict.INVALID

@@ -196,13 +196,16 @@ def _since(insert: Call, calls: Sequence[Call]) -> float:
 
 
 def _has_contest(calls: Sequence[Call]) -> bool:
-    """Whether two inserts of a key ran at the same time and one of the key has committed."""
+    """Whether two inserts of a key ran at the same time, of which one has committed."""
     inserts = [call for call in calls if call.f == "insert"]
+    since = [_since(insert, calls) for insert in inserts]
     return any(
-        one is not other and one.invoked < other.returned and other.invoked < one.returned
-        for one in inserts
-        for other in inserts
-    ) and any(_since(insert, calls) < float("inf") for insert in inserts)
+        one is not other
+        and one.invoked <= other.invoked < min(one.returned, known)
+        and min(known, other_known) < float("inf")
+        for one, known in zip(inserts, since, strict=True)
+        for other, other_known in zip(inserts, since, strict=True)
+    )
 
 
 def _lacks_a_row(calls: Sequence[Call]) -> bool:
@@ -256,8 +259,15 @@ def _set_full_of_key(calls: Sequence[Call], linearizable: bool) -> Verdicts:
             + [read.returned for read, elements in zip(reads, shown, strict=True) if element in elements]
             + [float("inf")]
         )
+        shown_until = max(
+            (read.returned for read, elements in zip(reads, shown, strict=True) if element in elements), default=known
+        )
         later = [element in elements for read, elements in zip(reads, shown, strict=True) if read.invoked > known]
-        if later and (not later[-1] or (linearizable and not all(later))):
+        is_gone = any(
+            element not in elements and read.invoked > max(known, shown_until)
+            for read, elements in zip(reads, shown, strict=True)
+        )
+        if is_gone or (linearizable and not all(later)):
             return INVALID
         is_read_later &= bool(later) or known == float("inf")
     return VALID if is_read_later else VALID | UNKNOWN
@@ -288,11 +298,13 @@ def _queue_of_key(calls: Sequence[Call], allow_duplicates: bool) -> Verdicts:
     if set(out) - set(tried) or (not allow_duplicates and any(out[value] > tried[value] for value in out)):
         return INVALID
     missing = surely - out
-    took_unseen = any(call.status == "info" and call.f not in PUTS for call in calls)
-    open_question = (missing and took_unseen) or any(out[value] > tried[value] - failed[value] for value in out)
-    if missing and not took_unseen:
+    unseen = [call for call in calls if call.status == "info" and call.f not in PUTS]
+    can_hold = float("inf") if any(call.f == "drain" for call in unseen) else len(unseen)
+    if missing.total() > can_hold:
         return INVALID
-    return VALID | INVALID if open_question else VALID
+    if any(out[value] > tried[value] - failed[value] for value in out):
+        return (UNKNOWN if missing else VALID) | INVALID
+    return UNKNOWN if missing else VALID
 
 
 def _is_looked_for(put: Call, calls: Sequence[Call]) -> bool:
@@ -429,11 +441,11 @@ def log_losses(events: Sequence[Event]) -> Verdicts:
     calls = pair(events)
     is_right = is_linearizable(calls, make_object("log"))
     asked = [(canonical(call.key), canonical(call.value)) for call in calls if call.f == "append"]
+    has_gap = any(not read.result["messages"] and read.result["tail"] > read.result["offset"] for read in _reads(calls))
     if len(asked) != len(set(asked)):
-        return VALID | INVALID | UNKNOWN
+        return VALID | UNKNOWN if is_right and not has_gap else VALID | INVALID | UNKNOWN
     if any(_is_harmed(calls_of_key) for calls_of_key in _keys(calls)):
         return INVALID
-    has_gap = any(not read.result["messages"] and read.result["tail"] > read.result["offset"] for read in _reads(calls))
     if not is_right or has_gap:
         return VALID | INVALID | UNKNOWN
     return UNKNOWN if any(_has_unlooked(calls_of_key) for calls_of_key in _keys(calls)) else VALID

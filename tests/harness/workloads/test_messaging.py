@@ -164,6 +164,18 @@ def test_lost_messages_are_found(workload: Any, kind: str) -> None:
     assert outcome.details["stats"]["counts"][kind] > 0
 
 
+def test_a_crashed_dequeue_excuses_no_loss_where_the_group_gives_a_message_again() -> None:
+    lines = [(0, "invoke", "enqueue", 1), (0, "ok", "enqueue", 1), (1, "invoke", "dequeue", None),
+             (1, "info", "dequeue", None), (2, "invoke", "dequeue", None), (2, "ok", "dequeue", None),
+             (2, "invoke", "lag", None), (2, "ok", "lag", 0)]  # fmt: skip
+    events = [
+        {"index": index, "time": index, "process": process, "type": kind, "f": f, "value": value, "key": 0}
+        for index, (process, kind, f, value) in enumerate(lines)
+    ]
+    found = QueueWorkload(keys=1).check(events, CONTEXT)["total-queue"]
+    assert found.valid is False and found.details["stats"]["counts"]["lost"] == 1
+
+
 @pytest.mark.parametrize(
     "group", [Group(drop_every=20, hidden=3), Group(drop_every=20, is_silent_about_lag=True)], ids=["behind", "silent"]
 )
