@@ -414,10 +414,7 @@ class HistoryBuilder:
                         raise HistoryError(f"process {process} completes {name!r}, but has {f_of[row]!r} open")
                     if (named := get("key")) is not None and named != key_of[row]:
                         open_rows[process] = row
-                        asked = "without a key" if key_of[row] is None else f"of key {key_of[row]!r}"
-                        raise HistoryError(
-                            f"process {process} completes {f_of[row]!r} of key {named!r}, but has one {asked} open"
-                        )
+                        raise _of_another_key(event, f_of[row], key_of[row])
                     status[row] = outcome
                     answer = result[row] = get("value")
                     if answer is None and outcome is OK and "value" not in event and f_of[row] in READS:
@@ -544,6 +541,12 @@ class HistoryBuilder:
 
 def _events(count: int) -> str:
     return "1 event is" if count == 1 else f"{count} events are"
+
+
+def _of_another_key(event: Mapping[str, Any], f: str, asked: Any) -> HistoryError:
+    of_key = "without a key" if asked is None else f"of key {asked!r}"
+    what = f"process {event['process']} completes {f!r} of key {event['key']!r}, but has one {of_key} open"
+    return HistoryError(what)
 
 
 def _what_is_wrong(event: Any, error: Exception) -> str:
