@@ -11,7 +11,7 @@ import math
 import os
 import sys
 from collections import Counter as Counts
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -44,6 +44,10 @@ __all__ = ["PROPERTIES", "UNLIMITED", "main", "named_property", "property_option
 BAD_ARGUMENTS = 254
 #: Least memory, in MiB, that a check is given however much the history itself took.
 LEAST_MEMORY_MB = 16
+#: Python's limit of recursion where results are printed or sent: a witness's values are as deep as any that could be
+#: read, and what prints them takes two frames a level.  Below what PyPy's stack holds.
+_DEPTH_OF_RESULTS = 5_000
+_USUAL_DEPTH = sys.getrecursionlimit()
 
 Check = Callable[[History, float | None, float | None], Result]
 #: Reads the history in a file; raises FormatError naming the file.
@@ -167,7 +171,7 @@ class _Job:
 
 @dataclass(frozen=True, kw_only=True)
 class _Outcome:
-    """What became of one file: a result, or why there is none."""
+    """What became of one file: a result, or why there is none, or why it cannot be printed in full."""
 
     result: Result | None = None
     error: str = ""
@@ -284,33 +288,57 @@ def main(
     except (_BadArguments, ModelError) as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return BAD_ARGUMENTS
-    outcomes = [_print(job, outcome, options.json) for job, outcome in zip(jobs, outcomes, strict=True)]
-    results = [outcome.result for outcome in outcomes if outcome.result is not None]
-    if options.html and results:
-        bad = next((result for result in results if result.verdict is Verdict.INVALID), results[0])
-        try:
-            write(Path(options.html), html(bad))
-        except OSError as error:
-            print(f"{options.html}: {error.strerror}", file=sys.stderr)
-            return BAD_ARGUMENTS
-    statuses = {outcome.exit_status for outcome in outcomes}
+    with _deep_results():
+        outcomes = [_print(job, outcome, options.json) for job, outcome in zip(jobs, outcomes, strict=True)]
+        statuses = {outcome.exit_status for outcome in outcomes}
+        results = [outcome.result for outcome in outcomes if outcome.result is not None]
+        if options.html and results and not _write_page(Path(options.html), results, write):
+            statuses.add(BAD_ARGUMENTS)
     return next(status for status in _WORST_FIRST if status in statuses)
+
+
+@contextlib.contextmanager
+def _deep_results() -> Iterator[None]:
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, _DEPTH_OF_RESULTS))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
+
+
+def _write_page(path: Path, results: Sequence[Result], write: Callable[[Path, str], None]) -> bool:
+    """Write the page of the first invalid result, else of the first; where that cannot be, one line says why."""
+    shown = next((result for result in results if result.verdict is Verdict.INVALID), results[0])
+    try:
+        write(path, html(shown))
+    except OSError as error:
+        print(f"{path}: {error.strerror}", file=sys.stderr)
+        return False
+    except RecursionError:
+        print(f"{path}: a value is nested too deeply for a page", file=sys.stderr)
+        return False
+    return True
 
 
 def _print(job: _Job, outcome: _Outcome, as_json: bool) -> _Outcome:
     """Print what became of a file; a bad one has its line on stderr.  Returns what was printed."""
-    if outcome.result is not None:
+    result = outcome.result
+    if result is not None:
         try:
-            fields = outcome.result.to_json() if as_json else {}
+            fields = result.to_json() if as_json else {}
             text = json.dumps({"file": job.path, "exit_status": outcome.exit_status, **fields})
-            _say(text if as_json else _in_words(job, outcome.result))
+            _say(text if as_json else _in_words(job, result))
             return outcome
         except RecursionError:
-            outcome = _Outcome(error=f"{job.path}: a value is nested too deeply")
+            # A violation is certain also where its witness cannot be printed.
+            result = result if result.verdict is Verdict.INVALID else None
+            outcome = _Outcome(result=result, error=f"{job.path}: a value is nested too deeply")
     error = " ".join(outcome.error.split())
     print(error, file=sys.stderr)
     if as_json:
-        print(json.dumps({"file": job.path, "exit_status": outcome.exit_status, "error": error}))
+        fields = {} if result is None else {"valid": result.valid, "reason": result.reason}
+        print(json.dumps({"file": job.path, "exit_status": outcome.exit_status, **fields, "error": error}))
     return outcome
 
 
@@ -339,7 +367,7 @@ def _named_check(name: str) -> Model | Check:
 
 def _run(jobs: list[_Job], processes: int) -> list[_Outcome]:
     if processes > 1 and len(jobs) > 1:
-        outcomes = map_in_processes(_check_file, jobs, processes)
+        outcomes = map_in_processes(_check_in_a_worker, jobs, processes)
         return [outcome if outcome is not None else _KILLED for outcome in outcomes]
     return [_check_file(job) for job in jobs]
 
@@ -375,6 +403,14 @@ def _check_file(job: _Job) -> _Outcome:
             raise
         what = f"{type(error).__name__}: {short(str(error), 200)}"
         return _Outcome(error=f"{job.path}: values that {job.model} cannot be used with ({what})")
+
+
+def _check_in_a_worker(job: _Job) -> _Outcome:
+    """As `_check_file`; the worker sends the outcome once this has returned, however deep its values are."""
+    sys.setrecursionlimit(_USUAL_DEPTH)
+    outcome = _check_file(job)
+    sys.setrecursionlimit(max(_USUAL_DEPTH, _DEPTH_OF_RESULTS))
+    return outcome
 
 
 def _read_and_check(job: _Job) -> Result:

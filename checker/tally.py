@@ -40,6 +40,7 @@ class Tally:
         self.examples: dict[str, list[str]] = {}
         self.extra: dict[str, Any] = {}
         self._wrong = tuple(wrong)
+        self._noted = tuple(noted)
         self._spans_keys = spans_keys
         self._first: dict[str, tuple[tuple[int, ...], str]] = {}
 
@@ -63,6 +64,7 @@ class Tally:
             "operations": len(self.history),
             "engines": {self.name: 1},
             "counts": self.counts,
+            "noted": list(self._noted),  # of those counts, the kinds that are allowed
             "examples": self.examples,
             **self.extra,
         }

@@ -62,8 +62,6 @@ def _perform(arguments: argparse.Namespace) -> int:
             from harness.commands.explain import explain_command as perform
         case "replay":
             from harness.commands.replay import replay_command as perform
-
-            arguments.given = given_options(arguments.words)
         case "trace":
             from harness.commands.trace import trace_command as perform
         case "analyze":
@@ -119,6 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     arguments.words = words
+    arguments.given = given_options(words)
     if argv is None and (arguments.command in SIMULATING or getattr(arguments, "cluster", None) == "sim"):
         restart_with_nursery([sys.executable, "-m", "harness", *words])
     return _guarded(lambda: _perform(arguments))

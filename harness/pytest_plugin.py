@@ -6,8 +6,9 @@
         splitbrain.run(MyKV(), KV, workload="register", nemesis=nemesis).assert_valid()
 
 An invalid run fails its test; one that is unknown, or that did not run, is an error: pytest and its JUnit file tell the
-two apart. What a failing test prints begins with the verdict, the seed, the line that repeats it and the report. The
-directory of a run is kept where its test did not pass. docs/pytest.md is the page for users.
+two apart. A test that asks for a verdict decides by itself; where it never does, `assert_valid` is called at its end.
+What a failing test prints begins with the verdict, the seed, the line that repeats it and the report. The directory of
+a run is removed where the run was valid and its test passed. docs/pytest.md is the page for users.
 
 pytest loads this module in every session where Splitbrain is installed, so it imports nothing of the harness by itself.
 """
@@ -30,6 +31,7 @@ __all__ = ["RunInvalid", "RunUndecided", "Splitbrain", "SplitbrainRun"]
 MAX_LINE_CHARS = 400
 """Of the verdict's sentence in what a failing test prints; the report has all of it."""
 
+_VERDICTS: Mapping[bool | str, str] = {True: "valid", False: "invalid"}
 _RUNS = pytest.StashKey[list["SplitbrainRun"]]()
 _PASSED = pytest.StashKey[bool]()
 
@@ -45,13 +47,14 @@ class RunUndecided(Exception):
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("splitbrain")
     group.addoption(
-        "--splitbrain-seed", type=int, metavar="N", help="the seed of every test's first run (default: random)"
-    )
+        "--splitbrain-seed", type=int, metavar="N",
+        help="the seed of every test's first run, unless the test gives `run` one (default: random)",
+    )  # fmt: skip
     group.addoption(
-        "--splitbrain-store", metavar="DIR", help="where the runs of tests that did not pass are kept "
+        "--splitbrain-store", metavar="DIR", help="where runs are kept that were not valid, or whose test did not pass "
         "(default: splitbrain-store in the root directory)",
     )  # fmt: skip
-    group.addoption("--splitbrain-keep", action="store_true", help="keep the runs of tests that passed as well")
+    group.addoption("--splitbrain-keep", action="store_true", help="keep valid runs of tests that passed as well")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -66,14 +69,20 @@ class SplitbrainRun:
     """A run that took place."""
 
     def __init__(self, run: JudgedRun, repeat: str) -> None:
-        self.results: Mapping[str, Any] = run.results
-        """As in results.json."""
+        self._results = run.results
+        self._is_asked = False
         self.path: str = run.path
         """The run's directory."""
         self.report: str = run.report_path
         self.seed: int = run.seed
         self.repeat = repeat
         """The command that runs the test with the same seed."""
+
+    @property
+    def results(self) -> Mapping[str, Any]:
+        """As in results.json. Whoever asks for them, or for the verdict, decides what the verdict means to the test."""
+        self._is_asked = True
+        return self._results
 
     @property
     def valid(self) -> bool | str:
@@ -83,7 +92,7 @@ class SplitbrainRun:
     @property
     def verdict(self) -> str:
         """valid, invalid or unknown."""
-        return "valid" if self.valid is True else "invalid" if self.valid is False else "unknown"
+        return _VERDICTS.get(self.valid, "unknown")
 
     def assert_valid(self) -> None:
         """Raises RunInvalid for an invalid run, RunUndecided for one that is unknown."""
@@ -99,6 +108,16 @@ class SplitbrainRun:
             raise RunInvalid(f"VALID, and it should not be: {_clip(str(self.results['reason']))}\n{self._lines()}")
         if self.valid is not False:
             self.assert_valid()
+
+    def assert_asked(self) -> None:
+        """For the end of a test: raises as `assert_valid` does, unless the test has asked for the verdict."""
+        if not self._is_asked:
+            self.assert_valid()
+
+    @property
+    def is_to_keep(self) -> bool:
+        """Whether its directory stays though its test passed."""
+        return self._results["valid"] is not True
 
     def _lines(self) -> str:
         return f"seed    {self.seed}\nrepeat  {self.repeat}\nreport  {self.report}"
@@ -128,31 +147,33 @@ class Splitbrain:
         from harness.embedding import judged_run
         from harness.errors import HarnessError, OperatorError, SystemUnderTestError
 
-        seed = self._seed({**self._options, **options})
+        seed = self._seed(options.get("seed"))
         repeat = self._repeat_line()
         print(f"splitbrain: seed {seed}; {repeat}")
         given = {**self._options, **options, "seed": seed, "store": self._store()}
         try:
-            run = SplitbrainRun(judged_run(system, client, **given), repeat)
+            judged = judged_run(system, client, **given)
         except (OperatorError, SystemUnderTestError, HarnessError) as error:
             text = f"DID NOT RUN: {error}\nseed    {seed}\nrepeat  {repeat}\nstore   {self._store()}"
             self._note("did-not-run", seed, repeat, "")
             raise RunUndecided(text) from None
+        run = SplitbrainRun(judged, repeat)
         self._runs.append(run)
-        self._note(run.verdict, seed, repeat, run.report)
-        if run.results.get("interrupted"):
+        self._note(_VERDICTS.get(judged.valid, "unknown"), seed, repeat, run.report)
+        if judged.results.get("interrupted"):
             raise KeyboardInterrupt
         return run
 
-    def _seed(self, options: Mapping[str, Any]) -> int:
-        """That of the next run. The first has the one that was given, the others follow from it."""
+    def _seed(self, given: Any) -> int:
+        """That of the next run. One that was given to `run` has the last word; the others are the base seed (of the
+        command line, of the marker, or the first one given) and what follows from it."""
         from harness.commands.series import derived_seed
         from harness.seeded import random_seed
 
         if self._base_seed is None:
-            given = options.get("seed")
-            self._base_seed = random_seed() if given is None else int(given)
-        return derived_seed(self._base_seed, len(self._runs))
+            base = self._options.get("seed") if given is None else given
+            self._base_seed = random_seed() if base is None else int(base)
+        return derived_seed(self._base_seed, len(self._runs)) if given is None else int(given)
 
     def _repeat_line(self) -> str:
         return f"pytest {shlex.quote(self._request.node.nodeid)} --splitbrain-seed {self._base_seed}"
@@ -177,8 +198,23 @@ def splitbrain(request: pytest.FixtureRequest) -> Iterator[Splitbrain]:
         from harness.store import RunDir, Store
 
         for run in request.node.stash.get(_RUNS, []):
+            if run.is_to_keep:
+                continue
             run_dir = RunDir(Path(run.path))
             Store(run_dir.path.parents[1]).remove(run_dir)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
+    """A test that passes over a verdict must not pass for one that looked at it."""
+    outcome = yield
+    if outcome.excinfo is not None:
+        return
+    try:
+        for run in item.stash.get(_RUNS, []):
+            run.assert_asked()
+    except (RunInvalid, RunUndecided) as error:
+        outcome.force_exception(error)
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -22,8 +22,11 @@ Everything an operator can mend is a `StoreError` of one line.
 
 from __future__ import annotations
 
-__all__ = ["LATEST", "RunDir", "RunStatus", "Store", "StoreError", "is_run", "require_writable", "run_order"]
+__all__ = [
+    "LATEST", "RunDir", "RunStatus", "Store", "StoreError", "is_run", "require_writable", "run_order", "store_of",
+]  # fmt: skip
 
+import argparse
 import contextlib
 import enum
 import errno
@@ -228,13 +231,14 @@ class Store:
 
     def find(self, text: str) -> RunDir:
         """The run that `text` names: "latest", "<test>" or "<test>/latest" (its newest), "<test>/<time>", or
-        the path of a run's directory or of a file in one. Raises StoreError.
+        the path of a run's directory or of a file in one. A name of this store goes before a path; "latest" is this
+        store's, whatever the current directory has of that name. Raises StoreError.
         """
-        direct = Path(text)
+        candidates = [self.root / text]
         with _storing(f"look for the run {text!r}"):
-            if direct.is_file():
-                direct = direct.parent
-            for candidate in (self.root / text, direct):
+            if text != LATEST:
+                candidates.append(Path(text).parent if Path(text).is_file() else Path(text))
+            for candidate in candidates:
                 if is_run(candidate):
                     return RunDir(candidate.resolve())
         self.require()
@@ -268,6 +272,15 @@ class Store:
             for folder in _directories(self.root):
                 found += [RunDir(path) for path in _directories(folder) if is_run(path)]
         return sorted(found, key=lambda run: (run_order(run.path.name), run.name))
+
+
+def store_of(arguments: argparse.Namespace) -> Store:
+    """The store of a command that looks for a run. Raises StoreError where --store names one that is not there: what
+    another place has of the run's name is not what was asked for."""
+    store = Store(arguments.store)
+    if "store" in arguments.given:
+        store.require()
+    return store
 
 
 def require_writable(path: Path) -> None:

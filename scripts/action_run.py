@@ -26,25 +26,61 @@ def as_root() -> list[str]:
 
 
 def main() -> int:
-    """Run it. Returns the exit status."""
+    """Run it, and say what came of it also where there was no run. Returns the exit status."""
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    before = stamp_of(os.environ["ACTION_JUNIT"])
     try:
         words = shlex.split(os.environ["ACTION_RUN"])
     except ValueError as error:
-        print(f"run: {error}", file=sys.stderr)
-        return 254
+        status, reason = 254, f"run: {error}"
+        print(reason, file=sys.stderr)
+    else:
+        status, reason = run(words, summary), "its arguments are no run: the log of this step has the reason"
+    verdict = VERDICTS.get(status, "did-not-run")
+    if "GITHUB_OUTPUT" in os.environ:
+        with open(os.environ["GITHUB_OUTPUT"], "a", encoding="utf-8") as file:
+            file.write(f"verdict={verdict}\n")
+    if verdict == "did-not-run" and stamp_of(os.environ["ACTION_JUNIT"]) == before:
+        write_did_not_run(reason, summary)  # `harness run` ended before it could
+    return status
+
+
+def run(words: list[str], summary: str | None) -> int:
+    """`harness run`, as root where that can be had. Returns its exit status."""
     store, junit = os.environ["ACTION_STORE"], os.environ["ACTION_JUNIT"]
     prefix = as_root()
     command = [*prefix, sys.executable, "-m", "harness", "run", *words, "--store", store, "--junit", junit]
-    if "GITHUB_STEP_SUMMARY" in os.environ:
-        command += ["--step-summary", os.environ["GITHUB_STEP_SUMMARY"]]
+    if summary is not None:
+        command += ["--step-summary", summary]
     status = subprocess.run(command).returncode
     if prefix:  # what root made must be readable for the step that uploads it
         made = [path for path in (store, junit) if os.path.exists(path)]
         subprocess.run([*prefix, "chown", "-R", f"{os.getuid()}:{os.getgid()}", *made])
-    if "GITHUB_OUTPUT" in os.environ:
-        with open(os.environ["GITHUB_OUTPUT"], "a", encoding="utf-8") as file:
-            file.write(f"verdict={VERDICTS.get(status, 'did-not-run')}\n")
     return status
+
+
+def stamp_of(path: str) -> tuple[int, int] | None:
+    """What changes when a file is written anew."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def write_did_not_run(reason: str, summary: str | None) -> None:
+    """The JUnit file and the step summary of a run that there was not."""
+    from harness.errors import OperatorError
+    from harness.report.junit import Case, write_junit
+    from harness.report.step_summary import append_summary
+
+    cases = [Case("run", "did-not-run", reason)]
+    try:
+        if summary is not None:
+            append_summary(summary, cases)
+        write_junit(os.environ["ACTION_JUNIT"], cases)
+    except OperatorError as error:
+        print(error, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ MEASURES = {
     "recovery_after_start_ns": "ns from a fault's start to service again",
     "recovery_after_heal_ns": "ns from a fault's heal to service again",
     "lost": "acknowledged messages that a run lost",
-    "duplicated": "messages that a run stored twice",
+    "duplicated": "messages that a run had twice, where its workload forbids it",
 }
 """Measures and what they count; those of recovery are per fault, the others per run."""
 

@@ -205,9 +205,10 @@ def _add_run(listing: Listing, folder: str, names: dict[str, tuple[str, int]], l
     histories = [names[name] for name in (PARQUET, JSONL) if name in names]
     history = next((found for found in histories if found[1]), None)
     if history is None:
-        listing.problems.append(
-            (folder, "its history is empty" if histories else "no history: the run ended before its load began")
-        )
+        ended = "no history: the run ended before its load began"
+        gone = "no history: it was judged, and its history is not there any more"
+        reason = "its history is empty" if histories else gone if RESULTS in names else ended
+        listing.problems.append((folder, reason))
         return
     _add(
         listing,

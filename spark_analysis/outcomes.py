@@ -79,8 +79,9 @@ def outcome_of_test(content: bytes) -> dict[str, Any]:
 def outcome_of_results(content: bytes) -> dict[str, Any]:
     """The verdict that results.json holds, its anomalies by kind, and when the first was complete.
 
-    A check that counts kinds of harm (the log checker) gives each kind; any other invalid check gives its own
-    name, counted by invalid keys where it has keys. Raises UnreadableRunError.
+    An invalid check that counts kinds of harm (the log checker, those of queues and sets) gives each kind; any other
+    one its own name, counted by invalid keys where it has keys. What a workload allows is no harm: see `_harm`. Raises
+    UnreadableRunError.
     """
     results = _json(content, "results.json")
     valid = results.get("valid")
@@ -96,21 +97,22 @@ def outcome_of_results(content: bytes) -> dict[str, Any]:
             continue
         stats = check.get("stats")
         stats = stats if isinstance(stats, dict) else {}
-        counts = stats.get("counts")
-        if isinstance(counts, dict):
+        is_invalid = check.get("valid") is False
+        if isinstance(stats.get("counts"), dict):
+            counts = _harm(stats, is_invalid=is_invalid)
             anomalies += [
                 {"check": in_utf8(name), "kind": in_utf8(kind), "count": count}
                 for kind, count in counts.items()
-                if _is_count(count) and count > 0
+                if count > 0
             ]
             for kind, value in (("acknowledged", stats), ("lost", counts), ("duplicated", counts)):
                 if _is_count(value.get(kind)):
                     outcome[kind] = (outcome[kind] or 0) + value[kind]
-        elif check.get("valid") is False:
+        elif is_invalid:
             keys = stats.get("invalid_keys")
             number = keys if _is_count(keys) and keys > 0 else 1
             anomalies.append({"check": in_utf8(name), "kind": in_utf8(name), "count": number})
-        if check.get("valid") is False:
+        if is_invalid:
             first = _completed_by(check.get("witness"))
             if first is not None:
                 firsts.append(first)
@@ -130,6 +132,22 @@ def outcome_of_results(content: bytes) -> dict[str, Any]:
     if firsts:
         outcome["first_anomaly_ns"], outcome["first_anomaly_operations"] = min(firsts)
     return outcome
+
+
+def _harm(stats: Mapping[str, Any], *, is_invalid: bool) -> dict[str, int]:
+    """What a check has counted, by kind, without what the workload allows (a queue that delivers at least once may
+    repeat) and what is not certain.
+
+    A check names the kinds that it only notes. Results of an older harness do not; but whatever a check has counted
+    that is not invalid was allowed, or is not known to be harm.
+    """
+    noted = stats.get("noted")
+    noted = noted if isinstance(noted, list) else []
+    return {
+        kind: count
+        for kind, count in stats["counts"].items()
+        if _is_count(count) and kind not in noted and (is_invalid or count == 0)
+    }
 
 
 def _completed_by(witness: Any) -> tuple[int, int] | None:

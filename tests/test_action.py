@@ -45,6 +45,17 @@ def test_a_run_that_cannot_be(tmp_path: Path) -> None:
     assert "did-not-run" in (tmp_path / "summary.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [("--system toy --set 'a=1", "run: No closing quotation"), ("--sistem toy", "the log of this step has the reason")],
+)
+def test_arguments_that_make_no_run(tmp_path: Path, arguments: str, reason: str) -> None:
+    assert run_step(tmp_path, arguments) == (254, {"verdict": "did-not-run"})
+    summary = (tmp_path / "summary.md").read_text()
+    assert "did-not-run" in summary and reason in summary
+    assert ElementTree.parse(tmp_path / "junit.xml").getroot().get("errors") == "1"
+
+
 def test_the_file_names_what_there_is() -> None:
     inputs = set(re.findall(r"^  ([a-z-]+):$", ACTION.partition("inputs:")[2].partition("\noutputs:")[0], re.MULTILINE))
     assert set(re.findall(r"\$\{\{ inputs\.([a-z-]+) \}\}", ACTION)) == inputs

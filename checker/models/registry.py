@@ -56,6 +56,8 @@ def parse_fields(title: str, known: Sequence[str], text: str) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for part in _split(text):
         field_name, equals, value = part.partition("=")
+        if not equals and field_name in known:
+            raise ModelError(f"{title}: {field_name} needs a value: {title.split()[-1]}:{field_name}=...")
         if not equals or field_name not in known:
             raise ModelError(f"{title} has no field {field_name!r}; it has: {', '.join(known) or 'none'}")
         if field_name in fields:

@@ -22,7 +22,7 @@ from harness.report import OutputConsole, print_summary
 from harness.report.page import write_report
 from harness.report.store_page import update_store_page
 from harness.runner import Observed
-from harness.store import RunDir, RunStatus, Store, StoreError
+from harness.store import RunDir, RunStatus, StoreError, store_of
 from harness.systems.base import CheckOutcome
 from harness.test import test_from_json
 from harness.workloads.base import Workload
@@ -35,7 +35,7 @@ FACTS = ("started_at", "run_id", "cluster_detail", "hosts", "duration_s", "versi
 
 def analyze_command(arguments: argparse.Namespace) -> int:
     """Judge a stored run again. Returns the exit status of the verdict."""
-    store = Store(arguments.store)
+    store = store_of(arguments)
     run_dir = store.find(arguments.run)
     if run_dir.status is RunStatus.RUNNING:
         raise OperatorError(f"{run_dir.name} is still running; wait for its end")

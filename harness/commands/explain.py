@@ -18,7 +18,7 @@ from harness.pasteable import harness_command, pasteable
 from harness.report import OutputConsole
 from harness.report.deciding import sentences_of
 from harness.report.page import write_report
-from harness.store import RunDir, RunStatus, Store, require_writable
+from harness.store import RunDir, RunStatus, require_writable, store_of
 from harness.test import Test, test_from_json
 from nemesis.schedule import ScheduleError, load_schedule
 
@@ -36,7 +36,7 @@ def explain_command(arguments: argparse.Namespace) -> int:
     was not simulated, or is not repeated by this version."""
     if arguments.points * arguments.runs > MAX_CONTINUATIONS:
         raise OperatorError(f"--points times --runs must be at most {MAX_CONTINUATIONS:,} continuations")
-    run_dir = Store(arguments.store).find(arguments.run)
+    run_dir = store_of(arguments).find(arguments.run)
     if run_dir.status is RunStatus.RUNNING:
         raise OperatorError(f"{run_dir.name} is still running; wait for its end")
     test = test_from_json(run_dir.read_test())

@@ -15,7 +15,7 @@ from harness.execution import perform
 from harness.faults.triggers import count_triggers
 from harness.history_writer import read_history
 from harness.report import OutputConsole, print_summary
-from harness.store import RunDir, Store, StoreError
+from harness.store import LATEST, RunDir, Store, StoreError
 from harness.test import Test, test_from_json
 from harness.units import plural
 
@@ -66,17 +66,21 @@ def replay_command(arguments: argparse.Namespace) -> int:
 
 
 def _schedule_path(text: str, store: Store) -> Path:
-    """The file of a schedule: `text` itself, or the one in the directory or of the run that it names. Raises
-    OperatorError."""
-    path = RunDir(Path(text)).schedule_path  # also of what harness shrink leaves, which is no run
-    if os.path.isfile(path):
-        return path
-    if os.path.exists(text) and not os.path.isdir(text):  # also a pipe
+    """The file of a schedule: that of the run of this store, or `text` itself, or the one in the directory that it
+    names. Raises OperatorError."""
+    if text != LATEST and os.path.exists(text) and not os.path.isdir(text):  # also a pipe
         return Path(text)
     try:
-        return store.find(text).schedule_path
+        path = store.find(text).schedule_path
+        problem = f"run {text!r} has no schedule.json"
     except StoreError as error:
-        raise OperatorError(f"{text!r} is no file of a schedule, and no run: {error}") from None
+        path = RunDir(Path(text)).schedule_path  # of what is left of a run: without a test.json it is none
+        problem = f"{text!r} is no file of a schedule, and no run: {error}"
+        if text == LATEST:
+            raise OperatorError(problem) from None
+    if not os.path.isfile(path):
+        raise OperatorError(problem)
+    return path
 
 
 def _take_over(arguments: argparse.Namespace, directory: Path, given: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ from harness.exploration.shrinking import Shrunk, shrink
 from harness.exploration.symptoms import failures_of
 from harness.report import OutputConsole
 from harness.signals import interrupted_by_signals
-from harness.store import Store, require_writable
+from harness.store import require_writable, store_of
 from harness.test import test_from_json
 from nemesis.schedule import ScheduleError, load_schedule, schedule_text
 
@@ -29,7 +29,7 @@ __all__ = ["replaying", "shrink_command"]
 
 def shrink_command(arguments: argparse.Namespace) -> int:
     """Shrink a stored run in simulation. Returns 0 when a shortest run was found."""
-    run_dir = Store(arguments.store).find(arguments.run)
+    run_dir = store_of(arguments).find(arguments.run)
     results = run_dir.read_results() if run_dir.results_path.exists() else {}
     if results.get("valid") is True:
         raise OperatorError(f"{run_dir.name} is valid: only a run that failed can be cut down to what it takes to fail")

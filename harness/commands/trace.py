@@ -19,7 +19,7 @@ from harness.report import OutputConsole
 from harness.report.replay import EVER_NS, collect_replay, replay_page
 from harness.report.sequence import MAX_ARROWS, Leadership, sequence_page, sequence_svg
 from harness.report.trace_window import Window, choose, read_window
-from harness.store import RunDir, Store
+from harness.store import RunDir, store_of
 from harness.units import plural
 
 __all__ = ["MAX_HOSTS_DRAWN", "trace_command"]
@@ -36,7 +36,7 @@ def trace_command(arguments: argparse.Namespace) -> int:
         raise OperatorError("--from and --to say what to draw; or --replay, for a page of the whole run")
     if not (math.isfinite(arguments.from_s) and math.isfinite(arguments.to_s) and arguments.from_s < arguments.to_s):
         raise OperatorError(f"--from {arguments.from_s:g} must lie before --to {arguments.to_s:g}")
-    run_dir = Store(arguments.store).find(arguments.run)
+    run_dir = store_of(arguments).find(arguments.run)
     path = Path(arguments.out) if arguments.out else run_dir.path / "trace.html"
     if path.suffix not in (".html", ".svg"):
         raise OperatorError(f"--out {path}: the drawing is an .html or an .svg file")
@@ -72,7 +72,7 @@ def _replay(arguments: argparse.Namespace) -> int:
         raise OperatorError("--from must lie before --to")
     if arguments.hosts:
         raise OperatorError("--hosts: a replay shows all hosts")
-    run_dir = Store(arguments.store).find(arguments.run)
+    run_dir = store_of(arguments).find(arguments.run)
     path = Path(arguments.out) if arguments.out else run_dir.path / "replay.html"
     if path.suffix != ".html":
         raise OperatorError(f"--out {path}: a replay is an .html file")

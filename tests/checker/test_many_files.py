@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from checker import KeyValue, Verdict, check, read_jsonl
+from checker import cli as module
 from checker.cli import main
 from checker.codecs import MemoryLimitError, read
 from checker.linearizability.budget import Budget, LimitReached
@@ -61,6 +62,51 @@ def test_a_bad_file_costs_no_other_its_verdict(
     rows = [json.loads(row) for row in capsys.readouterr().out.splitlines()]
     assert [(row["file"], row["exit_status"]) for row in rows] == [(files[name], own[name]) for name in names]
     assert all(("error" in row) is (row["exit_status"] == 254) for row in rows)
+
+
+@pytest.mark.parametrize(("names", "status"), [(["wrong"], 1), (["fine", "wrong", "bad"], 1), (["fine"], 254)])
+def test_a_page_that_cannot_be_written_hides_no_violation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], names: list[str], status: int
+) -> None:
+    rows = {"fine": FINE, "wrong": WRONG, "bad": FINE[1:]}
+    files = [write(tmp_path / f"{name}.jsonl", rows[name]) for name in names]
+    assert main([*files, "--model", "register", "--html", str(tmp_path)]) == status
+    assert capsys.readouterr().err.splitlines()[-1] == f"{tmp_path}: Is a directory"
+
+
+def _deep_and_wrong(path: Path) -> str:
+    """A register that is read as a value nested 700 levels deep, which nobody has written."""
+    value: object = 1
+    for _ in range(700):
+        value = [value]
+    return write(path, [*WRONG[:3], ("ok", "read", value)])
+
+
+def test_a_violation_of_deep_values_is_printed_in_every_form(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deep, fine = _deep_and_wrong(tmp_path / "deep.jsonl"), write(tmp_path / "fine.jsonl", FINE)
+    page = tmp_path / "page.html"
+    assert main([deep, "--model", "register", "--json", "--html", str(page)]) == 1
+    told = capsys.readouterr()
+    row = json.loads(told.out)
+    assert row["exit_status"] == 1 and row["valid"] is False and told.err == ""
+    assert row["witness"]["operations"][0]["result"].startswith("[[[[") and "<svg" in page.read_text()
+    assert main([deep, fine, "--model", "register", "--jobs", "2"]) == 1
+    assert f"{deep}: invalid: " in capsys.readouterr().out
+    assert sys.getrecursionlimit() < module._DEPTH_OF_RESULTS  # as it was
+
+
+def test_a_violation_whose_witness_cannot_be_printed_stays_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_DEPTH_OF_RESULTS", 0)
+    deep = _deep_and_wrong(tmp_path / "deep.jsonl")
+    assert main([deep, "--model", "register", "--json"]) == 1
+    told = capsys.readouterr()
+    row = json.loads(told.out)
+    assert told.err == f"{deep}: a value is nested too deeply\n"
+    assert (row["exit_status"], row["valid"], row["error"]) == (1, False, told.err.strip())
 
 
 def test_undecided_files_count_more_than_valid_and_less_than_bad_ones(tmp_path: Path) -> None:

@@ -169,6 +169,8 @@ def test_options_of_other_checkers_can_be_given(tmp_path: Path) -> None:
         ("bank:total=all", "total must be a number, not 'all'"),
         ("sessions:reads=read", "reads must be a list of names"),
         ("unique-ids:x=1", "checker unique-ids has no field 'x'; it has: none"),
+        ("register:initial", "model register: initial needs a value: register:initial=..."),
+        ("bank:total=8,total", "checker bank: total needs a value: bank:total=..."),
     ],
 )
 def test_options_that_a_checker_does_not_take_are_one_line(

@@ -109,7 +109,7 @@ def test_expected_to_be_found_out(splitbrain):
         report = Path(properties(found[name])["splitbrain.report"])
         assert report.is_file() and report.is_relative_to(session / "splitbrain-store")
     kept = {path.parent.name for path in (session / "splitbrain-store").glob("*/2*/results.json")}
-    assert len(kept) == 2  # of those that passed nothing is left
+    assert len(kept) == 3  # of the valid one that passed nothing is left
     assert (session / "splitbrain-store" / "latest").is_dir()
 
 
@@ -128,6 +128,55 @@ def test_stale(splitbrain):
     assert lines[2] == "repeat  pytest test_kv.py::test_stale --splitbrain-seed 77"
     assert lines[3].startswith(f"report  {session}/splitbrain-store/") and Path(lines[3].split()[1]).is_file()
     assert re.fullmatch(r"at      test_kv\.py:\d+", lines[4])
+
+
+SIMULATED = """
+STALE = {"cluster": "sim", "nodes": 3, "time_limit": 5, "nemesis": "partition=leader", "nemesis_interval": 1,
+         "seed": 8, "settings": {"read_mode": "unsafe"}}
+QUICK = {"cluster": "sim", "nodes": 3, "time_limit": 1}
+"""
+
+
+def test_a_verdict_that_no_test_asks_for_is_asserted_and_its_run_is_kept(session: Path) -> None:
+    status, said = run_pytest(session, SIMULATED + """
+def test_forgets_to_assert(splitbrain):
+    splitbrain.run("broker", **STALE)
+
+def test_undecided(splitbrain):
+    splitbrain.run("broker", **QUICK, operation_timeout=1e-6)
+
+def test_forgets_and_is_valid(splitbrain):
+    splitbrain.run("broker", **QUICK)
+
+def test_asks(splitbrain):
+    assert splitbrain.run("broker", **STALE).verdict == "invalid"
+
+def test_asks_for_results(splitbrain):
+    assert splitbrain.run("broker", **STALE).results["valid"] is False
+""")  # fmt: skip
+    assert status == 1 and "1 failed, 3 passed, 1 error" in said, said
+    assert "INVALID: linearizable: " in said and "UNKNOWN: " in said
+    found = {name: properties(case) for name, case in cases(session).items()}
+    kept = {name for name, each in found.items() if Path(each["splitbrain.report"]).is_file()}
+    assert kept == found.keys() - {"test_forgets_and_is_valid"}
+
+
+def test_a_seed_that_run_is_given_has_the_last_word(session: Path) -> None:
+    body = """
+@pytest.mark.splitbrain(seed=5, **QUICK)
+def test_seeds(splitbrain):
+    print("SEEDS", *(splitbrain.run("broker", **given).seed for given in ({"seed": 8}, {"seed": 8}, {}, {"seed": 9})))
+
+@pytest.mark.splitbrain(seed=5, **QUICK)
+def test_of_the_marker(splitbrain):
+    print("MARKER", *(splitbrain.run("broker", **given).seed for given in ({}, {"seed": 9}, {})))
+"""
+    _, said = run_pytest(session, SIMULATED + body, "-s")
+    seeds = re.search(r"SEEDS 8 8 (\d+) 9$", said, re.MULTILINE)
+    marker = re.search(r"MARKER 5 9 (\d+)$", said, re.MULTILINE)
+    assert seeds is not None and marker is not None, said
+    _, again = run_pytest(session, SIMULATED + body, "-s", "--splitbrain-seed", "8")
+    assert seeds[0] in again and "MARKER 8 9" in again  # the line that repeats the first test
 
 
 @pytest.mark.long

@@ -1,5 +1,6 @@
 """The store: runs are made without collisions, found by name, and told apart by how they ended."""
 
+import itertools
 import json
 import math
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import harness.store as module
+from harness import cli
 from harness.store import RunStatus, Store, StoreError, require_writable
 
 NOON = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
@@ -99,6 +101,38 @@ def test_find(store):
     with pytest.raises(StoreError, match=r"no run 'broker-log-partitoin'.*mean broker-log-partition\?") as caught:
         store.find("broker-log-partitoin")
     assert one_line(caught)
+
+
+def test_latest_is_that_of_the_store_wherever_one_is(store, tmp_path, monkeypatch):
+    here = make(Store(tmp_path / "here"))
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(StoreError, match="there is no store at"):
+        store.find("latest")
+    there = make(store, now=NOON + timedelta(seconds=1))
+    (store.root / "latest").unlink()
+    assert store.find("latest").path == there.path
+    assert store.find(here.name).path == here.path  # a path from here
+    make(store)
+    assert store.find(here.name).path == store.root / here.name
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("replay", "latest"),  # a path may be replayed into a store that is not there yet
+        *itertools.product(
+            ["analyze", "explain", "shrink", "trace"], ["latest", "broker-register-partition/20260131T120000Z"]
+        ),
+    ],
+)
+def test_a_store_that_was_asked_for_and_is_not_there_is_an_error(tmp_path, monkeypatch, capsys, command, text):
+    run = make(Store(tmp_path / "here"))
+    run.schedule_path.write_text("[]")
+    monkeypatch.chdir(tmp_path / "here")
+    words = ["--replay"] if command == "trace" else []
+    assert cli.main([command, text, "--store", str(tmp_path / "none"), *words]) == 254
+    error = capsys.readouterr().err
+    assert f"there is no store at {tmp_path / 'none'}: " in error and error.count("\n") == 1
 
 
 def test_find_does_without_links(store):

@@ -51,3 +51,19 @@ def test_what_cannot_be_used_says_why(name: str, content: bytes, words: str) -> 
     with pytest.raises(UnreadableRunError, match=words) as caught:
         list(read_runs(name, content))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["test.json"], "no history: the run ended before its load began"),
+        (["test.json", "results.json"], "no history: it was judged, and its history is not there any more"),
+        (["test.json", "results.json", "history.jsonl"], "its history is empty"),
+    ],
+)
+def test_a_run_without_a_history_says_what_became_of_it(names: list[str], words: str) -> None:
+    from spark_analysis import ingest
+
+    listing = ingest.Listing("store")
+    ingest._add_run(listing, "store/t/1", {name: (f"store/t/1/{name}", 0) for name in names}, 1 << 30)
+    assert listing.problems == [("store/t/1", words)]
