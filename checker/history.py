@@ -420,13 +420,10 @@ class HistoryBuilder:
                     if answer is None and outcome is OK and "value" not in event and f_of[row] in READS:
                         self._without_value += 1
                     returned_ns[row] = get("time")
-                    if outcome is OK:
+                    if outcome is not INFO:
                         returned[row] = position
-                    else:
-                        if outcome is FAIL:
-                            returned[row] = position
-                        if (why := get("error")) is not None:
-                            history.errors[row] = why if isinstance(why, str) else repr(why)
+                    if outcome is not OK and (why := get("error")) is not None:
+                        history.errors[row] = why if isinstance(why, str) else repr(why)
                     host = get("node")
                     if host is not None:
                         node[row] = hosts.setdefault(host, host) if host.__class__ is str else str(host)
