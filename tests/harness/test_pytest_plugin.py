@@ -108,7 +108,7 @@ def test_expected_to_be_found_out(splitbrain):
     for name in ("test_invalid", "test_unknown"):
         report = Path(properties(found[name])["splitbrain.report"])
         assert report.is_file() and report.is_relative_to(session / "splitbrain-store")
-    kept = {path.parent.name for path in (session / "splitbrain-store").glob("*/2*/results.json")}
+    kept = list((session / "splitbrain-store").glob("*/2*/results.json"))
     assert len(kept) == 3  # of the valid one that passed nothing is left
     assert (session / "splitbrain-store" / "latest").is_dir()
 
