@@ -184,7 +184,7 @@ def lost_by(reason: str) -> int:
 
 def without_what_varies(reason: str) -> str:
     """A verdict's reason without what varies from run to run, so that equal ones can be counted."""
-    return _short(re.sub(r"\d+", "#", re.sub(r"\bn\d+\b", "n#", reason)))
+    return _short(re.sub(r"\d+(,\d{3})*", "#", re.sub(r"\bn\d+\b", "n#", reason)))
 
 
 def _short(reason: str) -> str:

@@ -21,6 +21,7 @@ from harness.cli_options import (
     add_test_options,
     add_trace_command,
     add_trace_option,
+    given_options,
     positive_count,
 )
 from harness.cli_spark import add_spark_commands
@@ -62,6 +63,8 @@ class _Parser(argparse.ArgumentParser):
         stray = vars(found).get("file")
         if stray is not None and not is_file(stray):  # it may be the value of an option that there is not
             rest.append(stray)
+        elif stray is not None and "system" in given_options(list(args or ())):
+            self.error(f"{stray} names the system, and so does --system: leave one of them out")
         if rest:
             self._refuse(rest)
         return found, rest

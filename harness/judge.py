@@ -22,7 +22,7 @@ from harness.recovery import RECOVERS, judge_recovery
 from harness.runner import Observed
 from harness.systems.base import CheckOutcome
 from harness.test import Test
-from harness.units import plural
+from harness.units import clip, plural
 from harness.workloads.base import CheckContext, TellsWrites, Workload
 
 __all__ = ["faults_of", "judge"]
@@ -34,6 +34,9 @@ AFTERMATH_NS = 1_000_000_000
 not."""
 MAX_NAMED_EXITS = 3
 """Unexpected exits that the sentence on top names; results.json has all."""
+
+MAX_ERROR_CHARS = 300
+"""Of an error of clients that is counted and quoted: the end of it often says what is wrong, and where."""
 
 
 def judge(
@@ -243,4 +246,4 @@ def _detail(proof: Any) -> str:
 
 def _error_class(error: str) -> str:
     """An error without what varies from one to the next, so that equal ones can be counted."""
-    return error.split(" addr=")[0][:120]
+    return clip(error.split(" addr=")[0], MAX_ERROR_CHARS)

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from dataclasses import dataclass
 from typing import Any
 
-from harness.systems.base import CheckOutcome, System
+from harness.systems.base import CLIENTS_DECIDE, CheckOutcome, System
 from harness.units import clip
 
 __all__ = ["RECOVERS", "Answers", "judge_recovery", "read_until_answered", "wait_for_recovery", "with_last_words"]
@@ -101,6 +101,7 @@ async def read_until_answered(
     """
     loop = asyncio.get_running_loop()
     began_s = loop.time()
+    is_open = outcome.valid is True or bool(outcome.details.get(CLIENTS_DECIDE))
     answers = await read()
     asked, is_answered = answers.asked, answers.succeeded > 0
     failures = dict(answers.failures)
@@ -108,7 +109,7 @@ async def read_until_answered(
     if is_answered and not unread:
         return outcome
     async with _watch_stalls() as stalls:
-        while (unread or not is_answered) and answers.should_succeed and outcome.valid is True:
+        while (unread or not is_answered) and answers.should_succeed and is_open:
             if answers.is_last or answers.has_mistakes or loop.time() - began_s > timeout_s:
                 break
             await asyncio.sleep(_AGAIN_S)

@@ -25,6 +25,7 @@ from nemesis.impairments import Activity, hosts_kept_from
 from nemesis.process import why_unreached
 from nemesis.protocol import Injection, Proof
 from nemesis.target import DOWN, ClockReading, Clocks, ClockSkew, Target
+from nemesis.words import plural, plural_with
 
 __all__ = ["CLOCK", "ClockFault"]
 
@@ -92,7 +93,7 @@ class ClockFault(FormNemesis):
             ),
             Form(
                 name="strobe",
-                description="each victim's wall clock jumps there and back many times a second",
+                description="each victim's wall clock jumps there and back, every few milliseconds to every second",
                 needs=(("clocks", "wall"),),
                 targets=("one", "minority", "leader"),
             ),
@@ -205,7 +206,7 @@ class ClockFault(FormNemesis):
             *(_healed_problem(reported, host, skews[host], in_force) for host in victims),
         )
         failed = [problem for problem in found if problem is not None]
-        detail = "; ".join(failed[:3]) if failed else f"{len(victims)} clocks are right"
+        detail = "; ".join(failed[:3]) if failed else plural_with(len(victims), "clock", ("is right", "are right"))
         return Proof(proven=not failed, detail=detail, checked=len(found), failed=failed)
 
 
@@ -365,7 +366,7 @@ async def _met(target: Target, injection: Injection) -> tuple[bool | None, str]:
     counted = {host: seen.met for host, seen in met.items() if seen.met is not None}
     if not counted or len(counted) < len(met):
         return None, ""
-    words = ", ".join(f"{host} {count} times" for host, count in sorted(counted.items()) if count)
+    words = ", ".join(f"{host} {plural(count, 'time')}" for host, count in sorted(counted.items()) if count)
     return (True, f"; read by {words}") if words else (False, "; no replica has read its clock")
 
 

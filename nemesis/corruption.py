@@ -19,6 +19,7 @@ from nemesis.forms import Form, FormNemesis, split_variant
 from nemesis.process import processes_of, prove_released
 from nemesis.protocol import Injection, Proof
 from nemesis.target import Target
+from nemesis.words import plural
 
 __all__ = ["BIT_FLIP", "BitFlip"]
 
@@ -129,7 +130,7 @@ async def _read(target: Target, injection: Injection, *, timeout_s: float = 0.0)
         if not met or any(seen.met for seen in met.values()) or loop.time() >= deadline_s:
             break
         await asyncio.sleep(READ_POLL_S)
-    words = ", ".join(f"{host} {seen.met} times" for host, seen in sorted(met.items()) if seen.met)
+    words = ", ".join(f"{host} {plural(seen.met, 'time')}" for host, seen in sorted(met.items()) if seen.met)
     return (True, f"; read by {words}") if words else (None, "")
 
 

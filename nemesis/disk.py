@@ -21,6 +21,7 @@ from nemesis.impairments import Activity, hosts_kept_from
 from nemesis.process import prove_released, why_unreached
 from nemesis.protocol import Injection, Proof
 from nemesis.target import DiskFault, DiskProbe, Disks, DiskStep, Target
+from nemesis.words import plural, plural_with
 
 __all__ = ["DISK_ERROR", "DISK_FULL", "DISK_SLOW", "DISK_STALL", "DiskNemesis"]
 
@@ -91,7 +92,8 @@ class DiskNemesis(FormNemesis):
         means = "" if fault.kind in FILE_SYSTEM_KINDS else f" by {by}"
         exercised, met_words, unmet = await _met(target, injection, also_impaired)
         failed += unmet
-        detail = f"{', '.join(victims)}: {_in_words(fault)}{means}; {len(others)} other disks work{met_words}"
+        well = plural_with(len(others), "other disk", ("works", "work"))
+        detail = f"{', '.join(victims)}: {_in_words(fault)}{means}; {well}{met_words}"
         return Proof(
             proven=not failed,
             # None so far: one may come yet.
@@ -127,7 +129,8 @@ class DiskNemesis(FormNemesis):
         failed = [problem for problem in found if problem is not None]
         running = await prove_released(target, injection.value["hosts"], in_force=in_force)
         failed += running.failed
-        detail = "; ".join(failed[:3]) if failed else f"{len(mended)} disks work again; {running.detail}"
+        work = plural_with(len(mended), "disk", ("works", "work"))
+        detail = "; ".join(failed[:3]) if failed else f"{work} again; {running.detail}"
         return Proof(proven=not failed, detail=detail, checked=len(found) + running.checked, failed=failed)
 
     def _fault_of(self, injection: Injection) -> DiskFault:
@@ -155,7 +158,7 @@ async def _met(
         await asyncio.sleep(MET_PAUSE_S if attempt else 0.0)  # a call is counted before it meets anything
         met = await disks_of(target).met(injection.fault_id)
         unmet = {
-            host: f"{host} made {_times(seen.calls)} that the fault is about, and none of them met it"
+            host: f"{host} made {plural(seen.calls, 'call')} that the fault is about, and none of them met it"
             for host, seen in met.items()
             if seen.calls and not seen.met and host not in also_impaired
         }
@@ -164,13 +167,9 @@ async def _met(
     counted = {host: seen for host, seen in met.items() if seen.met is not None}
     if not counted or len(counted) < len(met):
         return None, "", list(unmet.values())
-    words = ", ".join(f"{host} {_times(seen.met)}" for host, seen in sorted(counted.items()) if seen.met)
+    words = ", ".join(f"{host} {plural(seen.met, 'call')}" for host, seen in sorted(counted.items()) if seen.met)
     exercised = any(seen.met for seen in counted.values())
     return exercised, f"; met by {words}" if exercised else "; no replica has made such a call", list(unmet.values())
-
-
-def _times(count: int | None) -> str:
-    return "1 call" if count == 1 else f"{count} calls"
 
 
 async def _probe(target: Target, host: str, stall: str | None) -> DiskProbe:

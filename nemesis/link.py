@@ -20,6 +20,7 @@ from typing import Any
 from nemesis.forms import Form, FormNemesis, split_variant
 from nemesis.protocol import Injection, Proof
 from nemesis.target import CountsRefusals, CountsTraffic, Link, LinkMeasure, Links, LinkShape, Target
+from nemesis.words import plural, plural_with
 
 __all__ = ["LINK", "LinkNemesis"]
 
@@ -52,6 +53,8 @@ SEEN_SHARE = 0.8
 of 42 bytes is 10 % of the packet."""
 
 _HEALTHY = LinkShape()
+
+_WELL = ("is well", "are well")
 
 Check = Callable[[LinkMeasure, LinkShape, LinkShape], str | None]
 
@@ -116,7 +119,8 @@ class LinkNemesis(FormNemesis):
             if measures[link].received == 0 or _shows(measures[link], form, shape)
         ]
         mechanism = _links(target).mechanism
-        detail = f"{len(shaped)} links by {mechanism}: {_seen(measures[shaped[0]])}; {len(others)} others are well"
+        well = plural_with(len(others), "other", _WELL)
+        detail = f"{plural(len(shaped), 'link')} by {mechanism}: {_seen(measures[shaped[0]])}; {well}"
         carried = await _carried(target, shaped)
         evidence: dict[str, Any] = {} if carried is None else {"carried_bytes": carried}
         if _kind(form) == "corrupt" and (refused := await _refused(target, shaped)) is not None:
@@ -139,7 +143,8 @@ class LinkNemesis(FormNemesis):
             return Proof(proven=True, detail="this network does not count what the system sends")
         before = injection.evidence["carried_bytes"]
         used = {name: size_bytes - before[name] for name, size_bytes in carried.items() if size_bytes > before[name]}
-        detail = f"{sum(used.values())} bytes of the system's went over {len(used)} of {len(links)} bad links"
+        carried_bytes = plural(sum(used.values()), "byte")
+        detail = f"{carried_bytes} of the system's went over {len(used)} of {plural(len(links), 'bad link')}"
         return Proof(proven=True, exercised=bool(used), detail=detail, checked=len(links))
 
     async def heal(self, target: Target, injection: Injection) -> None:
@@ -165,7 +170,7 @@ class LinkNemesis(FormNemesis):
             if not failed or loop.time() > deadline_s:
                 break
             await asyncio.sleep(0.2)
-        detail = "; ".join(failed[:3]) if failed else f"{len(mended)} links are well"
+        detail = "; ".join(failed[:3]) if failed else plural_with(len(mended), "link", _WELL)
         return Proof(proven=not failed, detail=detail, checked=len(mended), failed=failed)
 
 

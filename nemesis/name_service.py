@@ -24,6 +24,7 @@ from nemesis.forms import Form, FormNemesis
 from nemesis.process import processes_of, prove_released
 from nemesis.protocol import Injection, Proof
 from nemesis.target import NameFault, NameLookup, Names, Target
+from nemesis.words import plural
 
 __all__ = ["NAME_SERVICE", "NameServiceNemesis"]
 
@@ -175,7 +176,8 @@ class NameServiceNemesis(FormNemesis):
         running = await prove_released(target, hosts, in_force=in_force)
         found = await asyncio.gather(*(_problems(target, host, "", 0) for host in freed))
         failed = [*(problem for problems in found for problem in problems), *running.failed]
-        detail = "; ".join(failed[:3]) if failed else f"names are right on {len(freed)} hosts; {running.detail}"
+        hosts_right = plural(len(freed), "host")
+        detail = "; ".join(failed[:3]) if failed else f"names are right on {hosts_right}; {running.detail}"
         return Proof(proven=not failed, detail=detail, checked=len(freed) + running.checked, failed=failed)
 
     def _disturbed(self, in_force: Sequence[Injection]) -> frozenset[str]:

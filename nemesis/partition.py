@@ -32,6 +32,7 @@ from nemesis.target import (
     links_of,
 )
 from nemesis.victims import find_leader
+from nemesis.words import plural, plural_with
 
 __all__ = ["PARTITION", "Partition", "grudge_from_json", "grudge_to_json"]
 
@@ -48,6 +49,8 @@ PASS_TIMEOUT_S = 2.0
 HEAL_DEADLINE_S = 10.0
 """How long after the heal a link may need until it passes: TCP tries a lost packet again after up to some
 seconds when it was lost several times."""
+
+_PASS = ("passes", "pass")
 
 
 def grudge_to_json(grudge: Grudge) -> dict[str, list[str]]:
@@ -175,7 +178,8 @@ class Partition:
         failed = [f"{_name(link)} still passes" for link in sorted(still_passing)]
         failed += [f"{_name(link)} should pass and does not" for link in sorted(not_passing)]
         failed += await _bypasses(network, cut)
-        detail = f"{len(cut)} links cut, {len(whole)} others pass" if not failed else "; ".join(failed[:3])
+        as_planned = f"{plural(len(cut), 'link')} cut, {plural_with(len(whole), 'other', _PASS)}"
+        detail = "; ".join(failed[:3]) if failed else as_planned
         counted = _to_json(await _traffic(network, cut))
         evidence = {"at_proof": counted} if counted else {}
         return Proof(proven=not failed, detail=detail, checked=len(cut) + len(whole), failed=failed, evidence=evidence)
@@ -204,7 +208,7 @@ class Partition:
         else:
             exercised = None if cut <= _cut_by(in_force) else False
             unused = sorted(link for link in cut if not now[link].was_used)
-            detail = f"nothing of the system's ran into the cut of {len(cut)} links"
+            detail = f"nothing of the system's ran into the cut of {plural(len(cut), 'link')}"
             if unused:
                 detail += f"; nothing of it ever went over {', '.join(map(_name, unused[:3]))}"
                 detail += f" and {len(unused) - 3} more" if len(unused) > 3 else ""
@@ -239,7 +243,7 @@ class Partition:
                 break
             await asyncio.sleep(0.1)
         failed = [f"{_name(link)} does not pass" for link in sorted(missing)]
-        detail = f"{len(whole)} links pass" if not failed else "; ".join(failed[:3])
+        detail = plural_with(len(whole), "link", _PASS) if not failed else "; ".join(failed[:3])
         return Proof(proven=not failed, detail=detail, checked=len(whole), failed=failed)
 
 
@@ -288,8 +292,9 @@ def _from_json(data: Mapping[str, Sequence[int]]) -> dict[Link, LinkTraffic]:
 def _stopped_in_words(met: Mapping[Link, LinkTraffic], cut: Collection[Link]) -> str:
     stopped_bytes = sum(traffic.stopped_bytes for traffic in met.values())
     connections = sum(traffic.stopped_connections for traffic in met.values())
-    words = [f"{stopped_bytes} bytes" if stopped_bytes else "", f"{connections} connections" if connections else ""]
-    return f"{' and '.join(filter(None, words))} of the system's ran into the cut, on {len(met)} of {len(cut)} links"
+    counts = {"byte": stopped_bytes, "connection": connections}
+    words = [plural(number, noun) for noun, number in counts.items() if number]
+    return f"{' and '.join(words)} of the system's ran into the cut, on {len(met)} of {len(cut)} links"
 
 
 def _links_between(hosts: Sequence[str]) -> list[Link]:

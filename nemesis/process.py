@@ -20,6 +20,7 @@ from nemesis.forms import Form, FormNemesis, hosts_of, split_variant
 from nemesis.impairments import Activity, hosts_kept_from
 from nemesis.protocol import Injection, Proof
 from nemesis.target import DOWN, PAUSED, RUNNING, Processes, ProcessView, SeesMembers, Target
+from nemesis.words import plural_with
 
 __all__ = [
     "KILL",
@@ -137,7 +138,7 @@ async def _wait_for_answers(
 
 
 def _running(count: int) -> str:
-    return "1 replica runs and answers" if count == 1 else f"{count} replicas run and answer"
+    return plural_with(count, "replica", ("runs and answers", "run and answer"))
 
 
 async def prove_stopped(target: Target, injection: Injection, state: str, in_force: Sequence[Injection]) -> Proof:
@@ -168,7 +169,7 @@ async def prove_stopped(target: Target, injection: Injection, state: str, in_for
 
     found = await asyncio.gather(*map(victim_problem, victims), *map(other_problem, others))
     failed = [problem for problem in found if problem is not None]
-    beside = "1 other runs" if len(others) == 1 else f"{len(others)} others run"
+    beside = plural_with(len(others), "other", ("runs", "run"))
     stopped = sum(map(len, injection.evidence.get("processes", {}).values()))
     counted = f" ({stopped} processes)" if stopped > len(victims) else ""
     detail = f"{', '.join(victims)} {state} and silent{counted}, {beside}"

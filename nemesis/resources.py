@@ -20,6 +20,7 @@ from nemesis.impairments import Activity, hosts_kept_from
 from nemesis.process import prove_released
 from nemesis.protocol import Injection, Proof
 from nemesis.target import DOWN, ResourceLimit, Resources, ResourceUse, Target
+from nemesis.words import plural, plural_with
 
 __all__ = ["RESOURCES", "ResourcesNemesis"]
 
@@ -126,7 +127,8 @@ class ResourcesNemesis(FormNemesis):
         if not counts:
             detail, exercised = "the kernel does not count how often this limit is met", None
         else:
-            detail, exercised = f"met {sum(counts)} times on {len(counts)} replicas", any(count > 0 for count in counts)
+            detail = f"met {plural(sum(counts), 'time')} on {plural(len(counts), 'replica')}"
+            exercised = any(count > 0 for count in counts)
         return Proof(
             proven=not failed,
             exercised=exercised,
@@ -151,7 +153,8 @@ class ResourcesNemesis(FormNemesis):
         used = await self._uses(target, kind, freed)
         failed = [f"{host} is still limited: {use.detail}" for host, use in used.items() if use.is_limited]
         failed += running.failed
-        detail = "; ".join(failed[:3]) if failed else f"{len(freed)} replicas are limited no more; {running.detail}"
+        free = plural_with(len(freed), "replica", ("is limited", "are limited"))
+        detail = "; ".join(failed[:3]) if failed else f"{free} no more; {running.detail}"
         return Proof(proven=not failed, detail=detail, checked=len(freed) + running.checked, failed=failed)
 
     def _is_like(self, fault: Injection, kind: str) -> bool:

@@ -16,6 +16,7 @@ from nemesis.operator import find_view
 from nemesis.process import processes_of, prove_released, prove_running
 from nemesis.protocol import Injection, Proof
 from nemesis.target import RUNNING, Target
+from nemesis.words import plural
 
 __all__ = ["RESTART", "Restart"]
 
@@ -98,7 +99,7 @@ class Restart(FormNemesis):
         if failed:
             return Proof(proven=False, detail="; ".join(failed[:3]), checked=len(before), failed=failed)
         proof = await prove_running(target, list(before), in_force=in_force)
-        detail = f"{len(before)} replicas restarted; {proof.detail}"
+        detail = f"{plural(len(before), 'replica')} restarted; {proof.detail}"
         return Proof(proven=proof.proven, exercised=True, detail=detail, checked=len(before), failed=proof.failed)
 
     async def heal(self, target: Target, injection: Injection) -> None:

@@ -113,6 +113,10 @@ class EndsInParts(Protocol):
         """The names of those that have ended."""
         ...
 
+    def first_problem(self) -> str | None:
+        """Which of them has ended, and how, in words; None while all run."""
+        ...
+
 
 @runtime_checkable
 class ListsMembers(Protocol):

@@ -174,8 +174,7 @@ class ReplicaProcesses:
                 return
             if not is_up or _has_ended_in_part(process):
                 if process is not self._ended.get(host):
-                    status = process.exit_status()
-                    said = f"{host} ended by itself, {'in part' if status is None else f'with status {status}'}"
+                    said = f"{host} ended by itself, {_how_ended(process)}"
                     self.unexpected_exits[said] += 1
                     logger.warning("%s; it is started again", said)
                 await self._restart(host)
@@ -237,6 +236,14 @@ def _host_pids(process: HostProcess) -> Sequence[int]:
 def _has_ended_in_part(process: HostProcess) -> bool:
     """Whether one of several programs has ended, which nothing but a start mends."""
     return isinstance(process, EndsInParts) and len(process.ended) > 0
+
+
+def _how_ended(process: HostProcess) -> str:
+    """How a replica ended that does not run as a whole, in words."""
+    status = process.exit_status()
+    if status is None and isinstance(process, EndsInParts):
+        return f"in part: {process.first_problem()}"
+    return f"with status {status}"
 
 
 async def _wait_for(process: HostProcess, state: str) -> None:

@@ -5,6 +5,7 @@ Whatever is wrong is reported before anything is started, with the file and the 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import difflib
 import importlib.util
@@ -37,6 +38,7 @@ __all__ = [
     "blamed",
     "hints_of",
     "load_file",
+    "place_of",
     "plugin_of",
     "recipes_of",
     "require_client",
@@ -168,9 +170,17 @@ def blamed(error: BaseException, path: str, what: str) -> PluginError:
     said = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if isinstance(error, PluginError):
         return error
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if os.path.realpath(frame.filename) == path]
-    where = f"{os.path.basename(path)}:{frames[-1].lineno}" if frames else os.path.basename(path)
-    return PluginError(f"{where}: {what} raised {said[:400]}")
+    return PluginError(f"{place_of(error, path)}: {what} raised {said[:400]}")
+
+
+def place_of(error: BaseException, path: str) -> str:
+    """Where in a plug-in's file an exception came from, as "file.py:12"; of a time limit that ran out, where it found
+    the plug-in waiting."""
+    cause = error.__cause__
+    told_by = cause if isinstance(error, TimeoutError) and isinstance(cause, asyncio.CancelledError) else error
+    trace = traceback.extract_tb(told_by.__traceback__)
+    frames = [frame for frame in trace if os.path.realpath(frame.filename) == path]
+    return f"{os.path.basename(path)}:{frames[-1].lineno}" if frames else os.path.basename(path)
 
 
 # What is wrong with a plug-in

@@ -18,6 +18,7 @@ from harness.outcome import CheckOutcome
 from nemesis.target import Operator
 
 __all__ = [
+    "CLIENTS_DECIDE",
     "AnswersAtLength",
     "CheckOutcome",
     "Fetched",
@@ -37,6 +38,9 @@ __all__ = [
     "ToldTime",
     "setting_problems",
 ]
+
+CLIENTS_DECIDE = "clients_decide"
+"""In the details of an unknown recovery: a system that then answers no client has not come back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +247,8 @@ class System(Protocol):
         at most `timeout_s` seconds. Never raises for a system that does not.
 
         Returns the outcome of the check `recovers`: False where the system was reached and did not come back,
-        "unknown" where that cannot be known. Its details have `missing`, the hosts that did not."""
+        "unknown" where that cannot be known. Its details have `missing`, the hosts that did not, and CLIENTS_DECIDE
+        where it is unknown only because the system was asked in a way that may hang by itself."""
         ...
 
     def last_words(self, host: str) -> Sequence[str]:

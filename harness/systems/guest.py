@@ -28,8 +28,17 @@ from harness.programs import SYSTEM_PATH
 from harness.sdk import Client, Host, Recipe, Status, System
 from harness.sdk.install import cache_directory, fetched, find_file, is_fetched
 from harness.sdk.known import Known
-from harness.sdk.plugin import Plugin, PluginError, blamed, hints_of, recipes_of, settings_of, source_line
-from harness.systems.base import CheckOutcome, LongRequest, Setting
+from harness.sdk.plugin import (
+    Plugin,
+    PluginError,
+    blamed,
+    hints_of,
+    place_of,
+    recipes_of,
+    settings_of,
+    source_line,
+)
+from harness.systems.base import CLIENTS_DECIDE, CheckOutcome, LongRequest, Setting
 from harness.systems.guest_operator import GuestOperator, has_members, operation_missing
 from harness.systems.host_programs import HostPrograms
 from harness.systems.host_user import user_of, words_for_user
@@ -67,6 +76,12 @@ ENDED_WELL = " status 0"
 FOREGROUND_HINT = " (if it goes into the background: keep it in the foreground)"
 
 BACKGROUND_HINT = ", and the host serves from the background: keep the program in the foreground"
+
+LEADER = "leader"
+"""Among the hosts that keep a system from being well: that none of them leads."""
+
+STATUS_HANGS = "no status() said what serves, so that this may be the plug-in's doing"
+"""What is said of a system that clients may find well while `status` does not return."""
 
 MAX_STATE_CHARS = 300
 """Of a replica's state that is quoted where replicas differ."""
@@ -597,8 +612,9 @@ class GuestSystem:
 
     async def _status(self, host: Host, timeout_s: float) -> Status | None:
         self._unanswered.pop(host.name, None)
+        limit = asyncio.timeout(timeout_s)
         try:
-            async with asyncio.timeout(timeout_s):
+            async with limit:
                 found: Any = await self._system.status(host)
             if found is None:
                 return None
@@ -608,9 +624,13 @@ class GuestSystem:
                 return found
             raise self._wrong("status", f"status({host.name}) returned {found!r:.80} and neither a Status nor None")
         except (Exception, SystemExit) as error:
-            self._unanswered[host.name] = error
+            self._unanswered[host.name] = self._hung(host, timeout_s, error) if limit.expired() else error
             logger.debug("status(%s): %s: %s", host.name, type(error).__name__, error)
             return None
+
+    def _hung(self, host: Host, timeout_s: float, error: BaseException) -> _Hung:
+        where = place_of(error, _file_of(self.plugin.system_class))
+        return _Hung(f"{where}: status({host.name}) took more than {timeout_s:g} s")
 
     def facts(self) -> dict[str, Any]:
         """Settings, what was installed, and what replicas said of themselves in the end."""
@@ -631,9 +651,10 @@ class GuestSystem:
                 gone = [name for name in problems if await self._serves_from_the_background(name)]
                 problems |= {name: problems[name].removesuffix(FOREGROUND_HINT) + BACKGROUND_HINT for name in gone}
                 reason = f"not back after {took_s:.0f} s: {'; '.join(problems.values())}"
-                is_mistaken = bool(self._mistakes() or gone)
-                missing = [name for name in problems if name in self._hosts]
-                return CheckOutcome("unknown" if is_mistaken else False, reason, {"missing": missing})
+                details = {"missing": [name for name in problems if name in self._hosts]}
+                if self._only_status_hangs(problems):
+                    return CheckOutcome("unknown", f"{reason}; {STATUS_HANGS}", details | {CLIENTS_DECIDE: True})
+                return CheckOutcome("unknown" if self._mistakes() or gone else False, reason, details)
             await asyncio.sleep(POLL_S)
         hosts = f"{len(self._hosts)} host{'s' if len(self._hosts) > 1 else ''}"
         outcome = CheckOutcome(True, f"{hosts} served after {loop.time() - began_s:.1f} s")
@@ -666,7 +687,7 @@ class GuestSystem:
             await asyncio.sleep(POLL_S)
 
     async def _absent(self) -> dict[str, str]:
-        """Host, or "leader", -> what keeps the system from being well, in words; empty when it is."""
+        """Host, or LEADER, -> what keeps the system from being well, in words; empty when it is."""
         found: dict[str, str] = {}
         for name, process in self._processes.items():
             if (problem := process.first_problem()) is not None:
@@ -682,13 +703,22 @@ class GuestSystem:
             silent = [name for name, status in statuses.items() if status is None]
             found |= {name: self._silence(name) for name in silent if name not in found}
             if not any(status.leads for status in statuses.values() if status is not None):
-                found["leader"] = "nobody leads"
+                found[LEADER] = "nobody leads"
         return found
 
     def _silence(self, name: str) -> str:
         """That a host runs and does not answer; and what is wrong with the plug-in, where it is that."""
         error = self._mistakes().get(name)
-        return f"{name} runs and does not answer" if error is None else str(self._blame(error, f"status({name})"))
+        if error is not None:
+            return str(self._blame(error, f"status({name})"))
+        hung = self._unanswered.get(name)
+        return ": ".join([f"{name} runs and does not answer", *([str(hung)] if isinstance(hung, _Hung) else [])])
+
+    def _only_status_hangs(self, problems: Mapping[str, str]) -> bool:
+        """Whether nothing is wrong but that the `status` of some hosts does not return."""
+        hung = {name for name, error in self._unanswered.items() if isinstance(error, _Hung)}
+        silent = {name for name in hung if problems.get(name) == self._silence(name)}
+        return bool(silent) and silent == problems.keys() - {LEADER}
 
     async def _read_states(self) -> dict[str, Any]:
         async def read(host: Host) -> Any:
@@ -803,12 +833,19 @@ class GuestSystem:
             raise self._blame(error, f"{method}({host.name})") from None
 
     def _blame(self, error: BaseException, what: str) -> PluginError:
+        if isinstance(error, _Hung):
+            return PluginError(str(error))
         return blamed(error, _file_of(self.plugin.system_class), what)
 
     def _wrong(self, method: str, what: str) -> PluginError:
         cls = self.plugin.system_class
         function = getattr(cls, method)
         return PluginError(f"{source_line(cls if function is getattr(System, method) else function)}: {what}")
+
+
+class _Hung(OperatorError):
+    """In the place of what `status` raised, where it did not return in time: the system may be silent, or the plug-in
+    may wait for something else. The message begins with where in the plug-in it waited."""
 
 
 class _Unread:

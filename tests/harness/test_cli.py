@@ -63,6 +63,8 @@ def harness(*words: str, cwd: Path, timeout_s: float = 60) -> subprocess.Complet
         (["run", "--time-limt", "3"], "harness run: unknown option --time-limt (did you mean --time-limit?)"),
         (["run", "--time", "3"], "unknown option --time (did you mean"),
         (["run", "partition"], "what is 'partition' for?"),
+        (["run", "mine.py", "--system", "toy"], "mine.py names the system, and so does --system: leave one of them"),
+        (["doctor", "--system=toy", "mine.py:Kv"], "mine.py:Kv names the system, and so does --system: leave one of"),
         (["replay", "schedule.json", "mine.py"], "for? (a system of your own is --system mine.py here)"),
         (["run", "--replication", "sync"], "--replication is a setting of the system: --set replication=sync"),
         (["replay", "x", "--nemesis", "kill"], "harness replay: unknown option --nemesis"),  # they are in the schedule

@@ -9,7 +9,7 @@ import pytest
 
 from harness.execution import exit_status_of
 from harness.generator import Generator, Nothing
-from harness.judge import faults_of, judge
+from harness.judge import MAX_ERROR_CHARS, faults_of, judge
 from harness.runner import Observed
 from harness.systems.base import CheckOutcome
 from harness.test import NemesisChoice, Test
@@ -288,3 +288,12 @@ def test_errors_are_counted_by_class() -> None:
     events[1]["error"] = "RequestRefused: NOT_LEADER leader=n2 addr=1.2.3.4:5"
     results = judge(make_test(nemesis=""), VALID, events, Observed())
     assert results["errors"] == {"RequestRefused: NOT_LEADER leader=n2": 1}
+
+
+def test_an_error_is_told_to_its_end_within_reason() -> None:
+    """Where in a plug-in it came from, and what answered, are often its last words; a page of HTML is not told."""
+    for error in ("KeyError: " + "x" * 200 + " at kv.py:12", "Refused: " + "<p>" * 1000):
+        events = operations("fail")
+        events[1]["error"] = error
+        [told] = judge(make_test(nemesis=""), VALID, events, Observed())["errors"]
+        assert told == error if len(error) < MAX_ERROR_CHARS else error.startswith(told[:-1]) and told[-1] == "…"

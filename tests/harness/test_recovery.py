@@ -21,7 +21,7 @@ from harness.history_writer import read_history
 from harness.recovery import MAX_STALL_S, judge_recovery, wait_for_recovery
 from harness.report import OutputConsole
 from harness.store import Store
-from harness.systems.base import CheckOutcome
+from harness.systems.base import CLIENTS_DECIDE, CheckOutcome
 from harness.systems.broker import BrokerSystem
 from harness.test import NemesisChoice, Test
 from nemesis.process import KILL
@@ -75,8 +75,16 @@ def test_a_harness_that_was_kept_from_running_blames_nobody() -> None:
     assert outcome.valid == "unknown" and "did not run for" in outcome.reason
 
 
+BACK = CheckOutcome(True, "5 hosts served after 0.0 s")
+
+
 def silent_after_the_load(
-    system: Any, *, also_before: bool = False, keys: Collection[int] = range(8), refusals: int = 1_000_000
+    system: Any,
+    *,
+    also_before: bool = False,
+    keys: Collection[int] = range(8),
+    refusals: int = 1_000_000,
+    outcome: CheckOutcome = BACK,
 ) -> None:
     """Reads of these keys that nobody answers once the system was asked whether it is back, and said that it is."""
     state = {"silent": also_before}
@@ -91,7 +99,7 @@ def silent_after_the_load(
 
     async def recover(*, timeout_s: float) -> CheckOutcome:
         state["silent"] = True
-        return CheckOutcome(True, "5 hosts served after 0.0 s")
+        return outcome
 
     system.connection = lambda kind, *, process, thread: Silent(system)
     system.recover = recover
@@ -109,6 +117,15 @@ def test_who_was_never_answered_does_not_accuse_the_system_of_not_coming_back(me
     _, results, _ = memory_run(system=lambda system: silent_after_the_load(system, also_before=True))
     assert results["valid"] == "unknown" and "operations read under load none succeeded" in results["reason"]
     assert results["checks"]["recovers"]["valid"] is True
+
+
+@pytest.mark.parametrize(("keys", "valid"), [(range(8), False), (range(0), "unknown")])
+def test_where_a_question_hung_clients_decide(memory_run: Any, keys: Collection[int], valid: bool | str) -> None:
+    """A system that answers nobody has not come back; of one that serves its clients, nobody knows."""
+    hung = CheckOutcome("unknown", "not back after 5 s: status(n1) took more than 1 s", {CLIENTS_DECIDE: True})
+    _, results, _ = memory_run(system=lambda system: silent_after_the_load(system, keys=keys, outcome=hung))
+    assert results["valid"] == valid and "recovers: not back after 5 s: status(n1)" in results["reason"], results
+    assert ("answered nobody" in results["reason"]) is (valid is False)
 
 
 def test_a_key_that_can_never_be_read_again_has_not_come_back(memory_run: Any) -> None:

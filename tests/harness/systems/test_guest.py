@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from harness.run_state import RunState
 from harness.sdk.host import listening_ports
 from harness.sdk.plugin import PluginError
 from harness.systems import guest
+from harness.systems.base import CLIENTS_DECIDE
 from nemesis.process import KILL, PAUSE
 from nemesis.protocol import Nemesis
 from nemesis.target import DOWN, PAUSED, RUNNING
@@ -383,6 +384,38 @@ def test_a_mistake_in_status_after_the_faults_is_not_the_systems(
             outcome = await system.recover(timeout_s=0.0)
             assert outcome.valid == "unknown"
             assert re.search(r"mine.py:\d+: status\(n1\) raised TypeError", outcome.reason), outcome
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("hanging", [("n1",), ("n1", "n2")])
+def test_a_status_that_hangs_is_not_known_to_be_the_system(
+    write: Write, run_state: RunState, tmp_path: Path, hanging: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may wait for something else, as for a connection that it kept: clients decide, and where it waits is told."""
+    monkeypatch.setattr(guest, "STATUS_TIMEOUT_S", 0.2)
+    more = """
+        hanging = ()
+        async def status(self, host):
+            if host.name in self.hanging:
+                await asyncio.Event().wait()
+            return Status(leads=host.name == "n1")
+    """
+    name = write(more)
+    Path(name).write_text("import asyncio\n" + Path(name).read_text())
+
+    async def main() -> None:
+        async with system_of(name, run_state, tmp_path) as system:
+            system._system.hanging = hanging
+            outcome = await system.recover(timeout_s=0.0)
+            assert outcome.valid == "unknown" and outcome.details[CLIENTS_DECIDE], outcome
+            wanted = r"n1 runs and does not answer: mine.py:\d+: status\(n1\) took more than 0.2 s; "
+            assert re.search(wanted, outcome.reason), outcome
+            where = int(re.findall(r"mine.py:(\d+)", outcome.reason)[0])
+            assert "Event().wait()" in Path(name).read_text().splitlines()[where - 1]
+            await system._end("n2")
+            outcome = await system.recover(timeout_s=0.0)
+            assert outcome.valid is False and CLIENTS_DECIDE not in outcome.details, "a program has ended"
 
     asyncio.run(main())
 
