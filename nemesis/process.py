@@ -158,7 +158,7 @@ async def prove_stopped(target: Target, injection: Injection, state: str, in_for
         if astray:
             return astray
         if await target.answers(host, timeout_s=SILENCE_S):
-            return f"{host} still answers"
+            return f"{host} is {view.state}, and yet something answers for it: is it {host} itself that status asks?"
         return None
 
     async def other_problem(host: str) -> str | None:

@@ -206,26 +206,29 @@ GIVE_AWAY = '(env -i setsid "$@" &); exec sleep 600'
 
 def test_what_was_given_away_is_listed_and_ends_when_asked_for(tmp_path: Path) -> None:
     async def scenario(host: Host) -> None:
-        async def strays(count: int) -> list[list[Any]]:
+        async def strays(*names: str) -> list[list[Any]]:
+            """Those that there are once they are these: what was started is its own starter first."""
             async with asyncio.timeout(20):
-                while len(found := (await host.link.request("strays"))["strays"]) != count:  # noqa: ASYNC110
+                while True:
+                    found = list((await host.link.request("strays"))["strays"])
+                    if [stray[3] for stray in found] == list(names):
+                        return found
                     await asyncio.sleep(0.01)
-                return list(found)
 
         argv, log = ["sh", "-c", GIVE_AWAY, "sh", "sleep", "601"], f"{tmp_path}/l"
         wrapper = await host.link.request("spawn", {"argv": argv, "environment": {}, "log": log})
-        [[first, *_]] = await strays(1)
+        [[first, *_]] = await strays("sleep")
         members = (await host.link.request("members", {"pid": wrapper["pid"]}))["members"]
         assert [member[0] for member in members] == [wrapper["pid"]], "nothing tells whose the other is"
         # Of a command that has ended, nothing is left to belong to, be it marked.
         own_session = 'while [ "$(cut -d " " -f 6 /proc/$!/stat)" = $$ ]; do sleep 0.01; done'  # else it ends with it
         assert (await host.link.run(["sh", "-c", f"setsid sleep 602 > /dev/null 2>&1 & {own_session}"]))[0] == 0
-        assert [stray[3] for stray in await strays(2)] == ["sleep", "sleep"]
+        await strays("sleep", "sleep")
         await host.link.request("signal", {"pid": wrapper["pid"], "number": signal.SIGKILL})
-        assert first in [stray[0] for stray in await strays(2)]
+        assert first in [stray[0] for stray in await strays("sleep", "sleep")]
         ended = await host.link.request("end_strays")
         assert sorted(command for _, command in ended["ended"]) == ["sleep 601", "sleep 602"] and ended["left"] == []
-        assert await strays(0) == [] == (await host.link.request("end_strays"))["ended"]
+        assert await strays() == [] == (await host.link.request("end_strays"))["ended"]
 
     with_host(tmp_path, scenario)
 
