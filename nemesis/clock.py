@@ -174,7 +174,7 @@ class ClockFault(FormNemesis):
         return Proof(
             proven=not failed,
             exercised=exercised or None,  # a replica may look at its clock yet
-            detail="; ".join(failed[:3]) if failed else f"{detail} by {by}{words}",
+            detail="; ".join(failed[:3]) if failed else f"{detail} by {by}{words if exercised else ''}",
             checked=len(found),
             failed=failed,
         )

@@ -93,7 +93,7 @@ class DiskNemesis(FormNemesis):
         exercised, met_words, unmet = await _met(target, injection, also_impaired)
         failed += unmet
         well = plural_with(len(others), "other disk", ("works", "work"))
-        detail = f"{', '.join(victims)}: {_in_words(fault)}{means}; {well}{met_words}"
+        detail = f"{', '.join(victims)}: {_in_words(fault)}{means}; {well}{met_words if exercised else ''}"
         return Proof(
             proven=not failed,
             # None so far: one may come yet.
