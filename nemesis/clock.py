@@ -1,12 +1,15 @@
 """The nemesis `clock`: replicas whose clocks are wrong.
 
 Wall clocks jump, swing, drift, fall back by decades, or are corrected as by NTP, each victim's by its own amount;
-monotonic clocks are left
-alone, as they are on hosts whose clock is set, unless a form for them is asked for. What is proved is what is read in
-the place of the replica, by the mechanism that bends its clock, and that the replica is in that place with all that it
-has started: that the victims' clocks are wrong as planned, that everybody else's are right, and that no monotonic clock
-noticed. Where replicas can be asked for the time, what they say must be the same. Healing sets the clocks right in one
-step.
+monotonic clocks are left alone, as they are on hosts whose clock is set, unless a form for them is asked for. What is
+proved is what is read in the place of the replica, by the mechanism that bends its clock, and that the replica is in
+that place with all that it has started: that the victims' clocks are wrong as planned, that everybody else's are right,
+and that no monotonic clock noticed. Where replicas can be asked for the time, what they say must be the same. Healing
+sets the clocks right in one step.
+
+What changes with time has to be watched: a drift for a second, a slew for four or more, a clock that is stepped for two
+steps, which are 0.6 to 2.6 s each. A fault may thus last longer than `--nemesis-interval`, and a run longer than
+`--time-limit`.
 """
 
 from __future__ import annotations
@@ -317,7 +320,7 @@ class _Reported(_Reader):
         """Of a series, each reading as it comes; of others the best of a few, where the first ones leave much open or
         are not answered."""
         readings: list[ClockReading] = []
-        for pause_s in (None, *pauses_s):
+        for pause_s in (None, *pauses_s) if self._target.tells_time else ():
             offsets_ms = [reading.offset_ms for reading in readings]
             if offsets_ms and 0 < apart_ms <= max(offsets_ms) - min(offsets_ms):
                 break

@@ -821,6 +821,11 @@ class Target(Protocol):
         """Whether the replica of `host` answers a question about itself within `timeout_s` seconds."""
         ...
 
+    @property
+    def tells_time(self) -> bool:
+        """Whether replicas can be asked for the time at all."""
+        ...
+
     async def read_clock(self, host: str, *, timeout_s: float) -> ClockReading | None:
         """The clocks of the replica of `host` by its own word; None when it does not answer."""
         ...

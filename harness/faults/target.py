@@ -171,6 +171,11 @@ class PlannedTarget:
         """Not yet."""
         return False
 
+    @property
+    def tells_time(self) -> bool:
+        """Not yet."""
+        return False
+
     async def read_clock(self, host: str, *, timeout_s: float) -> ClockReading | None:
         """Not yet."""
         return None
@@ -284,6 +289,11 @@ class RunTarget:
     async def answers(self, host: str, *, timeout_s: float) -> bool:
         """Whether the replica's status request is answered."""
         return await self._system.status(host, timeout_s=timeout_s) is not None
+
+    @property
+    def tells_time(self) -> bool:
+        """As the system says."""
+        return isinstance(self._system, TellsTime)
 
     async def read_clock(self, host: str, *, timeout_s: float) -> ClockReading | None:
         """The replica's clocks by its own word, less what they differed by before any fault."""

@@ -155,7 +155,8 @@ class ToldTime:
 
 @runtime_checkable
 class TellsTime(Protocol):
-    """A system whose replicas can be asked for the time: without it no fault of clocks can be proved."""
+    """A system whose replicas can be asked for the time: what they say is looked at beside what is read in their
+    place."""
 
     async def tell_time(self, host: str, *, timeout_s: float) -> ToldTime | None:
         """The clocks of the replica of a host, by its own word; None when it does not answer in time."""

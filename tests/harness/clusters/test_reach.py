@@ -92,8 +92,10 @@ class Target:
     async def answers(self, host: str, *, timeout_s: float) -> bool:
         return (await self.look(host)).state == RUNNING
 
+    tells_time = False
+
     async def read_clock(self, host: str, *, timeout_s: float) -> ClockReading | None:
-        return None
+        raise AssertionError("this system cannot be asked for the time")
 
 
 Scenario = Callable[[Target], Awaitable[None]]

@@ -443,6 +443,8 @@ class FaultTarget:
         await asyncio.sleep(0.001 if is_up else timeout_s)
         return is_up
 
+    tells_time = True
+
     async def read_clock(self, host: str, *, timeout_s: float) -> ClockReading | None:
         await asyncio.sleep(0.001)
         return None if host in self.mute else self.clocks.now(host)

@@ -562,6 +562,27 @@ def test_a_replica_that_says_another_time_than_is_read_in_its_place_fails_the_pr
     run_virtual(main())
 
 
+@pytest.mark.parametrize("form", ["step", "strobe", "drift"])
+def test_replicas_that_tell_no_time_are_not_waited_for(
+    form: str, make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    """A proof takes as long as the clock has to be watched in their place: two steps of it are 5.2 s at most."""
+
+    async def main() -> None:
+        target = make_fault_target(5)
+        target.tells_time, target.read_clock = False, None
+        injection = await plan_fault(CLOCK, target, f"{form}@n1")
+        await CLOCK.inject(target, injection)
+        began_s = asyncio.get_running_loop().time()
+        proof = await CLOCK.prove(target, injection)
+        assert proof.proven and "said by" not in proof.detail, proof
+        assert asyncio.get_running_loop().time() - began_s < 5.5
+        await CLOCK.heal(target, injection)
+        assert (await CLOCK.prove_healed(target, injection)).proven
+
+    run_virtual(main())
+
+
 @pytest.mark.parametrize("form", ["fsync", "all", "freeze"])
 @pytest.mark.parametrize(("starts_s", "proven"), [(2.0, True), (60.0, False)])
 def test_a_stall_is_proven_by_a_probe_that_came_to_it_however_busy_the_machine_is(
