@@ -14,9 +14,9 @@ The harness writes one JSON object a line and waits for one line in answer, alwa
 `client_program` makes of a command a class of clients as `harness.sdk` has them, with a method for each capability that
 the program named. docs/clients-in-any-language.md is the page for those who write one.
 
-A program that ends, does not answer in time, or answers what makes no sense is killed, with everything it started; the
-next operation starts another one. What it writes is bounded: a line by `MAX_LINE_BYTES`, what is kept of its standard
-error by `MAX_STDERR_BYTES`.
+A program that ends, does not answer in time, or answers what makes no sense is killed with its process group; the next
+operation starts another one. What it has started in a session of its own is ended with the run. What it writes is
+bounded: a line by `MAX_LINE_BYTES`, what is kept of its standard error by `MAX_STDERR_BYTES`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ import contextlib
 import json
 import logging
 import os
+import secrets
 import shlex
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from harness.client_processes import marked_clients
 from harness.clusters.host_agent import death_signal_setter
 from harness.errors import OperatorError
+from harness.run_state import RunState
 from harness.sdk import Client, Refused
 from harness.sdk.client import CAPABILITIES
 from harness.workloads.capability import ClientMistake
@@ -192,7 +195,7 @@ class _Program(asyncio.SubprocessProtocol):
             self._fail(ProgramError(f"{late}{self._quoted_words()}"))
 
     def kill(self) -> None:
-        """End the program and what it started, at once. Idempotent."""
+        """End the program and its process group, at once. Idempotent."""
         if self._transport is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -281,10 +284,14 @@ def client_program(command: str) -> type[ProgramClient]:
         raise OperatorError(f"--client {command!r}: {error}") from None
     if not words:
         raise OperatorError("--client: give the command that starts a client")
+    state = RunState.create(f"client-{secrets.token_hex(6)}")
     try:
-        capabilities = asyncio.run(_try_out(words, command))
+        with marked_clients(state) as environment:
+            capabilities = asyncio.run(_try_out(words, command, environment))
     except (ProgramError, ClientMistake, OSError) as error:
         raise OperatorError(f"--client: {error}") from None
+    finally:
+        state.close()
     return program_class(command, words, capabilities)
 
 
@@ -303,8 +310,8 @@ def _method(f: str) -> Callable[..., Awaitable[Any]]:
     return call
 
 
-async def _try_out(words: Sequence[str], command: str) -> list[str]:
-    program = await _start(words, repr(command), {})
+async def _try_out(words: Sequence[str], command: str, environment: Mapping[str, str]) -> list[str]:
+    program = await _start(words, repr(command), environment)
     try:
         return await _greet(program, START_TIMEOUT_S)
     finally:
