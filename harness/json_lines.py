@@ -7,7 +7,8 @@ The harness writes one JSON object a line and waits for one line in answer, alwa
     {"id": 2, "type": "open", "process": 3, "host": "n1", "addresses": {"client": {"n1": "10.77.0.1:7000"}}, ...}
         -> {"id": 2, "type": "ok"}
     {"id": 3, "type": "invoke", "f": "write", "key": 5, "value": 17}
-        -> {"id": 3, "type": "ok"}, or "fail", or "info"; with a "value", or an "error"; an "ok" may name its "node"
+        -> {"id": 3, "type": "ok"}, or "fail", or "info"; with an "error", or the "value" of what has one; an "ok" may
+           name its "node"
     {"id": 4, "type": "close"}
         -> {"id": 4, "type": "ok"}, and the program ends
 
@@ -40,12 +41,20 @@ from harness.sdk import Client, Refused
 from harness.sdk.client import CAPABILITIES
 from harness.workloads.capability import ClientMistake
 
-__all__ = ["VERSION", "ProgramClient", "ProgramError", "client_program"]
+__all__ = ["VERSION", "WITH_VALUE", "ProgramClient", "ProgramError", "client_program"]
 
 logger = logging.getLogger(__name__)
 
 VERSION = 1
 """Of what is spoken: a program that needs another one says so and ends."""
+
+WITH_VALUE = frozenset(CAPABILITIES) - {
+    "write", "add", "increment", "put", "concat", "enqueue", "ack", "schedule", "prepare", "commit", "rollback",
+    "commit_offset", "push", "insert", "unlock",
+    "write_version", "lock",
+}  # fmt: skip
+"""Methods whose `ok` must have a `value`, be it null. Of the others most have nothing to say; a version may be unknown,
+and a lock was got unless the value is false."""
 
 MAX_LINE_BYTES = 16 << 20
 """Of one answer: a set of a million numbers. A program that writes without end must not fill the harness's memory."""
@@ -256,6 +265,12 @@ class ProgramClient(Client):
                 f"that answered, of {', '.join(names)}, or left out"
             )
         if kind == "ok":
+            if what in WITH_VALUE and "value" not in answer:
+                # Taken for null, it would make a right system look as if it had lost what it held.
+                raise ClientMistake(
+                    f'client program {self.command!r} answered {what} with ok and no "value": it must have one, null '
+                    "where there is nothing"
+                )
             return answer.get("value")
         error = str(answer.get("error", "it did not say why"))
         if kind == "fail":

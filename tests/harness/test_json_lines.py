@@ -24,6 +24,7 @@ from harness.errors import OperatorError
 from harness.in_process import InProcessRun, run_in_process
 from harness.json_lines import ProgramClient, client_program, program_class
 from harness.run_state import RUN_VARIABLE, STATE_DIR_VARIABLE, RunState
+from harness.sdk.client import CAPABILITIES
 from harness.systems import toy_server
 from harness.workloads.client_register import ClientRegisterWorkload
 from harness.workloads.unique_ids import UniqueIdsWorkload
@@ -165,7 +166,8 @@ def test_a_program_that_ends_leaves_a_write_open_and_fails_a_read(
         ('say(type="ok", value=message["id"], id=message["id"] - 1)', "answered generate with id 2: it must be 3"),
         ('print(json.dumps({"type": "ok"}), flush=True)', "answered generate without an id: it must be 3"),
         ('sys.stdout.write("x" * 3000000); sys.stdout.flush(); time.sleep(60)', "bytes without the end of a line"),
-        ('say(type="ok")', "generate returned None"),
+        ('say(type="ok")', 'answered generate with ok and no "value"'),
+        ('say(type="ok", value=None)', "generate returned None"),
     ],
 )
 def test_an_answer_that_makes_no_sense_is_a_mistake_of_the_client(
@@ -175,6 +177,26 @@ def test_an_answer_that_makes_no_sense_is_a_mistake_of_the_client(
     done = driven(written(tmp_path, invoke), operations=2)
     assert any(said in text for text in done.unexpected_errors), done.unexpected_errors or ends(done)
     assert "info" in {kind for kind, _ in ends(done)}
+
+
+def test_a_read_without_a_value_is_a_mistake_of_the_client_and_one_of_null_is_not(tmp_path: Path) -> None:
+    words = written(tmp_path, 'say(type="ok")')
+    done = driven(words, f="register", operations=12)
+    [(text, _)] = done.unexpected_errors.items()
+    assert text.startswith(f"ClientMistake: client program {shlex.join(words)!r} answered read with ok and no")
+    assert {event["type"] for event in done.events if event["f"] == "read"} == {"invoke", "info"}
+    assert {event["type"] for event in done.events if event["f"] == "write"} == {"invoke", "ok"}
+    null = driven(written(tmp_path, 'say(type="ok", value=None)'), f="register", operations=12)
+    assert null.unexpected_errors == {} and not null.valid  # what was written is gone
+
+
+def test_the_page_says_which_answers_have_a_value() -> None:
+    page = (Path(json_lines.__file__).parents[1] / "docs" / "clients-in-any-language.md").read_text()
+    table = page.partition("| f | fields |")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    told = {name.strip("` "): value for names, _, value, _ in rows for name in names.split(",")}
+    assert set(told) == set(CAPABILITIES)
+    assert {name for name, value in told.items() if value and "may be left out" not in value} == json_lines.WITH_VALUE
 
 
 def test_a_program_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> None:
