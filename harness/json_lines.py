@@ -229,14 +229,14 @@ class _Program(asyncio.SubprocessProtocol):
 class ProgramClient(Client):
     """One logical client that is a program. Made by `client_program`, which adds the methods."""
 
-    command: ClassVar[str]
+    title: ClassVar[str]
     program_words: ClassVar[Sequence[str]]
     _program: _Program | None = None
 
     async def open(self) -> None:
         """Start the program and have it connect. Raises ProgramError, ClientMistake, Refused."""
         timeout_s = self.timeout_s * SHARE_OF_TIME
-        self._program = await _start(self.program_words, f"client program {self.command!r}", self.environment)
+        self._program = await _start(self.program_words, self.title, self.environment)
         await _greet(self._program, timeout_s)
         addresses = {name: {host.name: host.address(name) for host in self.hosts} for name in self.host.port_names}
         message = {
@@ -261,25 +261,21 @@ class ProgramClient(Client):
         kind, self.node = answer["type"], answer.get("node")
         if self.node is not None and self.node not in (names := [host.name for host in self.hosts]):
             raise ClientMistake(
-                f"client program {self.command!r} answered {what} with node {self.node!r:.40}: it must be the host "
-                f"that answered, of {', '.join(names)}, or left out"
+                f"{self.title} answered {what} with node {self.node!r:.40}: it must be the host that answered, of "
+                f"{', '.join(names)}, or left out"
             )
         if kind == "ok":
             if what in WITH_VALUE and "value" not in answer:
                 # Taken for null, it would make a right system look as if it had lost what it held.
-                raise ClientMistake(
-                    f'client program {self.command!r} answered {what} with ok and no "value": it must have one, null '
-                    "where there is nothing"
-                )
+                due = "it must have one, null where there is nothing"
+                raise ClientMistake(f'{self.title} answered {what} with ok and no "value": {due}')
             return answer.get("value")
         error = str(answer.get("error", "it did not say why"))
         if kind == "fail":
             raise Refused(error)
         if kind == "info":
             raise ProgramError(error)
-        raise ClientMistake(
-            f"client program {self.command!r} answered {what} with type {kind[:40]!r}: it must be ok, fail or info"
-        )
+        raise ClientMistake(f"{self.title} answered {what} with type {kind[:40]!r}: it must be ok, fail or info")
 
     async def close(self) -> None:
         """End the program."""
@@ -313,7 +309,7 @@ def client_program(command: str) -> type[ProgramClient]:
 def program_class(command: str, words: Sequence[str], capabilities: Sequence[str]) -> type[ProgramClient]:
     """A class of clients with these capabilities; nothing is tried."""
     members: dict[str, Any] = {name: _method(name) for name in capabilities}
-    members |= {"command": command, "program_words": tuple(words)}
+    members |= {"title": f"client program {command!r}", "program_words": tuple(words)}
     return type(f"{os.path.basename(words[0])!r}", (ProgramClient,), members)
 
 

@@ -190,6 +190,22 @@ def test_a_read_without_a_value_is_a_mistake_of_the_client_and_one_of_null_is_no
     assert null.unexpected_errors == {} and not null.valid  # what was written is gone
 
 
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [("'7'", "'7' of type str"), ("True", "True of type bool"), ('{"value": 7}', "{'value': 7} of type dict")],
+)
+def test_a_number_of_another_type_is_a_mistake_of_the_program_which_is_named(
+    tmp_path: Path, answer: str, said: str
+) -> None:
+    words = written(tmp_path, f'say(type="ok", value={answer})')
+    done = driven(words, f="register", operations=12)
+    program = f"(client program {shlex.join(words)!r})"
+    due = "it must be a whole number, as was put in, or None"
+    assert list(done.unexpected_errors) == [f"ClientMistake: read returned {said}: {due} {program}"]
+    assert {event["type"] for event in done.events if event["f"] == "read"} == {"invoke", "info"}
+    assert done.outcomes["linearizable"].valid is True
+
+
 def test_the_page_says_which_answers_have_a_value() -> None:
     page = (Path(json_lines.__file__).parents[1] / "docs" / "clients-in-any-language.md").read_text()
     table = page.partition("| f | fields |")[2].partition("\n\n")[0]
