@@ -179,6 +179,13 @@ class KnowsHosts(Protocol):
 
 
 @runtime_checkable
+class KnowsOthers(Protocol):
+    """A client with the hosts that its system has beside the replicas', by name."""
+
+    others: Mapping[str, Any]
+
+
+@runtime_checkable
 class StandsForProgram(Protocol):
     """A class of clients whose code is in a program: none of its own lines is to blame."""
 
@@ -194,7 +201,8 @@ class CapabilityClient:
     def __init__(self, client: Any, calls: Mapping[str, Call]) -> None:
         self._client = client
         self._calls = calls
-        self._names = frozenset(host.name for host in client.hosts) if isinstance(client, KnowsHosts) else frozenset()
+        hosts = [host.name for host in client.hosts] if isinstance(client, KnowsHosts) else []
+        self._names = dict.fromkeys((*hosts, *client.others) if isinstance(client, KnowsOthers) else hosts)
 
     async def open(self) -> None:
         """Raises whatever the client raises, with the place in its code."""
@@ -220,16 +228,23 @@ class CapabilityClient:
         is_plain = -_LARGEST_PLAIN < value < _LARGEST_PLAIN if type(value) is int else type(value) in _PLAIN
         if not is_plain and (problem := json_problem(value)) is not None:
             raise ClientMistake(f"{call.method} returned {problem}{_place_of(self._client, call.method)}")
-        return Outcome("ok", value, node=self._node())
+        return Outcome("ok", value, node=self._node(call.method))
 
-    def _node(self) -> str | None:
-        """The host that answered, where the client names one."""
+    def _node(self, method: str) -> str | None:
+        """The host that answered, where the client names one. Raises ClientMistake for a name that no host has."""
         node: Any = self._client.node if isinstance(self._client, NamesNode) else None
-        return node if isinstance(node, str) and node in self._names else None
+        if node is None or not self._names:
+            return None
+        if not isinstance(node, str) or node not in self._names:
+            due = f"it must be the name of the host that answered, of {', '.join(self._names)}, or None"
+            raise ClientMistake(f"{method} left self.node = {node!r:.40}: {due}{_place_of(self._client, method)}")
+        return node
 
     def _failed(self, error: Exception, method: str, is_read: bool) -> Outcome:
         """How an operation ended whose call raised."""
-        node = error.node if isinstance(error, NamesNode) else None
+        node: Any = error.node if isinstance(error, NamesNode) else None
+        if self._names and not (isinstance(node, str) and node in self._names):
+            node = None  # the exceptions of a driver may mean something else by it
         if isinstance(error, TellsOutcome):
             text = _named(error)
             if error.is_definite:

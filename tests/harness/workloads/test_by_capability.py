@@ -510,6 +510,59 @@ def test_a_queue_is_not_told_that_a_value_of_another_type_was_taken() -> None:
     assert acknowledged == []
 
 
+class Named:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class OnHosts(ToyClient):
+    """Knows the hosts of its system, and says which of them answers."""
+
+    answers: Any = "n2"
+    raises: Exception | None = None
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.hosts, self.others = [Named("n1"), Named("n2")], {"proxy": Named("proxy")}
+        self.node: Any = None
+
+    async def read(self, key: Any) -> Any:
+        self.node = self.answers
+        if self.raises is not None:
+            raise self.raises
+        return await super().read(key)
+
+
+@pytest.mark.parametrize("answers", ["n2", "proxy", None])
+def test_the_host_that_a_client_names_stands_beside_what_succeeded(answers: str | None) -> None:
+    done = run(made("register"), Store(), client=type("Right", (OnHosts,), {"answers": answers}), operations=40)
+    assert done.valid
+    assert {event.get("node") for event in done.events if (event["f"], event["type"]) == ("read", "ok")} == {answers}
+
+
+@pytest.mark.parametrize("answers", ["n9", "10.77.0.1", 2, ["n1"], Named("n1")])
+def test_a_host_that_there_is_not_is_a_mistake_of_the_client_with_its_place(answers: Any) -> None:
+    class Wrong(OnHosts):
+        async def read(self, key: Any) -> Any:
+            found, self.node = await super().read(key), answers
+            return found
+
+    done = run(made("register"), Store(), client=Wrong, operations=40)
+    [text] = done.unexpected_errors
+    assert f"read left self.node = {answers!r:.40}: it must be the name of the host that answered, of n1, n2, " in text
+    assert "(test_by_capability.py:" in text
+    assert all(outcome.valid is True for outcome in done.outcomes.values())
+
+
+@pytest.mark.parametrize(("node", "told"), [("n1", "n1"), ("shard-7", None), (7, None), (Named("n1"), None)])
+def test_what_a_drivers_exception_calls_a_node_is_told_where_it_is_a_host(node: Any, told: str | None) -> None:
+    error = ConnectionResetError("cut off")
+    error.node = node  # type: ignore[attr-defined]
+    done = run(made("register"), Store(), client=type("Cut", (OnHosts,), {"raises": error}), operations=40)
+    assert done.unexpected_errors == {}
+    assert {event.get("node") for event in done.events if event["type"] == "fail"} == {told}
+
+
 def test_a_cas_that_does_not_answer_is_a_mistake_of_the_client() -> None:
     class Silent(Broken):
         answer = 3
