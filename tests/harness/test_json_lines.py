@@ -338,7 +338,7 @@ def test_clean_ends_what_a_program_left_running_whose_harness_was_killed(
     command, pids = with_daemon(tmp_path)
     if stage == "tried":  # it never says hello
         path = Path(shlex.split(command)[1])
-        path.write_text(path.read_text().replace("for line in sys.stdin:", "for line in iter(time.sleep, 600):", 1))
+        path.write_text(path.read_text().replace("for line in", "time.sleep(600)\nfor line in", 1))
     words, environment = run_words(tmp_path, command, "600")
     due = 1 if stage == "tried" else 3
     with subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL) as harness:
@@ -349,11 +349,10 @@ def test_clean_ends_what_a_program_left_running_whose_harness_was_killed(
         harness.kill()
     left = [pid for pid in pids_in(pids) if _is_alive(pid)]
     assert left
-    clean = [sys.executable, "-m", "harness", "clean"]
-    done = subprocess.run(clean, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
+    report = clean(state_root=environment[STATE_DIR_VARIABLE], report=lambda line: None)
+    assert report.exit_status == 0, report.left
     assert not [pid for pid in left if _is_alive(pid)]
-    assert all(f"process {pid} (sleep 600)" in done.stdout for pid in left)
+    assert all(any(f"process {pid} (sleep 600)" in line for line in report.removed) for pid in left)
     assert bystander.poll() is None
 
 
@@ -375,9 +374,30 @@ def test_what_does_not_end_stays_on_record(tmp_path: Path, monkeypatch: pytest.M
         child = subprocess.Popen(["sleep", "600"], env={**os.environ, **environment}, start_new_session=True)
     assert [claim.ident for claim in state.claims] == [str(child.pid)]
     assert not state.close()
-    assert clean(state_root=str(tmp_path / "state"), include_live=False, report=lambda line: None).live
+    assert clean(state_root=str(tmp_path / "state"), report=lambda line: None).live
     child.kill()
     child.wait()
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ('say(type="ok")', 'answered read with ok and no "value"'),
+        ('say(type="ok", value="7")', "read returned '7' of type"),
+    ],
+)
+def test_a_mistake_of_a_program_makes_the_verdict_unknown_and_is_told_with_its_name(
+    tmp_path: Path, answer: str, said: str
+) -> None:
+    command = shlex.join(written(tmp_path, answer))
+    words, environment = run_words(tmp_path, command, "1")
+    done = subprocess.run(
+        words, env={**environment, "COLUMNS": "2000"}, capture_output=True, text=True, timeout=300
+    )  # fmt: skip
+    assert done.returncode == 2, done.stdout + done.stderr
+    [verdict] = [line for line in done.stdout.splitlines() if line.startswith("UNKNOWN:")]
+    assert said in verdict and f"client program {command!r}" in verdict
 
 
 # Before a run
