@@ -510,6 +510,19 @@ def test_a_queue_is_not_told_that_a_value_of_another_type_was_taken() -> None:
     assert acknowledged == []
 
 
+@pytest.mark.parametrize("answer", [0, "", "false", " False\n", "0", {}])
+def test_a_lock_that_may_have_been_refused_is_a_mistake_of_the_client(answer: Any) -> None:
+    done = run(made("mutex"), Store(), client=changing("lock", lambda got: got or answer), operations=100)
+    assert any(f"lock returned {answer!r}: " in text for text in done.unexpected_errors), reasons(done)
+    assert done.outcomes["exclusion"].valid is True
+
+
+@pytest.mark.parametrize("answer", [None, True, 17, "lease-5", {"lease": 5}])
+def test_whatever_else_a_lock_answers_with_it_was_taken(answer: Any) -> None:
+    done = run(made("mutex"), Store(), client=changing("lock", lambda got: got and answer), operations=100)
+    assert done.valid, (reasons(done), done.unexpected_errors)
+
+
 class Named:
     def __init__(self, name: str) -> None:
         self.name = name
