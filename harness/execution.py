@@ -18,6 +18,7 @@ from typing import Any
 import harness
 from checker.faults import NEMESIS
 from checker.verdict import Verdict
+from harness.client_processes import marked_clients
 from harness.clusters.base import run_harness
 from harness.clusters.options import MECHANISM_OPTION
 from harness.errors import HarnessError, OperatorError, how_to_get
@@ -296,10 +297,8 @@ async def _observe_with(state: RunState, parts: Parts, run_dir: RunDir, console:
         cluster.trace_to(str(run_dir.trace_path), lambda: clock.zero_s)
     if parts.on_made is not None:
         parts.on_made(cluster, clock)
-    if isinstance(system, HasClientPrograms):
-        system.client_environment = state.environment
     title = f"{test.name}  seed {test.seed}"
-    with HistoryWriter(run_dir.history_path, clock.now_ns) as writer:
+    with _client_programs(system, state), HistoryWriter(run_dir.history_path, clock.now_ns) as writer:
         progress = LiveProgress(
             writer.stats, clock_ns=clock.now_ns, time_limit_s=test.time_limit_s, title=title, console=console
         )
@@ -316,6 +315,17 @@ async def _observe_with(state: RunState, parts: Parts, run_dir: RunDir, console:
                 listener=progress,
             )
             return await run.execute(wall_ms=harness_runtime(cluster).clock.wall_ms)
+
+
+@contextlib.contextmanager
+def _client_programs(system: Any, state: RunState) -> Iterator[None]:
+    """Where clients may start programs, none of those outlives the block."""
+    if not isinstance(system, HasClientPrograms):
+        yield
+        return
+    with marked_clients(state) as environment:
+        system.client_environment = environment
+        yield
 
 
 def judge_run(

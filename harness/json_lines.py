@@ -7,16 +7,17 @@ The harness writes one JSON object a line and waits for one line in answer, alwa
     {"id": 2, "type": "open", "process": 3, "host": "n1", "addresses": {"client": {"n1": "10.77.0.1:7000"}}, ...}
         -> {"id": 2, "type": "ok"}
     {"id": 3, "type": "invoke", "f": "write", "key": 5, "value": 17}
-        -> {"id": 3, "type": "ok"}, or "fail", or "info"; with a "value", or an "error"; an "ok" may name its "node"
+        -> {"id": 3, "type": "ok"}, or "fail", or "info"; with an "error", or the "value" of what has one; an "ok" may
+           name its "node"
     {"id": 4, "type": "close"}
         -> {"id": 4, "type": "ok"}, and the program ends
 
 `client_program` makes of a command a class of clients as `harness.sdk` has them, with a method for each capability that
 the program named. docs/clients-in-any-language.md is the page for those who write one.
 
-A program that ends, does not answer in time, or answers what makes no sense is killed, with everything it started; the
-next operation starts another one. What it writes is bounded: a line by `MAX_LINE_BYTES`, what is kept of its standard
-error by `MAX_STDERR_BYTES`.
+A program that ends, does not answer in time, or answers what makes no sense is killed with its process group; the next
+operation starts another one. What it has started in a session of its own is ended with the run. What it writes is
+bounded: a line by `MAX_LINE_BYTES`, what is kept of its standard error by `MAX_STDERR_BYTES`.
 """
 
 from __future__ import annotations
@@ -26,23 +27,34 @@ import contextlib
 import json
 import logging
 import os
+import secrets
 import shlex
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from harness.client_processes import marked_clients
 from harness.clusters.host_agent import death_signal_setter
 from harness.errors import OperatorError
+from harness.run_state import RunState
 from harness.sdk import Client, Refused
 from harness.sdk.client import CAPABILITIES
 from harness.workloads.capability import ClientMistake
 
-__all__ = ["VERSION", "ProgramClient", "ProgramError", "client_program"]
+__all__ = ["VERSION", "WITH_VALUE", "ProgramClient", "ProgramError", "client_program"]
 
 logger = logging.getLogger(__name__)
 
 VERSION = 1
 """Of what is spoken: a program that needs another one says so and ends."""
+
+WITH_VALUE = frozenset(CAPABILITIES) - {
+    "write", "add", "increment", "put", "concat", "enqueue", "ack", "schedule", "prepare", "commit", "rollback",
+    "commit_offset", "push", "insert", "unlock",
+    "write_version", "lock",
+}  # fmt: skip
+"""Methods whose `ok` must have a `value`, be it null. Of the others most have nothing to say; a version may be unknown,
+and a lock was got unless the value is false."""
 
 MAX_LINE_BYTES = 16 << 20
 """Of one answer: a set of a million numbers. A program that writes without end must not fill the harness's memory."""
@@ -192,7 +204,7 @@ class _Program(asyncio.SubprocessProtocol):
             self._fail(ProgramError(f"{late}{self._quoted_words()}"))
 
     def kill(self) -> None:
-        """End the program and what it started, at once. Idempotent."""
+        """End the program and its process group, at once. Idempotent."""
         if self._transport is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -217,14 +229,14 @@ class _Program(asyncio.SubprocessProtocol):
 class ProgramClient(Client):
     """One logical client that is a program. Made by `client_program`, which adds the methods."""
 
-    command: ClassVar[str]
+    title: ClassVar[str]
     program_words: ClassVar[Sequence[str]]
     _program: _Program | None = None
 
     async def open(self) -> None:
         """Start the program and have it connect. Raises ProgramError, ClientMistake, Refused."""
         timeout_s = self.timeout_s * SHARE_OF_TIME
-        self._program = await _start(self.program_words, f"client program {self.command!r}", self.environment)
+        self._program = await _start(self.program_words, self.title, self.environment)
         await _greet(self._program, timeout_s)
         addresses = {name: {host.name: host.address(name) for host in self.hosts} for name in self.host.port_names}
         message = {
@@ -249,19 +261,21 @@ class ProgramClient(Client):
         kind, self.node = answer["type"], answer.get("node")
         if self.node is not None and self.node not in (names := [host.name for host in self.hosts]):
             raise ClientMistake(
-                f"client program {self.command!r} answered {what} with node {self.node!r:.40}: it must be the host "
-                f"that answered, of {', '.join(names)}, or left out"
+                f"{self.title} answered {what} with node {self.node!r:.40}: it must be the host that answered, of "
+                f"{', '.join(names)}, or left out"
             )
         if kind == "ok":
+            if what in WITH_VALUE and "value" not in answer:
+                # Taken for null, it would make a right system look as if it had lost what it held.
+                due = "it must have one, null where there is nothing"
+                raise ClientMistake(f'{self.title} answered {what} with ok and no "value": {due}')
             return answer.get("value")
         error = str(answer.get("error", "it did not say why"))
         if kind == "fail":
             raise Refused(error)
         if kind == "info":
             raise ProgramError(error)
-        raise ClientMistake(
-            f"client program {self.command!r} answered {what} with type {kind[:40]!r}: it must be ok, fail or info"
-        )
+        raise ClientMistake(f"{self.title} answered {what} with type {kind[:40]!r}: it must be ok, fail or info")
 
     async def close(self) -> None:
         """End the program."""
@@ -281,17 +295,21 @@ def client_program(command: str) -> type[ProgramClient]:
         raise OperatorError(f"--client {command!r}: {error}") from None
     if not words:
         raise OperatorError("--client: give the command that starts a client")
+    state = RunState.create(f"client-{secrets.token_hex(6)}")
     try:
-        capabilities = asyncio.run(_try_out(words, command))
+        with marked_clients(state) as environment:
+            capabilities = asyncio.run(_try_out(words, command, environment))
     except (ProgramError, ClientMistake, OSError) as error:
         raise OperatorError(f"--client: {error}") from None
+    finally:
+        state.close()
     return program_class(command, words, capabilities)
 
 
 def program_class(command: str, words: Sequence[str], capabilities: Sequence[str]) -> type[ProgramClient]:
     """A class of clients with these capabilities; nothing is tried."""
     members: dict[str, Any] = {name: _method(name) for name in capabilities}
-    members |= {"command": command, "program_words": tuple(words)}
+    members |= {"title": f"client program {command!r}", "program_words": tuple(words)}
     return type(f"{os.path.basename(words[0])!r}", (ProgramClient,), members)
 
 
@@ -303,8 +321,8 @@ def _method(f: str) -> Callable[..., Awaitable[Any]]:
     return call
 
 
-async def _try_out(words: Sequence[str], command: str) -> list[str]:
-    program = await _start(words, repr(command), {})
+async def _try_out(words: Sequence[str], command: str, environment: Mapping[str, str]) -> list[str]:
+    program = await _start(words, repr(command), environment)
     try:
         return await _greet(program, START_TIMEOUT_S)
     finally:

@@ -143,9 +143,11 @@ class Client:
     settings: Mapping[str, str]
     """The system's settings, defaults included."""
     environment: Mapping[str, str]
-    """What programs that a client starts need in their environment, so that `harness clean` finds them."""
+    """What programs that a client starts need in their environment, so that they are ended with the run, or by `harness
+    clean`."""
     node: str | None = None
-    """Set it to the name of the host that answers, where the client knows: the report shows it beside what it did."""
+    """Set it to the name of the host that answers, where the client knows: the report shows it beside what it did. A
+    name that no host has is a mistake of the client, which makes the verdict unknown."""
     timeout_s: float
     """How long one operation may take. The harness ends the call then, by cancelling it."""
 

@@ -9,8 +9,9 @@ ends:
     any other exception            fail for what only reads, info for what writes
     a mistake of the client        as before, and the verdict is unknown: a client with a bug tests nothing
 
-A mistake is a result that the workload cannot use (`cas` that returned None, bytes where JSON is needed), or an
-exception that only a bug raises (TypeError, NameError). It is reported with the file and the line in the client.
+A mistake is a result that the workload cannot use (`cas` that returned None, bytes where JSON is needed, "7" where
+numbers were put in), or an exception that only a bug raises (TypeError, NameError). It is reported with the file and
+the line in the client, or the command that the client is.
 
 After an exception that is not `is_definite`, the client is closed and the next operation opens a new one: nobody
 knows what its connection is still going to answer.
@@ -22,9 +23,10 @@ import inspect
 import json
 import math
 import os
+import re
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -43,6 +45,8 @@ __all__ = [
     "is_whole_number",
     "json_problem",
     "missing_capabilities",
+    "number_from",
+    "numbers_from",
     "takes",
 ]
 
@@ -57,6 +61,9 @@ _PLAIN = frozenset((str, bool, type(None)))
 
 _LARGEST_PLAIN = 1 << 64
 """Of whole numbers that are not looked at more closely: JSON may hold larger ones, up to a few thousand digits."""
+
+_SPELT_NUMBER = re.compile(r'\s*"?[+-]?[0-9]+(\.0*)?"?\s*')
+"""A text that is a whole number in decimal, perhaps as JSON has it or with the line's end."""
 
 _EVERY_CLIENT = frozenset(("address", "close", "connect", "dialled", "open", "url"))
 """What every client has: no misspelling of a capability."""
@@ -93,11 +100,12 @@ def gives(method: str, *, keyed: bool = False) -> Call:
     return Call(method, perform)
 
 
-def takes(method: str) -> Call:
-    """A call of `method()`, whose result is what it returned."""
+def takes(method: str, *, numbers: bool = False) -> Call:
+    """A call of `method()`, whose result is what it returned; with `numbers` as `number_from` has it."""
 
     async def perform(client: Any, value: Any, key: Any) -> Any:
-        return await getattr(client, method)()
+        found = await getattr(client, method)()
+        return number_from(method, found) if numbers else found
 
     return Call(method, perform)
 
@@ -171,10 +179,18 @@ class KnowsHosts(Protocol):
 
 
 @runtime_checkable
+class KnowsOthers(Protocol):
+    """A client with the hosts that its system has beside the replicas', by name."""
+
+    others: Mapping[str, Any]
+
+
+@runtime_checkable
 class StandsForProgram(Protocol):
     """A class of clients whose code is in a program: none of its own lines is to blame."""
 
-    program_words: Sequence[str]
+    title: str
+    """What messages call the program."""
 
 
 class CapabilityClient:
@@ -185,7 +201,8 @@ class CapabilityClient:
     def __init__(self, client: Any, calls: Mapping[str, Call]) -> None:
         self._client = client
         self._calls = calls
-        self._names = frozenset(host.name for host in client.hosts) if isinstance(client, KnowsHosts) else frozenset()
+        hosts = [host.name for host in client.hosts] if isinstance(client, KnowsHosts) else []
+        self._names = dict.fromkeys((*hosts, *client.others) if isinstance(client, KnowsOthers) else hosts)
 
     async def open(self) -> None:
         """Raises whatever the client raises, with the place in its code."""
@@ -200,7 +217,8 @@ class CapabilityClient:
         try:
             value = await call.perform(self._client, op.value, op.key)
         except ClientMistake as mistake:  # the method returned something that its operation cannot use
-            raise ClientMistake(f"{mistake}{_place_of(self._client, call.method)}") from None
+            place = _place_of(self._client, call.method)
+            raise ClientMistake(str(mistake) if place.strip(" ()") in str(mistake) else f"{mistake}{place}") from None
         except (*MISTAKES, SystemExit, KeyboardInterrupt) as error:
             if is_ctrl_c(error):
                 raise
@@ -210,16 +228,23 @@ class CapabilityClient:
         is_plain = -_LARGEST_PLAIN < value < _LARGEST_PLAIN if type(value) is int else type(value) in _PLAIN
         if not is_plain and (problem := json_problem(value)) is not None:
             raise ClientMistake(f"{call.method} returned {problem}{_place_of(self._client, call.method)}")
-        return Outcome("ok", value, node=self._node())
+        return Outcome("ok", value, node=self._node(call.method))
 
-    def _node(self) -> str | None:
-        """The host that answered, where the client names one."""
+    def _node(self, method: str) -> str | None:
+        """The host that answered, where the client names one. Raises ClientMistake for a name that no host has."""
         node: Any = self._client.node if isinstance(self._client, NamesNode) else None
-        return node if isinstance(node, str) and node in self._names else None
+        if node is None or not self._names:
+            return None
+        if not isinstance(node, str) or node not in self._names:
+            due = f"it must be the name of the host that answered, of {', '.join(self._names)}, or None"
+            raise ClientMistake(f"{method} left self.node = {node!r:.40}: {due}{_place_of(self._client, method)}")
+        return node
 
     def _failed(self, error: Exception, method: str, is_read: bool) -> Outcome:
         """How an operation ended whose call raised."""
-        node = error.node if isinstance(error, NamesNode) else None
+        node: Any = error.node if isinstance(error, NamesNode) else None
+        if self._names and not (isinstance(node, str) and node in self._names):
+            node = None  # the exceptions of a driver may mean something else by it
         if isinstance(error, TellsOutcome):
             text = _named(error)
             if error.is_definite:
@@ -257,7 +282,10 @@ def described(error: BaseException, client: Any, method: str) -> str:
 
 
 def _place_of(client: Any, method: str) -> str:
-    """ " (file.py:12)", where a method of the client's own begins; nothing where it is not written there."""
+    """ " (file.py:12)", where a method of the client's own begins, or which program it is; nothing where it is not
+    written there."""
+    if isinstance(type(client), StandsForProgram):
+        return f" ({type(client).title})"
     function = next((vars(base)[method] for base in type(client).__mro__ if method in vars(base)), None)
     if not inspect.isfunction(function) or function.__code__.co_filename != _file_of(type(client)):
         return ""
@@ -284,6 +312,27 @@ def _named(error: BaseException) -> str:
 def is_whole_number(found: Any, *, least: float = -math.inf) -> bool:
     """Whether a method returned a whole number, `least` or more."""
     return isinstance(found, int) and not isinstance(found, bool) and found >= least
+
+
+def number_from(method: str, found: Any) -> Any:
+    """What a method returned, where all values that the workload has put in are whole numbers.
+
+    Raises ClientMistake for what a client makes of such a number that does not decode or unwrap it: a text that spells
+    one, a truth value, a list, a map. None, another number and any other text may be what the system holds, which is
+    the checks' to say.
+    """
+    if type(found) is int or found is None:
+        return found
+    is_spelt = isinstance(found, str) and _SPELT_NUMBER.fullmatch(found) is not None
+    if is_spelt or isinstance(found, (bool, list, tuple, Mapping)):
+        due = "it must be a whole number, as was put in, or None"
+        raise ClientMistake(f"{method} returned {found!r:.80} of type {type(found).__name__}: {due}")
+    return found
+
+
+def numbers_from(method: str, found: Iterable[Any]) -> list[Any]:
+    """The same for each of several values."""
+    return [number_from(method, each) for each in found]
 
 
 def json_problem(value: Any) -> str | None:

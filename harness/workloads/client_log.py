@@ -20,7 +20,7 @@ from checker import Log
 from harness.generator import Context, Generator, Mix, Op, Unpaced
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
-from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake, is_whole_number
+from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake, is_whole_number, numbers_from
 from harness.workloads.checks import linearizable, log_contents
 from harness.workloads.queues import ReadWhole, distinct_writes
 
@@ -50,7 +50,7 @@ def polled(method: str, messages: Any, asked: Mapping[str, Any]) -> dict[str, An
         raise ClientMistake(f"{method} returned {len(messages)} values where at most {most} were asked for")
     # What a full answer leaves open is None: there may be more.
     tail = offset + len(messages) if len(messages) < most else None
-    found = {"offset": offset, "messages": list(messages), "tail": tail}
+    found = {"offset": offset, "messages": numbers_from(method, messages), "tail": tail}
     return {**found, "final": True} if asked.get("final") else found
 
 

@@ -21,7 +21,7 @@ from harness.generator import Calls, EachThread, Generator, Mix, Op
 from harness.systems.base import CheckOutcome, Setting
 from harness.worker import Client
 from harness.workloads.base import CheckContext
-from harness.workloads.capability import MISTAKES, Call, CapabilityClient, CapabilityWorkload, gives, takes
+from harness.workloads.capability import MISTAKES, Call, CapabilityClient, CapabilityWorkload, gives, number_from, takes
 from harness.workloads.checks import as_outcome, linearizable
 from harness.workloads.draining import TakeUntilQuiet, unless_taken_unseen
 from harness.workloads.queues import message_numbers
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 async def _dequeue_and_ack(client: Any, value: Any, key: Any) -> Any:
-    found = await client.dequeue()
+    found = number_from("dequeue", await client.dequeue())
     if found is not None:
         try:
             await client.ack(found)
@@ -53,7 +53,7 @@ class Acknowledges(Protocol):
         ...
 
 
-DEQUEUE = takes("dequeue")
+DEQUEUE = takes("dequeue", numbers=True)
 DEQUEUE_AND_ACK = Call("dequeue", _dequeue_and_ack, is_read=True)
 """What was not acknowledged was not taken: so a dequeue that raised took nothing."""
 

@@ -14,7 +14,7 @@ from checker.online import OnlineRegister
 from harness.generator import Calls, Context, EachThread, Generator, Limit, Mix, Op
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
-from harness.workloads.capability import Call, CapabilityWorkload, gives
+from harness.workloads.capability import Call, CapabilityWorkload, gives, number_from
 from harness.workloads.checks import linearizable
 from harness.workloads.queues import distinct_writes
 
@@ -22,7 +22,7 @@ __all__ = ["READ", "WRITE", "ClientRegisterWorkload", "RandomReads"]
 
 
 async def _read(client: Any, value: Any, key: Any) -> Any:
-    return await client.read(key)
+    return number_from("read", await client.read(key))
 
 
 READ = Call("read", _read, is_read=True)

@@ -16,7 +16,7 @@ from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import Call, CapabilityWorkload
 from harness.workloads.checks import as_outcome
-from harness.workloads.transacting import ISOLATION, TRANSACT, FinalTransactions, Transactions
+from harness.workloads.transacting import ISOLATION, TRANSACT_LISTS, FinalTransactions, Transactions
 
 __all__ = ["TRANSACTION_SETTINGS", "ListAppendWorkload"]
 
@@ -35,7 +35,7 @@ class ListAppendWorkload(CapabilityWorkload):
     description = "Transactions that append to lists and read them: which isolation level holds."
     capabilities = ("transact",)
     settings = TRANSACTION_SETTINGS
-    calls: ClassVar[Mapping[str, Call]] = {"txn": TRANSACT}
+    calls: ClassVar[Mapping[str, Call]] = {"txn": TRANSACT_LISTS}
     check_names = ("isolation",)
     write = "append"
 

@@ -18,7 +18,7 @@ from checker import Mutex, check_exclusion
 from harness.generator import Context, EachThread, Generator, Op, Step, Unpaced, Wait
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
-from harness.workloads.capability import Call, CapabilityWorkload
+from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake
 from harness.workloads.checks import as_outcome, linearizable
 
 __all__ = ["MutexWorkload"]
@@ -31,9 +31,21 @@ class _NotTaken(Exception):
 
 
 async def _lock(client: Any, value: Any, key: Any) -> Any:
-    if await client.lock(key) is False:
+    answer = await client.lock(key)
+    if answer is False:
         raise _NotTaken("the lock was not free")
+    if _may_say_no(answer):
+        due = "it must return False where somebody else holds the lock, and True or nothing where it was taken"
+        raise ClientMistake(f"lock returned {answer!r:.80}: {due}")
     return None
+
+
+def _may_say_no(answer: Any) -> bool:
+    """Whether an answer other than False may mean it: 0, an empty text, "false". Taken for a lock that was got, it
+    would make a right system look wrong. Leases and the like, which many systems answer with, say that it was."""
+    if isinstance(answer, str):
+        return answer.strip().lower() in ("", "0", "false")
+    return answer is not None and not answer
 
 
 async def _unlock(client: Any, value: Any, key: Any) -> Any:

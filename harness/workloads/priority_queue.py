@@ -43,7 +43,7 @@ class PriorityQueueWorkload(CapabilityWorkload):
         Setting("first", "smallest", "what is the most urgent", ("smallest", "largest")),
         DRAIN_SETTING,
     )
-    calls: ClassVar[Mapping[str, Call]] = {"insert": gives("insert"), "extract": takes("extract")}
+    calls: ClassVar[Mapping[str, Call]] = {"insert": gives("insert"), "extract": takes("extract", numbers=True)}
     check_names = ("linearizable",)
 
     def generator(self) -> Generator:

@@ -6,7 +6,12 @@ written value is new: `[["w", 7, 1], ["r", 8, None]]` is answered `[["w", 7, 1],
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
+from harness.workloads.capability import Call
 from harness.workloads.list_append import ListAppendWorkload
+from harness.workloads.transacting import TRANSACT
 
 __all__ = ["RwRegisterWorkload"]
 
@@ -16,4 +21,5 @@ class RwRegisterWorkload(ListAppendWorkload):
 
     name = "rw-register"
     description = "Transactions that write and read registers: which isolation level holds."
+    calls: ClassVar[Mapping[str, Call]] = {"txn": TRANSACT}
     write = "w"

@@ -18,7 +18,7 @@ from checker import GrowOnlySet, check_set, check_set_full
 from harness.generator import Context, Generator, IgnoresEvents, Op
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
-from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake, gives
+from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake, gives, numbers_from
 from harness.workloads.checks import as_outcome, linearizable
 from harness.workloads.final_reads import one_good_read_each
 
@@ -32,7 +32,7 @@ async def _members(client: Any, value: Any, key: Any) -> Any:
     members = await client.members()
     if isinstance(members, (str, bytes, Mapping)) or not isinstance(members, Iterable):
         raise ClientMistake(f"members returned {members!r:.80}: it must return all elements, as a list or a set")
-    return list(members)
+    return numbers_from("members", members)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ class StackWorkload(CapabilityWorkload):
     description = "One stack: last in, first out."
     capabilities = ("push", "pop")
     settings = (DRAIN_SETTING,)
-    calls: ClassVar[Mapping[str, Call]] = {"push": gives("push"), "pop": takes("pop")}
+    calls: ClassVar[Mapping[str, Call]] = {"push": gives("push"), "pop": takes("pop", numbers=True)}
     check_names = ("linearizable",)
 
     def generator(self) -> Generator:

@@ -15,9 +15,9 @@ from typing import Any
 
 from harness.generator import Context, Generator, IgnoresEvents, Op, Step
 from harness.systems.base import Setting
-from harness.workloads.capability import Call, ClientMistake
+from harness.workloads.capability import Call, ClientMistake, number_from, numbers_from
 
-__all__ = ["ISOLATION", "TRANSACT", "FinalTransactions", "Transactions", "completed"]
+__all__ = ["ISOLATION", "TRANSACT", "TRANSACT_LISTS", "FinalTransactions", "Transactions", "completed"]
 
 FINAL_KEYS = 8
 """Keys that a final transaction reads."""
@@ -32,7 +32,22 @@ ISOLATION = Setting(
 
 
 async def _transact(client: Any, value: Any, key: Any) -> Any:
-    return completed(value, await client.transact([list(step) for step in value]))
+    done = completed(value, await client.transact([list(step) for step in value]))
+    for f, _, found in done:
+        if f == "r":
+            number_from("transact", found)
+    return done
+
+
+async def _transact_lists(client: Any, value: Any, key: Any) -> Any:
+    done = completed(value, await client.transact([list(step) for step in value]))
+    for f, at, found in done:
+        if f == "r" and found is not None:
+            if not isinstance(found, (list, tuple)):
+                due = "it must be the list that the key holds, or None"
+                raise ClientMistake(f"transact returned {found!r:.80} as the value of {at!r}: {due}")
+            numbers_from("transact", found)
+    return done
 
 
 def completed(asked: Any, answered: Any) -> list[list[Any]]:
@@ -52,6 +67,10 @@ def _only_reads(steps: Any) -> bool:
 
 
 TRANSACT = Call("transact", _transact, is_read=_only_reads)
+"""On keys that each hold a whole number."""
+
+TRANSACT_LISTS = Call("transact", _transact_lists, is_read=_only_reads)
+"""On keys that each hold a list of them."""
 
 
 class Transactions(IgnoresEvents):

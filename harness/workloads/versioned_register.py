@@ -18,7 +18,7 @@ from checker import VersionedRegister, check_sessions
 from harness.generator import Calls, EachThread, Generator, Limit, Mix
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
-from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake, is_whole_number
+from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake, is_whole_number, number_from
 from harness.workloads.checks import as_outcome, linearizable
 from harness.workloads.client_register import RandomReads
 from harness.workloads.queues import distinct_writes
@@ -32,7 +32,7 @@ async def _read_version(client: Any, value: Any, key: Any) -> Any:
         return [0, None]
     if not isinstance(found, (list, tuple)) or len(found) != 2 or not is_whole_number(found[0], least=1):
         raise ClientMistake(f"read_version returned {found!r:.80}: it must return [version, value], from 1 on, or None")
-    return list(found)
+    return [found[0], number_from("read_version", found[1])]
 
 
 async def _write_version(client: Any, value: Any, key: Any) -> Any:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -16,10 +17,14 @@ from typing import Any
 
 import pytest
 
-from harness import cli, json_lines
+from harness import cli, client_processes, json_lines
+from harness.cleanup import clean
+from harness.client_processes import CLIENT_VARIABLE, marked_clients
 from harness.errors import OperatorError
 from harness.in_process import InProcessRun, run_in_process
 from harness.json_lines import ProgramClient, client_program, program_class
+from harness.run_state import RUN_VARIABLE, STATE_DIR_VARIABLE, RunState
+from harness.sdk.client import CAPABILITIES
 from harness.systems import toy_server
 from harness.workloads.client_register import ClientRegisterWorkload
 from harness.workloads.unique_ids import UniqueIdsWorkload
@@ -161,7 +166,8 @@ def test_a_program_that_ends_leaves_a_write_open_and_fails_a_read(
         ('say(type="ok", value=message["id"], id=message["id"] - 1)', "answered generate with id 2: it must be 3"),
         ('print(json.dumps({"type": "ok"}), flush=True)', "answered generate without an id: it must be 3"),
         ('sys.stdout.write("x" * 3000000); sys.stdout.flush(); time.sleep(60)', "bytes without the end of a line"),
-        ('say(type="ok")', "generate returned None"),
+        ('say(type="ok")', 'answered generate with ok and no "value"'),
+        ('say(type="ok", value=None)', "generate returned None"),
     ],
 )
 def test_an_answer_that_makes_no_sense_is_a_mistake_of_the_client(
@@ -171,6 +177,42 @@ def test_an_answer_that_makes_no_sense_is_a_mistake_of_the_client(
     done = driven(written(tmp_path, invoke), operations=2)
     assert any(said in text for text in done.unexpected_errors), done.unexpected_errors or ends(done)
     assert "info" in {kind for kind, _ in ends(done)}
+
+
+def test_a_read_without_a_value_is_a_mistake_of_the_client_and_one_of_null_is_not(tmp_path: Path) -> None:
+    words = written(tmp_path, 'say(type="ok")')
+    done = driven(words, f="register", operations=12)
+    [(text, _)] = done.unexpected_errors.items()
+    assert text.startswith(f"ClientMistake: client program {shlex.join(words)!r} answered read with ok and no")
+    assert {event["type"] for event in done.events if event["f"] == "read"} == {"invoke", "info"}
+    assert {event["type"] for event in done.events if event["f"] == "write"} == {"invoke", "ok"}
+    null = driven(written(tmp_path, 'say(type="ok", value=None)'), f="register", operations=12)
+    assert null.unexpected_errors == {} and not null.valid  # what was written is gone
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [("'7'", "'7' of type str"), ("True", "True of type bool"), ('{"value": 7}', "{'value': 7} of type dict")],
+)
+def test_a_number_of_another_type_is_a_mistake_of_the_program_which_is_named(
+    tmp_path: Path, answer: str, said: str
+) -> None:
+    words = written(tmp_path, f'say(type="ok", value={answer})')
+    done = driven(words, f="register", operations=12)
+    program = f"(client program {shlex.join(words)!r})"
+    due = "it must be a whole number, as was put in, or None"
+    assert list(done.unexpected_errors) == [f"ClientMistake: read returned {said}: {due} {program}"]
+    assert {event["type"] for event in done.events if event["f"] == "read"} == {"invoke", "info"}
+    assert done.outcomes["linearizable"].valid is True
+
+
+def test_the_page_says_which_answers_have_a_value() -> None:
+    page = (Path(json_lines.__file__).parents[1] / "docs" / "clients-in-any-language.md").read_text()
+    table = page.partition("| f | fields |")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    told = {name.strip("` "): value for names, _, value, _ in rows for name in names.split(",")}
+    assert set(told) == set(CAPABILITIES)
+    assert {name for name, value in told.items() if value and "may be left out" not in value} == json_lines.WITH_VALUE
 
 
 def test_a_program_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> None:
@@ -221,6 +263,141 @@ def _is_alive(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
+
+
+# Processes that a program starts and does not end
+
+DAEMON = """
+sleeper = subprocess.Popen(
+    ["sleep", "600"], start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+    stderr=subprocess.DEVNULL,
+)
+with open({pids!r}, "a") as file:
+    print(sleeper.pid, file=file, flush=True)
+"""
+
+
+def with_daemon(folder: Path, *, before: str = "for line in sys.stdin:") -> tuple[str, Path]:
+    """The command of a client that starts a sleeper in a session of its own, as daemons do, and where its pid is."""
+    words, pids = written(folder, 'say(type="fail", error="not now")'), folder / "pids"
+    path = Path(words[1])
+    path.write_text(path.read_text().replace(before, DAEMON.format(pids=str(pids)) + before, 1))
+    return shlex.join(words), pids
+
+
+def run_words(folder: Path, command: str, time_limit: str, *more: str) -> tuple[list[str], dict[str, str]]:
+    """A run on this machine with states and everything else below `folder`."""
+    words = ["run", "--system", "toy", "--client", command, "--cluster", "local", "--nodes", "1", "--nemesis", "none"]
+    words += ["--concurrency", "2", "--time-limit", time_limit, "--store", str(folder / "store"), *more]
+    environment = {**os.environ, STATE_DIR_VARIABLE: str(folder / "state"), "TMPDIR": str(folder)}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    return [sys.executable, "-m", "harness", *words], environment
+
+
+def pids_in(path: Path) -> list[int]:
+    return [int(word) for word in path.read_text().split()] if path.exists() else []
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of the same name that is of another run."""
+    environment = {**os.environ, RUN_VARIABLE: f"other{os.getpid()}", CLIENT_VARIABLE: f"other{os.getpid()}"}
+    with subprocess.Popen(["sleep", "600"], env=environment, start_new_session=True) as process:
+        yield process
+        process.kill()
+
+
+@pytest.mark.cluster
+def test_what_a_program_leaves_running_ends_with_the_run(tmp_path: Path, bystander: subprocess.Popen[bytes]) -> None:
+    command, pids = with_daemon(tmp_path)
+    words, environment = run_words(tmp_path, command, "1")
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and "no operation succeeded" in done.stdout, done.stdout + done.stderr
+    started = pids_in(pids)
+    assert len(started) >= 3  # when it was tried, and two logical clients
+    assert not [pid for pid in started if _is_alive(pid)]
+    assert bystander.poll() is None
+    assert not (tmp_path / "state").exists() or not list((tmp_path / "state").iterdir())
+
+
+@pytest.mark.cluster
+def test_what_a_program_leaves_running_ends_with_a_run_that_cannot_be_tried(tmp_path: Path) -> None:
+    command, pids = with_daemon(tmp_path)
+    words, environment = run_words(tmp_path, command, "1", "--workload", "set")
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 254 and "workload set needs the methods" in done.stderr
+    assert len(pids_in(pids)) == 1
+    assert not [pid for pid in pids_in(pids) if _is_alive(pid)]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("stage", ["tried", "run"])
+def test_clean_ends_what_a_program_left_running_whose_harness_was_killed(
+    tmp_path: Path, bystander: subprocess.Popen[bytes], stage: str
+) -> None:
+    command, pids = with_daemon(tmp_path)
+    if stage == "tried":  # it never says hello
+        path = Path(shlex.split(command)[1])
+        path.write_text(path.read_text().replace("for line in", "time.sleep(600)\nfor line in", 1))
+    words, environment = run_words(tmp_path, command, "600")
+    due = 1 if stage == "tried" else 3
+    with subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL) as harness:
+        deadline_s = time.monotonic() + 120
+        while len(pids_in(pids)) < due and time.monotonic() < deadline_s:
+            assert harness.poll() is None
+            time.sleep(0.02)
+        harness.kill()
+    left = [pid for pid in pids_in(pids) if _is_alive(pid)]
+    assert left
+    report = clean(state_root=environment[STATE_DIR_VARIABLE], report=lambda line: None)
+    assert report.exit_status == 0, report.left
+    assert not [pid for pid in left if _is_alive(pid)]
+    assert all(any(f"process {pid} (sleep 600)" in line for line in report.removed) for pid in left)
+    assert bystander.poll() is None
+
+
+def test_what_clients_left_running_is_ended_however_a_block_ends(tmp_path: Path) -> None:
+    for error in (None, ValueError, KeyboardInterrupt):
+        state = RunState.create(f"jl{os.getpid()}", state_root=str(tmp_path / "state"))
+        with contextlib.suppress(ValueError, KeyboardInterrupt), marked_clients(state) as environment:
+            child = subprocess.Popen(["sleep", "600"], env={**os.environ, **environment}, start_new_session=True)
+            if error is not None:
+                raise error
+        assert child.wait(timeout=60) == -signal.SIGKILL
+        assert state.close()
+
+
+def test_what_does_not_end_stays_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_processes, "kill_until_gone", lambda find, *, timeout_s: [])
+    state = RunState.create(f"jl{os.getpid()}", state_root=str(tmp_path / "state"))
+    with marked_clients(state) as environment:
+        child = subprocess.Popen(["sleep", "600"], env={**os.environ, **environment}, start_new_session=True)
+    assert [claim.ident for claim in state.claims] == [str(child.pid)]
+    assert not state.close()
+    assert clean(state_root=str(tmp_path / "state"), report=lambda line: None).live
+    child.kill()
+    child.wait()
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ('say(type="ok")', 'answered read with ok and no "value"'),
+        ('say(type="ok", value="7")', "read returned '7' of type"),
+    ],
+)
+def test_a_mistake_of_a_program_makes_the_verdict_unknown_and_is_told_with_its_name(
+    tmp_path: Path, answer: str, said: str
+) -> None:
+    command = shlex.join(written(tmp_path, answer))
+    words, environment = run_words(tmp_path, command, "1")
+    done = subprocess.run(
+        words, env={**environment, "COLUMNS": "2000"}, capture_output=True, text=True, timeout=300
+    )  # fmt: skip
+    assert done.returncode == 2, done.stdout + done.stderr
+    [verdict] = [line for line in done.stdout.splitlines() if line.startswith("UNKNOWN:")]
+    assert said in verdict and f"client program {command!r}" in verdict
 
 
 # Before a run
