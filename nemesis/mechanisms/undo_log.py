@@ -6,13 +6,15 @@ Python, after the replica was killed. It restores old bytes and lengths, gives r
 back and takes new names away, newest first, and leaves an empty log. It prints how many operations and how many
 written bytes were lost, and of how many files.
 
-A sync of the whole file system (syncfs, sync) makes everything durable. What else counts as durable is a matter of the
+A sync of the whole file system (syncfs, sync) makes everything durable. A write by O_DSYNC, O_SYNC, RWF_DSYNC or
+RWF_SYNC makes its own bytes durable; of names it is a sync of the file. What else counts as durable is a matter of the
 file system, so there are models:
 
     ext4    a sync of a file makes its content, its length and its own name durable; names come in the order of a
     journal, so
             with the last change of name or length of the synced file every earlier change of a name is durable
-            (ext4, xfs and btrfs do at least that)
+            (ext4, xfs and btrfs do at least that). A synchronous write brings the file's earlier truncations with it,
+            and no data that other writes left unsynced
     posix   a name is durable only once its directory was synced: the least that POSIX promises
     torn    names as in ext4; of data that was not synced every sector of 512 bytes is there or not, by chance, in any
     order,
@@ -27,12 +29,13 @@ POWER_MODELS = ("ext4", "posix", "torn")
 """What may be lost, the default first."""
 
 _SCRIPT = r"""
-import fcntl, os, random, shutil, struct, sys, time
+import bisect, fcntl, os, random, shutil, struct, sys, time
 undo, data, model = sys.argv[1], sys.argv[2], sys.argv[3]
 chance = random.Random(sys.argv[4])
 HEAD = struct.Struct("=2I8Q2I")
-MAGIC, CHANGED, CREATED, UNLINKED, RENAMED, SYNCED, BARRIER = 0x4F444E55, 1, 2, 3, 4, 5, 6
-SECTOR = 512
+MAGIC = 0x4F444E55
+CHANGED, CREATED, UNLINKED, RENAMED, SYNCED, BARRIER, WRITTEN_THROUGH = range(1, 8)
+SECTOR, ENDLESS = 512, 1 << 64
 
 def records():
     with open(os.path.join(undo, "log"), "rb") as log:
@@ -72,8 +75,16 @@ def inode(path):
     except FileNotFoundError:
         return None
 durable, reborn, found, barrier = {}, {}, [], 0
+# Of each file the last write that was durable when it returned, the last truncation, and when it got a name.
+through, cut, named = {}, {}, {}
 for record in records():
-    kind, seq, key, own = record[:4]
+    kind, seq, key, own, offset, length, size = record[:7]
+    if kind == WRITTEN_THROUGH:
+        through[own] = max(through.get(own, 0), seq)
+        if offset + length > size:
+            barrier = max(barrier, seq)
+    elif kind == CHANGED and not length:
+        cut[own] = max(cut.get(own, 0), seq)
     if kind == SYNCED:
         durable[key] = max(durable.get(key, 0), seq)
     elif kind == BARRIER:
@@ -95,9 +106,12 @@ for kind, seq, key, own, offset, length, size, _, path, other in reversed(found)
             holder[other] = inode(kept(seq))
     elif kind == CREATED:
         own = own or holder.pop(path, None) or inode(path)
-    elif length and offset + length <= size:
+        named[own] = max(named.get(own, 0), seq)
+    elif kind == WRITTEN_THROUGH or length and offset + length <= size:
         continue
-    if seq < max(durable.get(key, 0), durable.get((key[0], own), 0)):
+    # How far other writes have made a file grow is no business of a synchronous one.
+    by_write = 0 if kind == CHANGED and length else through.get(own, 0)
+    if seq < max(durable.get(key, 0), durable.get((key[0], own), 0), by_write):
         barrier = max(barrier, seq)
 if model == "posix":
     barrier = 0
@@ -113,10 +127,60 @@ def remember(path):
             remember(os.path.join(directory, name))
 remember(undo)
 remember(data)
-# Torn files: the sectors that survived, and how far the last of them reaches.
-survived, reach = {}, {}
+# Of each file: what is durable of its bytes and must stay, in order and apart, and how far that reaches at least.
+ranges, reach = {}, {}
+def protect(own, begin, end):
+    kept_ranges = ranges.setdefault(own, [])
+    first = bisect.bisect_left(kept_ranges, (begin, 0))
+    if first and kept_ranges[first - 1][1] >= begin:
+        first -= 1
+    last = first
+    while last < len(kept_ranges) and kept_ranges[last][0] <= end:
+        begin, end = min(begin, kept_ranges[last][0]), max(end, kept_ranges[last][1])
+        last += 1
+    kept_ranges[first:last] = [(begin, end)]
+    reach[own] = max(reach.get(own, 0), end)
+def unprotected(own, begin, end):
+    kept_ranges = ranges.get(own, [])
+    place = bisect.bisect_right(kept_ranges, (begin, ENDLESS))
+    if place:
+        begin = max(begin, kept_ranges[place - 1][1])
+    while begin < end:
+        stop = min(kept_ranges[place][0], end) if place < len(kept_ranges) else end
+        yield begin, stop
+        begin = kept_ranges[place][1] if place < len(kept_ranges) else end
+        place += 1
+for kind, seq, key, own, offset, length, *_ in found:
+    # A longer file stays longer, also where a write beside it noted the length before this one was done.
+    if kind == WRITTEN_THROUGH and seq > max(cut.get(own, 0), reborn.get(own, 0), named.get(own, 0)):
+        reach[own] = max(reach.get(own, 0), offset + length)
+def shorten(own, file, size, present):
+    file.truncate(present if reach.get(own, 0) == ENDLESS else max(size, min(reach.get(own, 0), present)))
+def clear(file, begin, end):
+    # Holes are left as they are: a file may have been given room for very much more than was ever written.
+    while begin < end:
+        try:
+            begin = os.lseek(file.fileno(), begin, os.SEEK_DATA)
+            hole = os.lseek(file.fileno(), begin, os.SEEK_HOLE)
+        except OSError:
+            return
+        while begin < min(hole, end):
+            begin += os.pwrite(file.fileno(), bytes(min(hole, end, begin + (1 << 20)) - begin), begin)
+def restore(own, file, offset, length, size, old_at, count):
+    # Takes back a change of `length` bytes, of which `count` old ones lie in the log.
+    present = os.fstat(file.fileno()).st_size
+    for begin, end in unprotected(own, offset, offset + count):
+        while begin < end:
+            log.seek(old_at + begin - offset)
+            begin += os.pwrite(file.fileno(), log.read(min(end - begin, 1 << 20)), begin)
+    for begin, end in unprotected(own, offset + count, min(offset + length, reach.get(own, 0), present)):
+        clear(file, begin, end)
+    shorten(own, file, size, present)
+# Torn files: the sectors that survived.
+survived = {}
 def tear(own, file, offset, length, old, size):
     # Takes back by chance, sector by sector, a write of `length` bytes over `old`.
+    present = os.fstat(file.fileno()).st_size
     decided = survived.setdefault(own, set())
     lost = 0
     at = offset
@@ -127,11 +191,11 @@ def tear(own, file, offset, length, old, size):
             decided.add(sector)
             reach[own] = max(reach.get(own, 0), end)
         elif sector not in decided:
-            file.seek(at)
-            file.write(old[at - offset : end - offset].ljust(end - at, b"\0"))
-            lost += end - at
+            for begin, stop in unprotected(own, at, end):
+                os.pwrite(file.fileno(), old[begin - offset : stop - offset].ljust(stop - begin, b"\0"), begin)
+                lost += stop - begin
         at = end
-    file.truncate(max(size, reach.get(own, 0)))
+    shorten(own, file, size, present)
     return lost
 def give_back(name, path):
     # The directory may have been removed after the file was: what came later than a change that is not on disk is not
@@ -143,25 +207,26 @@ operations = size_bytes = 0
 files = set()
 log = open(os.path.join(undo, "log"), "rb")
 for kind, seq, key, own, offset, length, size, (old_at, count), path, other in reversed(found):
+    if kind == WRITTEN_THROUGH:
+        protect(own, offset, offset + length)
+        continue
     if seq < durable.get(key, 0) or kind != CHANGED and seq <= barrier:
         continue
     if kind == CHANGED:
         # A number of a file that is gone for good may have gone to a newer file.
         if own not in where or seq < reborn.get(own, 0):
             continue
+        if model != "posix" and not length and seq < through.get(own, 0):
+            protect(own, offset, ENDLESS)
+            continue
         files.add(own)
         with open(where[own], "r+b") as file:
-            log.seek(old_at)
             if model == "torn" and length and length < 1 << 26:
+                log.seek(old_at)
                 size_bytes += tear(own, file, offset, length, log.read(count), size)
                 operations += 1
                 continue
-            file.seek(offset)
-            while count:
-                piece = log.read(min(count, 1 << 20))
-                file.write(piece)
-                count -= len(piece)
-            file.truncate(max(size, reach.get(own, 0)))
+            restore(own, file, offset, length, size, old_at, count)
         size_bytes += length
     elif kind == CREATED:
         # Who writes the log before a file is made does not know its number.

@@ -42,6 +42,14 @@ for step in steps:
         fd = os.open(at(name), os.O_WRONLY)
         os.pwrite(fd, rest[1].encode(), rest[0])
         os.close(fd)
+    elif kind == "write-through":
+        offset, text, how = rest
+        fd = os.open(at(name), os.O_WRONLY | (0 if how.startswith("RWF") else getattr(os, how)))
+        if how.startswith("RWF"):
+            os.pwritev(fd, [text.encode()], offset, getattr(os, how))
+        else:
+            os.pwrite(fd, text.encode(), offset)
+        os.close(fd)
     elif kind == "append":
         fd = os.open(at(name), os.O_WRONLY | os.O_APPEND)
         os.write(fd, rest[0].encode())
@@ -97,11 +105,21 @@ class ModelFile:
         self.durable = content
         self.journaled = 0
         """The entry of the journal that a sync of the file brings to disk."""
+        self.named = 0
+        """The one that a synchronous write does that makes it no longer: how far others have made it grow is theirs."""
+        self.cuts: list[int] = []
+        """Lengths by truncations that are not durable."""
+
+
+def patched(content: bytes, offset: int, data: bytes) -> bytes:
+    padded = content.ljust(offset if data else 0, b"\0")
+    return padded[:offset] + data + padded[offset + len(data) :]
 
 
 class ModelDisk:
     """One directory on a disk that loses everything that was not synced: contents with the file; names with the
-    directory (posix), or also as a journal has them on disk when a file is synced (ext4)."""
+    directory (posix), or also as a journal has them on disk when a file is synced (ext4). A synchronous write makes its
+    own bytes durable, and with a journal also the file's truncations and name."""
 
     def __init__(self, files: dict[str, bytes], model: str) -> None:
         self.names = {name: ModelFile(content) for name, content in files.items()}
@@ -113,7 +131,25 @@ class ModelDisk:
     def changed_names(self, file: ModelFile | None) -> None:
         self.journal.append(dict(self.names))
         if file is not None:
-            file.journaled = len(self.journal) - 1
+            file.journaled = file.named = len(self.journal) - 1
+
+    def bring_journal(self, reached: int) -> None:
+        """Bring the journal to disk up to an entry."""
+        if not self.has_journal or not reached:
+            return
+        self.durable_names = self.journal[reached]
+        del self.journal[:reached]
+        for file in self.names.values():
+            file.journaled, file.named = max(0, file.journaled - reached), max(0, file.named - reached)
+
+    def write_through(self, file: ModelFile, offset: int, data: bytes) -> None:
+        if self.has_journal:
+            for length in file.cuts:
+                file.durable = file.durable[:length].ljust(length, b"\0")
+            file.cuts = []
+        grows = offset + len(data) > len(file.content)
+        file.content, file.durable = patched(file.content, offset, data), patched(file.durable, offset, data)
+        self.bring_journal(len(self.journal) - 1 if grows else file.named)
 
     def do(self, kind: str, name: str, *rest: Any) -> None:
         if kind == "create":
@@ -134,15 +170,16 @@ class ModelDisk:
             self.durable_names = dict(self.names)
             self.journal = [dict(self.names)]
             for file in self.names.values():
-                file.journaled = 0
-                file.durable = file.durable if kind == "sync-names" else file.content
+                file.journaled = file.named = 0
+                if kind != "sync-names":
+                    file.durable, file.cuts = file.content, []
+        elif kind == "write-through":
+            self.write_through(self.names[name], rest[0], rest[1].encode())
         else:
             before = len(self.names[name].content)
             file = self.names[name]
             if kind == "write":
-                offset, data = rest[0], rest[1].encode()
-                padded = file.content.ljust(offset if data else 0, b"\0")
-                file.content = padded[:offset] + data + padded[offset + len(data) :]
+                file.content = patched(file.content, rest[0], rest[1].encode())
             elif kind == "append":
                 file.content += rest[0].encode()
             elif kind in ("truncate", "truncate-path"):
@@ -150,14 +187,12 @@ class ModelDisk:
             elif kind == "empty":
                 file.content = b""
             elif kind in ("sync", "map-sync"):
-                file.durable = file.content
-                if self.has_journal and file.journaled:
-                    reached = file.journaled
-                    self.durable_names = self.journal[reached]
-                    del self.journal[:reached]
-                    for other in self.names.values():
-                        other.journaled = max(0, other.journaled - reached)
-            if len(file.content) > before or kind in ("truncate", "truncate-path", "empty"):
+                file.durable, file.cuts = file.content, []
+                self.bring_journal(file.journaled)
+            if kind in ("truncate", "truncate-path", "empty"):
+                file.cuts.append(len(file.content))
+                file.journaled = file.named = len(self.journal) - 1
+            elif len(file.content) > before:
                 file.journaled = len(self.journal) - 1
 
     def after_power_cut(self) -> dict[str, bytes]:
@@ -168,6 +203,8 @@ class ModelDisk:
 
 
 NAMES = ["a", "b", "c"]
+SYNCHRONOUS = ["O_DSYNC", "O_SYNC", "RWF_DSYNC", "RWF_SYNC"]
+"""What makes a write one that is durable when it returns, for open or for pwritev2."""
 data = st.text("xyz", min_size=1, max_size=8)
 
 
@@ -181,6 +218,7 @@ def programs(draw: Any) -> list[list[Any]]:
         kinds = ["sync-names", "sync-all"]
         if present:
             kinds += ["write", "append", "truncate", "truncate-path", "empty", "sync", "map-sync", "rename", "unlink"]
+            kinds += ["write-through", "write-through"]
         if len(present) > 1:
             kinds.append("copy")
         if free:
@@ -193,6 +231,8 @@ def programs(draw: Any) -> list[list[Any]]:
         step = [kind, name]
         if kind == "write":
             step += [draw(st.integers(0, 12)), draw(data)]
+        elif kind == "write-through":
+            step += [draw(st.integers(0, 12)), draw(data), draw(st.sampled_from(SYNCHRONOUS))]
         elif kind == "append":
             step.append(draw(data))
         elif kind in ("truncate", "truncate-path"):
@@ -416,18 +456,129 @@ def test_what_is_written_by_rare_calls_is_lost(keeper: str, how: str, tmp_path: 
 
 
 @every_keeper
-@pytest.mark.parametrize("flag", ["RWF_DSYNC", "RWF_SYNC"])
-def test_a_write_that_asks_to_be_durable_is(keeper: str, flag: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", SYNCHRONOUS)
+def test_a_write_that_asks_to_be_durable_is(keeper: str, how: str, tmp_path: Path) -> None:
     host = Host(str(tmp_path), {"a": b"old a", "b": b"old b"}, keeper)
+    host.run([["write", "a", 0, "lost"], ["write-through", "b", 0, "kept", how]])
+    host.take_back("ext4")
+    assert host.files() == {"a": b"old a", "b": b"keptb"}
+
+
+@every_keeper
+@pytest.mark.parametrize("how", SYNCHRONOUS)
+def test_a_new_file_that_was_written_synchronously_has_its_name_but_for_posix(
+    keeper: str, how: str, tmp_path: Path
+) -> None:
+    """As with a sync of it; beside it a new file that was written without one, which is lost."""
+    steps = [["create", "c"], ["write-through", "c", 0, "kept", how], ["create", "d"], ["append", "d", "lost"]]
+    for power_model, kept in (("ext4", {"c": b"kept"}), ("torn", {"c": b"kept"}), ("posix", {})):
+        directory = tmp_path / power_model
+        directory.mkdir()
+        host = Host(str(directory), {}, keeper)
+        host.run(steps)
+        host.take_back(power_model)
+        assert host.files() == kept
+
+
+SYNCHRONOUSLY = {
+    "write": "os.write(c, b'xyz')",
+    "append": "os.write(os.open(at('c'), os.O_WRONLY | os.O_APPEND | os.O_DSYNC), b'xyz')",
+    "writev": "os.writev(c, [b'x', b'yz'])",
+    "pwritev": "os.pwritev(c, [b'x', b'yz'], 0)",
+    "sendfile": "os.sendfile(c, a, 2, 3)",
+    "splice": "os.write(into, b'xyz'); os.splice(out, c, 3)",
+    "copy_file_range": "os.copy_file_range(a, c, 3, 2)",
+    "fallocate": "os.posix_fallocate(c, 0, 3)",
+}
+"""Other ways to write 3 bytes to file c, which is open by O_DSYNC; file a has xyz from its byte 2 on."""
+
+
+@every_keeper
+@pytest.mark.parametrize("how", SYNCHRONOUSLY)
+def test_a_new_file_has_its_name_by_whatever_call_it_was_written_synchronously(
+    keeper: str, how: str, tmp_path: Path
+) -> None:
+    host = Host(str(tmp_path), {"a": b"..xyz"}, keeper)
     script = (
         "import os, sys\n"
-        "a, b = (os.open(os.path.join(sys.argv[1], name), os.O_RDWR) for name in 'ab')\n"
-        "os.pwrite(a, b'lost', 0)\n"
-        f"os.pwritev(b, [b'kept'], 0, os.{flag})\n"
+        "def at(name):\n"
+        "    return os.path.join(sys.argv[1], name)\n"
+        "a, c = os.open(at('a'), os.O_RDONLY), os.open(at('c'), os.O_CREAT | os.O_WRONLY | os.O_DSYNC)\n"
+        "out, into = os.pipe()\n"
+        f"{SYNCHRONOUSLY[how]}\n"
+    )
+    host.start(script, host.data).check_returncode()
+    assert host.take_back("ext4") == (0, 0, 0)
+    assert host.files() == {"a": b"..xyz", "c": b"\0\0\0" if how == "fallocate" else b"xyz"}
+
+
+@every_keeper
+def test_a_synchronous_write_of_nothing_makes_no_name_durable(keeper: str, tmp_path: Path) -> None:
+    host = Host(str(tmp_path), {}, keeper)
+    script = (
+        "import os, sys\n"
+        "c = os.open(os.path.join(sys.argv[1], 'c'), os.O_CREAT | os.O_WRONLY | os.O_DSYNC)\n"
+        "os.write(c, b'')\n"
     )
     host.start(script, host.data).check_returncode()
     host.take_back("ext4")
-    assert host.files() == {"a": b"old a", "b": b"keptb"}
+    assert host.files() == {}
+
+
+@every_keeper
+@every_whole_model
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param([["append", "a", "lost"], ["write-through", "a", 20, "kept", "O_DSYNC"]], id="beyond a growth"),
+        pytest.param([["write", "a", 0, "lost"], ["write-through", "a", 1, "k", "O_DSYNC"]], id="within a write"),
+        pytest.param([["truncate", "a", 12], ["write-through", "a", 0, "kept", "O_DSYNC"]], id="after a longer length"),
+        pytest.param([["truncate", "a", 2], ["write-through", "a", 9, "kept", "O_DSYNC"]], id="after a shorter length"),
+        pytest.param([["write-through", "a", 0, "kept", "O_DSYNC"], ["write", "a", 1, "lost"]], id="before a write"),
+        pytest.param(
+            [["append", "a", "lost"], ["create", "c"], ["write-through", "a", 0, "kept", "O_DSYNC"]], id="beside a name"
+        ),
+    ],
+)
+def test_of_one_file_a_synchronous_write_keeps_what_is_its_own_and_nothing_of_other_writes(
+    keeper: str, power_model: str, steps: list[list[Any]]
+) -> None:
+    check_against_model(keeper, power_model, steps)
+
+
+@every_keeper
+@pytest.mark.parametrize(
+    ("first", "begins"),
+    [
+        pytest.param("os.pwrite(c, b'lost', 2)", b"k\0\0k\0", id="unsynced"),
+        pytest.param("os.pwrite(c, b'lost', 0); os.fsync(c)", b"kosk\0", id="synced"),
+        pytest.param("", b"k\0\0k\0", id="nothing"),
+    ],
+)
+def test_a_long_log_of_synchronous_writes_is_compacted_and_forgets_nothing(
+    keeper: str, first: str, begins: bytes, tmp_path: Path
+) -> None:
+    """File b makes the log long; whether of file c other writes are unsynced decides what may be forgotten."""
+    host = Host(str(tmp_path), {"b": b""}, keeper)
+    script = (
+        "import os, sys\n"
+        "def at(name):\n"
+        "    return os.path.join(sys.argv[1], name)\n"
+        "c = os.open(at('c'), os.O_CREAT | os.O_WRONLY)\n"
+        f"{first}\n"
+        "through = os.open(at('c'), os.O_WRONLY | os.O_DSYNC)\n"
+        "b = os.open(at('b'), os.O_RDWR)\n"
+        "os.pwrite(b, bytes(1 << 20), 0)\n"
+        "for number in range(40):\n"
+        "    os.pwrite(through, b'k', 3 * number)\n"
+        "    os.pwrite(b, bytes([number]) * (1 << 20), 0)\n"
+        "    os.fsync(b)\n"
+    )
+    host.start(script, host.data).check_returncode()
+    assert Path(host.undo, "log").stat().st_size < 20 << 20
+    assert parse_counters(Path(host.control).read_bytes()).undo_overflow == 0
+    host.take_back("ext4")
+    assert host.files()["c"] == begins + b"\0k\0" * 37 + b"\0k"
 
 
 @every_keeper
