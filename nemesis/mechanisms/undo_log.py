@@ -34,7 +34,7 @@ undo, data, model = sys.argv[1], sys.argv[2], sys.argv[3]
 chance = random.Random(sys.argv[4])
 HEAD = struct.Struct("=2I8Q2I")
 MAGIC = 0x4F444E55
-CHANGED, CREATED, UNLINKED, RENAMED, SYNCED, BARRIER, WRITTEN_THROUGH = range(1, 8)
+CHANGED, CREATED, UNLINKED, RENAMED, SYNCED, BARRIER, WRITTEN_THROUGH, TRUNCATED = range(1, 9)
 SECTOR, ENDLESS = 512, 1 << 64
 
 def records():
@@ -83,7 +83,7 @@ for record in records():
         through[own] = max(through.get(own, 0), seq)
         if offset + length > size:
             barrier = max(barrier, seq)
-    elif kind == CHANGED and not length:
+    elif kind == TRUNCATED:
         cut[own] = max(cut.get(own, 0), seq)
     if kind == SYNCED:
         durable[key] = max(durable.get(key, 0), seq)
@@ -107,10 +107,10 @@ for kind, seq, key, own, offset, length, size, _, path, other in reversed(found)
     elif kind == CREATED:
         own = own or holder.pop(path, None) or inode(path)
         named[own] = max(named.get(own, 0), seq)
-    elif kind == WRITTEN_THROUGH or length and offset + length <= size:
+    elif kind == WRITTEN_THROUGH or kind == CHANGED and (not length or offset + length <= size):
         continue
     # How far other writes have made a file grow is no business of a synchronous one.
-    by_write = 0 if kind == CHANGED and length else through.get(own, 0)
+    by_write = 0 if kind == CHANGED else through.get(own, 0)
     if seq < max(durable.get(key, 0), durable.get((key[0], own), 0), by_write):
         barrier = max(barrier, seq)
 if model == "posix":
@@ -210,13 +210,13 @@ for kind, seq, key, own, offset, length, size, (old_at, count), path, other in r
     if kind == WRITTEN_THROUGH:
         protect(own, offset, offset + length)
         continue
-    if seq < durable.get(key, 0) or kind != CHANGED and seq <= barrier:
+    if seq < durable.get(key, 0) or kind not in (CHANGED, TRUNCATED) and seq <= barrier:
         continue
-    if kind == CHANGED:
+    if kind in (CHANGED, TRUNCATED):
         # A number of a file that is gone for good may have gone to a newer file.
         if own not in where or seq < reborn.get(own, 0):
             continue
-        if model != "posix" and not length and seq < through.get(own, 0):
+        if model != "posix" and kind == TRUNCATED and seq < through.get(own, 0):
             protect(own, offset, ENDLESS)
             continue
         files.add(own)
@@ -246,7 +246,7 @@ for kind, seq, key, own, offset, length, size, (old_at, count), path, other in r
         if inode(kept(seq)) is not None:
             give_back(kept(seq), other)
     operations += 1
-    if kind != CHANGED:
+    if kind not in (CHANGED, TRUNCATED):
         files.add(path)
 log.close()
 for name in os.listdir(undo):

@@ -22,7 +22,7 @@ import time
 __all__ = ["Account", "AccountError"]
 
 _MAGIC = 0x4F444E55
-_CHANGED, _CREATED, _UNLINKED, _RENAMED, _SYNCED, _BARRIER, _WRITTEN_THROUGH = range(1, 8)
+_CHANGED, _CREATED, _UNLINKED, _RENAMED, _SYNCED, _BARRIER, _WRITTEN_THROUGH, _TRUNCATED = range(1, 9)
 _RECORD = struct.Struct("=2I8Q2I")
 _EVERYTHING = (0, 0)
 """In the place of a device and an inode: what was synced is all that is under the root."""
@@ -80,7 +80,7 @@ class Account:
         head = (status.st_dev, status.st_ino, status.st_ino, offset, 0 if is_cut else length, status.st_size, count)
         data_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if count else -1
         try:
-            self._append(_CHANGED, head, name, b"", data_fd)
+            self._append(_TRUNCATED if is_cut else _CHANGED, head, name, b"", data_fd)
         finally:
             if data_fd >= 0:
                 os.close(data_fd)
@@ -198,7 +198,8 @@ class Account:
         pending = {
             fields[3:5]
             for fields, _, _ in records
-            if fields[1] == _CHANGED and fields[2] >= max(everything, durable.get((fields[3], fields[4]), 0))
+            if fields[1] in (_CHANGED, _TRUNCATED)
+            and fields[2] >= max(everything, durable.get((fields[3], fields[4]), 0))
         }
         fresh_path = self._path + ".new"
         with open(fresh_path, "wb") as fresh:
@@ -256,10 +257,11 @@ def _journal_barrier(
     it was made counts through its directory only."""
     barrier = 0
     for _, kind, seq, dev, ino, own, offset, length, size, *_ in records:
-        if kind == _SYNCED or (kind in (_CHANGED, _WRITTEN_THROUGH) and length and offset + length <= size):
+        is_write = kind in (_CHANGED, _WRITTEN_THROUGH)
+        if kind == _SYNCED or (is_write and (not length or offset + length <= size)):
             continue
         # How far other writes have made a file grow is no business of a synchronous one.
-        by_write = 0 if kind == _CHANGED and length else through.get((dev, own), 0)
+        by_write = 0 if kind == _CHANGED else through.get((dev, own), 0)
         by_sync = max(durable.get(key, 0) for key in ((dev, ino), (dev, own), _EVERYTHING))
         if kind in (_BARRIER, _WRITTEN_THROUGH) or seq < max(by_sync, by_write):
             barrier = max(barrier, seq)

@@ -41,14 +41,14 @@
 #define CHUNK_BYTES (256u << 10)
 #define MAX_OBJECTS 8192               /* files and directories told apart during a compaction: what was synced */
 
-enum kind { CHANGED = 1, CREATED, UNLINKED, RENAMED, SYNCED, BARRIER, WRITTEN_THROUGH };
+enum kind { CHANGED = 1, CREATED, UNLINKED, RENAMED, SYNCED, BARRIER, WRITTEN_THROUGH, TRUNCATED };
 
 struct record {
     uint32_t magic, kind;
     uint64_t seq;
     uint64_t dev, ino;        /* whose sync makes it durable: the file, or the directory of the name; 0 of SYNCED: all */
     uint64_t own_ino;         /* the file itself; 0 of CREATED: not known, or older than this name */
-    uint64_t offset, length;  /* what was written */
+    uint64_t offset, length;  /* what was written; of TRUNCATED the new length, and 0 */
     uint64_t old_size;
     uint64_t data_bytes;      /* old bytes from `offset` on that follow the paths */
     uint32_t path_bytes, other_bytes;
@@ -181,7 +181,8 @@ static void find_pending(struct object *objects, size_t count)
 {
     struct record record;
     for (uint64_t offset = 0; record_at(offset, &record); offset += size_of(&record)) {
-        size_t i = record.kind == CHANGED ? object_at(objects, count, record.dev, record.ino) : count;
+        int is_change = record.kind == CHANGED || record.kind == TRUNCATED;
+        size_t i = is_change ? object_at(objects, count, record.dev, record.ino) : count;
         if (i < count && objects[i].through_seq && record.seq >= durable_seq(objects, count, record.dev, record.ino))
             objects[i].is_pending = 1;
     }
@@ -195,7 +196,7 @@ static int is_journaled(const struct object *objects, size_t count, const struct
         record->seq < durable_seq(objects, count, record->dev, record->own_ino))
         return 1;
     size_t i = object_at(objects, count, record->dev, record->own_ino);
-    return i < count && !(record->kind == CHANGED && record->length) && record->seq < objects[i].through_seq;
+    return i < count && record->kind != CHANGED && record->seq < objects[i].through_seq;
 }
 
 /* The last change of a name or length that a sync of the same file or directory has covered: in a journal everything
@@ -204,8 +205,9 @@ static struct record journal_barrier(const struct object *objects, size_t count)
 {
     struct record record, barrier = {.magic = RECORD_MAGIC, .kind = BARRIER};
     for (uint64_t offset = 0; record_at(offset, &record); offset += size_of(&record)) {
-        int is_of_length = (record.kind == CHANGED && record.length) || record.kind == WRITTEN_THROUGH;
-        if (record.kind == SYNCED || (is_of_length && record.offset + record.length <= record.old_size))
+        int is_write = record.kind == CHANGED || record.kind == WRITTEN_THROUGH;
+        if (record.kind == SYNCED ||
+            (is_write && (!record.length || record.offset + record.length <= record.old_size)))
             continue;
         if (record.seq > barrier.seq && (record.kind == BARRIER || record.kind == WRITTEN_THROUGH ||
                                          is_journaled(objects, count, &record)))
@@ -360,7 +362,7 @@ void undo_before_write(int fd, off_t offset, uint64_t length, int is_truncate)
     uint64_t begin = (uint64_t)offset, size = (uint64_t)status.st_size;
     uint64_t end = is_truncate || begin + length > size ? size : begin + length;
     struct record record = {
-        .kind = CHANGED,
+        .kind = is_truncate ? TRUNCATED : CHANGED,
         .dev = status.st_dev,
         .ino = status.st_ino,
         .own_ino = status.st_ino,
