@@ -536,8 +536,8 @@ def test_a_synchronous_write_of_nothing_makes_no_name_durable(keeper: str, tmp_p
         pytest.param([["truncate", "a", 2], ["write-through", "a", 9, "kept", "O_DSYNC"]], id="after a shorter length"),
         pytest.param([["write-through", "a", 0, "kept", "O_DSYNC"], ["write", "a", 1, "lost"]], id="before a write"),
         pytest.param(
-            [["write", "a", 1, "x"], ["copy", "b", "a", 0], ["write-through", "a", 0, "k", "O_DSYNC"]],
-            id="after a write of nothing",
+            [["write", "a", 1, "x"], ["create", "c"], ["copy", "c", "a", 0], ["write-through", "a", 0, "k", "O_DSYNC"]],
+            id="after a copy of nothing",
         ),
         pytest.param(
             [["append", "a", "lost"], ["create", "c"], ["write-through", "a", 0, "kept", "O_DSYNC"]], id="beside a name"
