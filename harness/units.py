@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from checker.history import plain
+from nemesis.words import plural
 
 MAX_TEXT = 400
 """Characters of any one string of a run that the report shows; nodes decide how long their errors are."""
@@ -40,11 +41,6 @@ def clip(value: Any, limit: int = MAX_TEXT) -> str:
 def count(number: int) -> str:
     """12345 -> "12,345"."""
     return f"{number:,}"
-
-
-def plural(number: int, noun: str) -> str:
-    """(1, "fault") -> "1 fault"; (12345, "operation") -> "12,345 operations"."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def share(part: int, whole: int) -> str:

@@ -3,8 +3,9 @@
 The shim, or the launcher's supervisor, keeps an undo log per host: what was there before every change that is not
 durable yet (see shim/undo.c and launcher/account.py). The script here applies it: it runs on the host, by the host's
 Python, after the replica was killed. It restores old bytes and lengths, gives replaced and removed files their names
-back and takes new names away, newest first, and leaves an empty log. It prints how many operations and how many
-written bytes were lost, and of how many files.
+back and takes new names away, newest first, and leaves an empty log. It prints as JSON how many `operations` and how
+many written `bytes` were lost, the inodes of the `files` (directories among them) that have lost any, and which of the
+mapped files that it was told of are `kept`. A file that is gone has lost all of its bytes, whoever saw them written.
 
 A sync of the whole file system (syncfs, sync) makes everything durable. A write by O_DSYNC, O_SYNC, RWF_DSYNC or
 RWF_SYNC makes its own bytes durable; of names it is a sync of the file. What else counts as durable is a matter of the
@@ -29,7 +30,7 @@ POWER_MODELS = ("ext4", "posix", "torn")
 """What may be lost, the default first."""
 
 _SCRIPT = r"""
-import bisect, fcntl, os, random, shutil, struct, sys, time
+import bisect, fcntl, json, os, random, shutil, stat, struct, sys, time
 undo, data, model = sys.argv[1], sys.argv[2], sys.argv[3]
 chance = random.Random(sys.argv[4])
 HEAD = struct.Struct("=2I8Q2I")
@@ -51,13 +52,33 @@ def records():
             path, other = os.fsdecode(rest[:first]), os.fsdecode(rest[first:])
             yield kind, seq, (dev, ino), own, offset, length, size, (old_at, count), path, other
 
+def inode(path):
+    try:
+        return os.lstat(path).st_ino
+    except FileNotFoundError:
+        return None
+mapped = [inode(path) for path in sys.argv[5:]]
+def finish(operations, size_bytes, files):
+    # A mapped file may have got an earlier name back. One without content has kept nothing of what was written to it.
+    accounts, left = os.stat(os.path.dirname(os.path.abspath(undo))), {}
+    for directory, directories, names in os.walk(data if mapped else ""):
+        if os.path.samestat(os.stat(directory), accounts):
+            directories.clear()
+            continue
+        for path in (os.path.join(directory, name) for name in names):
+            status = os.lstat(path)
+            if stat.S_ISREG(status.st_mode) and status.st_size:
+                left.setdefault(status.st_ino, path)
+    kept = [left[number] for number in mapped if number in left]
+    print(json.dumps({"operations": operations, "bytes": size_bytes, "files": sorted(files), "kept": kept}))
+
 # Whoever keeps the log has it locked, and may still be at work for a program that was killed just now.
 deadline_s = time.monotonic() + 15
 while True:
     try:
         held = os.open(os.path.join(undo, "log"), os.O_RDWR)
     except FileNotFoundError:
-        print(0, 0, 0)
+        finish(0, 0, ())
         sys.exit()
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -69,11 +90,6 @@ while True:
     if time.monotonic() > deadline_s:
         sys.exit("a program that writes there has not ended")
 total = os.path.getsize(os.path.join(undo, "log"))
-def inode(path):
-    try:
-        return os.lstat(path).st_ino
-    except FileNotFoundError:
-        return None
 durable, reborn, found, barrier = {}, {}, [], 0
 # Of each file the last write that was durable when it returned, the last truncation, and when it got a name.
 through, cut, named = {}, {}, {}
@@ -115,13 +131,19 @@ for kind, seq, key, own, offset, length, size, _, path, other in reversed(found)
         barrier = max(barrier, seq)
 if model == "posix":
     barrier = 0
-where = {}
+where, present_bytes = {}, {}
+def stored_bytes(status):
+    # Without holes: a file may have been given a length, and nothing been written to it.
+    return min(status.st_size, 512 * status.st_blocks)
 def remember(path):
-    # Where a file is now, or every file of a directory.
+    # Where a file is now, or every file of a directory, and what was in it at first.
     try:
-        where[os.lstat(path).st_ino] = path
+        status = os.lstat(path)
     except FileNotFoundError:
         return
+    where[status.st_ino] = path
+    if stat.S_ISREG(status.st_mode):
+        present_bytes.setdefault(status.st_ino, stored_bytes(status))
     for directory, _, names in os.walk(path):
         for name in names:
             remember(os.path.join(directory, name))
@@ -203,8 +225,14 @@ def give_back(name, path):
     os.makedirs(os.path.dirname(path), exist_ok=True)
     os.rename(name, path)
     remember(path)
-operations = size_bytes = 0
+operations = 0
 files = set()
+# By file: the bytes of the writes that were taken back, what was lost of them, and the length before the oldest one.
+written, lost_bytes, begun_bytes = {}, {}, {}
+def count_bytes(own, size, length, lost):
+    begun_bytes[own] = size
+    written[own] = written.get(own, 0) + length
+    lost_bytes[own] = lost_bytes.get(own, 0) + lost
 log = open(os.path.join(undo, "log"), "rb")
 for kind, seq, key, own, offset, length, size, (old_at, count), path, other in reversed(found):
     if kind == WRITTEN_THROUGH:
@@ -219,19 +247,20 @@ for kind, seq, key, own, offset, length, size, (old_at, count), path, other in r
         if model != "posix" and kind == TRUNCATED and seq < through.get(own, 0):
             protect(own, offset, ENDLESS)
             continue
-        files.add(own)
         with open(where[own], "r+b") as file:
             if model == "torn" and length and length < 1 << 26:
                 log.seek(old_at)
-                size_bytes += tear(own, file, offset, length, log.read(count), size)
-                operations += 1
-                continue
-            restore(own, file, offset, length, size, old_at, count)
-        size_bytes += length
+                lost = tear(own, file, offset, length, log.read(count), size)
+            else:
+                restore(own, file, offset, length, size, old_at, count)
+                lost = length
+        count_bytes(own, size, length, lost)
     elif kind == CREATED:
         # Who writes the log before a file is made does not know its number.
-        if inode(path) is None or own and inode(path) != own:
+        number = inode(path)
+        if number is None or own and number != own:
             continue
+        own = number
         lost = os.path.join(undo, "lost%d" % seq)
         os.rename(path, lost)
         remember(lost)
@@ -246,20 +275,35 @@ for kind, seq, key, own, offset, length, size, (old_at, count), path, other in r
         if inode(kept(seq)) is not None:
             give_back(kept(seq), other)
     operations += 1
-    if kind not in (CHANGED, TRUNCATED):
-        files.add(path)
+    files.add(own)
 log.close()
+# Files that have no name left, those of a directory that is gone included.
+links, gone = {}, {}
+for entry in os.scandir(undo):
+    paths = [entry.path]
+    paths += [os.path.join(directory, name) for directory, _, names in os.walk(entry.path) for name in names]
+    for path in paths:
+        status = os.lstat(path)
+        links[status.st_ino] = links.get(status.st_ino, 0) + 1
+        if stat.S_ISREG(status.st_mode) and entry.name.startswith("lost"):
+            gone[status.st_ino] = status
+for own, status in gone.items():
+    if links[own] == status.st_nlink:
+        left_bytes = min(begun_bytes.get(own, status.st_size), stored_bytes(status))
+        lost_bytes[own] = max(written.get(own, 0) + left_bytes, present_bytes.get(own, 0))
+        files.add(own)
 for name in os.listdir(undo):
     path = os.path.join(undo, name)
     if os.path.isdir(path):
         shutil.rmtree(path)
     else:
         os.unlink(path)
-print(operations, size_bytes, len(files))
+finish(operations, sum(lost_bytes.values()), files)
 """
 
 
 def take_back_script() -> str:
     """A Python script to be run on the host with four arguments: the undo directory, the data's directory,
-    one of `POWER_MODELS`, and a seed for what is left to chance."""
+    one of `POWER_MODELS`, and a seed for what is left to chance; then any number of paths of files that were mapped to
+    write to them."""
     return _SCRIPT

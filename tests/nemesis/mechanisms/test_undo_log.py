@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -280,12 +281,19 @@ class Host:
         done = self.start(PROGRAM, self.data, json.dumps(steps))
         assert done.returncode == -9, done.stderr
 
-    def take_back(self, model: str, seed: int = 0) -> tuple[int, int, int]:
+    def cut(self, model: str, seed: int = 0, mapped: Sequence[str] = ()) -> dict[str, Any]:
+        """What is printed of a power cut; `mapped` are the names of files."""
         argv = [sys.executable, "-I", "-S", "-", self.undo, self.data, model, str(seed)]
+        argv += [os.path.join(self.data, name) for name in mapped]
         done = subprocess.run(argv, input=take_back_script(), capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
-        operations, size_bytes, files = map(int, done.stdout.split())
-        return operations, size_bytes, files
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def take_back(self, model: str, seed: int = 0) -> tuple[int, int, int]:
+        """The operations, bytes and files that a power cut takes."""
+        found = self.cut(model, seed)
+        return found["operations"], found["bytes"], len(found["files"])
 
     def files(self) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in Path(self.data).iterdir()}
@@ -591,6 +599,114 @@ def test_losses_are_counted(keeper: str, tmp_path: Path) -> None:
     host.run([["append", "a", "durable"], ["sync", "a"], ["append", "a", "lost"], ["write", "a", 0, "xx"]])
     assert host.take_back("ext4") == (2, 6, 1)
     assert host.files() == {"a": b"12345durable"}
+
+
+@every_keeper
+@pytest.mark.parametrize(
+    ("steps", "power_model", "lost"),
+    [
+        pytest.param([["create", "c"], ["append", "c", "12345"]], "ext4", (2, 5, 1), id="a new file"),
+        pytest.param([["append", "a", "12345"], ["rename", "a", "b"]], "ext4", (2, 5, 1), id="renamed"),
+        pytest.param([["append", "a", "12345"], ["unlink", "a"]], "ext4", (2, 5, 1), id="removed"),
+        pytest.param([["append", "a", "12345"], ["link", "a", "c"]], "ext4", (2, 5, 1), id="one more name"),
+        pytest.param([["create", "c"], ["append", "b", "12345"]], "ext4", (2, 5, 2), id="two files"),
+    ],
+)
+def test_a_file_that_has_lost_several_things_is_counted_once(
+    keeper: str, steps: list[list[Any]], power_model: str, lost: tuple[int, int, int], tmp_path: Path
+) -> None:
+    host = Host(str(tmp_path), {"a": b"1", "b": b"1"}, keeper)
+    host.run(steps)
+    assert host.take_back(power_model) == lost
+    assert host.files() == {"a": b"1", "b": b"1"}
+
+
+MAPPED = (
+    "import mmap, os, sys\n"
+    "path = os.path.join(sys.argv[1], 'c')\n"
+    "c = os.open(path, os.O_CREAT | os.O_RDWR)\n"
+    "{before}\n"
+    "os.ftruncate(c, 3 << 12)\n"
+    "{after}\n"
+    "mmap.mmap(c, 3 << 12)[:2 << 12] = b'x' * (2 << 12)\n"
+)
+"""Makes a file of 12,288 bytes and writes 8,192 of them by a mapping."""
+
+
+@every_keeper
+@pytest.mark.parametrize(
+    ("steps", "power_model", "size_bytes"),
+    [
+        pytest.param([["append", "c", "synced"], ["sync", "c"]], "posix", 6, id="synced, its name not"),
+        pytest.param([["append", "c", "synced"], ["sync", "c"], ["write", "c", 4, "1234"]], "posix", 10, id="in part"),
+        pytest.param([["write-through", "c", 0, "synced", "O_DSYNC"]], "posix", 6, id="synchronously, its name not"),
+        pytest.param([["append", "c", "1" * 4000]], "torn", 4000, id="torn: a file that is gone has no sectors"),
+        pytest.param([["truncate", "c", 1 << 20], ["write", "c", 9, "1234"]], "ext4", 4, id="mostly a hole"),
+    ],
+)
+def test_a_file_that_is_gone_has_lost_all_of_its_bytes(
+    keeper: str, steps: list[list[Any]], power_model: str, size_bytes: int, tmp_path: Path
+) -> None:
+    host = Host(str(tmp_path), {}, keeper)
+    host.run([["create", "c"], *steps])
+    found = host.cut(power_model)
+    assert host.files() == {}
+    if "truncate" in steps[0]:  # what is stored of a file is known by blocks
+        assert size_bytes <= found["bytes"] <= 1 << 16
+    else:
+        assert found["bytes"] == size_bytes
+    assert len(found["files"]) == 1
+
+
+@every_keeper
+def test_a_directory_that_is_gone_counts_with_the_files_in_it(keeper: str, tmp_path: Path) -> None:
+    host = Host(str(tmp_path), {}, keeper)
+    script = (
+        "import os, sys\n"
+        "directory = os.path.join(sys.argv[1], 'directory')\n"
+        "os.mkdir(directory)\n"
+        "c = os.open(os.path.join(directory, 'c'), os.O_CREAT | os.O_WRONLY)\n"
+        "os.write(c, b'synced')\n"
+        "os.fsync(c)\n"
+        "os.fsync(os.open(directory, os.O_RDONLY))\n"
+    )
+    host.start(script, host.data).check_returncode()
+    assert host.take_back("posix") == (1, 6, 2)
+    assert host.files() == {}
+
+
+@every_keeper
+def test_a_file_that_is_gone_has_lost_what_was_written_to_it_by_a_mapping(keeper: str, tmp_path: Path) -> None:
+    host = Host(str(tmp_path), {}, keeper)
+    host.start(MAPPED.format(before="", after=""), host.data).check_returncode()
+    found = host.cut("ext4", mapped=["c"])
+    assert host.files() == {}
+    assert 2 << 12 <= found["bytes"] <= 3 << 12
+    assert (len(found["files"]), found["kept"]) == (1, [])
+
+
+@every_keeper
+@pytest.mark.parametrize(
+    ("before", "after", "renamed", "kept", "left"),
+    [
+        pytest.param("", "os.fsync(c)", "", ["c"], {"a": b"1", "c": b"x" * 8192 + bytes(4096)}, id="synced"),
+        pytest.param("os.fsync(c)", "", "", [], {"a": b"1", "c": b""}, id="synced before it had a length"),
+        pytest.param(
+            "", "os.fsync(c)", "os.rename(path, path + '2')\n", ["c"],
+            {"a": b"1", "c": b"x" * 8192 + bytes(4096)}, id="under its earlier name",
+        ),
+        pytest.param("", "", "os.rename(path, sys.argv[1] + '/a')\n", [], {"a": b"1"}, id="gone from an old name"),
+    ],
+)  # fmt: skip
+def test_only_what_is_still_there_was_kept_of_mapped_files(
+    keeper: str, before: str, after: str, renamed: str, kept: list[str], left: dict[str, bytes], tmp_path: Path
+) -> None:
+    host = Host(str(tmp_path), {"a": b"1"}, keeper)
+    host.start(MAPPED.format(before=before, after=after) + renamed, host.data).check_returncode()
+    mapped = "c2" if "c" in kept and renamed else "a" if renamed else "c"
+    found = host.cut("ext4", mapped=[mapped, "never there"])
+    assert host.files() == left
+    assert found["kept"] == [os.path.join(host.data, name) for name in kept]
 
 
 @every_keeper
