@@ -150,9 +150,11 @@ def remember(path):
 remember(undo)
 remember(data)
 # Of each file: what is durable of its bytes and must stay, in order and apart, and how far that reaches at least.
-ranges, reach = {}, {}
+ranges, unsorted, reach = {}, {}, {}
 def protect(own, begin, end):
-    kept_ranges = ranges.setdefault(own, [])
+    unsorted.setdefault(own, []).append((begin, end))
+    reach[own] = max(reach.get(own, 0), end)
+def insert(kept_ranges, begin, end):
     first = bisect.bisect_left(kept_ranges, (begin, 0))
     if first and kept_ranges[first - 1][1] >= begin:
         first -= 1
@@ -161,9 +163,17 @@ def protect(own, begin, end):
         begin, end = min(begin, kept_ranges[last][0]), max(end, kept_ranges[last][1])
         last += 1
     kept_ranges[first:last] = [(begin, end)]
-    reach[own] = max(reach.get(own, 0), end)
+def sorted_ranges(own):
+    # Of a file that has synchronous writes only, nobody asks; of many at a time each would move the others.
+    kept_ranges, more = ranges.setdefault(own, []), unsorted.pop(own, ())
+    if len(more) > 100:
+        more = sorted([*kept_ranges, *more])
+        kept_ranges.clear()
+    for begin, end in more:
+        insert(kept_ranges, begin, end)
+    return kept_ranges
 def unprotected(own, begin, end):
-    kept_ranges = ranges.get(own, [])
+    kept_ranges = sorted_ranges(own)
     place = bisect.bisect_right(kept_ranges, (begin, ENDLESS))
     if place:
         begin = max(begin, kept_ranges[place - 1][1])

@@ -540,6 +540,10 @@ def test_a_synchronous_write_of_nothing_makes_no_name_durable(keeper: str, tmp_p
     [
         pytest.param([["append", "a", "lost"], ["write-through", "a", 20, "kept", "O_DSYNC"]], id="beyond a growth"),
         pytest.param([["write", "a", 0, "lost"], ["write-through", "a", 1, "K", "O_DSYNC"]], id="within a write"),
+        pytest.param(
+            [["write", "a", 0, "y" * 500], *(["write-through", "a", at, "k", "O_DSYNC"] for at in range(0, 500, 3))],
+            id="many within a write",
+        ),
         pytest.param([["truncate", "a", 12], ["write-through", "a", 0, "kept", "O_DSYNC"]], id="after a longer length"),
         pytest.param([["truncate", "a", 2], ["write-through", "a", 9, "kept", "O_DSYNC"]], id="after a shorter length"),
         pytest.param([["write-through", "a", 0, "kept", "O_DSYNC"], ["write", "a", 1, "lost"]], id="before a write"),
