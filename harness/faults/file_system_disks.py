@@ -16,6 +16,7 @@ from nemesis.mechanisms.hosts import HostAccess
 from nemesis.mechanisms.shim import WATCHED_KINDS
 from nemesis.mechanisms.shim_faults import ShimDisks
 from nemesis.target import BitFlipped, DiskFault, DiskProbe, FaultMet, PowerCut
+from nemesis.words import plural
 
 __all__ = ["FILE_SYSTEM_KINDS", "FileSystemDisks", "HostFileSystems"]
 
@@ -123,7 +124,7 @@ class FileSystemDisks:
         await self._mount_again(host)
         self._let_go(fault_id, host)
         recorded = None if self._shim is None else await self._shim.recorded(host)
-        seen = "" if recorded is None else f", of {recorded:,} changes that {self.mechanism(host)} has seen"
+        seen = "" if recorded is None else f", of {plural(recorded, 'change')} that {self.mechanism(host)} has seen"
         cut = PowerCut(None, None, f"what the kernel had not written{seen}", recorded)
         self._lost.setdefault(fault_id, {})[host] = cut
         return cut

@@ -21,6 +21,7 @@ from nemesis.mechanisms.shim import WATCHED_KINDS
 from nemesis.mechanisms.shim_controls import ShimControls
 from nemesis.mechanisms.undo_log import POWER_MODELS, take_back_script
 from nemesis.target import BitFlipped, ClockReading, ClockSkew, DiskFault, DiskProbe, FaultMet, PowerCut
+from nemesis.words import plural
 
 __all__ = ["ShimClocks", "ShimDisks"]
 
@@ -260,23 +261,26 @@ class ShimDisks:
                 f"what the replica of {host} wrote could not all be kept track of: it was too much, or several "
                 "processes wrote (--mechanism seccomp keeps track of all processes of a program)"
             )
-        operations = size_bytes = files = 0
+        operations, size_bytes = 0, 0
+        files: set[int] = set()
+        mapped = sorted(self._controls.take_written(host))
         for account in await self._accounts(host, place.undo_path):
             argv = [self._controls.access.python(host), "-I", "-S", "-", account, place.data_path, kind, str(seed)]
-            words = (await self._run_at_cut(host, argv, stdin=take_back_script())).split()
-            operations, size_bytes, files = (
-                sum(pair) for pair in zip((operations, size_bytes, files), map(int, words), strict=True)
-            )
+            found = json.loads(await self._run_at_cut(host, [*argv, *mapped], stdin=take_back_script()))
+            operations += found["operations"]
+            size_bytes += found["bytes"]
+            files.update(found["files"])  # several programs may have written to one
+            mapped = found["kept"]
         recorded = await self.recorded(host) or 0
         detail = (
-            f"{operations} operations, {size_bytes:,} bytes in {files} files, of {recorded:,} changes that "
-            f"{self.mechanism(host)} has seen"
+            f"{plural(operations, 'operation')}, {plural(size_bytes, 'byte')} in {plural(len(files), 'file')}, "
+            f"of {plural(recorded, 'change')} that {self.mechanism(host)} has seen"
         )
         if host in self._accounts_of.get(fault_id, ()):
             detail += f" in the last {ACCOUNT_S:g} s, before which everything is taken as durable"
-        if written := sorted(os.path.relpath(path, place.data_path) for path in self._controls.take_written(host)):
-            more = f" and {len(written) - MAX_NAMED} more" if len(written) > MAX_NAMED else ""
-            detail += f"; kept is what it wrote by mappings of {', '.join(written[:MAX_NAMED])}{more}"
+        if kept := sorted(os.path.relpath(path, place.data_path) for path in mapped):
+            more = f" and {len(kept) - MAX_NAMED} more" if len(kept) > MAX_NAMED else ""
+            detail += f"; kept is what it wrote by mappings of {', '.join(kept[:MAX_NAMED])}{more}"
         cut = PowerCut(operations, size_bytes, detail, recorded)
         self._lost.setdefault(fault_id, {})[host] = cut
         return cut

@@ -3,16 +3,19 @@
 The shim, or the launcher's supervisor, keeps an undo log per host: what was there before every change that is not
 durable yet (see shim/undo.c and launcher/account.py). The script here applies it: it runs on the host, by the host's
 Python, after the replica was killed. It restores old bytes and lengths, gives replaced and removed files their names
-back and takes new names away, newest first, and leaves an empty log. It prints how many operations and how many
-written bytes were lost, and of how many files.
+back and takes new names away, newest first, and leaves an empty log. It prints as JSON how many `operations` and how
+many written `bytes` were lost, the inodes of the `files` (directories among them) that have lost any, and which of the
+mapped files that it was told of are `kept`. A file that is gone has lost all of its bytes, whoever saw them written.
 
-A sync of the whole file system (syncfs, sync) makes everything durable. What else counts as durable is a matter of the
+A sync of the whole file system (syncfs, sync) makes everything durable. A write by O_DSYNC, O_SYNC, RWF_DSYNC or
+RWF_SYNC makes its own bytes durable; of names it is a sync of the file. What else counts as durable is a matter of the
 file system, so there are models:
 
     ext4    a sync of a file makes its content, its length and its own name durable; names come in the order of a
     journal, so
             with the last change of name or length of the synced file every earlier change of a name is durable
-            (ext4, xfs and btrfs do at least that)
+            (ext4, xfs and btrfs do at least that). A synchronous write brings the file's earlier truncations with it,
+            and no data that other writes left unsynced
     posix   a name is durable only once its directory was synced: the least that POSIX promises
     torn    names as in ext4; of data that was not synced every sector of 512 bytes is there or not, by chance, in any
     order,
@@ -27,12 +30,13 @@ POWER_MODELS = ("ext4", "posix", "torn")
 """What may be lost, the default first."""
 
 _SCRIPT = r"""
-import fcntl, os, random, shutil, struct, sys, time
+import bisect, fcntl, json, os, random, shutil, stat, struct, sys, time
 undo, data, model = sys.argv[1], sys.argv[2], sys.argv[3]
 chance = random.Random(sys.argv[4])
 HEAD = struct.Struct("=2I8Q2I")
-MAGIC, CHANGED, CREATED, UNLINKED, RENAMED, SYNCED, BARRIER = 0x4F444E55, 1, 2, 3, 4, 5, 6
-SECTOR = 512
+MAGIC = 0x4F444E55
+CHANGED, CREATED, UNLINKED, RENAMED, SYNCED, BARRIER, WRITTEN_THROUGH, TRUNCATED = range(1, 9)
+SECTOR, ENDLESS = 512, 1 << 64
 
 def records():
     with open(os.path.join(undo, "log"), "rb") as log:
@@ -48,13 +52,33 @@ def records():
             path, other = os.fsdecode(rest[:first]), os.fsdecode(rest[first:])
             yield kind, seq, (dev, ino), own, offset, length, size, (old_at, count), path, other
 
+def inode(path):
+    try:
+        return os.lstat(path).st_ino
+    except FileNotFoundError:
+        return None
+mapped = [inode(path) for path in sys.argv[5:]]
+def finish(operations, size_bytes, files):
+    # A mapped file may have got an earlier name back. One without content has kept nothing of what was written to it.
+    accounts, left = os.stat(os.path.dirname(os.path.abspath(undo))), {}
+    for directory, directories, names in os.walk(data if mapped else ""):
+        if os.path.samestat(os.stat(directory), accounts):
+            directories.clear()
+            continue
+        for path in (os.path.join(directory, name) for name in names):
+            status = os.lstat(path)
+            if stat.S_ISREG(status.st_mode) and status.st_size:
+                left.setdefault(status.st_ino, path)
+    kept = [left[number] for number in mapped if number in left]
+    print(json.dumps({"operations": operations, "bytes": size_bytes, "files": sorted(files), "kept": kept}))
+
 # Whoever keeps the log has it locked, and may still be at work for a program that was killed just now.
 deadline_s = time.monotonic() + 15
 while True:
     try:
         held = os.open(os.path.join(undo, "log"), os.O_RDWR)
     except FileNotFoundError:
-        print(0, 0, 0)
+        finish(0, 0, ())
         sys.exit()
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -66,14 +90,17 @@ while True:
     if time.monotonic() > deadline_s:
         sys.exit("a program that writes there has not ended")
 total = os.path.getsize(os.path.join(undo, "log"))
-def inode(path):
-    try:
-        return os.lstat(path).st_ino
-    except FileNotFoundError:
-        return None
 durable, reborn, found, barrier = {}, {}, [], 0
+# Of each file the last write that was durable when it returned, the last truncation, and when it got a name.
+through, cut, named = {}, {}, {}
 for record in records():
-    kind, seq, key, own = record[:4]
+    kind, seq, key, own, offset, length, size = record[:7]
+    if kind == WRITTEN_THROUGH:
+        through[own] = max(through.get(own, 0), seq)
+        if offset + length > size:
+            barrier = max(barrier, seq)
+    elif kind == TRUNCATED:
+        cut[own] = max(cut.get(own, 0), seq)
     if kind == SYNCED:
         durable[key] = max(durable.get(key, 0), seq)
     elif kind == BARRIER:
@@ -95,28 +122,97 @@ for kind, seq, key, own, offset, length, size, _, path, other in reversed(found)
             holder[other] = inode(kept(seq))
     elif kind == CREATED:
         own = own or holder.pop(path, None) or inode(path)
-    elif length and offset + length <= size:
+        named[own] = max(named.get(own, 0), seq)
+    elif kind == WRITTEN_THROUGH or kind == CHANGED and (not length or offset + length <= size):
         continue
-    if seq < max(durable.get(key, 0), durable.get((key[0], own), 0)):
+    # How far other writes have made a file grow is no business of a synchronous one.
+    by_write = 0 if kind == CHANGED else through.get(own, 0)
+    if seq < max(durable.get(key, 0), durable.get((key[0], own), 0), by_write):
         barrier = max(barrier, seq)
 if model == "posix":
     barrier = 0
-where = {}
+where, present_bytes = {}, {}
+def stored_bytes(status):
+    # Without holes: a file may have been given a length, and nothing been written to it.
+    return min(status.st_size, 512 * status.st_blocks)
 def remember(path):
-    # Where a file is now, or every file of a directory.
+    # Where a file is now, or every file of a directory, and what was in it at first.
     try:
-        where[os.lstat(path).st_ino] = path
+        status = os.lstat(path)
     except FileNotFoundError:
         return
+    where[status.st_ino] = path
+    if stat.S_ISREG(status.st_mode):
+        present_bytes.setdefault(status.st_ino, stored_bytes(status))
     for directory, _, names in os.walk(path):
         for name in names:
             remember(os.path.join(directory, name))
 remember(undo)
 remember(data)
-# Torn files: the sectors that survived, and how far the last of them reaches.
-survived, reach = {}, {}
+# Of each file: what is durable of its bytes and must stay, in order and apart, and how far that reaches at least.
+ranges, unsorted, reach = {}, {}, {}
+def protect(own, begin, end):
+    unsorted.setdefault(own, []).append((begin, end))
+    reach[own] = max(reach.get(own, 0), end)
+def insert(kept_ranges, begin, end):
+    first = bisect.bisect_left(kept_ranges, (begin, 0))
+    if first and kept_ranges[first - 1][1] >= begin:
+        first -= 1
+    last = first
+    while last < len(kept_ranges) and kept_ranges[last][0] <= end:
+        begin, end = min(begin, kept_ranges[last][0]), max(end, kept_ranges[last][1])
+        last += 1
+    kept_ranges[first:last] = [(begin, end)]
+def sorted_ranges(own):
+    # Of a file that has synchronous writes only, nobody asks; of many at a time each would move the others.
+    kept_ranges, more = ranges.setdefault(own, []), unsorted.pop(own, ())
+    if len(more) > 100:
+        more = sorted([*kept_ranges, *more])
+        kept_ranges.clear()
+    for begin, end in more:
+        insert(kept_ranges, begin, end)
+    return kept_ranges
+def unprotected(own, begin, end):
+    kept_ranges = sorted_ranges(own)
+    place = bisect.bisect_right(kept_ranges, (begin, ENDLESS))
+    if place:
+        begin = max(begin, kept_ranges[place - 1][1])
+    while begin < end:
+        stop = min(kept_ranges[place][0], end) if place < len(kept_ranges) else end
+        yield begin, stop
+        begin = kept_ranges[place][1] if place < len(kept_ranges) else end
+        place += 1
+for kind, seq, key, own, offset, length, *_ in found:
+    # A longer file stays longer, also where a write beside it noted the length before this one was done.
+    if kind == WRITTEN_THROUGH and seq > max(cut.get(own, 0), reborn.get(own, 0), named.get(own, 0)):
+        reach[own] = max(reach.get(own, 0), offset + length)
+def shorten(own, file, size, present):
+    file.truncate(present if reach.get(own, 0) == ENDLESS else max(size, min(reach.get(own, 0), present)))
+def clear(file, begin, end):
+    # Holes are left as they are: a file may have been given room for very much more than was ever written.
+    while begin < end:
+        try:
+            begin = os.lseek(file.fileno(), begin, os.SEEK_DATA)
+            hole = os.lseek(file.fileno(), begin, os.SEEK_HOLE)
+        except OSError:
+            return
+        while begin < min(hole, end):
+            begin += os.pwrite(file.fileno(), bytes(min(hole, end, begin + (1 << 20)) - begin), begin)
+def restore(own, file, offset, length, size, old_at, count):
+    # Takes back a change of `length` bytes, of which `count` old ones lie in the log.
+    present = os.fstat(file.fileno()).st_size
+    for begin, end in unprotected(own, offset, offset + count):
+        while begin < end:
+            log.seek(old_at + begin - offset)
+            begin += os.pwrite(file.fileno(), log.read(min(end - begin, 1 << 20)), begin)
+    for begin, end in unprotected(own, offset + count, min(offset + length, reach.get(own, 0), present)):
+        clear(file, begin, end)
+    shorten(own, file, size, present)
+# Torn files: the sectors that survived.
+survived = {}
 def tear(own, file, offset, length, old, size):
     # Takes back by chance, sector by sector, a write of `length` bytes over `old`.
+    present = os.fstat(file.fileno()).st_size
     decided = survived.setdefault(own, set())
     lost = 0
     at = offset
@@ -127,11 +223,11 @@ def tear(own, file, offset, length, old, size):
             decided.add(sector)
             reach[own] = max(reach.get(own, 0), end)
         elif sector not in decided:
-            file.seek(at)
-            file.write(old[at - offset : end - offset].ljust(end - at, b"\0"))
-            lost += end - at
+            for begin, stop in unprotected(own, at, end):
+                os.pwrite(file.fileno(), old[begin - offset : stop - offset].ljust(stop - begin, b"\0"), begin)
+                lost += stop - begin
         at = end
-    file.truncate(max(size, reach.get(own, 0)))
+    shorten(own, file, size, present)
     return lost
 def give_back(name, path):
     # The directory may have been removed after the file was: what came later than a change that is not on disk is not
@@ -139,34 +235,42 @@ def give_back(name, path):
     os.makedirs(os.path.dirname(path), exist_ok=True)
     os.rename(name, path)
     remember(path)
-operations = size_bytes = 0
+operations = 0
 files = set()
+# By file: the bytes of the writes that were taken back, what was lost of them, and the length before the oldest one.
+written, lost_bytes, begun_bytes = {}, {}, {}
+def count_bytes(own, size, length, lost):
+    begun_bytes[own] = size
+    written[own] = written.get(own, 0) + length
+    lost_bytes[own] = lost_bytes.get(own, 0) + lost
 log = open(os.path.join(undo, "log"), "rb")
 for kind, seq, key, own, offset, length, size, (old_at, count), path, other in reversed(found):
-    if seq < durable.get(key, 0) or kind != CHANGED and seq <= barrier:
+    if kind == WRITTEN_THROUGH:
+        protect(own, offset, offset + length)
         continue
-    if kind == CHANGED:
+    if seq < durable.get(key, 0) or kind not in (CHANGED, TRUNCATED) and seq <= barrier:
+        continue
+    if kind in (CHANGED, TRUNCATED):
         # A number of a file that is gone for good may have gone to a newer file.
         if own not in where or seq < reborn.get(own, 0):
             continue
-        files.add(own)
+        if model != "posix" and kind == TRUNCATED and seq < through.get(own, 0):
+            protect(own, offset, ENDLESS)
+            continue
         with open(where[own], "r+b") as file:
-            log.seek(old_at)
             if model == "torn" and length and length < 1 << 26:
-                size_bytes += tear(own, file, offset, length, log.read(count), size)
-                operations += 1
-                continue
-            file.seek(offset)
-            while count:
-                piece = log.read(min(count, 1 << 20))
-                file.write(piece)
-                count -= len(piece)
-            file.truncate(max(size, reach.get(own, 0)))
-        size_bytes += length
+                log.seek(old_at)
+                lost = tear(own, file, offset, length, log.read(count), size)
+            else:
+                restore(own, file, offset, length, size, old_at, count)
+                lost = length
+        count_bytes(own, size, length, lost)
     elif kind == CREATED:
         # Who writes the log before a file is made does not know its number.
-        if inode(path) is None or own and inode(path) != own:
+        number = inode(path)
+        if number is None or own and number != own:
             continue
+        own = number
         lost = os.path.join(undo, "lost%d" % seq)
         os.rename(path, lost)
         remember(lost)
@@ -181,20 +285,35 @@ for kind, seq, key, own, offset, length, size, (old_at, count), path, other in r
         if inode(kept(seq)) is not None:
             give_back(kept(seq), other)
     operations += 1
-    if kind != CHANGED:
-        files.add(path)
+    files.add(own)
 log.close()
+# Files that have no name left, those of a directory that is gone included.
+links, gone = {}, {}
+for entry in os.scandir(undo):
+    paths = [entry.path]
+    paths += [os.path.join(directory, name) for directory, _, names in os.walk(entry.path) for name in names]
+    for path in paths:
+        status = os.lstat(path)
+        links[status.st_ino] = links.get(status.st_ino, 0) + 1
+        if stat.S_ISREG(status.st_mode) and entry.name.startswith("lost"):
+            gone[status.st_ino] = status
+for own, status in gone.items():
+    if links[own] == status.st_nlink:
+        left_bytes = min(begun_bytes.get(own, status.st_size), stored_bytes(status))
+        lost_bytes[own] = max(written.get(own, 0) + left_bytes, present_bytes.get(own, 0))
+        files.add(own)
 for name in os.listdir(undo):
     path = os.path.join(undo, name)
     if os.path.isdir(path):
         shutil.rmtree(path)
     else:
         os.unlink(path)
-print(operations, size_bytes, len(files))
+finish(operations, sum(lost_bytes.values()), files)
 """
 
 
 def take_back_script() -> str:
     """A Python script to be run on the host with four arguments: the undo directory, the data's directory,
-    one of `POWER_MODELS`, and a seed for what is left to chance."""
+    one of `POWER_MODELS`, and a seed for what is left to chance; then any number of paths of files that were mapped to
+    write to them."""
     return _SCRIPT

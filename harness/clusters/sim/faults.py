@@ -26,6 +26,7 @@ from nemesis.target import (
     LinkShape,
     PowerCut,
 )
+from nemesis.words import plural
 
 if TYPE_CHECKING:
     from harness.clusters.sim.host import SimHost
@@ -227,7 +228,7 @@ class SimDisks:
             probe.give_up()
         changes = self._hosts[host].disk.noted.get(CHANGED, 0)
         recorded, self._at_cut[host] = changes - self._at_cut.get(host, 0), changes
-        detail = f"{lost_bytes} bytes, of {recorded:,} changes since the power was cut last"
+        detail = f"{plural(lost_bytes, 'byte')}, of {plural(recorded, 'change')} since the power was cut last"
         cut = PowerCut(lost_operations=None, lost_bytes=lost_bytes, detail=detail, recorded=recorded)
         self._lost.setdefault(fault_id, {})[host] = cut
         return cut

@@ -3,10 +3,12 @@
 Before a reported call changes a file under the root, what was there goes into the undo log, whose format is that of
 shim/undo.c; nemesis/mechanisms/undo_log.py applies it. A sync is done by the supervisor in the program's place, on the
 program's own open file, because only so its success is known. A write through a descriptor that was opened with
-O_SYNC or O_DSYNC is durable when it returns and is not kept.
+O_SYNC or O_DSYNC (or by RWF_SYNC or RWF_DSYNC) is durable when it returns: it is noted, so that its bytes stay when
+older changes of them are taken back, and so that it makes the file's name durable as a sync does.
 
 Not seen: writes through shared mappings, and what io_uring does. Records are written before their call is made; of a
-call that then fails the record restores what is there anyway.
+call that then fails the record restores what is there anyway. A synchronous write that fails counts as one that
+succeeded: a name that it was to make durable stays, which is less than the worst case.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import time
 __all__ = ["Account", "AccountError"]
 
 _MAGIC = 0x4F444E55
-_CHANGED, _CREATED, _UNLINKED, _RENAMED, _SYNCED, _BARRIER = range(1, 7)
+_CHANGED, _CREATED, _UNLINKED, _RENAMED, _SYNCED, _BARRIER, _WRITTEN_THROUGH, _TRUNCATED = range(1, 9)
 _RECORD = struct.Struct("=2I8Q2I")
 _EVERYTHING = (0, 0)
 """In the place of a device and an inode: what was synced is all that is under the root."""
@@ -78,10 +80,20 @@ class Account:
         head = (status.st_dev, status.st_ino, status.st_ino, offset, 0 if is_cut else length, status.st_size, count)
         data_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if count else -1
         try:
-            self._append(_CHANGED, head, name, b"", data_fd)
+            self._append(_TRUNCATED if is_cut else _CHANGED, head, name, b"", data_fd)
         finally:
             if data_fd >= 0:
                 os.close(data_fd)
+
+    def writing_through(self, path: str, offset: int, length: int) -> bool:
+        """Before a write of bytes [offset, offset + length) of a file that is durable when it returns. False when there
+        is nothing to note. Raises AccountError, OSError."""
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode) or not length:
+            return False
+        head = (status.st_dev, status.st_ino, status.st_ino, offset, length, status.st_size, 0)
+        self._append(_WRITTEN_THROUGH, head)
+        return True
 
     def creating(self, path: str) -> None:
         """Before a file or directory is made. Its inode is not known yet: the record has none."""
@@ -182,9 +194,16 @@ class Account:
                 durable[key] = max(durable.get(key, 0), record[2])
         everything = durable.get(_EVERYTHING, 0)
         kept_syncs = {(*key, seq) for key, seq in durable.items()}
+        through = {record[3:5]: record[2] for record, _, _ in records if record[1] == _WRITTEN_THROUGH}
+        pending = {
+            fields[3:5]
+            for fields, _, _ in records
+            if fields[1] in (_CHANGED, _TRUNCATED)
+            and fields[2] >= max(everything, durable.get((fields[3], fields[4]), 0))
+        }
         fresh_path = self._path + ".new"
         with open(fresh_path, "wb") as fresh:
-            barrier = _journal_barrier([fields for fields, _, _ in records], durable)
+            barrier = _journal_barrier([fields for fields, _, _ in records], durable, through)
             fresh.write(_RECORD.pack(_MAGIC, _BARRIER, barrier, *[0] * 9))
             for record, begin, end in records:
                 _, kind, seq, dev, ino, *_ = record
@@ -199,6 +218,8 @@ class Account:
                     if kind in (_UNLINKED, _RENAMED):
                         self._forget(seq)
                     continue
+                elif kind == _WRITTEN_THROUGH and (dev, ino) not in pending and seq < through[dev, ino]:
+                    continue  # the last one stays, as of syncs; earlier ones while other changes may be taken back
                 for at in range(begin, end, _CHUNK_BYTES):
                     fresh.write(os.pread(self._log.fileno(), min(_CHUNK_BYTES, end - at), at))
         fresh_log = open(fresh_path, "a+b", buffering=0)  # noqa: SIM115
@@ -228,15 +249,20 @@ def _lock(descriptor: int, *, timeout_s: float) -> None:
             time.sleep(_LOCK_POLL_S)
 
 
-def _journal_barrier(records: list[tuple[int, ...]], durable: dict[tuple[int, int], int]) -> int:
-    """The last change of a name or length that a sync of the same file or directory has covered, as undo.c has it. A
-    file whose number was not known when it was made counts through its directory only."""
+def _journal_barrier(
+    records: list[tuple[int, ...]], durable: dict[tuple[int, int], int], through: dict[tuple[int, ...], int]
+) -> int:
+    """The last change of a name or length that a sync of the same file or directory has covered, as undo.c has it; of a
+    file's writes that were durable when they returned the last one is `through`. A file whose number was not known when
+    it was made counts through its directory only."""
     barrier = 0
     for _, kind, seq, dev, ino, own, offset, length, size, *_ in records:
-        if kind == _BARRIER:
-            barrier = max(barrier, seq)
-        elif kind == _SYNCED or (kind == _CHANGED and length and offset + length <= size):
+        is_write = kind in (_CHANGED, _WRITTEN_THROUGH)
+        if kind == _SYNCED or (is_write and (not length or offset + length <= size)):
             continue
-        elif seq < max(durable.get(key, 0) for key in ((dev, ino), (dev, own), _EVERYTHING)):
+        # How far other writes have made a file grow is no business of a synchronous one.
+        by_write = 0 if kind == _CHANGED else through.get((dev, own), 0)
+        by_sync = max(durable.get(key, 0) for key in ((dev, ino), (dev, own), _EVERYTHING))
+        if kind in (_BARRIER, _WRITTEN_THROUGH) or seq < max(by_sync, by_write):
             barrier = max(barrier, seq)
     return barrier

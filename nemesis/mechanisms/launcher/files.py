@@ -139,12 +139,13 @@ class Files:
         size_bytes = os.stat(effect.path).st_size
         if name == "ftruncate":
             return Effect(GROW if arguments[1] > size_bytes else WRITE, CUT, effect.path, arguments[1])
-        if name == "fallocate":
-            return Effect(GROW, CHANGE, effect.path, arguments[2], arguments[3])
         with open(effect.path.replace("/fd/", "/fdinfo/"), "rb") as info:
             fields = dict(line.split(b":", 1) for line in info.read().splitlines() if b":" in line)
         flags, offset = int(fields[b"flags"], 8), int(fields[b"pos"])
         how = arguments[5] if name == "pwritev2" else 0
+        is_durable = bool(flags & os.O_DSYNC or how & (os.RWF_DSYNC | os.RWF_SYNC))  # O_SYNC has the bit of O_DSYNC
+        if name == "fallocate":
+            return Effect(GROW, CHANGE, effect.path, arguments[2], arguments[3], is_durable=is_durable)
         if flags & os.O_APPEND or how & os.RWF_APPEND:
             offset = size_bytes
         elif name in ("pwrite64", "pwritev", "pwritev2") and arguments[3] != _WHERE_IT_STANDS:
@@ -156,7 +157,6 @@ class Files:
         else:
             length = arguments[2]
         operation = GROW if offset + length > size_bytes else WRITE
-        is_durable = bool(flags & os.O_DSYNC or how & (os.RWF_DSYNC | os.RWF_SYNC))
         return Effect(operation, CHANGE, effect.path, offset, length, is_durable=is_durable)
 
     def _copied(self, call: Call, offset: int) -> tuple[int, int]:

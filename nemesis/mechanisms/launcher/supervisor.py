@@ -487,7 +487,9 @@ def _sync(path: str, call: str) -> tuple[os.stat_result | None, int]:
 
 def _record(account: Account, effect: Effect) -> bool:
     """Keep what a call is about to change; False when there is nothing to keep. Raises AccountError, OSError."""
-    if effect.action == CHANGE and not effect.is_durable:
+    if effect.action == CHANGE and effect.is_durable:
+        return account.writing_through(effect.path, effect.offset, effect.length)
+    if effect.action == CHANGE:
         account.changing(effect.path, effect.offset, effect.length)
     elif effect.action == CUT:
         account.changing(effect.path, effect.offset, 0, is_cut=True)

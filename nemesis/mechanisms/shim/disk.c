@@ -193,29 +193,40 @@ static ssize_t answered(int fd, ssize_t result)
 }
 
 /* Everything that precedes a write of `length` bytes; offset -1 is where the descriptor stands. `flags` are those of
- * pwritev2. */
-static int before_write_with(int fd, off_t offset, uint64_t length, int flags)
+ * pwritev2. What `wrote` has to know afterwards goes into `through`. */
+static int before_write_with(int fd, off_t offset, uint64_t length, int flags, struct undo_through *through)
 {
     struct stat status;
+    through->seq = 0;
     if (!is_watched() || !concerns_fd(fd) || fstat(fd, &status) != 0)
         return 0;
-    if (flags & RWF_APPEND) {
+    int opened_as = undo_is_on() || offset < 0 ? (int)syscall(SYS_fcntl, fd, F_GETFL) : 0;
+    if (opened_as < 0)
+        opened_as = 0;
+    if (flags & RWF_APPEND)
         offset = status.st_size;
-    } else if (offset < 0) {
-        int opened_as = (int)syscall(SYS_fcntl, fd, F_GETFL);
-        int appends = opened_as >= 0 && (opened_as & O_APPEND);
-        offset = appends ? status.st_size : (off_t)syscall(SYS_lseek, fd, 0, SEEK_CUR);
-    }
+    else if (offset < 0)
+        offset = (opened_as & O_APPEND) ? status.st_size : (off_t)syscall(SYS_lseek, fd, 0, SEEK_CUR);
     if (gate(offset + (off_t)length > status.st_size ? GROW : WRITE) != 0)
         return -1;
-    if (!(flags & (RWF_DSYNC | RWF_SYNC)))  /* else it is durable when it returns */
+    if ((opened_as & O_DSYNC) || (flags & (RWF_DSYNC | RWF_SYNC)))  /* O_SYNC has the bit of O_DSYNC */
+        undo_before_write_through(fd, offset, through);
+    else
         undo_before_write(fd, offset, length, 0);
     return 0;
 }
 
-static int before_write(int fd, off_t offset, uint64_t length)
+static int before_write(int fd, off_t offset, uint64_t length, struct undo_through *through)
 {
-    return before_write_with(fd, offset, length, 0);
+    return before_write_with(fd, offset, length, 0, through);
+}
+
+/* What follows a write by which `result` bytes were written, or that has failed. */
+static ssize_t wrote(int fd, const struct undo_through *through, ssize_t result)
+{
+    if (result > 0)
+        undo_after_write_through(through, (uint64_t)result);
+    return answered(fd, result);
 }
 
 static uint64_t total(const struct iovec *pieces, int count)
@@ -229,44 +240,55 @@ static uint64_t total(const struct iovec *pieces, int count)
 ssize_t write(int fd, const void *data, size_t length)
 {
     REAL(write);
-    return before_write(fd, -1, length) ? -1 : answered(fd, real(fd, data, length));
+    struct undo_through through;
+    return before_write(fd, -1, length, &through) ? -1 : wrote(fd, &through, real(fd, data, length));
 }
 
 ssize_t pwrite(int fd, const void *data, size_t length, off_t offset)
 {
     REAL(pwrite);
-    return before_write(fd, offset, length) ? -1 : answered(fd, real(fd, data, length, offset));
+    struct undo_through through;
+    return before_write(fd, offset, length, &through) ? -1 : wrote(fd, &through, real(fd, data, length, offset));
 }
 
 ssize_t pwrite64(int fd, const void *data, size_t length, off64_t offset)
 {
     REAL(pwrite64);
-    return before_write(fd, offset, length) ? -1 : answered(fd, real(fd, data, length, offset));
+    struct undo_through through;
+    return before_write(fd, offset, length, &through) ? -1 : wrote(fd, &through, real(fd, data, length, offset));
 }
 
 ssize_t writev(int fd, const struct iovec *pieces, int count)
 {
     REAL(writev);
-    return before_write(fd, -1, total(pieces, count)) ? -1 : answered(fd, real(fd, pieces, count));
+    struct undo_through through;
+    return before_write(fd, -1, total(pieces, count), &through) ? -1 : wrote(fd, &through, real(fd, pieces, count));
 }
 
 ssize_t pwritev(int fd, const struct iovec *pieces, int count, off_t offset)
 {
     REAL(pwritev);
-    return before_write(fd, offset, total(pieces, count)) ? -1 : answered(fd, real(fd, pieces, count, offset));
+    struct undo_through through;
+    if (before_write(fd, offset, total(pieces, count), &through))
+        return -1;
+    return wrote(fd, &through, real(fd, pieces, count, offset));
 }
 
 ssize_t pwritev64(int fd, const struct iovec *pieces, int count, off64_t offset)
 {
     REAL(pwritev64);
-    return before_write(fd, offset, total(pieces, count)) ? -1 : answered(fd, real(fd, pieces, count, offset));
+    struct undo_through through;
+    if (before_write(fd, offset, total(pieces, count), &through))
+        return -1;
+    return wrote(fd, &through, real(fd, pieces, count, offset));
 }
 
 ssize_t pwritev2(int fd, const struct iovec *pieces, int count, off_t offset, int flags)
 {
-    if (before_write_with(fd, offset, total(pieces, count), flags))
+    struct undo_through through;
+    if (before_write_with(fd, offset, total(pieces, count), flags, &through))
         return -1;
-    return answered(fd, syscall(SYS_pwritev2, fd, pieces, (long)count, offset, 0l, (long)flags));
+    return wrote(fd, &through, syscall(SYS_pwritev2, fd, pieces, (long)count, offset, 0l, (long)flags));
 }
 
 ssize_t pwritev64v2(int fd, const struct iovec *pieces, int count, off64_t offset, int flags)
@@ -369,9 +391,11 @@ ssize_t preadv64v2(int fd, const struct iovec *pieces, int count, off64_t offset
 
 /* What precedes a copy of `length` bytes at most from one descriptor to another, either of which may be of a file under
  * the root. Offsets are where the descriptors stand where they are NULL. */
-static int before_copy(int in, const off_t *in_offset, int out, const off_t *out_offset, uint64_t length)
+static int before_copy(int in, const off_t *in_offset, int out, const off_t *out_offset, uint64_t length,
+                       struct undo_through *through)
 {
     struct stat status;
+    through->seq = 0;
     if (!is_watched())
         return 0;
     if (fstat(in, &status) == 0 && S_ISREG(status.st_mode)) {
@@ -379,15 +403,16 @@ static int before_copy(int in, const off_t *in_offset, int out, const off_t *out
         if (left < 0 || length > (uint64_t)left)
             length = left < 0 ? 0 : (uint64_t)left;
     }
-    return before_read(in) || before_write(out, out_offset ? *out_offset : -1, length) ? -1 : 0;
+    return before_read(in) || before_write(out, out_offset ? *out_offset : -1, length, through) ? -1 : 0;
 }
 
 ssize_t sendfile(int out, int in, off_t *offset, size_t length)
 {
     off_t from = offset ? *offset : -1;
-    if (before_copy(in, offset, out, NULL, length))
+    struct undo_through through;
+    if (before_copy(in, offset, out, NULL, length, &through))
         return -1;
-    return has_read(in, from, answered(out, syscall(SYS_sendfile, out, in, offset, length)));
+    return has_read(in, from, wrote(out, &through, syscall(SYS_sendfile, out, in, offset, length)));
 }
 
 ssize_t sendfile64(int out, int in, off64_t *offset, size_t length)
@@ -398,19 +423,21 @@ ssize_t sendfile64(int out, int in, off64_t *offset, size_t length)
 ssize_t copy_file_range(int in, off64_t *in_offset, int out, off64_t *out_offset, size_t length, unsigned flags)
 {
     off_t from = in_offset ? *in_offset : -1;
-    if (before_copy(in, in_offset, out, out_offset, length))
+    struct undo_through through;
+    if (before_copy(in, in_offset, out, out_offset, length, &through))
         return -1;
     ssize_t result = syscall(SYS_copy_file_range, in, in_offset, out, out_offset, length, (long)flags);
-    return has_read(in, from, answered(out, result));
+    return has_read(in, from, wrote(out, &through, result));
 }
 
 ssize_t splice(int in, off64_t *in_offset, int out, off64_t *out_offset, size_t length, unsigned flags)
 {
     off_t from = in_offset ? *in_offset : -1;
-    if (before_copy(in, in_offset, out, out_offset, length))
+    struct undo_through through;
+    if (before_copy(in, in_offset, out, out_offset, length, &through))
         return -1;
     ssize_t result = syscall(SYS_splice, in, in_offset, out, out_offset, length, (long)flags);
-    return has_read(in, from, answered(out, result));
+    return has_read(in, from, wrote(out, &through, result));
 }
 
 static int synced(int fd, int (*real)(int))
@@ -560,7 +587,13 @@ int truncate64(const char *path, off64_t length)
 int fallocate(int fd, int mode, off_t offset, off_t length)
 {
     REAL(fallocate);
-    return before_write(fd, offset, (uint64_t)length) ? -1 : (int)answered(fd, real(fd, mode, offset, length));
+    struct undo_through through;
+    if (before_write(fd, offset, (uint64_t)length, &through))
+        return -1;
+    int result = real(fd, mode, offset, length);
+    if (result == 0)
+        undo_after_write_through(&through, (uint64_t)length);
+    return (int)answered(fd, result);
 }
 
 int fallocate64(int fd, int mode, off64_t offset, off64_t length)
@@ -571,7 +604,13 @@ int fallocate64(int fd, int mode, off64_t offset, off64_t length)
 int posix_fallocate(int fd, off_t offset, off_t length)
 {
     REAL(posix_fallocate);
-    return before_write(fd, offset, (uint64_t)length) ? errno : real(fd, offset, length);
+    struct undo_through through;
+    if (before_write(fd, offset, (uint64_t)length, &through))
+        return errno;
+    int result = real(fd, offset, length);
+    if (result == 0)
+        undo_after_write_through(&through, (uint64_t)length);
+    return result;
 }
 
 int posix_fallocate64(int fd, off64_t offset, off64_t length)

@@ -9,6 +9,9 @@
  * One process keeps the log, which it has locked. Where another one of the same program writes as well, the account is
  * not whole and the harness is told; the launcher's account has no such limit.
  *
+ * A write that is durable when it returns is noted once it has: it keeps its own bytes when older changes of them are
+ * taken back, and makes the file's name durable as a sync does.
+ *
  * A write and a sync of one file at the same time count as write first: programs that leave their order open get less
  * than the worst case. Writes through shared mappings are not seen.
  *
@@ -36,16 +39,16 @@
 #define RESERVED_BYTES (4 << 20)       /* of the file system, for the log: more than programs that meet ENOSPC write */
 #define MAX_LOG_BYTES (1ull << 30)     /* beyond this nothing is kept track of, and the harness is told */
 #define CHUNK_BYTES (256u << 10)
-#define MAX_OBJECTS 8192               /* files and directories that were synced, told apart during a compaction */
+#define MAX_OBJECTS 8192               /* files and directories told apart during a compaction: what was synced */
 
-enum kind { CHANGED = 1, CREATED, UNLINKED, RENAMED, SYNCED, BARRIER };
+enum kind { CHANGED = 1, CREATED, UNLINKED, RENAMED, SYNCED, BARRIER, WRITTEN_THROUGH, TRUNCATED };
 
 struct record {
     uint32_t magic, kind;
     uint64_t seq;
     uint64_t dev, ino;        /* whose sync makes it durable: the file, or the directory of the name; 0 of SYNCED: all */
     uint64_t own_ino;         /* the file itself; 0 of CREATED: not known, or older than this name */
-    uint64_t offset, length;  /* what was written */
+    uint64_t offset, length;  /* what was written; of TRUNCATED the new length, and 0 */
     uint64_t old_size;
     uint64_t data_bytes;      /* old bytes from `offset` on that follow the paths */
     uint32_t path_bytes, other_bytes;
@@ -59,6 +62,8 @@ static uint64_t next_seq = 1, log_bytes, limit_bytes = FIRST_LIMIT_BYTES;
 
 struct object {
     uint64_t dev, ino, durable_seq;
+    uint64_t through_seq;  /* its last write that was durable when it returned */
+    int is_pending;        /* it has changes that are not durable */
 };
 
 static void give_up(void)
@@ -134,14 +139,21 @@ static int copy_bytes(int from_fd, uint64_t offset, uint64_t length, int to_fd)
     return result;
 }
 
+/* Where an object is among those that were synced; `count` when it is not. The first is everything. */
+static size_t object_at(const struct object *objects, size_t count, uint64_t dev, uint64_t ino)
+{
+    size_t i = 0;
+    while (i < count && (objects[i].dev != dev || objects[i].ino != ino))
+        i++;
+    return i;
+}
+
 /* Up to which change everything of an object was synced; 0 when nothing was. */
 static uint64_t durable_seq(const struct object *objects, size_t count, uint64_t dev, uint64_t ino)
 {
     uint64_t all = objects[0].durable_seq;
-    for (size_t i = 1; i < count; i++)
-        if (objects[i].dev == dev && objects[i].ino == ino)
-            return objects[i].durable_seq > all ? objects[i].durable_seq : all;
-    return all;
+    size_t i = object_at(objects, count, dev, ino);
+    return i < count && objects[i].durable_seq > all ? objects[i].durable_seq : all;
 }
 
 /* Collects what was synced, and up to when, into zeroed memory; returns how many objects. The first is everything. */
@@ -150,19 +162,41 @@ static size_t synced_objects(struct object *objects)
     struct record record;
     size_t count = 1;
     for (uint64_t offset = 0; record_at(offset, &record); offset += size_of(&record)) {
-        if (record.kind != SYNCED)
+        if (record.kind != SYNCED && record.kind != WRITTEN_THROUGH)
             continue;
-        size_t i = 0;
-        while (i < count && (objects[i].dev != record.dev || objects[i].ino != record.ino))
-            i++;
+        size_t i = object_at(objects, count, record.dev, record.ino);
         if (i == MAX_OBJECTS)
             continue;  /* its records stay: more than needed is kept, never less */
         if (i == count)
-            objects[count++] = (struct object){record.dev, record.ino, 0};
-        if (record.seq > objects[i].durable_seq)
-            objects[i].durable_seq = record.seq;
+            objects[count++] = (struct object){.dev = record.dev, .ino = record.ino};
+        uint64_t *seq = record.kind == SYNCED ? &objects[i].durable_seq : &objects[i].through_seq;
+        if (record.seq > *seq)
+            *seq = record.seq;
     }
     return count;
+}
+
+/* Notes of which files with writes that were durable when they returned others were not. */
+static void find_pending(struct object *objects, size_t count)
+{
+    struct record record;
+    for (uint64_t offset = 0; record_at(offset, &record); offset += size_of(&record)) {
+        int is_change = record.kind == CHANGED || record.kind == TRUNCATED;
+        size_t i = is_change ? object_at(objects, count, record.dev, record.ino) : count;
+        if (i < count && objects[i].through_seq && record.seq >= durable_seq(objects, count, record.dev, record.ino))
+            objects[i].is_pending = 1;
+    }
+}
+
+/* Whether a sync of the same file or directory has covered a change of a name or length. A write that was durable when
+ * it returned covers both as well, but not how far other writes have made the file grow. */
+static int is_journaled(const struct object *objects, size_t count, const struct record *record)
+{
+    if (record->seq < durable_seq(objects, count, record->dev, record->ino) ||
+        record->seq < durable_seq(objects, count, record->dev, record->own_ino))
+        return 1;
+    size_t i = object_at(objects, count, record->dev, record->own_ino);
+    return i < count && record->kind != CHANGED && record->seq < objects[i].through_seq;
 }
 
 /* The last change of a name or length that a sync of the same file or directory has covered: in a journal everything
@@ -171,23 +205,27 @@ static struct record journal_barrier(const struct object *objects, size_t count)
 {
     struct record record, barrier = {.magic = RECORD_MAGIC, .kind = BARRIER};
     for (uint64_t offset = 0; record_at(offset, &record); offset += size_of(&record)) {
+        int is_write = record.kind == CHANGED || record.kind == WRITTEN_THROUGH;
         if (record.kind == SYNCED ||
-            (record.kind == CHANGED && record.length && record.offset + record.length <= record.old_size))
+            (is_write && (!record.length || record.offset + record.length <= record.old_size)))
             continue;
-        if (record.seq > barrier.seq && (record.kind == BARRIER ||
-                                         record.seq < durable_seq(objects, count, record.dev, record.ino) ||
-                                         record.seq < durable_seq(objects, count, record.dev, record.own_ino)))
+        if (record.seq > barrier.seq && (record.kind == BARRIER || record.kind == WRITTEN_THROUGH ||
+                                         is_journaled(objects, count, &record)))
             barrier.seq = record.seq;
     }
     return barrier;
 }
 
-/* Whether a record has become needless; for names, a kept file goes with it. The last sync of every object stays: it
- * may make the file's own name durable, whose record is about the directory. */
+/* Whether a record has become needless; for names, a kept file goes with it. The last sync of every object stays, and
+ * the last write of it that was durable when it returned: it may make the file's own name durable, whose record is about
+ * the directory. Earlier such writes of a file stay as long as other changes of it may be taken back. */
 static int is_durable(const struct object *objects, size_t count, const struct record *record)
 {
     uint64_t durable = durable_seq(objects, count, record->dev, record->ino);
+    size_t i = object_at(objects, count, record->dev, record->ino);
     if (record->kind == BARRIER)
+        return 1;
+    if (record->kind == WRITTEN_THROUGH && i < count && !objects[i].is_pending && record->seq < objects[i].through_seq)
         return 1;
     if (!durable || record->seq >= durable)
         return 0;
@@ -208,6 +246,7 @@ static void compact(void)
     if (!objects)
         return;
     size_t count = synced_objects(objects);
+    find_pending(objects, count);
     struct record barrier = journal_barrier(objects, count);
     snprintf(fresh_path, sizeof fresh_path, "%s/log.new", undo_path);
     snprintf(path, sizeof path, "%s/log", undo_path);
@@ -317,17 +356,13 @@ void undo_before_write(int fd, off_t offset, uint64_t length, int is_truncate)
     int saved = errno;
     if (!undo_is_on() || fstat(fd, &status) != 0 || !S_ISREG(status.st_mode))
         return;
-    if (!is_truncate && (syscall(SYS_fcntl, fd, F_GETFL) & O_DSYNC)) {
-        errno = saved;  /* durable when it returns */
-        return;
-    }
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     ssize_t path_bytes = readlink(link, path, sizeof path - 1);
     path[path_bytes > 0 ? path_bytes : 0] = 0;
     uint64_t begin = (uint64_t)offset, size = (uint64_t)status.st_size;
     uint64_t end = is_truncate || begin + length > size ? size : begin + length;
     struct record record = {
-        .kind = CHANGED,
+        .kind = is_truncate ? TRUNCATED : CHANGED,
         .dev = status.st_dev,
         .ino = status.st_ino,
         .own_ino = status.st_ino,
@@ -344,6 +379,43 @@ void undo_before_write(int fd, off_t offset, uint64_t length, int is_truncate)
     pthread_mutex_unlock(&lock);
     if (data_fd >= 0)
         syscall(SYS_close, data_fd);
+    errno = saved;
+}
+
+void undo_before_write_through(int fd, off_t offset, struct undo_through *through)
+{
+    struct stat status;
+    int saved = errno;
+    if (undo_is_on() && fstat(fd, &status) == 0 && S_ISREG(status.st_mode)) {
+        *through = (struct undo_through){.dev = status.st_dev,
+                                         .ino = status.st_ino,
+                                         .offset = (uint64_t)offset,
+                                         .old_size = (uint64_t)status.st_size};
+        pthread_mutex_lock(&lock);
+        through->seq = next_seq++;
+        pthread_mutex_unlock(&lock);
+    }
+    errno = saved;
+}
+
+void undo_after_write_through(const struct undo_through *through, uint64_t length)
+{
+    int saved = errno;
+    if (through->seq && length && undo_is_on()) {
+        struct record record = {
+            .kind = WRITTEN_THROUGH,
+            .seq = through->seq,
+            .dev = through->dev,
+            .ino = through->ino,
+            .own_ino = through->ino,
+            .offset = through->offset,
+            .length = length,
+            .old_size = through->old_size,
+        };
+        pthread_mutex_lock(&lock);
+        append(&record, "", "", -1);
+        pthread_mutex_unlock(&lock);
+    }
     errno = saved;
 }
 

@@ -15,6 +15,14 @@ int undo_is_on(void);
 /* Before a change of a file's bytes [offset, offset + length), or of its length to `offset` (is_truncate). */
 void undo_before_write(int fd, off_t offset, uint64_t length, int is_truncate);
 
+/* Before and after a write that is durable when it returns (O_DSYNC, O_SYNC, RWF_DSYNC, RWF_SYNC), where `length` bytes
+ * were written. `through` is for the second what the first has filled in; its seq is 0 where nothing is to be noted. */
+struct undo_through {
+    uint64_t seq, dev, ino, offset, old_size;
+};
+void undo_before_write_through(int fd, off_t offset, struct undo_through *through);
+void undo_after_write_through(const struct undo_through *through, uint64_t length);
+
 /* Before and after a sync of a file or directory; of everything under the root where `status` is NULL. */
 uint64_t undo_before_sync(void);
 void undo_after_sync(const struct stat *status, uint64_t begun);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -25,6 +26,7 @@ def at(name):
 opened = {name: os.open(at(name), os.O_RDWR | os.O_CREAT) for name in ("old", "log")}
 DO = {
     "open": lambda name: opened.setdefault(name, os.open(at(name), os.O_CREAT | os.O_RDWR)),
+    "open-through": lambda name: opened.setdefault(name, os.open(at(name), os.O_CREAT | os.O_RDWR | os.O_DSYNC)),
     "duplicate": lambda name: os.dup2(os.dup(opened[name]), 600),
     "append": lambda name, text: os.pwrite(opened[name], text.encode(), os.fstat(opened[name]).st_size),
     "sync": lambda name: os.fsync(opened[name]),
@@ -57,13 +59,14 @@ def content(program: Program) -> dict[str, str]:
     return {path.name: path.read_text() for path in program.root.iterdir()}
 
 
-def cut(program: Program, model: str) -> list[int]:
+def cut(program: Program, model: str) -> tuple[int, int, int]:
     """What was lost: operations, bytes, files."""
     program.close()
     argv = [sys.executable, "-I", "-S", "-", str(program.undo), str(program.root), model, "7"]
     done = subprocess.run(argv, input=take_back_script(), capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    return [int(word) for word in done.stdout.split()]
+    found = json.loads(done.stdout)
+    return found["operations"], found["bytes"], len(found["files"])
 
 
 @pytest.mark.parametrize("model", ["ext4", "posix", "torn"])
@@ -80,7 +83,14 @@ def test_what_was_written_before_is_durable_and_what_was_not_synced_after_is_los
         assert left["old"] in ("before", "beforeafter")
     else:
         assert left == {"log": "kept", "gone": "whole", "old": "before"}
-        assert lost == [4, 10, 4] and os.listdir(program.undo) == []
+        assert lost == (4, 10, 3) and os.listdir(program.undo) == []
+
+
+def test_a_new_file_that_is_written_synchronously_has_its_name(program: Program) -> None:
+    program.keep_account()
+    do(program, "open-through new", "append new kept", "open other", "append other lost")
+    cut(program, "ext4")
+    assert content(program) == {"old": "before", "log": "", "new": "kept"}
 
 
 def test_one_more_number_for_a_file_is_no_change_of_it(program: Program) -> None:
@@ -113,7 +123,7 @@ def test_a_fault_of_writes_before_and_beside_an_account_changes_nothing_of_it(pr
     do(program, "append old lost", "append new lost")
     program.mend()
     do(program, "append log lost")
-    assert cut(program, "ext4") == [3, 12, 3]
+    assert cut(program, "ext4") == (3, 12, 3)
     assert content(program) == {"log": "slow", "new": "", "old": "before"}
 
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,14 @@ for step in steps:
     elif kind == "write":
         fd = os.open(at(name), os.O_WRONLY)
         os.pwrite(fd, rest[1].encode(), rest[0])
+        os.close(fd)
+    elif kind == "write-through":
+        offset, text, how = rest
+        fd = os.open(at(name), os.O_WRONLY | (0 if how.startswith("RWF") else getattr(os, how)))
+        if how.startswith("RWF"):
+            os.pwritev(fd, [text.encode()], offset, getattr(os, how))
+        else:
+            os.pwrite(fd, text.encode(), offset)
         os.close(fd)
     elif kind == "append":
         fd = os.open(at(name), os.O_WRONLY | os.O_APPEND)
@@ -97,11 +106,21 @@ class ModelFile:
         self.durable = content
         self.journaled = 0
         """The entry of the journal that a sync of the file brings to disk."""
+        self.named = 0
+        """The one that a synchronous write does that makes it no longer: how far others have made it grow is theirs."""
+        self.cuts: list[int] = []
+        """Lengths by truncations that are not durable."""
+
+
+def patched(content: bytes, offset: int, data: bytes) -> bytes:
+    padded = content.ljust(offset if data else 0, b"\0")
+    return padded[:offset] + data + padded[offset + len(data) :]
 
 
 class ModelDisk:
     """One directory on a disk that loses everything that was not synced: contents with the file; names with the
-    directory (posix), or also as a journal has them on disk when a file is synced (ext4)."""
+    directory (posix), or also as a journal has them on disk when a file is synced (ext4). A synchronous write makes its
+    own bytes durable, and with a journal also the file's truncations and name."""
 
     def __init__(self, files: dict[str, bytes], model: str) -> None:
         self.names = {name: ModelFile(content) for name, content in files.items()}
@@ -113,7 +132,25 @@ class ModelDisk:
     def changed_names(self, file: ModelFile | None) -> None:
         self.journal.append(dict(self.names))
         if file is not None:
-            file.journaled = len(self.journal) - 1
+            file.journaled = file.named = len(self.journal) - 1
+
+    def bring_journal(self, reached: int) -> None:
+        """Bring the journal to disk up to an entry."""
+        if not self.has_journal or not reached:
+            return
+        self.durable_names = self.journal[reached]
+        del self.journal[:reached]
+        for file in self.names.values():
+            file.journaled, file.named = max(0, file.journaled - reached), max(0, file.named - reached)
+
+    def write_through(self, file: ModelFile, offset: int, data: bytes) -> None:
+        if self.has_journal:
+            for length in file.cuts:
+                file.durable = file.durable[:length].ljust(length, b"\0")
+            file.cuts = []
+        grows = offset + len(data) > len(file.content)
+        file.content, file.durable = patched(file.content, offset, data), patched(file.durable, offset, data)
+        self.bring_journal(len(self.journal) - 1 if grows else file.named)
 
     def do(self, kind: str, name: str, *rest: Any) -> None:
         if kind == "create":
@@ -134,15 +171,16 @@ class ModelDisk:
             self.durable_names = dict(self.names)
             self.journal = [dict(self.names)]
             for file in self.names.values():
-                file.journaled = 0
-                file.durable = file.durable if kind == "sync-names" else file.content
+                file.journaled = file.named = 0
+                if kind != "sync-names":
+                    file.durable, file.cuts = file.content, []
+        elif kind == "write-through":
+            self.write_through(self.names[name], rest[0], rest[1].encode())
         else:
             before = len(self.names[name].content)
             file = self.names[name]
             if kind == "write":
-                offset, data = rest[0], rest[1].encode()
-                padded = file.content.ljust(offset if data else 0, b"\0")
-                file.content = padded[:offset] + data + padded[offset + len(data) :]
+                file.content = patched(file.content, rest[0], rest[1].encode())
             elif kind == "append":
                 file.content += rest[0].encode()
             elif kind in ("truncate", "truncate-path"):
@@ -150,14 +188,12 @@ class ModelDisk:
             elif kind == "empty":
                 file.content = b""
             elif kind in ("sync", "map-sync"):
-                file.durable = file.content
-                if self.has_journal and file.journaled:
-                    reached = file.journaled
-                    self.durable_names = self.journal[reached]
-                    del self.journal[:reached]
-                    for other in self.names.values():
-                        other.journaled = max(0, other.journaled - reached)
-            if len(file.content) > before or kind in ("truncate", "truncate-path", "empty"):
+                file.durable, file.cuts = file.content, []
+                self.bring_journal(file.journaled)
+            if kind in ("truncate", "truncate-path", "empty"):
+                file.cuts.append(len(file.content))
+                file.journaled = file.named = len(self.journal) - 1
+            elif len(file.content) > before:
                 file.journaled = len(self.journal) - 1
 
     def after_power_cut(self) -> dict[str, bytes]:
@@ -168,6 +204,8 @@ class ModelDisk:
 
 
 NAMES = ["a", "b", "c"]
+SYNCHRONOUS = ["O_DSYNC", "O_SYNC", "RWF_DSYNC", "RWF_SYNC"]
+"""What makes a write one that is durable when it returns, for open or for pwritev2."""
 data = st.text("xyz", min_size=1, max_size=8)
 
 
@@ -181,6 +219,7 @@ def programs(draw: Any) -> list[list[Any]]:
         kinds = ["sync-names", "sync-all"]
         if present:
             kinds += ["write", "append", "truncate", "truncate-path", "empty", "sync", "map-sync", "rename", "unlink"]
+            kinds += ["write-through", "write-through"]
         if len(present) > 1:
             kinds.append("copy")
         if free:
@@ -193,6 +232,8 @@ def programs(draw: Any) -> list[list[Any]]:
         step = [kind, name]
         if kind == "write":
             step += [draw(st.integers(0, 12)), draw(data)]
+        elif kind == "write-through":
+            step += [draw(st.integers(0, 12)), draw(data), draw(st.sampled_from(SYNCHRONOUS))]
         elif kind == "append":
             step.append(draw(data))
         elif kind in ("truncate", "truncate-path"):
@@ -240,12 +281,19 @@ class Host:
         done = self.start(PROGRAM, self.data, json.dumps(steps))
         assert done.returncode == -9, done.stderr
 
-    def take_back(self, model: str, seed: int = 0) -> tuple[int, int, int]:
+    def cut(self, model: str, seed: int = 0, mapped: Sequence[str] = ()) -> dict[str, Any]:
+        """What is printed of a power cut; `mapped` are the names of files."""
         argv = [sys.executable, "-I", "-S", "-", self.undo, self.data, model, str(seed)]
+        argv += [os.path.join(self.data, name) for name in mapped]
         done = subprocess.run(argv, input=take_back_script(), capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
-        operations, size_bytes, files = map(int, done.stdout.split())
-        return operations, size_bytes, files
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def take_back(self, model: str, seed: int = 0) -> tuple[int, int, int]:
+        """The operations, bytes and files that a power cut takes."""
+        found = self.cut(model, seed)
+        return found["operations"], found["bytes"], len(found["files"])
 
     def files(self) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in Path(self.data).iterdir()}
@@ -416,18 +464,137 @@ def test_what_is_written_by_rare_calls_is_lost(keeper: str, how: str, tmp_path: 
 
 
 @every_keeper
-@pytest.mark.parametrize("flag", ["RWF_DSYNC", "RWF_SYNC"])
-def test_a_write_that_asks_to_be_durable_is(keeper: str, flag: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", SYNCHRONOUS)
+def test_a_write_that_asks_to_be_durable_is(keeper: str, how: str, tmp_path: Path) -> None:
     host = Host(str(tmp_path), {"a": b"old a", "b": b"old b"}, keeper)
+    host.run([["write", "a", 0, "lost"], ["write-through", "b", 0, "kept", how]])
+    host.take_back("ext4")
+    assert host.files() == {"a": b"old a", "b": b"keptb"}
+
+
+@every_keeper
+@pytest.mark.parametrize("how", SYNCHRONOUS)
+def test_a_new_file_that_was_written_synchronously_has_its_name_but_for_posix(
+    keeper: str, how: str, tmp_path: Path
+) -> None:
+    """As with a sync of it; beside it a new file that was written without one, which is lost."""
+    steps = [["create", "c"], ["write-through", "c", 0, "kept", how], ["create", "d"], ["append", "d", "lost"]]
+    for power_model, kept in (("ext4", {"c": b"kept"}), ("torn", {"c": b"kept"}), ("posix", {})):
+        directory = tmp_path / power_model
+        directory.mkdir()
+        host = Host(str(directory), {}, keeper)
+        host.run(steps)
+        host.take_back(power_model)
+        assert host.files() == kept
+
+
+SYNCHRONOUSLY = {
+    "write": "os.write(c, b'xyz')",
+    "append": "os.write(os.open(at('c'), os.O_WRONLY | os.O_APPEND | os.O_DSYNC), b'xyz')",
+    "writev": "os.writev(c, [b'x', b'yz'])",
+    "pwritev": "os.pwritev(c, [b'x', b'yz'], 0)",
+    "sendfile": "os.sendfile(c, a, 2, 3)",
+    "splice": "os.write(into, b'xyz'); os.splice(out, c, 3)",
+    "copy_file_range": "os.copy_file_range(a, c, 3, 2)",
+    "fallocate": "os.posix_fallocate(c, 0, 3)",
+}
+"""Other ways to write 3 bytes to file c, which is open by O_DSYNC; file a has xyz from its byte 2 on."""
+
+
+@every_keeper
+@pytest.mark.parametrize("how", SYNCHRONOUSLY)
+def test_a_new_file_has_its_name_by_whatever_call_it_was_written_synchronously(
+    keeper: str, how: str, tmp_path: Path
+) -> None:
+    host = Host(str(tmp_path), {"a": b"..xyz"}, keeper)
     script = (
         "import os, sys\n"
-        "a, b = (os.open(os.path.join(sys.argv[1], name), os.O_RDWR) for name in 'ab')\n"
-        "os.pwrite(a, b'lost', 0)\n"
-        f"os.pwritev(b, [b'kept'], 0, os.{flag})\n"
+        "def at(name):\n"
+        "    return os.path.join(sys.argv[1], name)\n"
+        "a, c = os.open(at('a'), os.O_RDONLY), os.open(at('c'), os.O_CREAT | os.O_WRONLY | os.O_DSYNC)\n"
+        "out, into = os.pipe()\n"
+        f"{SYNCHRONOUSLY[how]}\n"
+    )
+    host.start(script, host.data).check_returncode()
+    assert host.take_back("ext4") == (0, 0, 0)
+    assert host.files() == {"a": b"..xyz", "c": b"\0\0\0" if how == "fallocate" else b"xyz"}
+
+
+@every_keeper
+def test_a_synchronous_write_of_nothing_makes_no_name_durable(keeper: str, tmp_path: Path) -> None:
+    host = Host(str(tmp_path), {}, keeper)
+    script = (
+        "import os, sys\n"
+        "c = os.open(os.path.join(sys.argv[1], 'c'), os.O_CREAT | os.O_WRONLY | os.O_DSYNC)\n"
+        "os.write(c, b'')\n"
     )
     host.start(script, host.data).check_returncode()
     host.take_back("ext4")
-    assert host.files() == {"a": b"old a", "b": b"keptb"}
+    assert host.files() == {}
+
+
+@every_keeper
+@every_whole_model
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param([["append", "a", "lost"], ["write-through", "a", 20, "kept", "O_DSYNC"]], id="beyond a growth"),
+        pytest.param([["write", "a", 0, "lost"], ["write-through", "a", 1, "K", "O_DSYNC"]], id="within a write"),
+        pytest.param(
+            [["write", "a", 0, "y" * 500], *(["write-through", "a", at, "k", "O_DSYNC"] for at in range(0, 500, 3))],
+            id="many within a write",
+        ),
+        pytest.param([["truncate", "a", 12], ["write-through", "a", 0, "kept", "O_DSYNC"]], id="after a longer length"),
+        pytest.param([["truncate", "a", 2], ["write-through", "a", 9, "kept", "O_DSYNC"]], id="after a shorter length"),
+        pytest.param([["write-through", "a", 0, "kept", "O_DSYNC"], ["write", "a", 1, "lost"]], id="before a write"),
+        pytest.param(
+            [["write", "a", 1, "x"], ["create", "c"], ["copy", "c", "a", 0], ["write-through", "a", 0, "k", "O_DSYNC"]],
+            id="after a copy of nothing",
+        ),
+        pytest.param(
+            [["append", "a", "lost"], ["create", "c"], ["write-through", "a", 0, "kept", "O_DSYNC"]], id="beside a name"
+        ),
+    ],
+)
+def test_of_one_file_a_synchronous_write_keeps_what_is_its_own_and_nothing_of_other_writes(
+    keeper: str, power_model: str, steps: list[list[Any]]
+) -> None:
+    check_against_model(keeper, power_model, steps)
+
+
+@every_keeper
+@pytest.mark.parametrize(
+    ("first", "begins"),
+    [
+        pytest.param("os.pwrite(c, b'lost', 2)", b"k\0\0k\0", id="unsynced"),
+        pytest.param("os.pwrite(c, b'lost', 0); os.fsync(c)", b"kosk\0", id="synced"),
+        pytest.param("", b"k\0\0k\0", id="nothing"),
+    ],
+)
+def test_a_long_log_of_synchronous_writes_is_compacted_and_forgets_nothing(
+    keeper: str, first: str, begins: bytes, tmp_path: Path
+) -> None:
+    """File b makes the log long; whether of file c other writes are unsynced decides what may be forgotten."""
+    host = Host(str(tmp_path), {"b": b""}, keeper)
+    script = (
+        "import os, sys\n"
+        "def at(name):\n"
+        "    return os.path.join(sys.argv[1], name)\n"
+        "c = os.open(at('c'), os.O_CREAT | os.O_WRONLY)\n"
+        f"{first}\n"
+        "through = os.open(at('c'), os.O_WRONLY | os.O_DSYNC)\n"
+        "b = os.open(at('b'), os.O_RDWR)\n"
+        "os.pwrite(b, bytes(1 << 20), 0)\n"
+        "for number in range(40):\n"
+        "    os.pwrite(through, b'k', 3 * number)\n"
+        "    os.pwrite(b, bytes([number]) * (1 << 20), 0)\n"
+        "    os.fsync(b)\n"
+    )
+    host.start(script, host.data).check_returncode()
+    assert Path(host.undo, "log").stat().st_size < 20 << 20
+    assert parse_counters(Path(host.control).read_bytes()).undo_overflow == 0
+    host.take_back("ext4")
+    assert host.files()["c"] == begins + b"\0k\0" * 37 + b"\0k"
 
 
 @every_keeper
@@ -436,6 +603,114 @@ def test_losses_are_counted(keeper: str, tmp_path: Path) -> None:
     host.run([["append", "a", "durable"], ["sync", "a"], ["append", "a", "lost"], ["write", "a", 0, "xx"]])
     assert host.take_back("ext4") == (2, 6, 1)
     assert host.files() == {"a": b"12345durable"}
+
+
+@every_keeper
+@pytest.mark.parametrize(
+    ("steps", "power_model", "lost"),
+    [
+        pytest.param([["create", "c"], ["append", "c", "12345"]], "ext4", (2, 5, 1), id="a new file"),
+        pytest.param([["append", "a", "12345"], ["rename", "a", "b"]], "ext4", (2, 5, 1), id="renamed"),
+        pytest.param([["append", "a", "12345"], ["unlink", "a"]], "ext4", (2, 5, 1), id="removed"),
+        pytest.param([["append", "a", "12345"], ["link", "a", "c"]], "ext4", (2, 5, 1), id="one more name"),
+        pytest.param([["create", "c"], ["append", "b", "12345"]], "ext4", (2, 5, 2), id="two files"),
+    ],
+)
+def test_a_file_that_has_lost_several_things_is_counted_once(
+    keeper: str, steps: list[list[Any]], power_model: str, lost: tuple[int, int, int], tmp_path: Path
+) -> None:
+    host = Host(str(tmp_path), {"a": b"1", "b": b"1"}, keeper)
+    host.run(steps)
+    assert host.take_back(power_model) == lost
+    assert host.files() == {"a": b"1", "b": b"1"}
+
+
+MAPPED = (
+    "import mmap, os, sys\n"
+    "path = os.path.join(sys.argv[1], 'c')\n"
+    "c = os.open(path, os.O_CREAT | os.O_RDWR)\n"
+    "{before}\n"
+    "os.ftruncate(c, 3 << 12)\n"
+    "{after}\n"
+    "mmap.mmap(c, 3 << 12)[:2 << 12] = b'x' * (2 << 12)\n"
+)
+"""Makes a file of 12,288 bytes and writes 8,192 of them by a mapping."""
+
+
+@every_keeper
+@pytest.mark.parametrize(
+    ("steps", "power_model", "size_bytes"),
+    [
+        pytest.param([["append", "c", "synced"], ["sync", "c"]], "posix", 6, id="synced, its name not"),
+        pytest.param([["append", "c", "synced"], ["sync", "c"], ["write", "c", 4, "1234"]], "posix", 10, id="in part"),
+        pytest.param([["write-through", "c", 0, "synced", "O_DSYNC"]], "posix", 6, id="synchronously, its name not"),
+        pytest.param([["append", "c", "1" * 4000]], "torn", 4000, id="torn: a file that is gone has no sectors"),
+        pytest.param([["truncate", "c", 1 << 20], ["write", "c", 9, "1234"]], "ext4", 4, id="mostly a hole"),
+    ],
+)
+def test_a_file_that_is_gone_has_lost_all_of_its_bytes(
+    keeper: str, steps: list[list[Any]], power_model: str, size_bytes: int, tmp_path: Path
+) -> None:
+    host = Host(str(tmp_path), {}, keeper)
+    host.run([["create", "c"], *steps])
+    found = host.cut(power_model)
+    assert host.files() == {}
+    if "truncate" in steps[0]:  # what is stored of a file is known by blocks
+        assert size_bytes <= found["bytes"] <= 1 << 16
+    else:
+        assert found["bytes"] == size_bytes
+    assert len(found["files"]) == 1
+
+
+@every_keeper
+def test_a_directory_that_is_gone_counts_with_the_files_in_it(keeper: str, tmp_path: Path) -> None:
+    host = Host(str(tmp_path), {}, keeper)
+    script = (
+        "import os, sys\n"
+        "directory = os.path.join(sys.argv[1], 'directory')\n"
+        "os.mkdir(directory)\n"
+        "c = os.open(os.path.join(directory, 'c'), os.O_CREAT | os.O_WRONLY)\n"
+        "os.write(c, b'synced')\n"
+        "os.fsync(c)\n"
+        "os.fsync(os.open(directory, os.O_RDONLY))\n"
+    )
+    host.start(script, host.data).check_returncode()
+    assert host.take_back("posix") == (1, 6, 2)
+    assert host.files() == {}
+
+
+@every_keeper
+def test_a_file_that_is_gone_has_lost_what_was_written_to_it_by_a_mapping(keeper: str, tmp_path: Path) -> None:
+    host = Host(str(tmp_path), {}, keeper)
+    host.start(MAPPED.format(before="", after=""), host.data).check_returncode()
+    found = host.cut("ext4", mapped=["c"])
+    assert host.files() == {}
+    assert 2 << 12 <= found["bytes"] <= 3 << 12
+    assert (len(found["files"]), found["kept"]) == (1, [])
+
+
+@every_keeper
+@pytest.mark.parametrize(
+    ("before", "after", "renamed", "kept", "left"),
+    [
+        pytest.param("", "os.fsync(c)", "", ["c"], {"a": b"1", "c": b"x" * 8192 + bytes(4096)}, id="synced"),
+        pytest.param("os.fsync(c)", "", "", [], {"a": b"1", "c": b""}, id="synced before it had a length"),
+        pytest.param(
+            "", "os.fsync(c)", "os.rename(path, path + '2')\n", ["c"],
+            {"a": b"1", "c": b"x" * 8192 + bytes(4096)}, id="under its earlier name",
+        ),
+        pytest.param("", "", "os.rename(path, sys.argv[1] + '/a')\n", [], {"a": b"1"}, id="gone from an old name"),
+    ],
+)  # fmt: skip
+def test_only_what_is_still_there_was_kept_of_mapped_files(
+    keeper: str, before: str, after: str, renamed: str, kept: list[str], left: dict[str, bytes], tmp_path: Path
+) -> None:
+    host = Host(str(tmp_path), {"a": b"1"}, keeper)
+    host.start(MAPPED.format(before=before, after=after) + renamed, host.data).check_returncode()
+    mapped = "c2" if "c" in kept and renamed else "a" if renamed else "c"
+    found = host.cut("ext4", mapped=[mapped, "never there"])
+    assert host.files() == left
+    assert found["kept"] == [os.path.join(host.data, name) for name in kept]
 
 
 @every_keeper

@@ -574,21 +574,25 @@ def test_a_flipped_bit_counts_as_read_once_a_process_has_read_its_byte(simulate:
     simulate(scenario)
 
 
-def test_a_power_cut_tells_how_much_processes_had_changed_since_the_one_before(simulate: Simulate) -> None:
+@pytest.mark.parametrize(("count", "said"), [(3, "3 bytes, of 3 changes since"), (1, "1 byte, of 1 change since")])
+def test_a_power_cut_tells_how_much_processes_had_changed_since_the_one_before(
+    simulate: Simulate, count: int, said: str
+) -> None:
     async def scenario(world: Any) -> None:
         disks = SimDisks(world.loop, {"a": world["a"]}, {"a": "/data"})
-        recorded = []
+        cuts = []
 
         async def write(disk: Disk) -> None:
             disk.make_dirs("/data")
-            for at in range(3):
+            for at in range(count):
                 await disk.open("/data/log").write(at, b"x")
 
         for work in (write, None):
             if work is not None:
                 await run_on(world, "a", work)
                 world["a"].kill()
-            recorded.append((await disks.cut_power("f1", "a")).recorded)
-        assert recorded == [3, 0]
+            cuts.append(await disks.cut_power("f1", "a"))
+        assert [cut.recorded for cut in cuts] == [count, 0]
+        assert cuts[0].detail.startswith(said)
 
     simulate(scenario)
