@@ -304,7 +304,7 @@ def add_exploration_commands(commands: Any) -> None:
     replay.add_argument(
         "schedule", metavar="SCHEDULE",
         help="a schedule.json, or a run, whose schedule it is; the test.json beside it, where there is one, says what "
-        "options do not",
+        "options do not: give --cluster to have it on another one",
     )  # fmt: skip
     add_test_options(replay, has_faults=False)
     replay.add_argument("--times", type=positive_count, default=1, metavar="N", help="runs (default: 1)")

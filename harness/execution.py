@@ -43,6 +43,7 @@ from nemesis.protocol import Nemesis
 from nemesis.schedule import INJECT, Schedule, ScheduleError, load_schedule, periodic, save_schedule
 
 __all__ = [
+    "ONLY_BY_NAME",
     "Parts",
     "TestClock",
     "exit_status_of",
@@ -56,6 +57,9 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+ONLY_BY_NAME = "only where it is asked for by name"
+"""Why some nemeses are none of `all`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +164,7 @@ def left_out(test: Test, nemeses: Mapping[str, Nemesis], cluster_class: Any, sys
         if name in named:
             continue
         if not is_of_all(nemesis):
-            subjects.setdefault("only where it is asked for by name", []).append(f"nemesis {name}")
+            subjects.setdefault(ONLY_BY_NAME, []).append(f"nemesis {name}")
             continue
         problems = {variant: target.problems(nemesis, variant) for variant in nemesis.variants}
         is_out = {variant: bool(found) for variant, found in problems.items()}

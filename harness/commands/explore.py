@@ -14,7 +14,7 @@ from collections.abc import Callable
 from harness import registry
 from harness.commands.run import prepare_test, test_from
 from harness.errors import OperatorError
-from harness.execution import left_out
+from harness.execution import ONLY_BY_NAME, left_out
 from harness.exploration.guide import Guide
 from harness.exploration.keeping import keep_run
 from harness.exploration.rehearsal import (
@@ -61,7 +61,7 @@ def explore_command(arguments: argparse.Namespace) -> int:
         highlight=False,
     )
     for line in _left_out(test):
-        console.print(f"left out: {line}", highlight=False, markup=False)
+        console.print(f"left out: {line}", highlight=False, markup=False, soft_wrap=True)
     last_said_s = began_s = time.monotonic()
     tally = Tally()
 
@@ -137,9 +137,15 @@ def _explore(
 
 
 def _left_out(test: Test) -> list[str]:
-    """What "every nemesis" is without here."""
+    """What "every nemesis" is without here: what nobody can have in the simulation is named, and the reasons, which are
+    many, are those of `doctor`."""
     cluster_class, system_class = registry.load("clusters", SIMULATED), registry.load("systems", test.system)
-    return left_out(test, registry.load_all("nemeses"), cluster_class, system_class)
+    lines = left_out(test, registry.load_all("nemeses"), cluster_class, system_class)
+    asked_for = [line for line in lines if line.endswith(ONLY_BY_NAME)]
+    rest = [line.partition(": ")[0].removeprefix("nemesis ") for line in lines if line not in asked_for]
+    if not rest:
+        return asked_for
+    return [*asked_for, f"{', '.join(dict.fromkeys(rest))} (why: harness doctor --cluster {SIMULATED})"]
 
 
 def _guide(test: Test, arguments: argparse.Namespace) -> Guide:

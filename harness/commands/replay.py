@@ -84,7 +84,8 @@ def _schedule_path(text: str, store: Store) -> Path:
 
 
 def _take_over(arguments: argparse.Namespace, directory: Path, given: Sequence[str]) -> None:
-    """What the test of a run's directory says, for options that are not given."""
+    """What the test of a run's directory says, for options that are not given; those of its cluster where it is made on
+    the same one."""
     if not (directory / "test.json").exists():
         return
     test: Test = test_from_json(RunDir(directory).read_test())
@@ -92,8 +93,11 @@ def _take_over(arguments: argparse.Namespace, directory: Path, given: Sequence[s
         "system": test.system, "nodes": test.nodes, "workload": test.workload, "time_limit": test.time_limit_s,
         "concurrency": test.concurrency, "rate": test.rate, "seed": test.seed, "settings": list(test.settings.items()),
         "operation_timeout": test.operation_timeout_s, "fail_fast": test.fail_fast,
-        "client": test.client,
+        "client": test.client, "checker_timeout": test.checker_timeout_s, "checker_memory": test.checker_memory_mb,
+        "cluster": test.cluster,
     }  # fmt: skip
+    if "cluster" not in given or arguments.cluster == test.cluster:
+        names |= test.cluster_options
     for name, value in names.items():
         if name not in given:
             setattr(arguments, name, value)

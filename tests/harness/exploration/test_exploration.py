@@ -332,7 +332,7 @@ def test_commands_on_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     for name in ("concurrency", "rate", "time_limit_s", "nodes", "seed", "settings"):
         assert again[name] == shrunk[name], name
     capsys.readouterr()
-    assert main(["replay", "latest", *store, "--cluster", "sim"]) == 1, "and so does the run by its name"
+    assert main(["replay", "latest", *store]) == 1, "and so does the run by its name, where it was made"
     done = json.loads((run_dir / "test.json").read_text())
     assert done["nemesis_schedule"] == str(run_dir.parent / Path(again_path).name / "schedule.json")
 

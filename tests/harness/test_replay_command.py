@@ -1,0 +1,59 @@
+"""`harness replay`: what the test of a run says, and what the command line says instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import cli
+from harness.commands import replay
+from harness.errors import OperatorError
+from harness.store import Store
+from harness.test import Test
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Gives the arguments by which a run on a cluster of machines would be made again."""
+    store = Store(str(tmp_path / "store"))
+    options = {"inventory": "hosts.toml", "mechanism": "seccomp"}
+    test = Test(
+        system="broker", cluster="ssh", cluster_options=options, nodes=3, workload="register", nemesis=(),
+        nemesis_interval_s=5.0, time_limit_s=20.0, concurrency=10, rate=20.0, seed=1, checker_memory_mb=77,
+        checker_timeout_s=7.0,
+    )  # fmt: skip
+    run_dir = store.create(test.name)
+    run_dir.write_test(test.to_json())
+    run_dir.schedule_path.write_text("[]")
+
+    def ask(*words: str) -> Any:
+        found: list[Any] = []
+
+        def prepare(arguments: Any) -> Any:
+            found.append(arguments)
+            raise OperatorError("seen")
+
+        monkeypatch.setattr(replay, "prepare", prepare)
+        assert cli.main(["replay", str(run_dir.path), "--store", str(tmp_path / "store"), *words]) == 254
+        return found[0]
+
+    return ask
+
+
+def test_a_run_is_made_again_where_it_was_made(asked: Any) -> None:
+    arguments = asked()
+    assert (arguments.cluster, arguments.inventory, arguments.mechanism) == ("ssh", "hosts.toml", "seccomp")
+    assert (arguments.nodes, arguments.checker_memory, arguments.checker_timeout) == (3, 77, 7.0)
+
+
+def test_what_is_given_goes_before(asked: Any) -> None:
+    arguments = asked("--cluster", "ssh", "--inventory", "others.toml", "--checker-memory", "99", "--nodes", "5")
+    assert (arguments.cluster, arguments.inventory, arguments.mechanism) == ("ssh", "others.toml", "seccomp")
+    assert (arguments.nodes, arguments.checker_memory, arguments.checker_timeout) == (5, 99, 7.0)
+
+
+def test_another_cluster_has_none_of_its_options(asked: Any) -> None:
+    arguments = asked("--cluster", "sim")
+    assert (arguments.cluster, arguments.inventory, arguments.mechanism, arguments.nodes) == ("sim", None, None, 3)
