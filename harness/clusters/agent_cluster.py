@@ -158,6 +158,10 @@ class AgentCluster(ABC):
         """By machine the IPv4 addresses of the others other than those of `_address`. Raises ShellError."""
         return {}
 
+    async def _addresses_gained(self) -> Mapping[str, Collection[str]]:
+        """By machine the addresses that it has got since its network was prepared. Raises ShellError."""
+        return {}
+
     def _machine(self, host: str) -> str:
         """The machine that a host is on: itself, but for hosts that share one."""
         return host
@@ -320,7 +324,7 @@ class AgentCluster(ABC):
         ipv6 = await self._ipv6_of_others()
         cuts = NftCuts(self.shell, addresses, ipv6)
         counters = NftCounters(self.shell, addresses, ipv6, await self._further_of_others())
-        network = AgentNetwork(cuts, counters, self._links, addresses)
+        network = AgentNetwork(cuts, counters, self._links, addresses, self._addresses_gained)
         try:
             await network.open()
         except ShellError as error:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,9 @@ __all__ = ["AgentNetwork"]
 
 _REQUEST_TIMEOUT_S = 10.0
 """For an agent to answer that it has sent. Not part of a probe's own time: that begins when all have been sent."""
+
+_MAX_NAMED = 3
+"""Addresses that a line names."""
 
 
 @dataclass(slots=True)
@@ -47,17 +50,28 @@ class _Nonce:
         return ProbeResult(self.link, False, f"nothing arrived within {timeout_s * 1000:.0f} ms")
 
 
+def _uncut(source: str, addresses: Collection[str]) -> str:
+    has_got = f"{source} has got {', '.join(sorted(addresses)[:_MAX_NAMED])} since the run began"
+    return f"{has_got}, by which nothing is cut: run it again, and keep addresses as they are (net.ipv6.conf.all.use_tempaddr=0)"
+
+
 class AgentNetwork:
     """See nemesis.target.Network, CountsTraffic and FindsBypasses. `links` are the agents of the hosts and
-    `addresses` their IPv4 addresses."""
+    `addresses` their IPv4 addresses; `gained` tells which others hosts have got since the cuts were prepared."""
 
     def __init__(
-        self, cuts: NftCuts, counters: NftCounters, links: Mapping[str, AgentLink], addresses: Mapping[str, str]
+        self,
+        cuts: NftCuts,
+        counters: NftCounters,
+        links: Mapping[str, AgentLink],
+        addresses: Mapping[str, str],
+        gained: Callable[[], Awaitable[Mapping[str, Collection[str]]]],
     ) -> None:
         self._cuts = cuts
         self._counters = counters
         self._links = dict(links)
         self._addresses = dict(addresses)
+        self._gained = gained
         self._ports: dict[str, int] = {}
         self._expected: dict[str, _Nonce] = {}
 
@@ -83,7 +97,9 @@ class AgentNetwork:
 
     async def bypasses(self, links: Collection[Link]) -> Sequence[str]:
         """See nemesis.target.FindsBypasses. Raises ShellError."""
-        return await self._counters.bypasses(sorted({link.destination for link in links}))
+        found = await self._counters.bypasses(sorted({link.destination for link in links}))
+        gained, sources = await self._gained(), sorted({link.source for link in links})
+        return [*found, *(_uncut(source, gained[source]) for source in sources if gained.get(source))]
 
     async def cut(self, fault_id: str, grudge: Grudge) -> None:
         """Drop packets as `grudge` says. Raises ValueError for an unknown host, ShellError."""

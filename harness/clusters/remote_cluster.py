@@ -24,7 +24,7 @@ from harness.clusters.threads import all_of
 from harness.host_files import PROVISION, host_file
 from nemesis.mechanisms.shim_controls import ShimPlace
 
-__all__ = ["NEEDED_PROGRAMS", "RemoteCluster", "addresses_of_others", "sends_from_another"]
+__all__ = ["NEEDED_PROGRAMS", "RemoteCluster", "addresses_gained", "addresses_of_others", "sends_from_another"]
 
 NEEDED_PROGRAMS: Mapping[str, str] = {"nft": "nftables", "ip": "iproute2", "sh": "dash", "mkdir": "coreutils"}
 """Programs that every host must have, and the Debian package that brings each."""
@@ -45,6 +45,9 @@ class RemoteCluster(AgentCluster):
 
     _owns_files_of_names = False
     """Whether /etc/hosts and the like are a host's own and end with it, so that they may be written to."""
+
+    _addresses_before: Mapping[str, str]
+    """What `ip -json address` has shown on each machine when its network was prepared."""
 
     @abstractmethod
     def _agent_dir(self, machine: str) -> str:
@@ -84,6 +87,7 @@ class RemoteCluster(AgentCluster):
         return f"run {host_file(PROVISION)} there"
 
     async def _ipv6_of_others(self) -> Mapping[str, str]:
+        self._addresses_before = await self._shown_addresses()
         return {
             machine: f"ip6 saddr {{ {', '.join(sorted(their))} }}"
             for machine, their in addresses_of_others(await self._shown_addresses("-6")).items()
@@ -94,8 +98,11 @@ class RemoteCluster(AgentCluster):
         others = addresses_of_others(await self._shown_addresses("-4"))
         return {machine: their - known for machine, their in others.items() if their - known}
 
-    async def _shown_addresses(self, family: str) -> dict[str, str]:
-        argv = ["ip", "-json", family, "address"]
+    async def _addresses_gained(self) -> Mapping[str, Collection[str]]:
+        return addresses_gained(self._addresses_before, await self._shown_addresses())
+
+    async def _shown_addresses(self, *family: str) -> dict[str, str]:
+        argv = ["ip", "-json", *family, "address"]
         shown = await asyncio.gather(*(self.shell.run(machine, argv) for machine in self._machines))
         return dict(zip(self._machines, shown, strict=True))
 
@@ -209,12 +216,34 @@ def sends_from_another(shown: str, own: str) -> str | None:
     return next((address for address in found if address != own), None)
 
 
+def addresses_gained(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, set[str]]:
+    """By machine the addresses that it has now and had not before, by what `ip -json address` has shown. Those of a new
+    device are none: a container's, or its bridge's, leads to no other machine."""
+    found = {}
+    for machine, output in now.items():
+        known = _addresses_by_device(before.get(machine, ""))
+        had = set[str]().union(*known.values())
+        found[machine] = {
+            address for device, own in _addresses_by_device(output).items() if device in known for address in own - had
+        }
+    return {machine: own for machine, own in found.items() if own}
+
+
+def _addresses_by_device(shown: str) -> dict[str, set[str]]:
+    """By the name of each device its addresses that are not the machine's alone."""
+    found = dict[str, set[str]]()
+    for device in json.loads(shown or "[]"):
+        own = found.setdefault(str(device.get("ifname")), set())
+        infos = device.get("addr_info", ())
+        own.update(str(info["local"]) for info in infos if "local" in info and info.get("scope") != "host")
+    return found
+
+
 def addresses_of_others(shown: Mapping[str, str]) -> dict[str, set[str]]:
     """By machine the others' addresses, by what `ip -json address` has shown on each; nothing where the others have
     none. An address that a machine has itself tells of no other."""
     found = dict[str, set[str]]()
     for machine, output in shown.items():
-        infos = [info for device in json.loads(output or "[]") for info in device.get("addr_info", ())]
-        found[machine] = {str(info["local"]) for info in infos if "local" in info and info.get("scope") != "host"}
+        found[machine] = set[str]().union(*_addresses_by_device(output).values())
     others = {machine: set[str]().union(*found.values()) - own for machine, own in found.items()}
     return {machine: their for machine, their in others.items() if their}

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from harness.clusters.remote_cluster import addresses_of_others, sends_from_another
+from harness.clusters.remote_cluster import addresses_gained, addresses_of_others, sends_from_another
 
 
 def shown(*addresses: str) -> str:
@@ -32,6 +32,16 @@ def test_an_address_that_machines_share_is_not_taken_for_another_machines() -> N
     """As the bridge of a Docker engine on each of them."""
     found = addresses_of_others({"n1": shown("fe80::1"), "n2": shown("fe80::1", "fe80::2")})
     assert found == {"n1": {"fe80::2"}}
+
+
+def test_an_address_that_a_machine_has_got_is_known_unless_its_device_is_new() -> None:
+    before = {"n1": shown("10.0.0.1", "fd00::1"), "n2": shown("10.0.0.2"), "n3": shown("10.0.0.3")}
+    new = {"ifname": "docker0", "addr_info": [{"local": "172.17.0.1"}]}
+    bridge = json.dumps([*json.loads(shown("10.0.0.3")), new])
+    now = {"n1": shown("fd00::7", "10.0.0.1", "fd00::1"), "n2": shown(), "n3": bridge}
+    assert addresses_gained(before, before) == {}
+    assert addresses_gained(before, now) == {"n1": {"fd00::7"}}
+    assert addresses_gained({}, before) == {}
 
 
 @pytest.mark.skipif(shutil.which("ip") is None, reason="needs iproute2")

@@ -29,6 +29,7 @@ from harness.errors import HarnessError
 from harness.run_state import RunState
 from nemesis.mechanisms.shim import why_no_shim
 from nemesis.name_service import NAME_SERVICE
+from nemesis.partition import PARTITION
 from nemesis.target import Link
 from tests.harness.clusters.ipv6 import expect_ipv6_is_closed
 from tests.harness.test_cleanup import die
@@ -117,6 +118,28 @@ def test_cuts_are_one_way_and_add_up_and_heal_one_by_one(tmp_path: Path, ssh_mac
         await network.cut("f3", {"n1": frozenset({"n2"})})  # still in force when the cluster is stopped
         with pytest.raises(ValueError, match="n9"):
             await network.cut("f4", {"n9": frozenset({"n1"})})
+
+    with_cluster(tmp_path, ssh_machines, scenario)
+
+
+@pytest.mark.root
+@on_machines
+def test_a_cut_of_a_machine_that_has_got_another_address_is_not_proven(tmp_path: Path, ssh_machines: Any) -> None:
+    async def scenario(cluster: SshCluster) -> None:
+        target: Any = SimpleNamespace(hosts=cluster.hosts, network=cluster.network)
+        planned = await PARTITION.plan(target, random.Random(0), fault_id="f1", variant="n1|n2+n3")
+        await PARTITION.inject(target, planned)
+        assert (await PARTITION.prove(target, planned)).proven
+        assert (await cluster.run("n2", ["ip", "address", "add", "10.99.0.7/32", "dev", "eth0"]))[0] == 0
+        try:
+            for proof in (await PARTITION.prove(target, planned), await PARTITION.prove_met(target, planned)):
+                assert not proof.proven and proof.failed[0].startswith("n2 has got 10.99.0.7 since the run began"), (
+                    proof
+                )
+        finally:
+            await cluster.run("n2", ["ip", "address", "del", "10.99.0.7/32", "dev", "eth0"])
+        assert (await PARTITION.prove(target, planned)).proven
+        await PARTITION.heal(target, planned)
 
     with_cluster(tmp_path, ssh_machines, scenario)
 
