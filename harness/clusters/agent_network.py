@@ -52,7 +52,8 @@ class _Nonce:
 
 def _uncut(source: str, addresses: Collection[str]) -> str:
     has_got = f"{source} has got {', '.join(sorted(addresses)[:_MAX_NAMED])} since the run began"
-    return f"{has_got}, by which nothing is cut: run it again, and keep addresses as they are (net.ipv6.conf.all.use_tempaddr=0)"
+    mend = "run it again, and keep addresses as they are (net.ipv6.conf.all.use_tempaddr=0)"
+    return f"{has_got}, by which nothing is cut: {mend}"
 
 
 class AgentNetwork:
