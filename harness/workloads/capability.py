@@ -32,6 +32,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from harness.errors import OperatorError, nearest
 from harness.generator import Generator, Nothing
+from harness.sdk.client import CAPABILITIES
 from harness.systems.base import CheckOutcome, Setting, setting_problems
 from harness.worker import Client, NamesNode, Outcome, TellsOutcome, TellsUse, is_ctrl_c
 from harness.workloads.base import CLIENT, ByCapability, CheckContext, OnlineChecker
@@ -265,7 +266,7 @@ def missing_capabilities(workload: ByCapability, client_class: type) -> str | No
     lacking = [name for name in needed if name not in has]
     if not lacking:
         return None
-    own = [name for name in has if name not in needed and name not in _EVERY_CLIENT]
+    own = [name for name in has if name not in CAPABILITIES and name not in _EVERY_CLIENT]
     hints = "".join(nearest(name, own) for name in lacking[:1])
     methods = f"method{'s' if len(lacking) > 1 else ''} {', '.join(lacking)}"
     return f"workload {workload.name} needs the {methods}, which client {client_class.__name__} lacks{hints}"

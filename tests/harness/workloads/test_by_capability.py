@@ -21,6 +21,7 @@ from harness.workloads.cas_register import CasRegisterWorkload
 from harness.workloads.choice import make_workload, require_capabilities
 from harness.workloads.client_register import ClientRegisterWorkload
 from harness.workloads.queues import MAX_FINAL_ATTEMPTS
+from harness.workloads.versioned_register import VersionedRegisterWorkload
 from tests.harness.workloads.toys import AcknowledgingClient, LostAnswer, Refused, Store, ToyClient
 
 NAMES = (
@@ -670,6 +671,9 @@ def test_a_client_that_lacks_methods_is_told_which() -> None:
         "workload cas-register needs the methods write, cas, which client ReadsOnly lacks (did you mean writes?)"
     )
     assert missing_capabilities(ClientRegisterWorkload, ToyClient) is None
+    # What another workload asks for by name is no slip.
+    said = missing_capabilities(VersionedRegisterWorkload, type("Plain", (), {"read": print, "write": print}))
+    assert said is not None and said.endswith("read_version, write_version, which client Plain lacks"), said
     with pytest.raises(OperatorError, match="needs the methods write, cas, which client ReadsOnly lacks"):
         run_in_process("cas-register", ReadsOnly, operations=1)
 
