@@ -26,6 +26,8 @@ import os
 import re
 import shutil
 import signal
+import socket
+import socketserver
 import sys
 import tempfile
 import threading
@@ -146,6 +148,27 @@ def _start_ticks() -> int:
         return 0
 
 
+@contextlib.contextmanager
+def _without_names() -> Iterator[None]:
+    """Have PySpark, which listens at "localhost", take the number where nothing knows that name: bare systems, of which
+    containers are made, may have no /etc/hosts."""
+    bind = socketserver.TCPServer.server_bind
+
+    def bind_by_number(server: socketserver.TCPServer) -> None:
+        if server.server_address[0] == "localhost":
+            server.server_address = ("127.0.0.1", int(server.server_address[1]))
+        bind(server)
+
+    try:
+        socket.getaddrinfo("localhost", None)
+    except OSError:
+        socketserver.TCPServer.server_bind = bind_by_number  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        socketserver.TCPServer.server_bind = bind  # type: ignore[method-assign]
+
+
 def _start(
     master: str | None, memory: str, verbose: bool, settings: dict[str, str], name: str, scratch: str
 ) -> Any:  # fmt: skip
@@ -172,7 +195,7 @@ def _start(
         builder = builder.config(key, value)
     log = os.path.join(scratch, "spark.log")
     try:
-        with contextlib.nullcontext() if verbose else _output_to(log):
+        with contextlib.nullcontext() if verbose else _output_to(log), _without_names():
             return builder.getOrCreate()
     except Exception as error:
         _end_gateway()

@@ -176,7 +176,7 @@ def blamed(error: BaseException, path: str, what: str) -> PluginError:
 def place_of(error: BaseException, path: str) -> str:
     """Where in a plug-in's file an exception came from, as "file.py:12"; of a time limit that ran out, where it found
     the plug-in waiting."""
-    cause = error.__cause__
+    cause = error.__cause__ or error.__context__  # the second in Python 3.11.2 and older
     told_by = cause if isinstance(error, TimeoutError) and isinstance(cause, asyncio.CancelledError) else error
     trace = traceback.extract_tb(told_by.__traceback__)
     frames = [frame for frame in trace if os.path.realpath(frame.filename) == path]

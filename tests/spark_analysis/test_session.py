@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import socketserver
 import struct
 import subprocess
 import sys
@@ -22,7 +23,7 @@ pytest.importorskip("pyspark", reason="the spark extra is not installed")
 from py4j.clientserver import ClientServer, JavaParameters, PythonParameters
 from py4j.protocol import Py4JError
 
-from spark_analysis.session import _quiet_gateway
+from spark_analysis.session import _quiet_gateway, _without_names
 
 pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -154,6 +155,40 @@ def test_a_report_that_is_killed_leaves_nothing_that_clean_would_not_find(
     while scratch_of(process.pid, place) and time.monotonic() < deadline:  # its Java may still be putting files there
         subprocess.run(clean, cwd=ROOT, env=environment, check=False, capture_output=True, timeout=60)
     assert scratch_of(process.pid, place) == []
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_where_nothing_knows_localhost_its_number_is_listened_at(
+    is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a root file system without /etc/hosts."""
+
+    def look_up(name: str, port: Any) -> list[Any]:
+        if not is_known:
+            raise socket.gaierror(-2, "Name or service not known")
+        return []
+
+    class Listener:
+        family, places = socket.AF_INET, list[tuple[str, int]]()
+
+        def bind(self, place: tuple[str, int]) -> None:
+            self.places.append(place)
+
+        def getsockname(self) -> tuple[str, int]:
+            return ("127.0.0.1", 4711)
+
+    def bound(name: str) -> str:
+        server = socketserver.TCPServer((name, 0), socketserver.BaseRequestHandler, bind_and_activate=False)
+        server.socket.close()
+        server.socket = listener = Listener()  # type: ignore[assignment]
+        server.server_bind()
+        return listener.places[-1][0]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    with _without_names():
+        assert bound("localhost") == ("localhost" if is_known else "127.0.0.1")
+        assert bound("127.0.0.5") == "127.0.0.5"
+    assert bound("localhost") == "localhost"
 
 
 def test_settings_reach_spark_and_others_are_refused(tmp_path: Path) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness import registry
 from harness.errors import OperatorError
-from harness.sdk.plugin import PluginError, hints_of, load_file, recipes_of, require_client, settings_of
+from harness.sdk.plugin import PluginError, hints_of, load_file, place_of, recipes_of, require_client, settings_of
 
 Write = Callable[[str], str]
 
@@ -214,3 +216,21 @@ def test_the_systems_that_come_along_stay_short() -> None:
         source = Path(registry.__file__).parent / "systems" / f"{name.replace('-', '_')}.py"
         lines = [line for line in source.read_text(encoding="utf-8").splitlines() if line.strip()]
         assert len(lines) <= most, name
+
+
+@pytest.mark.parametrize("names_cause", [True, False])
+def test_a_time_limit_that_ran_out_is_told_with_the_line_that_waited(names_cause: bool, tmp_path: Path) -> None:
+    """asyncio names the cause of its TimeoutError from Python 3.11.3 on; before, it is only its context."""
+    path = tmp_path / "waits.py"
+    path.write_text("def wait(error):\n    pass\n    raise error\n")
+    names: dict[str, Any] = {}
+    exec(compile(path.read_text(), str(path), "exec"), names)
+    try:
+        try:
+            names["wait"](asyncio.CancelledError())
+        except asyncio.CancelledError as cause:
+            if names_cause:
+                raise TimeoutError from cause
+            raise TimeoutError  # noqa: B904 (as asyncio did)
+    except TimeoutError as error:
+        assert place_of(error, str(path)) == "waits.py:3"
