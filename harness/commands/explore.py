@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import hashlib
 import itertools
 import json
 import os
@@ -25,6 +24,7 @@ from harness.exploration.rehearsal import (
     usable_choices,
 )
 from harness.exploration.search import Tally, elects_leaders, explore, mix_for, require_room, summary_of
+from harness.pasteable import as_typed_here, harness_command, pasteable
 from harness.report import OutputConsole
 from harness.signals import interrupted_by_signals
 from harness.store import Store, require_writable
@@ -174,13 +174,11 @@ def _keep(test: Test, failure: Rehearsal, store: Store, console: OutputConsole) 
     """Run a failing seed once more, this time for the store; the simulation makes it the same run."""
     seed = failure.seed
     seeded, schedule = mix_for(test, seed, usable_choices(test))
-    name = f"{test.workload}-{seed}"
-    if failure.schedule is not None:  # several runs of a guided search may have the same seed
+    if failure.schedule is not None:  # of a guided search, which makes several for one seed
         schedule = failure.schedule
-        digest = hashlib.sha256(json.dumps(schedule.to_json()).encode()).hexdigest()
-        name = f"{name}-{digest[:12]}"
-    run_dir, repeat = keep_run(seeded, schedule, store, name=name)
+    run_dir, repeat = keep_run(seeded, schedule, store, name=f"{test.workload}-{seed}")
     console.print(f"seed {seed} kept: {run_dir.report_path}", highlight=False, markup=False, soft_wrap=True)
-    console.print(f"  repeat  {repeat}", highlight=False, markup=False, soft_wrap=True)
-    console.print(f"  shrink  harness shrink {run_dir.path}", highlight=False, markup=False, soft_wrap=True)
+    shrinking = f"{harness_command()} shrink {pasteable(str(run_dir.path))}"
+    for what, line in (("repeat", as_typed_here(repeat)), ("shrink", shrinking)):
+        console.print(f"  {what}  {line}", highlight=False, markup=False, soft_wrap=True)
     return str(run_dir.path)

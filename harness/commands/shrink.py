@@ -10,7 +10,6 @@ import argparse
 import dataclasses
 import json
 import os
-import shlex
 from pathlib import Path
 
 from harness.atomic_files import write_output
@@ -18,6 +17,7 @@ from harness.errors import OperatorError
 from harness.exploration.rehearsal import SIMULATED, require_simulated
 from harness.exploration.shrinking import Shrunk, shrink
 from harness.exploration.symptoms import failures_of
+from harness.pasteable import harness_command, pasteable
 from harness.report import OutputConsole
 from harness.signals import interrupted_by_signals
 from harness.store import require_writable, store_of
@@ -63,13 +63,13 @@ def shrink_command(arguments: argparse.Namespace) -> int:
         when = f" when {event.when}" if event.when else ""
         print(f"{event.at_s:8.3f} s  {event.action:6}  {event.fault_id:4} {event.nemesis} {event.variant}{when}")
     console.print(found.rehearsal.reason, markup=False, highlight=False)
-    print(f"harness replay {shlex.quote(str(path))} --cluster sim")
+    print(f"{harness_command()} replay {pasteable(str(path))} --cluster sim")
     return 0
 
 
 def replaying(run_path: Path) -> str:
     """What can be done with a run of which simulation knows nothing."""
-    schedule = shlex.quote(os.path.relpath(run_path / "schedule.json"))
+    schedule = pasteable(str(run_path / "schedule.json"))
     return f"harness replay {schedule} --times 5 says how often its faults make it fail where it was made"
 
 

@@ -25,6 +25,7 @@ from harness.exploration.rehearsal import Rehearsal, rehearse_test, usable_choic
 from harness.exploration.search import Tally, explore, mix_for
 from harness.exploration.shrinking import shrink
 from harness.exploration.symptoms import failures_of
+from harness.pasteable import harness_command
 from harness.test import NemesisChoice, Test
 from nemesis.schedule import HEAL, INJECT, Schedule
 from nemesis.triggers import TRIGGER_TIMEOUT_S
@@ -322,10 +323,12 @@ def test_commands_on_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["shrink", "latest", *store, "--jobs", "1", "--budget", "60s"]) == 0
     line = capsys.readouterr().out.strip().splitlines()[-1]
     words = shlex.split(line)
-    assert words[:2] == ["harness", "replay"] and Path(words[2]).parent.name == "shrunk"
-    assert main([*words[1:], *store]) == 1, "what was cut down fails just so"
+    assert [*shlex.split(harness_command()), "replay"] == words[:-3], "as it is called from here"
+    words = words[-4:]
+    assert words[0] == "replay" and Path(words[1]).parent.name == "shrunk"
+    assert main([*words, *store]) == 1, "what was cut down fails just so"
     assert "invalid in 1 of 1 runs" in capsys.readouterr().out
-    shrunk = json.loads((Path(words[2]).parent / "test.json").read_text())
+    shrunk = json.loads((Path(words[1]).parent / "test.json").read_text())
     run_dir = next(path for path in (tmp_path / "store").glob("*/latest") if path.name == "latest")
     again_path = os.readlink(run_dir)
     again = json.loads((run_dir / "test.json").read_text())
@@ -335,6 +338,26 @@ def test_commands_on_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["replay", "latest", *store]) == 1, "and so does the run by its name, where it was made"
     done = json.loads((run_dir / "test.json").read_text())
     assert done["nemesis_schedule"] == str(run_dir.parent / Path(again_path).name / "schedule.json")
+
+
+def test_a_later_search_leaves_the_schedules_of_an_earlier_one_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same seed under other faults is another schedule; the line that repeats the first run names its own."""
+    from harness.cli import main
+
+    store = tmp_path / "store"
+    options = ["--nodes", "3", "--time-limit", "6", "--set", "read_mode=unsafe", "--seeds", "1", "--jobs", "1"]
+    lines = []
+    for nemesis in ("partition", "partition,kill"):
+        assert main(["explore", *options, "--nemesis", nemesis, "--store", str(store)]) == 1
+        said = capsys.readouterr().err.splitlines()
+        lines += [line.split(maxsplit=1)[1] for line in said if line.strip().startswith("repeat")]
+    first = min(path for path in store.glob("broker-*/*") if not path.is_symlink())
+    words = shlex.split(lines[0])
+    again = tmp_path / "again"
+    assert main([*words[words.index("run") :], "--store", str(again)]) == 1
+    assert (again / "latest" / "history.jsonl").read_bytes() == (first / "history.jsonl").read_bytes()
 
 
 def test_a_system_that_cannot_be_simulated_is_refused_with_what_can_be_done(
