@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -358,6 +359,33 @@ def test_a_later_search_leaves_the_schedules_of_an_earlier_one_alone(
     again = tmp_path / "again"
     assert main([*words[words.index("run") :], "--store", str(again)]) == 1
     assert (again / "latest" / "history.jsonl").read_bytes() == (first / "history.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("latest", ["latest", "broker-register-schedule/latest"])
+def test_a_schedule_below_latest_stays_that_of_its_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], latest: str
+) -> None:
+    """`latest` leads elsewhere once the first of the runs has begun."""
+    from harness.cli import main
+
+    schedule, store = tmp_path / "cut.json", tmp_path / "store"
+    schedule.write_text(
+        '[{"at_s": 0.5, "action": "inject", "id": "f1", "nemesis": "partition", "variant": "leader"},'
+        ' {"at_s": 1.5, "action": "heal", "id": "f1", "nemesis": "partition", "variant": "leader"}]'
+    )
+    load = ["--cluster", "sim", "--nodes", "3", "--time-limit", "3", "--rate", "20", "--store", str(store)]
+    assert main(["run", *load, "--nemesis-schedule", str(schedule), "--seed", "1"]) == 0
+    shrunk = store / "latest" / "shrunk"
+    shrunk.mkdir()
+    made = shrunk.resolve() / "schedule.json"
+    shutil.copy(schedule, made)
+    capsys.readouterr()
+    assert main(["replay", str(store / latest / "shrunk" / "schedule.json"), *load, "--times", "2"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("repeat")]
+    assert len(lines) == 2
+    for line in lines:
+        words = shlex.split(line)
+        assert words[words.index("--nemesis-schedule") + 1] == str(made)
 
 
 def test_a_system_that_cannot_be_simulated_is_refused_with_what_can_be_done(
