@@ -6,7 +6,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from harness.atomic_files import replace_file
 from harness.errors import OperatorError
@@ -26,15 +28,17 @@ DIGEST_CHARS = 12
 """Of a schedule's content, in the name of its file."""
 
 
-def keep_run(test: Test, schedule: Schedule, store: Store, *, name: str, has_trace: bool = False) -> tuple[RunDir, str]:
+def keep_run(
+    test: Test, schedule: Schedule, store: Store, *, name: str, has_trace: bool = False
+) -> tuple[RunDir, str, Mapping[str, Any]]:
     """Leave `schedule` as schedules/<name>-<digest>.json in the store, and the simulated run of `test` by it beside the
     others.
 
     The digest is of the content: another search has other faults for the same seed, and a line that repeats an earlier
     run must not get those.
 
-    Returns the run and the command that repeats it. Raises OperatorError where the schedule cannot be written, and what
-    `perform` raises.
+    Returns the run, the command that repeats it and its results. Raises OperatorError where the schedule cannot be
+    written, and what `perform` raises.
     """
     text = schedule_text(schedule).encode()
     digest = hashlib.sha256(text).hexdigest()[:DIGEST_CHARS]
@@ -46,5 +50,5 @@ def keep_run(test: Test, schedule: Schedule, store: Store, *, name: str, has_tra
         raise OperatorError(f"seed {test.seed} cannot be kept: {path}: {error.strerror}") from None
     kept = dataclasses.replace(test, nemesis=(), nemesis_schedule=str(path))
     parts = dataclasses.replace(parts_of(kept, schedule), has_trace=has_trace)
-    run_dir, _ = perform(parts, store, OutputConsole(file=io.StringIO(), quiet=True))
-    return run_dir, kept.replay_line()
+    run_dir, results = perform(parts, store, OutputConsole(file=io.StringIO(), quiet=True))
+    return run_dir, kept.replay_line(), results

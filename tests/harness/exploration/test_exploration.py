@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import random
@@ -19,7 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.cli_options import SEARCHED_LOAD, duration_s
-from harness.errors import OperatorError
+from harness.errors import HarnessError, OperatorError
+from harness.execution import Parts, perform
 from harness.exploration import shrinking
 from harness.exploration.mixes import QUIET_END_S, Odds, random_mix
 from harness.exploration.rehearsal import Rehearsal, rehearse_test, usable_choices
@@ -27,6 +29,8 @@ from harness.exploration.search import Tally, explore, mix_for
 from harness.exploration.shrinking import shrink
 from harness.exploration.symptoms import failures_of
 from harness.pasteable import harness_command
+from harness.report import OutputConsole
+from harness.store import RunDir, Store
 from harness.test import NemesisChoice, Test
 from nemesis.schedule import HEAL, INJECT, Schedule
 from nemesis.triggers import TRIGGER_TIMEOUT_S
@@ -386,6 +390,59 @@ def test_a_schedule_below_latest_stays_that_of_its_run(
     for line in lines:
         words = shlex.split(line)
         assert words[words.index("--nemesis-schedule") + 1] == str(made)
+
+
+UNSAFE = [
+    "explore", "--nodes", "3", "--time-limit", "6", "--set", "read_mode=unsafe", "--nemesis", "partition",
+    "--jobs", "1", "--json",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "nor is what else was found (1): No space left on device"),
+        (
+            OperatorError("cannot write /store: no space left"),
+            "seed 0 cannot be kept, nor is what else was found (1): cannot write /store",
+        ),
+        (HarnessError("interrupted while the history was checked"), "(1): interrupted while"),
+        (KeyboardInterrupt(), "(1): interrupted\n"),
+    ],
+)
+def test_a_failure_that_cannot_be_kept_is_told_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: BaseException, said: str
+) -> None:
+    from harness.cli import main
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("harness.exploration.keeping.perform", fail)
+    assert main([*UNSAFE, "--seeds", "2", "--store", str(tmp_path / "store")]) == 1
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert (found["invalid"], found["kept"]) == (2, [])
+    assert said in captured.err
+    assert "seed 1 cannot" not in captured.err
+
+
+def test_a_run_that_was_cut_short_is_not_passed_off_as_the_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while a failure is kept ends the load of that run, as it does with any."""
+    from harness.cli import main
+
+    def cut_short(parts: Parts, store: Store, console: OutputConsole) -> tuple[RunDir, dict[str, object]]:
+        run_dir, results = perform(parts, store, console)
+        return run_dir, {**results, "valid": "unknown", "interrupted": "SIGINT after 2.1 s"}
+
+    monkeypatch.setattr("harness.exploration.keeping.perform", cut_short)
+    assert main([*UNSAFE, "--seeds", "2", "--store", str(tmp_path / "store")]) == 1
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert (found["invalid"], found["kept"], found["interrupted"]) == (2, [], True)
+    assert "(1): interrupted by SIGINT after 2.1 s" in captured.err
 
 
 def test_a_system_that_cannot_be_simulated_is_refused_with_what_can_be_done(
