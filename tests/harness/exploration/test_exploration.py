@@ -365,6 +365,27 @@ def test_a_later_search_leaves_the_schedules_of_an_earlier_one_alone(
     assert (again / "latest" / "history.jsonl").read_bytes() == (first / "history.jsonl").read_bytes()
 
 
+def test_a_shrink_that_is_over_early_leaves_what_an_earlier_one_cut_further(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from harness.cli import main
+
+    store = ["--store", str(tmp_path / "store")]
+    options = ["--nodes", "3", "--time-limit", "6", "--set", "read_mode=unsafe", "--nemesis", "partition"]
+    assert main(["explore", *options, *store, "--seeds", "1", "--jobs", "1"]) == 1
+    assert main(["shrink", "latest", *store, "--jobs", "1", "--budget", "60s"]) == 0
+    shrunk = tmp_path / "store" / "latest" / "shrunk"
+    before = [(shrunk / name).read_bytes() for name in ("schedule.json", "test.json")]
+    capsys.readouterr()
+    assert main(["shrink", "latest", *store, "--jobs", "1", "--budget", "0.001s"]) == 0
+    assert "an earlier search got further" in " ".join(capsys.readouterr().err.split())
+    assert [(shrunk / name).read_bytes() for name in ("schedule.json", "test.json")] == before
+    (shrunk / "test.json").write_text((shrunk / "test.json").read_text().replace('"unsafe"', '"read_index"'))
+    assert main(["shrink", "latest", *store, "--jobs", "1", "--budget", "0.001s"]) == 0
+    assert (shrunk / "test.json").read_bytes() != before[1], "what does not fail is of no use"
+    assert "unsafe" in (shrunk / "test.json").read_text()
+
+
 @pytest.mark.parametrize("latest", ["latest", "broker-register-schedule/latest"])
 def test_a_schedule_below_latest_stays_that_of_its_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], latest: str
