@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.process import BaseProcess
 from typing import TypeVar
 
 __all__ = ["end_with_parent", "map_in_processes", "worker_pool"]
@@ -21,13 +22,36 @@ _PR_SET_PDEATHSIG = 1
 """From linux/prctl.h."""
 
 
+class _WorkerPool(concurrent.futures.ProcessPoolExecutor):
+    """A pool that is waited for by its processes.
+
+    That of the standard library waits for its own thread. An interrupt meanwhile has `Thread.join` take that thread for
+    ended: the interpreter's exit then waits for processes which nobody tells to end any more.
+    """
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """As the base class has it. An interrupt while it waits kills the processes, and is raised."""
+        processes = _processes_of(self)  # to shut down forgets them
+        super().shutdown(wait=False, cancel_futures=cancel_futures)
+        if not wait:
+            return
+        try:
+            for process in processes:
+                process.join()
+        except BaseException:
+            for process in processes:
+                process.kill()
+            raise
+
+
 def worker_pool(processes: int) -> concurrent.futures.ProcessPoolExecutor:
     """A pool of forked processes, which share what is in memory already.
 
     Where the kernel is Linux they are killed when the caller's process dies, however it does: by themselves they would
-    wait for work for ever. Ctrl-C is the caller's affair, who cancels what is not begun.
+    wait for work for ever. Ctrl-C is the caller's affair, who cancels what is not begun; another one while the pool is
+    waited for kills them.
     """
-    return concurrent.futures.ProcessPoolExecutor(
+    return _WorkerPool(
         max_workers=processes,
         mp_context=multiprocessing.get_context("fork"),
         initializer=end_with_parent,
@@ -105,7 +129,11 @@ def _map(
 
 def _end(pool: concurrent.futures.ProcessPoolExecutor) -> None:
     """End a pool and its processes, whose answers nobody wants any more; a search can take hours."""
-    processes = list((getattr(pool, "_processes", None) or {}).values())  # to shut down forgets them
+    processes = _processes_of(pool)  # to shut down forgets them
     pool.shutdown(wait=False, cancel_futures=True)
     for process in processes:
         process.kill()
+
+
+def _processes_of(pool: concurrent.futures.ProcessPoolExecutor) -> list[BaseProcess]:
+    return list((getattr(pool, "_processes", None) or {}).values())

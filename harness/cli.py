@@ -7,7 +7,6 @@ harness itself failed. Operator errors are one line on standard error.
 from __future__ import annotations
 
 import argparse
-import errno
 import gc
 import os
 import sys
@@ -19,6 +18,7 @@ from harness.cli_parser import build_parser
 from harness.errors import (
     EXIT_HARNESS_FAILED,
     EXIT_OPERATOR,
+    NO_ROOM,
     HarnessError,
     OperatorError,
     SystemUnderTestError,
@@ -35,11 +35,6 @@ SIMULATING = ("explore", "shrink", "explain")
 GC_THRESHOLDS = (20_000, 10, 10)
 """How rarely a command looks for cycles of garbage; Python's own are 700, 10 and 10 (up to 3.13). Looking through all
 modules again and again while they were imported was a sixth of what a short command took."""
-
-
-NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""Errors of writing that whoever runs a command can mend, wherever they come up: on the way to a file, or to standard
-output that leads to one."""
 
 
 def _perform(arguments: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 __all__ = [
     "EXIT_HARNESS_FAILED",
     "EXIT_OPERATOR",
+    "NO_ROOM",
     "HarnessError",
     "OperatorError",
     "SystemUnderTestError",
@@ -20,6 +21,7 @@ __all__ = [
 ]
 
 import difflib
+import errno
 import sys
 from collections.abc import Iterable
 
@@ -27,6 +29,10 @@ from harness.pasteable import python_command
 
 EXIT_OPERATOR = 254
 EXIT_HARNESS_FAILED = 255
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Errors of writing that whoever runs a command can mend, wherever they come up: on the way to a file, or to standard
+output that leads to one."""
 
 
 class OperatorError(Exception):

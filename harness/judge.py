@@ -148,7 +148,9 @@ def _doubts(
         yield f"no operation succeeded, so nothing was tested{_most_frequent(errors)}"
     if (test.nemesis or test.nemesis_schedule is not None or observed.faults_planned) and not faults:
         yield (
-            f"no fault was injected: the load ended before the first one was due "
+            "no fault is in the history"  # which may have lost some
+            if observed.trouble
+            else f"no fault was injected: the load ended before the first one was due "
             f"(--nemesis-interval {test.nemesis_interval_s:g}, --time-limit {test.time_limit_s:g})"
         )
     for fault in faults:

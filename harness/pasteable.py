@@ -7,7 +7,7 @@ import shlex
 import shutil
 import sys
 
-__all__ = ["harness_command", "pasteable", "python_command"]
+__all__ = ["as_typed_here", "harness_command", "pasteable", "python_command"]
 
 
 def pasteable(path: str) -> str:
@@ -31,6 +31,12 @@ def harness_command() -> str:
     """How the harness is called from here: `harness` where PATH leads to this one, otherwise by its path."""
     script = os.path.join(os.path.dirname(sys.executable), "harness")
     return _by_name_or_path(script) if os.path.exists(script) else f"{python_command()} -m harness"
+
+
+def as_typed_here(command: str) -> str:
+    """A command line of the harness, as kept with a run (`harness run ...`), in the form that is found from here."""
+    words = command.removeprefix("harness ")
+    return command if words == command else f"{harness_command()} {words}"
 
 
 def _by_name_or_path(path: str) -> str:

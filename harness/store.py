@@ -24,6 +24,7 @@ from __future__ import annotations
 
 __all__ = [
     "LATEST", "RunDir", "RunStatus", "Store", "StoreError", "is_run", "require_writable", "run_order", "store_of",
+    "without_latest",
 ]  # fmt: skip
 
 import argparse
@@ -281,6 +282,16 @@ def store_of(arguments: argparse.Namespace) -> Store:
     if "store" in arguments.given:
         store.require()
     return store
+
+
+def without_latest(path: str) -> str:
+    """A path in which links named `latest` are followed: after the next run they lead elsewhere."""
+    followed = Path()
+    for part in Path(path).parts:
+        followed /= part
+        if part == LATEST and followed.is_symlink():
+            followed = followed.parent / os.readlink(followed)
+    return str(followed) if str(followed) != str(Path(path)) else path
 
 
 def require_writable(path: Path) -> None:

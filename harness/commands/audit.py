@@ -15,12 +15,15 @@ from harness.errors import OperatorError
 from harness.exploration.audit import Parting, audit_seed
 from harness.exploration.rehearsal import require_faults, require_simulated, usable_choices
 from harness.report import OutputConsole
+from harness.signals import interrupted_by_signals
+from harness.units import plural
 
 __all__ = ["audit_command"]
 
 
 def audit_command(arguments: argparse.Namespace) -> int:
-    """Audit seeds. Returns 0 when every seed gave the same run twice, 1 when one did not."""
+    """Audit seeds. Returns 0 when every seed gave the same run twice, 1 when one did not, else 2 when it was
+    interrupted."""
     require_simulated(arguments.system, "only what is simulated is the same twice by its seed")
     test = test_from(arguments)
     require_faults(test)
@@ -30,22 +33,32 @@ def audit_command(arguments: argparse.Namespace) -> int:
         raise OperatorError(f"--python {arguments.python}: there is no such interpreter")
     first = 0 if arguments.seed is None else arguments.seed
     console = OutputConsole(stderr=True) if arguments.json else OutputConsole()
-    events = 0
+    compared = events = 0
     partings: list[Parting] = []
-    with concurrent.futures.ThreadPoolExecutor(arguments.jobs or os.cpu_count() or 1) as pool:
-        seeds = range(first, first + arguments.seeds)
-        for audited in pool.map(lambda seed: audit_seed(test, seed, (sys.executable, other)), seeds):
-            events += audited.events
-            if audited.parting is not None:
-                partings.append(audited.parting)
-                _show(audited.parting, console)
-    counted = "1 seed" if arguments.seeds == 1 else f"{arguments.seeds} seeds"
+    is_interrupted = False
+    try:
+        with (
+            interrupted_by_signals(),
+            concurrent.futures.ThreadPoolExecutor(arguments.jobs or os.cpu_count() or 1) as pool,
+        ):
+            seeds = range(first, first + arguments.seeds)
+            for audited in pool.map(lambda seed: audit_seed(test, seed, (sys.executable, other)), seeds):
+                compared += 1
+                events += audited.events
+                if audited.parting is not None:
+                    partings.append(audited.parting)
+                    _show(audited.parting, console)
+    except KeyboardInterrupt:
+        if not compared:
+            raise
+        is_interrupted = True
+        console.print(f"interrupted; of {arguments.seeds} seeds {compared} were compared", highlight=False)
     verdict = f"{len(partings)} not the same twice" if partings else "the same twice, each"
-    console.print(f"{counted}, {events:,} network events: {verdict}", highlight=False)
+    console.print(f"{plural(compared, 'seed')}, {events:,} network events: {verdict}", highlight=False)
     if arguments.json:
         found = [dataclasses.asdict(parting) for parting in partings]
-        print(json.dumps({"seeds": arguments.seeds, "events": events, "partings": found}))
-    return 1 if partings else 0
+        print(json.dumps({"seeds": compared, "events": events, "partings": found, "interrupted": is_interrupted}))
+    return 1 if partings else 2 if is_interrupted else 0
 
 
 def _show(parting: Parting, console: OutputConsole) -> None:

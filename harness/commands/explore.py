@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import hashlib
 import itertools
 import json
 import os
@@ -13,7 +12,7 @@ from collections.abc import Callable
 
 from harness import registry
 from harness.commands.run import prepare_test, test_from
-from harness.errors import OperatorError
+from harness.errors import NO_ROOM, HarnessError, OperatorError, SystemUnderTestError
 from harness.execution import ONLY_BY_NAME, left_out
 from harness.exploration.guide import Guide
 from harness.exploration.keeping import keep_run
@@ -25,6 +24,7 @@ from harness.exploration.rehearsal import (
     usable_choices,
 )
 from harness.exploration.search import Tally, elects_leaders, explore, mix_for, require_room, summary_of
+from harness.pasteable import as_typed_here, harness_command, pasteable
 from harness.report import OutputConsole
 from harness.signals import interrupted_by_signals
 from harness.store import Store, require_writable
@@ -91,8 +91,8 @@ def explore_command(arguments: argparse.Namespace) -> int:
         show.print(_line(tally, time.monotonic() - began_s), highlight=False)
         for what, count in sorted(tally.by_reason.items(), key=lambda each: -each[1]):
             show.print(f"{count:6}    {what}", highlight=False, markup=False)
-        gravest = sorted(tally.failures, key=lambda failure: failure.valid is not False)  # in their order otherwise
-        kept = [_keep(test, failure, store, console) for failure in gravest[:MAX_KEPT_RUNS]]
+        kept, was_cut_short = _keep_gravest(test, tally, store, console)
+        is_interrupted = is_interrupted or was_cut_short
     if console.reader_is_gone or show.reader_is_gone:
         raise BrokenPipeError
     if arguments.json:
@@ -170,17 +170,49 @@ def _line(tally: Tally, elapsed_s: float) -> str:
     )
 
 
+def _keep_gravest(test: Test, tally: Tally, store: Store, console: OutputConsole) -> tuple[list[str], bool]:
+    """The failures that become runs of the store, and whether an interrupt cut that short. What the search has found is
+    told, with its exit status, also where they cannot be kept, for want of room say."""
+    kept: list[str] = []
+    gravest = sorted(tally.failures, key=lambda failure: failure.valid is not False)  # in their order otherwise
+    for failure in gravest[:MAX_KEPT_RUNS]:
+        why, is_interrupted = "interrupted", False
+        try:
+            with interrupted_by_signals():
+                kept.append(_keep(test, failure, store, console))
+            continue
+        except (KeyboardInterrupt, _CutShortError) as error:
+            why, is_interrupted = str(error) or why, True
+        except (OperatorError, SystemUnderTestError, HarnessError) as error:
+            why = str(error)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            why = error.strerror or str(error)
+        left = len(gravest[:MAX_KEPT_RUNS]) - len(kept)
+        others = f", nor is what else was found ({left - 1})" if left > 1 else ""
+        console.print(
+            f"seed {failure.seed} cannot be kept{others}: {why}", highlight=False, markup=False, soft_wrap=True
+        )
+        return kept, is_interrupted
+    return kept, False
+
+
+class _CutShortError(Exception):
+    """A run was to be kept, and an interrupt ended its load: it is not the failure that was found."""
+
+
 def _keep(test: Test, failure: Rehearsal, store: Store, console: OutputConsole) -> str:
     """Run a failing seed once more, this time for the store; the simulation makes it the same run."""
     seed = failure.seed
     seeded, schedule = mix_for(test, seed, usable_choices(test))
-    name = f"{test.workload}-{seed}"
-    if failure.schedule is not None:  # several runs of a guided search may have the same seed
+    if failure.schedule is not None:  # of a guided search, which makes several for one seed
         schedule = failure.schedule
-        digest = hashlib.sha256(json.dumps(schedule.to_json()).encode()).hexdigest()
-        name = f"{name}-{digest[:12]}"
-    run_dir, repeat = keep_run(seeded, schedule, store, name=name)
+    run_dir, repeat, results = keep_run(seeded, schedule, store, name=f"{test.workload}-{seed}")
+    if results.get("interrupted") is not None:
+        raise _CutShortError(f"interrupted by {results['interrupted']}, when its run had come so far: {run_dir.path}")
     console.print(f"seed {seed} kept: {run_dir.report_path}", highlight=False, markup=False, soft_wrap=True)
-    console.print(f"  repeat  {repeat}", highlight=False, markup=False, soft_wrap=True)
-    console.print(f"  shrink  harness shrink {run_dir.path}", highlight=False, markup=False, soft_wrap=True)
+    shrinking = f"{harness_command()} shrink {pasteable(str(run_dir.path))}"
+    for what, line in (("repeat", as_typed_here(repeat)), ("shrink", shrinking)):
+        console.print(f"  {what}  {line}", highlight=False, markup=False, soft_wrap=True)
     return str(run_dir.path)

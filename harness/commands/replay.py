@@ -15,7 +15,7 @@ from harness.execution import perform
 from harness.faults.triggers import count_triggers
 from harness.history_writer import read_history
 from harness.report import OutputConsole, print_summary
-from harness.store import LATEST, RunDir, Store, StoreError
+from harness.store import LATEST, RunDir, Store, StoreError, without_latest
 from harness.test import Test, test_from_json
 from harness.units import plural
 
@@ -69,7 +69,7 @@ def _schedule_path(text: str, store: Store) -> Path:
     """The file of a schedule: that of the run of this store, or `text` itself, or the one in the directory that it
     names. Raises OperatorError."""
     if text != LATEST and os.path.exists(text) and not os.path.isdir(text):  # also a pipe
-        return Path(text)
+        return Path(without_latest(text))
     try:
         path = store.find(text).schedule_path
         problem = f"run {text!r} has no schedule.json"

@@ -26,7 +26,7 @@ from harness.report import OutputConsole, print_summary
 from harness.report.junit import Case, case_of, require_junit_path, write_junit
 from harness.report.step_summary import append_summary, require_summary_path
 from harness.seeded import random_seed
-from harness.store import RunDir, Store
+from harness.store import RunDir, Store, without_latest
 from harness.systems.base import Fetched, LimitsClusters, setting_problems
 from harness.test import ALL, NemesisChoice, Test
 from harness.workloads.choice import make_workload, require_capabilities
@@ -231,7 +231,7 @@ def make_test(given: Mapping[str, Any]) -> Test:
         workload=str(given["workload"]),
         nemesis=chosen,
         nemesis_interval_s=float(given["nemesis_interval"]),
-        nemesis_schedule=given["nemesis_schedule"],
+        nemesis_schedule=None if given["nemesis_schedule"] is None else without_latest(str(given["nemesis_schedule"])),
         time_limit_s=float(given["time_limit"]),
         concurrency=int(given["concurrency"]),
         rate=float(given["rate"]),

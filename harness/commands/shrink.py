@@ -10,21 +10,25 @@ import argparse
 import dataclasses
 import json
 import os
-import shlex
 from pathlib import Path
 
 from harness.atomic_files import write_output
 from harness.errors import OperatorError
-from harness.exploration.rehearsal import SIMULATED, require_simulated
+from harness.exploration.rehearsal import SIMULATED, rehearse_test, require_simulated
 from harness.exploration.shrinking import Shrunk, shrink
 from harness.exploration.symptoms import failures_of
+from harness.pasteable import harness_command, pasteable
 from harness.report import OutputConsole
 from harness.signals import interrupted_by_signals
-from harness.store import require_writable, store_of
+from harness.store import RunDir, require_writable, store_of
 from harness.test import test_from_json
 from nemesis.schedule import ScheduleError, load_schedule, schedule_text
 
 __all__ = ["replaying", "shrink_command"]
+
+
+SCHEDULE, TEST = "schedule.json", "test.json"
+"""The files of what is left."""
 
 
 def shrink_command(arguments: argparse.Namespace) -> int:
@@ -50,7 +54,11 @@ def shrink_command(arguments: argparse.Namespace) -> int:
     jobs = arguments.jobs or os.cpu_count() or 1
     with interrupted_by_signals():
         found = shrink(test, schedule, jobs=jobs, budget_s=arguments.budget, say=say, stored=failures_of(results))
-    path = _keep(found, directory)
+    earlier = None if found.is_minimal else _cut_further(found, directory)
+    if earlier is not None:
+        say(f"an earlier search got further: {directory} stays as it is")
+        found = earlier
+    path = directory / SCHEDULE if earlier is not None else _keep(found, directory)
     word = "no single fault can be left out" if found.is_minimal else "the search was over before its end"
     left = found.test
     clients = "1 client" if left.concurrency == 1 else f"{left.concurrency} clients"
@@ -63,24 +71,40 @@ def shrink_command(arguments: argparse.Namespace) -> int:
         when = f" when {event.when}" if event.when else ""
         print(f"{event.at_s:8.3f} s  {event.action:6}  {event.fault_id:4} {event.nemesis} {event.variant}{when}")
     console.print(found.rehearsal.reason, markup=False, highlight=False)
-    print(f"harness replay {shlex.quote(str(path))} --cluster sim")
+    print(f"{harness_command()} replay {pasteable(str(path))} --cluster sim")
     return 0
 
 
 def replaying(run_path: Path) -> str:
     """What can be done with a run of which simulation knows nothing."""
-    schedule = shlex.quote(os.path.relpath(run_path / "schedule.json"))
+    schedule = pasteable(str(run_path / "schedule.json"))
     return f"harness replay {schedule} --times 5 says how often its faults make it fail where it was made"
+
+
+def _cut_further(found: Shrunk, directory: Path) -> Shrunk | None:
+    """What an earlier search left there, where it is shorter than what this one `found` before it was ended, and still
+    fails in the same way."""
+    try:
+        schedule = load_schedule(str(directory / SCHEDULE))
+        test = test_from_json(RunDir(directory).read_test())
+    except (ScheduleError, OperatorError):  # there is none, or none that can be used
+        return None
+    if test.seed != found.test.seed or len(schedule) >= len(found.schedule):
+        return None
+    rehearsal = rehearse_test(test, schedule)
+    if set(rehearsal.symptoms).isdisjoint(found.rehearsal.symptoms):
+        return None
+    return dataclasses.replace(found, test=test, schedule=schedule, rehearsal=rehearsal)
 
 
 def _keep(found: Shrunk, directory: Path) -> Path:
     """Write schedule and test; returns the path of the schedule. Raises OperatorError."""
-    path = directory / "schedule.json"
+    path = directory / SCHEDULE
     test = dataclasses.replace(found.test, nemesis=(), nemesis_schedule=None)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         write_output(path, schedule_text(found.schedule))
-        write_output(directory / "test.json", json.dumps(test.to_json(), indent=2) + "\n")
+        write_output(directory / TEST, json.dumps(test.to_json(), indent=2) + "\n")
     except OSError as error:
         raise OperatorError(f"cannot write {error.filename or directory}: {error.strerror}") from None
     return path

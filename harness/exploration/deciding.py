@@ -31,6 +31,7 @@ from harness.exploration.symptoms import STUCK, stuck_reason
 from harness.history_writer import read_history
 from harness.report.checks import timed_violations
 from harness.seeded import seeded
+from harness.units import plural
 
 __all__ = ["Deciding", "Jump", "Point", "Violation", "best_jump", "decide", "next_moments", "violations_of"]
 
@@ -413,4 +414,9 @@ def decide(parts: Parts, violations: Sequence[Violation], history_path: Path, se
         if found.jump is not None:
             found.account = decider.account(found.jump)
             return found
+        if left == 0:
+            others = len(violations) - len(tried)
+            if others:
+                search.say(f"no moments are left for {plural(others, 'other violation')}")
+            break
     return tried[0]

@@ -4,36 +4,51 @@ line that repeats the run names it."""
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import io
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from harness.atomic_files import replace_file
 from harness.errors import OperatorError
 from harness.execution import perform
 from harness.exploration.rehearsal import parts_of
 from harness.report import OutputConsole
 from harness.store import RunDir, Store
 from harness.test import Test
-from nemesis.schedule import Schedule, save_schedule
+from nemesis.schedule import Schedule, schedule_text
 
 __all__ = ["keep_run"]
 
 FOLDER = "schedules"
-"""Of the store; it holds the schedules of all kept runs, by `name`."""
+"""Of the store; it holds the schedules of all kept runs."""
+
+DIGEST_CHARS = 12
+"""Of a schedule's content, in the name of its file."""
 
 
-def keep_run(test: Test, schedule: Schedule, store: Store, *, name: str, has_trace: bool = False) -> tuple[RunDir, str]:
-    """Leave `schedule` as schedules/<name>.json in the store, and the simulated run of `test` by it beside the others.
+def keep_run(
+    test: Test, schedule: Schedule, store: Store, *, name: str, has_trace: bool = False
+) -> tuple[RunDir, str, Mapping[str, Any]]:
+    """Leave `schedule` as schedules/<name>-<digest>.json in the store, and the simulated run of `test` by it beside the
+    others.
 
-    Returns the run and the command that repeats it. Raises OperatorError where the schedule cannot be written, and what
-    `perform` raises.
+    The digest is of the content: another search has other faults for the same seed, and a line that repeats an earlier
+    run must not get those.
+
+    Returns the run, the command that repeats it and its results. Raises OperatorError where the schedule cannot be
+    written, and what `perform` raises.
     """
-    path = Path(store.root) / FOLDER / f"{name}.json"
+    text = schedule_text(schedule).encode()
+    digest = hashlib.sha256(text).hexdigest()[:DIGEST_CHARS]
+    path = Path(store.root) / FOLDER / f"{name}-{digest}.json"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_schedule(schedule, str(path))
+        replace_file(path, text)
     except OSError as error:
         raise OperatorError(f"seed {test.seed} cannot be kept: {path}: {error.strerror}") from None
     kept = dataclasses.replace(test, nemesis=(), nemesis_schedule=str(path))
     parts = dataclasses.replace(parts_of(kept, schedule), has_trace=has_trace)
-    run_dir, _ = perform(parts, store, OutputConsole(file=io.StringIO(), quiet=True))
-    return run_dir, kept.replay_line()
+    run_dir, results = perform(parts, store, OutputConsole(file=io.StringIO(), quiet=True))
+    return run_dir, kept.replay_line(), results

@@ -278,7 +278,7 @@ def report_mutant(mutant: str, seed: int, store: Store) -> RunDir:
     """Run one seed of a mutant's scenario as a run of its own, with its trace and a report. Raises OperatorError for a
     name that stands for no mutant, StoreError where nothing can be written."""
     test, schedule = _scenario(mutant).run_of(mutant, seed)
-    run_dir, _ = keep_run(test, schedule, store, name=f"{mutant}-{seed}", has_trace=True)
+    run_dir, *_ = keep_run(test, schedule, store, name=f"{mutant}-{seed}", has_trace=True)
     return run_dir
 
 

@@ -14,6 +14,7 @@ others; the interleaving of messages does change, which is why every candidate i
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -205,7 +206,8 @@ def shrink(
         say("interrupted; the shortest run so far is kept")
         is_minimal = False
     finally:
-        shrinker.close()
+        with contextlib.suppress(KeyboardInterrupt):  # a second one: what was found by then is kept all the same
+            shrinker.close()
     return Shrunk(
         test=shrinker.test,
         schedule=shrinker.schedule,

@@ -26,7 +26,7 @@ from rich.text import Text
 
 from checker.faults import count_unmet, exercised_by
 from harness.live_stats import FaultStatus, LiveStats
-from harness.pasteable import harness_command
+from harness.pasteable import as_typed_here
 from harness.report.checks import verdict_word
 from harness.report.faults import cut_in_a_line
 from harness.report.witness import witness_from
@@ -382,13 +382,7 @@ def print_summary(
     if report_path is not None:
         console.print(Text(f"report  {clip(str(report_path), 1000)}"), soft_wrap=True)
     if results.get("replay"):
-        console.print(Text(f"repeat  {clip(_as_typed_here(results['replay']), 2000)}"), soft_wrap=True)
-
-
-def _as_typed_here(command: str) -> str:
-    """A command line of the harness, as kept with a run, in the form in which it is found from here."""
-    words = command.removeprefix("harness ")
-    return command if words == command else f"{harness_command()} {words}"
+        console.print(Text(f"repeat  {clip(as_typed_here(results['replay']), 2000)}"), soft_wrap=True)
 
 
 def _count(value: Any) -> str:

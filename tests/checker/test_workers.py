@@ -124,5 +124,40 @@ def test_work_that_nobody_wants_any_more_is_not_waited_for(how: str) -> None:
     assert subprocess.run([sys.executable, "-c", ENDED, how], timeout=60, check=False).returncode == 0
 
 
+IMPATIENT = """
+import os, signal, sys, threading, time
+from checker.workers import worker_pool
+
+def work(number):
+    with open(sys.argv[1], "a") as file:
+        file.write(f"{os.getpid()}\\n")
+    time.sleep(600)
+
+def interrupt_twice():
+    while len(open(sys.argv[1]).read().split()) < 2:
+        time.sleep(0.02)
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.5)
+
+open(sys.argv[1], "w").close()
+threading.Thread(target=interrupt_twice, daemon=True).start()
+try:
+    with worker_pool(2) as pool:
+        list(pool.map(work, [1, 2]))
+except KeyboardInterrupt:
+    sys.exit(7)
+"""
+
+
+def test_a_second_interrupt_ends_what_the_first_waited_for(tmp_path: Path) -> None:
+    """The standard library's pool loses its own thread when an interrupt comes while it waits for that: the program
+    then waits for its processes, and they for work, for ever."""
+    marks = tmp_path / "pids"
+    done = subprocess.run([sys.executable, "-c", IMPATIENT, str(marks)], timeout=60, check=False)
+    assert done.returncode == 7
+    assert not [pid for pid in marks.read_text().split() if Path(f"/proc/{pid}").exists()]
+
+
 def test_only_the_one_that_is_killed_is_lost() -> None:
     assert map_in_processes(square_or_die, [3, 1, 2, 4, 5], 2) == [None, 1, 4, 16, 25]

@@ -113,6 +113,7 @@ def test_valid_needs_everything() -> None:
         ([*operations(), *fault(met=UNMET)], Observed(), "met no fault"),
         ([*operations(), *fault(met=UNMET)], Observed(), "f1: no packet ran into the cut): put more load on it"),
         (operations(), Observed(), "no fault was injected"),
+        (operations(), Observed(trouble=["the history has lost its end"]), "no fault is in the history"),
         ([*operations("info"), *fault()], Observed(), "no operation succeeded"),
         ([*operations(), *fault()], Observed(trouble=["final reads: gone"]), "final reads: gone"),
         ([*operations(), *fault()], Observed(unexpected_errors={"KeyError: x": 2}), "KeyError: x"),

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,6 +79,18 @@ def test_a_search_that_is_interrupted_keeps_the_failures_that_it_found(
     said, summary = search.stderr.read(), search.stdout.read()
     assert search.wait() == 1, said
     assert "interrupted; what was found by then is kept" in said
+    assert '"interrupted": true' in summary
+    assert _is_kept(tmp_path / "store")
+
+
+@pytest.mark.timeout(120)
+def test_a_search_that_is_interrupted_twice_keeps_them_too(tmp_path: Path, search: subprocess.Popen[str]) -> None:
+    assert search.stdout is not None and search.stderr is not None
+    search.send_signal(signal.SIGINT)
+    time.sleep(0.1)
+    search.send_signal(signal.SIGINT)
+    said, summary = search.stderr.read(), search.stdout.read()
+    assert search.wait() == 1, said
     assert '"interrupted": true' in summary
     assert _is_kept(tmp_path / "store")
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from harness.cli import main
-from harness.exploration.audit import first_difference
+from harness.exploration.audit import Audited, Parting, first_difference
+from harness.test import Test
 
 SMALL = ("--nodes", "3", "--time-limit", "3", "--rate", "40", "--jobs", "1")
 
@@ -49,6 +50,25 @@ def test_what_depends_on_the_hash_seed_is_found_with_its_stack(tmp_path: Path) -
     assert lines[1].strip().startswith("first") and lines[2].strip().startswith("second")
     assert lines[1].split(maxsplit=1)[1] != lines[2].split(maxsplit=1)[1]
     assert "network.py" in done.stdout and "1 not the same twice" in lines[-1]
+
+
+@pytest.mark.parametrize(("differs", "status"), [(False, 2), (True, 1)])
+def test_an_audit_that_is_interrupted_says_what_it_found(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, differs: bool, status: int
+) -> None:
+    def audited(test: Test, seed: int, pythons: tuple[str, str]) -> Audited:
+        if seed == 3:
+            raise KeyboardInterrupt
+        parting = Parting(seed=seed, what="history", number=4, events=("a", "b")) if differs and seed == 1 else None
+        return Audited(seed=seed, events=10, parting=parting)
+
+    monkeypatch.setattr("harness.commands.audit.audit_seed", audited)
+    assert main(["audit", *SMALL, "--seeds", "5", "--seed", "1", "--jobs", "1", "--json"]) == status
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert (found["seeds"], found["events"], found["interrupted"]) == (2, 20, True)
+    assert len(found["partings"]) == differs
+    assert "interrupted; of 5 seeds 2 were compared" in captured.err
 
 
 def test_the_first_difference_of_two_files() -> None:

@@ -136,6 +136,22 @@ def test_a_search_that_had_too_few_moments_is_told_from_one_that_found_none() ->
     assert (none.jump, none.is_cut_short) == (None, False)
 
 
+@pytest.mark.parametrize("points", [1, 2, 10, 40])
+def test_where_one_violation_takes_all_moments_the_others_get_none(points: int) -> None:
+    said: list[str] = []
+    search = Search(
+        seed=1, points=points, runs=30, jobs=1, say=said.append,
+        perform=made_up(lambda at_s, has_faults: 0.2 + 0.05 * at_s, []),
+    )  # fmt: skip
+    other = dataclasses.replace(VIOLATION, rule="election", text="election: term 2 has two leaders")
+    parts = parts_of(*SCENARIOS["no-step-down"].run_of("no-step-down", 1))
+    found = decide(parts, [VIOLATION, other], Path("none"), search)
+    assert found.jump is None
+    assert found.violation is VIOLATION
+    assert (len(found.points), found.is_cut_short) == (points, True)
+    assert said[-1] == "no moments are left for 1 other violation"
+
+
 def test_the_second_curve_has_its_moments_where_the_first_is_doubtful() -> None:
     """Most fail with the faults, all once it is decided; the step is clear only where the faults are healed."""
     found, points = searched(

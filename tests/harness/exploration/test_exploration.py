@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import random
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,13 +20,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.cli_options import SEARCHED_LOAD, duration_s
-from harness.errors import OperatorError
+from harness.errors import HarnessError, OperatorError
+from harness.execution import Parts, perform
 from harness.exploration import shrinking
 from harness.exploration.mixes import QUIET_END_S, Odds, random_mix
 from harness.exploration.rehearsal import Rehearsal, rehearse_test, usable_choices
 from harness.exploration.search import Tally, explore, mix_for
 from harness.exploration.shrinking import shrink
 from harness.exploration.symptoms import failures_of
+from harness.pasteable import harness_command
+from harness.report import OutputConsole
+from harness.store import RunDir, Store
 from harness.test import NemesisChoice, Test
 from nemesis.schedule import HEAL, INJECT, Schedule
 from nemesis.triggers import TRIGGER_TIMEOUT_S
@@ -322,10 +328,12 @@ def test_commands_on_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["shrink", "latest", *store, "--jobs", "1", "--budget", "60s"]) == 0
     line = capsys.readouterr().out.strip().splitlines()[-1]
     words = shlex.split(line)
-    assert words[:2] == ["harness", "replay"] and Path(words[2]).parent.name == "shrunk"
-    assert main([*words[1:], *store]) == 1, "what was cut down fails just so"
+    assert [*shlex.split(harness_command()), "replay"] == words[:-3], "as it is called from here"
+    words = words[-4:]
+    assert words[0] == "replay" and Path(words[1]).parent.name == "shrunk"
+    assert main([*words, *store]) == 1, "what was cut down fails just so"
     assert "invalid in 1 of 1 runs" in capsys.readouterr().out
-    shrunk = json.loads((Path(words[2]).parent / "test.json").read_text())
+    shrunk = json.loads((Path(words[1]).parent / "test.json").read_text())
     run_dir = next(path for path in (tmp_path / "store").glob("*/latest") if path.name == "latest")
     again_path = os.readlink(run_dir)
     again = json.loads((run_dir / "test.json").read_text())
@@ -335,6 +343,127 @@ def test_commands_on_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["replay", "latest", *store]) == 1, "and so does the run by its name, where it was made"
     done = json.loads((run_dir / "test.json").read_text())
     assert done["nemesis_schedule"] == str(run_dir.parent / Path(again_path).name / "schedule.json")
+
+
+def test_a_later_search_leaves_the_schedules_of_an_earlier_one_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same seed under other faults is another schedule; the line that repeats the first run names its own."""
+    from harness.cli import main
+
+    store = tmp_path / "store"
+    options = ["--nodes", "3", "--time-limit", "6", "--set", "read_mode=unsafe", "--seeds", "1", "--jobs", "1"]
+    lines = []
+    for nemesis in ("partition", "partition,kill"):
+        assert main(["explore", *options, "--nemesis", nemesis, "--store", str(store)]) == 1
+        said = capsys.readouterr().err.splitlines()
+        lines += [line.split(maxsplit=1)[1] for line in said if line.strip().startswith("repeat")]
+    first = min(path for path in store.glob("broker-*/*") if not path.is_symlink())
+    words = shlex.split(lines[0])
+    again = tmp_path / "again"
+    assert main([*words[words.index("run") :], "--store", str(again)]) == 1
+    assert (again / "latest" / "history.jsonl").read_bytes() == (first / "history.jsonl").read_bytes()
+
+
+def test_a_shrink_that_is_over_early_leaves_what_an_earlier_one_cut_further(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from harness.cli import main
+
+    store = ["--store", str(tmp_path / "store")]
+    options = ["--nodes", "3", "--time-limit", "6", "--set", "read_mode=unsafe", "--nemesis", "partition"]
+    assert main(["explore", *options, *store, "--seeds", "1", "--jobs", "1"]) == 1
+    assert main(["shrink", "latest", *store, "--jobs", "1", "--budget", "60s"]) == 0
+    shrunk = tmp_path / "store" / "latest" / "shrunk"
+    before = [(shrunk / name).read_bytes() for name in ("schedule.json", "test.json")]
+    capsys.readouterr()
+    assert main(["shrink", "latest", *store, "--jobs", "1", "--budget", "0.001s"]) == 0
+    assert "an earlier search got further" in " ".join(capsys.readouterr().err.split())
+    assert [(shrunk / name).read_bytes() for name in ("schedule.json", "test.json")] == before
+    (shrunk / "test.json").write_text((shrunk / "test.json").read_text().replace('"unsafe"', '"read_index"'))
+    assert main(["shrink", "latest", *store, "--jobs", "1", "--budget", "0.001s"]) == 0
+    assert (shrunk / "test.json").read_bytes() != before[1], "what does not fail is of no use"
+    assert "unsafe" in (shrunk / "test.json").read_text()
+
+
+@pytest.mark.parametrize("latest", ["latest", "broker-register-schedule/latest"])
+def test_a_schedule_below_latest_stays_that_of_its_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], latest: str
+) -> None:
+    """`latest` leads elsewhere once the first of the runs has begun."""
+    from harness.cli import main
+
+    schedule, store = tmp_path / "cut.json", tmp_path / "store"
+    schedule.write_text(
+        '[{"at_s": 0.5, "action": "inject", "id": "f1", "nemesis": "partition", "variant": "leader"},'
+        ' {"at_s": 1.5, "action": "heal", "id": "f1", "nemesis": "partition", "variant": "leader"}]'
+    )
+    load = ["--cluster", "sim", "--nodes", "3", "--time-limit", "3", "--rate", "20", "--store", str(store)]
+    assert main(["run", *load, "--nemesis-schedule", str(schedule), "--seed", "1"]) == 0
+    shrunk = store / "latest" / "shrunk"
+    shrunk.mkdir()
+    made = shrunk.resolve() / "schedule.json"
+    shutil.copy(schedule, made)
+    capsys.readouterr()
+    assert main(["replay", str(store / latest / "shrunk" / "schedule.json"), *load, "--times", "2"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("repeat")]
+    assert len(lines) == 2
+    for line in lines:
+        words = shlex.split(line)
+        assert words[words.index("--nemesis-schedule") + 1] == str(made)
+
+
+UNSAFE = [
+    "explore", "--nodes", "3", "--time-limit", "6", "--set", "read_mode=unsafe", "--nemesis", "partition",
+    "--jobs", "1", "--json",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "nor is what else was found (1): No space left on device"),
+        (
+            OperatorError("cannot write /store: no space left"),
+            "seed 0 cannot be kept, nor is what else was found (1): cannot write /store",
+        ),
+        (HarnessError("interrupted while the history was checked"), "(1): interrupted while"),
+        (KeyboardInterrupt(), "(1): interrupted\n"),
+    ],
+)
+def test_a_failure_that_cannot_be_kept_is_told_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: BaseException, said: str
+) -> None:
+    from harness.cli import main
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("harness.exploration.keeping.perform", fail)
+    assert main([*UNSAFE, "--seeds", "2", "--store", str(tmp_path / "store")]) == 1
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert (found["invalid"], found["kept"]) == (2, [])
+    assert said in captured.err
+    assert "seed 1 cannot" not in captured.err
+
+
+def test_a_run_that_was_cut_short_is_not_passed_off_as_the_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while a failure is kept ends the load of that run, as it does with any."""
+    from harness.cli import main
+
+    def cut_short(parts: Parts, store: Store, console: OutputConsole) -> tuple[RunDir, dict[str, object]]:
+        run_dir, results = perform(parts, store, console)
+        return run_dir, {**results, "valid": "unknown", "interrupted": "SIGINT after 2.1 s"}
+
+    monkeypatch.setattr("harness.exploration.keeping.perform", cut_short)
+    assert main([*UNSAFE, "--seeds", "2", "--store", str(tmp_path / "store")]) == 1
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert (found["invalid"], found["kept"], found["interrupted"]) == (2, [], True)
+    assert "(1): interrupted by SIGINT after 2.1 s" in captured.err
 
 
 def test_a_system_that_cannot_be_simulated_is_refused_with_what_can_be_done(
