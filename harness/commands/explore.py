@@ -171,8 +171,8 @@ def _line(tally: Tally, elapsed_s: float) -> str:
 
 
 def _keep_gravest(test: Test, tally: Tally, store: Store, console: OutputConsole) -> tuple[list[str], bool]:
-    """The failures that become runs of the store, and whether an interrupt cut that short. What the search has found is
-    told, with its exit status, also where they cannot be kept, for want of room say."""
+    """The failures that become runs of the store, and whether an interrupt cut that short. The findings
+    are printed, and make the exit status, also where no run can be kept, as on a full disk."""
     kept: list[str] = []
     gravest = sorted(tally.failures, key=lambda failure: failure.valid is not False)  # in their order otherwise
     for failure in gravest[:MAX_KEPT_RUNS]:

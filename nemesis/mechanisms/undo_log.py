@@ -5,7 +5,7 @@ durable yet (see shim/undo.c and launcher/account.py). The script here applies i
 Python, after the replica was killed. It restores old bytes and lengths, gives replaced and removed files their names
 back and takes new names away, newest first, and leaves an empty log. It prints as JSON how many `operations` and how
 many written `bytes` were lost, the inodes of the `files` (directories among them) that have lost any, and which of the
-mapped files that it was told of are `kept`. A file that is gone has lost all of its bytes, whoever saw them written.
+mapped files in its arguments are `kept`. A file that is gone has lost all of its bytes, whoever saw them written.
 
 A sync of the whole file system (syncfs, sync) makes everything durable. A write by O_DSYNC, O_SYNC, RWF_DSYNC or
 RWF_SYNC makes its own bytes durable; of names it is a sync of the file. What else counts as durable is a matter of the

@@ -488,6 +488,9 @@ def test_a_new_file_that_was_written_synchronously_has_its_name_but_for_posix(
         assert host.files() == kept
 
 
+AT = "import os, sys\ndef at(name):\n    return os.path.join(sys.argv[1], name)\n"
+"""Begins a script whose files are named by at(name)."""
+
 SYNCHRONOUSLY = {
     "write": "os.write(c, b'xyz')",
     "append": "os.write(os.open(at('c'), os.O_WRONLY | os.O_APPEND | os.O_DSYNC), b'xyz')",
@@ -508,10 +511,7 @@ def test_a_new_file_has_its_name_by_whatever_call_it_was_written_synchronously(
 ) -> None:
     host = Host(str(tmp_path), {"a": b"..xyz"}, keeper)
     script = (
-        "import os, sys\n"
-        "def at(name):\n"
-        "    return os.path.join(sys.argv[1], name)\n"
-        "a, c = os.open(at('a'), os.O_RDONLY), os.open(at('c'), os.O_CREAT | os.O_WRONLY | os.O_DSYNC)\n"
+        AT + "a, c = os.open(at('a'), os.O_RDONLY), os.open(at('c'), os.O_CREAT | os.O_WRONLY | os.O_DSYNC)\n"
         "out, into = os.pipe()\n"
         f"{SYNCHRONOUSLY[how]}\n"
     )
@@ -577,10 +577,7 @@ def test_a_long_log_of_synchronous_writes_is_compacted_and_forgets_nothing(
     """File b makes the log long; whether of file c other writes are unsynced decides what may be forgotten."""
     host = Host(str(tmp_path), {"b": b""}, keeper)
     script = (
-        "import os, sys\n"
-        "def at(name):\n"
-        "    return os.path.join(sys.argv[1], name)\n"
-        "c = os.open(at('c'), os.O_CREAT | os.O_WRONLY)\n"
+        AT + "c = os.open(at('c'), os.O_CREAT | os.O_WRONLY)\n"
         f"{first}\n"
         "through = os.open(at('c'), os.O_WRONLY | os.O_DSYNC)\n"
         "b = os.open(at('b'), os.O_RDWR)\n"
