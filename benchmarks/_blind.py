@@ -36,6 +36,7 @@ from node.mutants.catalogue import MUTANTS, NO_MUTANT
 from node.mutants.switch import part_of
 
 __all__ = [
+    "COMPARED",
     "FULL",
     "GROUNDS",
     "LOADS",
@@ -55,7 +56,7 @@ __all__ = [
 DOCS = Path(__file__).parent.parent / "docs"
 RESULTS = DOCS / "mutants-blind.jsonl"
 
-SEARCHED, FULL, SMALL = "searched", "full", "small"
+SEARCHED, COMPARED, FULL, SMALL = "searched", "compared", "full", "small"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +70,13 @@ class Load:
     text: str
 
 
+_DEFAULT = Load(
+    nodes=5, time_limit_s=SEARCHED_LOAD["time_limit"], rate=SEARCHED_LOAD["rate"],
+    concurrency=SEARCHED_LOAD["concurrency"], text="`harness explore --nodes 5`",
+)  # fmt: skip
 LOADS: Mapping[str, Load] = {
-    SEARCHED: Load(
-        nodes=5, time_limit_s=SEARCHED_LOAD["time_limit"], rate=SEARCHED_LOAD["rate"],
-        concurrency=SEARCHED_LOAD["concurrency"], text="`harness explore --nodes 5`",
-    ),
+    SEARCHED: _DEFAULT,
+    COMPARED: _DEFAULT,
     FULL: Load(
         nodes=5, time_limit_s=15.0, rate=100.0, concurrency=20,
         text="`harness explore --nodes 5 --time-limit 15 --rate 100`",
@@ -83,8 +86,9 @@ LOADS: Mapping[str, Load] = {
         text="`harness explore --nodes 3 --time-limit 8 --rate 60 --concurrency 10`",
     ),
 }  # fmt: skip
-"""The full one was the default, and takes three times the processor time of a seed. The small one takes less still: for
-comparing two ways to search, which takes many searches."""
+"""That of searches without a guide, and of pairs of searches with and without one: the same runs, kept apart because a
+pair has a longer budget, and both its searches are of one commit. The full one was the default, and takes three times
+the processor time of a seed. The small one takes less still."""
 
 FIRST_SEED = 910_000
 LEAST_SEARCHES = 5
@@ -355,7 +359,7 @@ def guide_table(
             continue
         lines += [
             "",
-            f"Runs of {size.text}, searches of both kinds from the same seeds:",
+            f"Runs of {size.text}, searches of both kinds from the same seeds, of {_budgets(pairs.values())} core s:",
             "",
             "| mutant | searched in | random: found | core s, median | mean to the budget | guided: found "
             "| core s, median | mean to the budget | times sooner (95 %) |",
@@ -372,7 +376,7 @@ def guide_table(
         hits = [sum(_hits(both[way]) for both in every) for way in (0, 1)]
         lines += ["", f"Together: found by {hits[0]} of {count} random and {hits[1]} of {count} guided searches."]
         lines += [f"Times sooner by the means: {_interval(every, _mean)}; by the medians: {_interval(every, _middle)}."]
-        if load == SMALL:
+        if load in (COMPARED, SMALL):
             lines += [line for text in conditions.get(load, ()) for line in ("", text)]
     if not lines:
         return []
@@ -411,6 +415,11 @@ def _pairs(results: Sequence[Mapping[str, Any]], load: str) -> dict[tuple[str, s
         if both:
             found[name, ground] = [one for one, _ in both], [two for _, two in both]
     return found
+
+
+def _budgets(pairs: Iterable[Both]) -> str:
+    """The core seconds that a search may take at most, such as "30 or 60"."""
+    return " or ".join(f"{each:g}" for each in sorted({one["budget_s"] for both in pairs for one in both[0]}))
 
 
 def _hits(searches: Sequence[Mapping[str, Any]]) -> int:

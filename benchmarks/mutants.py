@@ -30,7 +30,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks._blind import GROUNDS, SEARCHED, SMALL, blind_table, measure_blind, read_conditions, read_results
+from benchmarks._blind import (
+    COMPARED,
+    GROUNDS,
+    SEARCHED,
+    SMALL,
+    blind_table,
+    measure_blind,
+    read_conditions,
+    read_results,
+)
 from benchmarks._runs import checked_out_commit
 from checker.workers import worker_pool
 from harness.exploration.mutants import SCENARIOS, gives_away, rehearse_mutant, report_mutant
@@ -309,7 +318,7 @@ def main() -> None:
             budget_s=budget_s,
             jobs=options.jobs,
             ways=(False, True) if options.guide else (False,),
-            load=SMALL if options.small else SEARCHED,
+            load=SMALL if options.small else COMPARED if options.guide else SEARCHED,
             grounds=options.ground,
             until_s=time.monotonic() + options.stop_after,
         )

@@ -136,7 +136,7 @@ def test_a_guide_is_compared_by_searches_that_were_made_both_ways() -> None:
     text = "\n".join(guide_table([*random_ones, *guided], {SMALL: ["on a quiet machine"]}))
     assert "| accept-gap | log | 3 of 5 | 40 | 38 | 5 of 5 | 20 | 19 | 2.00 (" in text
     assert "found by 3 of 5 random and 5 of 5 guided searches" in text and "by the medians: 2.00 (" in text
-    assert "on a quiet machine" in text
+    assert "on a quiet machine" in text and "from the same seeds, of 60 core s:" in text
     assert guide_table(random_ones) == []
     few = [each for each in [*random_ones, *guided] if each["number"] < 4]
     assert "| 20 | 22 |  |" in "\n".join(guide_table(few)), "of fewer than five there is no interval"
