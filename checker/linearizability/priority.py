@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from checker.history import History
-from checker.linearizability.fifo import Flows, covered_empty, covering, gather, with_crashed_takes
+from checker.linearizability.crashed_takes import with_crashed_takes
+from checker.linearizability.flows import Flows, covered_empty, covering, gather
 from checker.linearizability.outcome import NotApplicable, Violation
 from checker.models.collections import PriorityQueue
 from checker.words import named_row, short
@@ -27,15 +28,15 @@ __all__ = ["check_priority"]
 def check_priority(history: History, rows: Sequence[int], model: PriorityQueue) -> Violation | None:
     """A violation, or ``None`` for a linearizable history of a :class:`PriorityQueue`.
 
-    Raises :class:`NotApplicable` for equal values, values that do not compare, or where it matters what crashed
-    extracts have taken.
+    Raises :class:`NotApplicable` for equal values, values that do not compare, or where too many tests would tell
+    what crashed extracts have taken.
     """
     try:
         flows = gather(history, rows, model)
         if isinstance(flows, Violation):
             return flows
         return with_crashed_takes(
-            flows, lambda some: _precedence(history, some, model) or covered_empty(history, some, model)
+            history, flows, lambda some: _precedence(history, some, model) or covered_empty(history, some, model)
         )
     except TypeError as error:
         raise NotApplicable(f"values are not hashable or do not compare ({error})") from error

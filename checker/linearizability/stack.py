@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from checker.history import NEVER, History
-from checker.linearizability.fifo import Flows, covered_empty, gather, with_crashed_takes
+from checker.linearizability.crashed_takes import with_crashed_takes
+from checker.linearizability.flows import Flows, covered_empty, gather
 from checker.linearizability.outcome import Violation
 from checker.linearizability.trees import Cover, MaxTree
 from checker.models.collections import Stack
@@ -35,12 +36,12 @@ _Value = tuple[int, int, int, int, int, int]
 def check_stack(history: History, rows: Sequence[int], model: Stack) -> Violation | None:
     """A violation, or ``None`` for a linearizable history of a :class:`Stack`.
 
-    Raises :class:`NotApplicable` for equal values, or where it matters what crashed pops have taken.
+    Raises :class:`NotApplicable` for equal values, or where too many tests would tell what crashed pops have taken.
     """
     flows = gather(history, rows, model)
     if isinstance(flows, Violation):
         return flows
-    return with_crashed_takes(flows, lambda some: _nesting(some) or covered_empty(history, some, model))
+    return with_crashed_takes(history, flows, lambda some: _nesting(some) or covered_empty(history, some, model))
 
 
 def _nesting(flows: Flows) -> Violation | None:
