@@ -16,13 +16,14 @@ from checker.linearizability.fifo import check_fifo
 from checker.linearizability.general import WEIGHT_PER_LOOK, Search
 from checker.linearizability.key_outcome import KeyOutcome, Special
 from checker.linearizability.log import check_log_order
-from checker.linearizability.numbered import check_fetch_and_add, check_grow_only_set, check_versions
+from checker.linearizability.numbered import check_grow_only_set, check_versions
 from checker.linearizability.outcome import NotApplicable, Violation
 from checker.linearizability.priority import check_priority
 from checker.linearizability.problem import expected_bytes
 from checker.linearizability.register import check_register, impossible_read
 from checker.linearizability.stack import check_stack
 from checker.linearizability.steps import unknown_functions
+from checker.linearizability.sums import check_fetch_and_add
 from checker.models.base import Model
 from checker.models.collections import FIFOQueue, GrowOnlySet, PriorityQueue, Stack, UnorderedQueue
 from checker.models.counters import Counter, FetchAndAdd

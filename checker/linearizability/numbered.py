@@ -1,4 +1,4 @@
-"""Objects whose results number the operations: versioned registers, fetch-and-add, grow-only sets read whole.
+"""Objects whose results number the operations: versioned registers, grow-only sets read whole.
 
 Each is brought to ranks (see ``ranks``): linear time.
 """
@@ -8,16 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from checker.history import FAIL, INFO, NEVER, OK, History
+from checker.history import FAIL, NEVER, OK, History
 from checker.linearizability.log import check_log_order
 from checker.linearizability.outcome import NotApplicable, Violation
 from checker.linearizability.ranks import rank_conflict
 from checker.models.collections import GrowOnlySet
-from checker.models.counters import FetchAndAdd
 from checker.models.logs import Log
 from checker.models.registers import VersionedRegister
 
-__all__ = ["check_fetch_and_add", "check_grow_only_set", "check_versions"]
+__all__ = ["check_grow_only_set", "check_versions"]
 
 
 def check_versions(history: History, rows: Sequence[int], model: VersionedRegister) -> Violation | None:
@@ -55,55 +54,6 @@ def check_versions(history: History, rows: Sequence[int], model: VersionedRegist
     if found is None:
         return None
     return Violation(rows=tuple(rows[at] for at in found.rows), text="", minimal=False)
-
-
-def check_fetch_and_add(history: History, rows: Sequence[int], model: FetchAndAdd) -> Violation | None:
-    """A violation, or ``None`` for a linearizable history of a :class:`FetchAndAdd`.
-
-    Every answer is the sum so far, and with positive amounts sums order the operations.  Raises :class:`NotApplicable`
-    for other amounts, for a first sum that is no whole number, and for additions of unknown outcome.
-    """
-    adds: dict[Any, tuple[Any, int, int]] = {}
-    reads: list[tuple[Any, int, int]] = []
-    bad = Violation(rows=tuple(rows), text="", minimal=False)
-    twice = False
-    if not isinstance(model.initial, int):
-        raise NotApplicable("the first sum is no whole number")
-    for row in rows:
-        f, result, status = history.f[row], history.result[row], history.status[row]
-        if status == FAIL or (f == "read" and status == INFO):
-            continue
-        if status == INFO:
-            raise NotApplicable("an addition crashed")
-        if f == "read":
-            reads.append((result, history.invoked[row], history.returned[row]))
-            continue
-        amount = 1 if history.value[row] is None else history.value[row]
-        if amount.__class__ is not int or amount <= 0:  # what is added to a great float may leave it as it is
-            raise NotApplicable("an amount is no positive whole number")
-        twice = twice or result in adds
-        adds[result] = (amount, history.invoked[row], history.returned[row])
-    if twice:
-        return bad
-    last_invoke: dict[int, int] = {}
-    first_return: dict[int, int] = {}
-    place: dict[Any, int] = {model.initial: 0}
-    total: Any = model.initial
-    while total in adds:
-        amount, invoked, returned = adds[total]
-        rank = 2 * place[total] + 1
-        last_invoke[rank], first_return[rank] = invoked, returned
-        total += amount
-        place[total] = (rank + 1) // 2
-    if len(place) - 1 != len(adds):
-        return bad
-    for total, invoked, returned in reads:
-        if total not in place:
-            return bad
-        rank = 2 * place[total]
-        last_invoke[rank] = max(last_invoke.get(rank, -1), invoked)
-        first_return[rank] = min(first_return.get(rank, NEVER), returned)
-    return bad if rank_conflict(first_return, last_invoke) is not None else None
 
 
 def check_grow_only_set(history: History, rows: Sequence[int], model: GrowOnlySet) -> Violation | None:

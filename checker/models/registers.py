@@ -165,6 +165,10 @@ class VersionedRegister(Model):
             return state
         return state if isinstance(result, (list, tuple)) and tuple(result) == state else ILLEGAL
 
+    def describe(self, f: str, value: Any, result: Any) -> str:
+        version = "" if f == "read" or result is UNKNOWN or result is None else f" -> version {shortened(result)}"
+        return super().describe(f, value, result) + version
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mutex(Model):
