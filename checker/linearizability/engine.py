@@ -14,9 +14,10 @@ from checker.linearizability.counter import check_counter_bounds
 from checker.linearizability.decompose import decompose
 from checker.linearizability.fifo import check_fifo
 from checker.linearizability.general import WEIGHT_PER_LOOK, Search
+from checker.linearizability.grow_only import check_grow_only_set
 from checker.linearizability.key_outcome import KeyOutcome, Special
 from checker.linearizability.log import check_log_order
-from checker.linearizability.numbered import check_grow_only_set, check_versions
+from checker.linearizability.numbered import check_versions
 from checker.linearizability.outcome import NotApplicable, Violation
 from checker.linearizability.priority import check_priority
 from checker.linearizability.problem import expected_bytes

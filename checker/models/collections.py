@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any, ClassVar
 
 from checker.models.base import ILLEGAL, UNKNOWN, Model, shortened
@@ -115,6 +116,10 @@ class UnorderedQueue(_Container):
         return state[:at] + state[at + 1 :]
 
 
+MAX_ELEMENTS_OF_STATES = 3
+"""Of operations that a set's states are told apart by: each doubles their number."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Set(Model):
     """``add(v)``, ``remove(v)``, ``contains(v) -> bool``, and ``read() -> all``.
@@ -146,6 +151,15 @@ class Set(Model):
         if not changes:
             return state
         return state - {value} if f == "remove" else state | {value}
+
+    def possible_states(self, operations: Sequence[tuple[str, Any, Any]]) -> Iterable[Hashable] | None:
+        elements: set[Any] = set()
+        for f, value, result in operations:
+            elements.update([value] if f != "read" else () if result is UNKNOWN else result)
+            if len(elements) > MAX_ELEMENTS_OF_STATES:
+                return None
+        sizes = range(len(elements) + 1)
+        return [frozenset(chosen) for size in sizes for chosen in combinations(elements, size)]
 
     def describe(self, f: str, value: Any, result: Any) -> str:
         if f == "read":

@@ -1,4 +1,4 @@
-"""Grow-only sets read whole as operations return: reads must form a chain (see ``linearizability.numbered``)."""
+"""Grow-only sets read whole as operations return: reads must form a chain (see ``linearizability.grow_only``)."""
 
 from __future__ import annotations
 

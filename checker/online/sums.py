@@ -1,4 +1,4 @@
-"""Fetch-and-add as operations return: sums only grow, so they order the operations (see ``linearizability.numbered``).
+"""Fetch-and-add as operations return: sums only grow, so they order the operations (see ``linearizability.sums``).
 
 Every total below the greatest one known is the boundary of an addition, inside of one, or in a gap that only additions
 without an answer can have filled.
