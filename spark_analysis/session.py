@@ -32,7 +32,7 @@ import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,6 +84,9 @@ MASTER_TIMEOUT_S = 10.0
 
 MAX_PORT = 65_535
 
+EXECUTORS_AFTER_S = 30.0
+"""By then a cluster that has room has started an executor: they take some five seconds, twenty on a busy machine."""
+
 _OUT_OF_MEMORY = "-XX:+ExitOnOutOfMemoryError"
 """Without it Java goes on with a thread less, and a task whose thread that was waits for ever."""
 
@@ -110,12 +113,14 @@ def open_session(
     name: str = "splitbrain",
     packages: Sequence[str] = (),
     distribution: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Session]:
     """A session for the time of a `with`.
 
     `master` is Spark's (default: what spark-submit set, otherwise all cores of this machine); `memory` that of
-    the driver's Java; `settings` go to Spark as they are; `packages` and `distribution` as for `ship`. Raises
-    AnalysisError when PySpark or Java is missing or Spark does not start.
+    the driver's Java; `settings` go to Spark as they are; `packages` and `distribution` as for `ship`;
+    `say` hears, from a thread of its own, that a cluster gives no executors. Raises AnalysisError when PySpark or Java
+    is missing or Spark does not start.
     """
     if importlib.util.find_spec("pyspark") is None:
         raise AnalysisError(f"this command needs PySpark: {HOW_TO_GET_SPARK}")
@@ -142,13 +147,45 @@ def open_session(
                     _keep_classes(spark)
                 except Exception as error:  # a cluster that does not want us says so when Spark believes it has started
                     raise _not_started(master, scratch, error) from None
-                yield Session(spark, source)
+                with _watched(spark, say):
+                    yield Session(spark, source)
             finally:
                 with contextlib.suppress(Exception):  # a driver that has died cannot be stopped, and is gone
                     spark.stop()
                 _end_gateway()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _watched(spark: SparkSession, say: Callable[[str], None]) -> Iterator[None]:
+    """Say it once where tasks wait and a cluster has no executor for them: Spark itself waits for ever, and says so in
+    logs that nobody sees."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(EXECUTORS_AFTER_S):
+            with contextlib.suppress(Exception):  # the session is ending
+                if _lacks_executors(spark):
+                    say(
+                        f"waiting: {spark.sparkContext.master} has given no executor for {EXECUTORS_AFTER_S:g} s. Are "
+                        "its workers up, with a core free, and with the memory that an executor asks for (--conf "
+                        "spark.executor.memory=SIZE, 1g if none is named)?"
+                    )
+                    return
+
+    if not spark.sparkContext.master.startswith("local"):
+        threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _lacks_executors(spark: SparkSession) -> bool:
+    context: Any = spark.sparkContext
+    known = context._jsc.sc().statusTracker().getExecutorInfos()  # the driver is one of them
+    return len(known) <= 1 and bool(context.statusTracker().getActiveStageIds())
 
 
 def _start_ticks() -> int:
