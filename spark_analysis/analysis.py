@@ -99,7 +99,8 @@ def analyse(
     progress("looking for runs")
     listing = list_runs(spark, place, include=options.include)
     try:
-        progress(f"reading {len(listing.runs) + len(listing.compacted):,} histories")
+        files = len(listing.runs) + len(listing.compacted)
+        progress("reading 1 history" if files == 1 else f"reading {files:,} histories")
         kept = _kept(spark, listing, options)
         try:
             return _tables(spark, listing, _selected(kept, options), options, progress, out, csv)
