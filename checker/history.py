@@ -11,6 +11,7 @@ not certain (``info``) never returned: its ``returned`` is :data:`NEVER` in the 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ __all__ = [
     "Operation",
     "columns",
     "freeze",
+    "key_of_text",
+    "key_text",
     "plain",
 ]
 
@@ -65,6 +68,9 @@ READS = frozenset({"read", "get"})
 MAX_PROBLEMS = 10
 
 
+_BEGINS_JSON = frozenset('"[{-0123456789tf')
+
+
 class HistoryError(ValueError):
     """A history that cannot be read.  ``event`` is the number of the offending event, from 0, where known."""
 
@@ -84,6 +90,34 @@ def freeze(value: Any) -> Any:
         pairs = [(freeze(k), freeze(v)) for k, v in value.items()]
         return tuple(sorted(pairs, key=repr))
     return value
+
+
+def key_text(key: Any) -> str | None:
+    """A key as a column of text holds it: a string as it is, anything else as JSON. A string that could be taken for
+    such JSON ("1" beside 1, "true" beside true) is in quotes, as JSON has it: keys that differ have texts that differ.
+    """
+    if key is None or type(key) is int:
+        return None if key is None else str(key)
+    key = plain(key)
+    if not isinstance(key, str):
+        return json.dumps(key, separators=(",", ":"))
+    if key[:1] in _BEGINS_JSON:
+        try:
+            json.loads(key)
+        except (ValueError, RecursionError):
+            return key
+        return json.dumps(key)
+    return key
+
+
+def key_of_text(text: str) -> Any:
+    """The key of which `key_text` made a text. Files of earlier versions have every string as it is."""
+    if text[:1] not in _BEGINS_JSON:
+        return text
+    try:
+        return freeze(json.loads(text))
+    except (ValueError, RecursionError):
+        return text
 
 
 def plain(value: Any) -> Any:

@@ -13,6 +13,7 @@ __all__ = [
     "EXIT_OPERATOR",
     "NO_ROOM",
     "HarnessError",
+    "InterruptedStartError",
     "OperatorError",
     "SystemUnderTestError",
     "how_to_get",
@@ -41,6 +42,11 @@ class OperatorError(Exception):
 
 class SystemUnderTestError(Exception):
     """The system under test failed in a way that leaves nothing to check (it never started, say)."""
+
+
+class InterruptedStartError(SystemUnderTestError):
+    """A run was interrupted before its system was up. There is nothing to check, and whoever interrupted it wants no
+    further run either."""
 
 
 class HarnessError(Exception):

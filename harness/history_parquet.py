@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from checker.faults import NEMESIS
+from checker.history import key_text
 from harness.arrow_arrays import array_of, repeated
 from harness.history_writer import HistoryError, HistoryWriteError, read_history
 from harness.test import Test
@@ -152,7 +153,7 @@ def _batch(events: Iterator[dict[str, Any]], run: RunIdentity, constants: dict[s
         "is_nemesis": [event["process"] == NEMESIS for event in chunk],
         "type": [event["type"] for event in chunk],
         "f": [event["f"] for event in chunk],
-        "key": [_key(event.get("key")) for event in chunk],
+        "key": [key_text(event.get("key")) for event in chunk],
         "value": [_value(event.get("value")) for event in chunk],
         "error": [_string(event.get("error")) for event in chunk],
         "node": [_string(event.get("node")) for event in chunk],
@@ -190,10 +191,6 @@ def _process(process: int | str) -> int:
 
 def _string(value: Any) -> str | None:
     return value if value is None or isinstance(value, str) else _encode_json(value)
-
-
-def _key(key: Any) -> str | None:
-    return str(key) if type(key) is int else _string(key)
 
 
 def _value(value: Any) -> str | None:

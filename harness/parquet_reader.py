@@ -12,7 +12,7 @@ from typing import Any
 
 from checker.codecs import FormatError
 from checker.codecs.source import FileEvents
-from checker.history import History
+from checker.history import History, key_of_text
 from checker.linearizability.budget import Budget
 from harness.errors import how_to_get
 
@@ -121,5 +121,5 @@ def _value(text: Any) -> Any:
 
 
 def _key(text: Any) -> Any:
-    """Numbers are written as text: a key that looks like one was one."""
-    return int(text) if isinstance(text, str) and text.lstrip("-").isdecimal() else text
+    """The key that was written as this text."""
+    return key_of_text(text) if isinstance(text, str) else text

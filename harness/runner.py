@@ -25,7 +25,7 @@ from typing import Any, Protocol
 from harness.blocking import no_blocking
 from harness.clusters.abilities import NotesItsLinks
 from harness.clusters.base import Cluster, HoldsFiles, SeesReplicas
-from harness.errors import HarnessError, OperatorError, SystemUnderTestError
+from harness.errors import HarnessError, InterruptedStartError, OperatorError, SystemUnderTestError
 from harness.fail_fast import WatchedRecorder
 from harness.faults.target import RunTarget
 from harness.faults.triggers import WatchedTriggers
@@ -258,14 +258,14 @@ class Run:
         self._enter("starting the cluster")
         await self._unless_given_up(self.cluster.start())
         if self._stop_requested.is_set():
-            raise SystemUnderTestError("interrupted before the system was started: there is nothing to check")
+            raise InterruptedStartError("interrupted before the system was started: there is nothing to check")
         self._enter("starting the system")
         start = asyncio.ensure_future(self.system.start())
         stop = asyncio.ensure_future(self._stop_requested.wait())
         try:
             await asyncio.wait({start, stop}, return_when=asyncio.FIRST_COMPLETED)
             if not start.done() or (self._stop_requested.is_set() and start.exception() is not None):
-                raise SystemUnderTestError("interrupted before the system had started: there is nothing to check")
+                raise InterruptedStartError("interrupted before the system had started: there is nothing to check")
             start.result()
         finally:
             for task in (start, stop):

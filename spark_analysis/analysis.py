@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from spark_analysis.availability import fault_kinds, faults_table, measures, outcome_rates, spans_table
 from spark_analysis.checking import CheckPlan, check_runs, checks_table
 from spark_analysis.errors import AnalysisError
-from spark_analysis.ingest import GROUP, Listing, ingest, list_runs
+from spark_analysis.ingest import GROUP, LATEST, Listing, ingest, list_runs
 from spark_analysis.latency import EXACT_OPERATIONS, latency_quantiles
 from spark_analysis.rates import anomaly_kinds, anomaly_rates
 from spark_analysis.session import one_line
@@ -99,7 +99,8 @@ def analyse(
     progress("looking for runs")
     listing = list_runs(spark, place, include=options.include)
     try:
-        progress(f"reading {len(listing.runs) + len(listing.compacted):,} histories")
+        files = len(listing.runs) + len(listing.compacted)
+        progress("reading 1 history" if files == 1 else f"reading {files:,} histories")
         kept = _kept(spark, listing, options)
         try:
             return _tables(spark, listing, _selected(kept, options), options, progress, out, csv)
@@ -134,7 +135,8 @@ def _kept(spark: SparkSession, listing: Listing, options: Options) -> DataFrame:
     runs = ingest(spark, listing, unavailable_after_ns=options.unavailable_after_ms * 1_000_000)
     runs = runs.persist(StorageLevel.MEMORY_AND_DISK)
     asked = {run.history for run in listing.runs if run.history is not None}  # compacted files may have no rows
-    rows = runs.select("file", "run_dir", "run_id", "source", F.col("problem").isNull().alias("is_usable")).collect()
+    known = ("file", "run_dir", "run_id", "source", "fingerprint")
+    rows = runs.select(*known, F.col("problem").isNull().alias("is_usable")).collect()
     missing = asked - {row.file for row in rows}
     listing.problems += [(path, "its history cannot be read") for path in sorted(missing)]
     copies = _copies([row for row in rows if row.is_usable])
@@ -146,14 +148,16 @@ def _kept(spark: SparkSession, listing: Listing, options: Options) -> DataFrame:
 
 
 def _copies(rows: Sequence[Any]) -> list[tuple[str, str]]:
-    """Places whose run is that of another one, by its id, and that other one: a run is counted once."""
+    """Places whose run is that of another one, by its id (one that was killed has none: by its history), and that other
+    one: a run is counted once."""
     originals: dict[str, str] = {}
     copies = []
-    for row in sorted(rows, key=lambda row: (row.source == "compacted", row.run_dir)):
-        if row.run_id in originals:
-            copies.append((row.run_dir, originals[row.run_id]))
+    for row in sorted(rows, key=lambda row: (row.source == "compacted", LATEST in row.run_dir.split("/"), row.run_dir)):
+        name = row.fingerprint if row.run_id == row.run_dir and row.fingerprint else row.run_id
+        if name in originals:
+            copies.append((row.run_dir, originals[name]))
         else:
-            originals[row.run_id] = row.run_dir
+            originals[name] = row.run_dir
     return copies
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from checker.history import NEVER as CHECKER_NEVER
-from checker.history import History
+from checker.history import History, key_of_text
 from spark_analysis.operations import INFO, STATUS_NAMES, Ints, RunData
 
 
@@ -99,12 +99,7 @@ def _keys(run: RunData) -> list[Any]:
     """The keys by code, with None at the end, where code -1 finds it."""
     if run.key_objects is not None:
         return [*run.key_objects, None]
-    return [*map(_key, run.key.names), None]
-
-
-def _key(text: str) -> Any:
-    """A key as the harness had it: a whole number where the text is one, as Parquet's column was made from it."""
-    return int(text) if text.removeprefix("-").isdigit() and str(int(text)) == text else text
+    return [*map(key_of_text, run.key.names), None]
 
 
 def _objects(column: Any) -> Any:

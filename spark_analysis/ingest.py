@@ -1,6 +1,7 @@
 """From a place that holds runs to one table with one row per run.
 
-Spark lists the place, so any file system that Hadoop knows will do; files.py has them opened where the tasks run.
+Spark lists the place, so any file system that Hadoop knows will do; one of this machine's own is listed here, as Spark
+passes over names without a word. files.py has the files opened where the tasks run.
 Python workers turn each file into the run's digest. A file never meets another one, so a damaged one is a line in
 `problems` and nothing else. Many small files share a task.
 
@@ -14,6 +15,7 @@ __all__ = [
     "COMPACTED",
     "COMPACTED_OUTCOMES",
     "GROUP",
+    "LATEST",
     "PARQUET",
     "Listing",
     "RunFiles",
@@ -25,10 +27,13 @@ __all__ = [
     "run_dir_of",
 ]
 
+import contextlib
 import fcntl
 import fnmatch
+import hashlib
 import os
 import re
+import stat
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -39,7 +44,7 @@ import pyarrow as pa
 from spark_analysis.digest import RUN_TYPE, digest
 from spark_analysis.errors import AnalysisError
 from spark_analysis.files import Content, contents, escaped, is_local, largest_file, local_path, opened
-from spark_analysis.operations import Identity, RunData, UnreadableRunError
+from spark_analysis.operations import Identity, RunData, UnreadableRunError, in_utf8
 from spark_analysis.outcomes import OUTCOME_TYPE, outcome_of_results, outcome_of_test
 from spark_analysis.reading import read_runs
 from spark_analysis.session import one_line
@@ -62,6 +67,12 @@ OUTCOME_BYTES = 64 * 1024
 
 PART = "part-*.parquet"
 FOREIGN = ("*.edn",)
+JEPSEN_RESULTS = "results.edn"
+
+LATEST = "latest"
+"""The name of a store's links to its newest runs."""
+
+UNFINISHED_BY_HADOOP = "_temporary"
 
 _IDENTITY = pa.struct(
     [
@@ -77,6 +88,7 @@ _DIGEST_SCHEMA = pa.schema(
         ("problem", pa.string()),
         ("notes", pa.list_(pa.string())),
         ("identity", _IDENTITY),
+        ("fingerprint", pa.string()),  # of a history that names no run: by it a copy is known
         ("run", RUN_TYPE),
     ]
 )
@@ -117,29 +129,14 @@ def list_runs(spark: SparkSession, place: str, *, include: Sequence[str] = ()) -
 
     Raises AnalysisError when the place cannot be read or holds nothing.
     """
-    foreign = (*FOREIGN, *include)
-    patterns = (PARQUET, JSONL, RESULTS, TEST, MARKER, PART, *foreign)
-    try:
-        files = (
-            spark.read.format("binaryFile")
-            .option("recursiveFileLookup", "true")
-            .option("pathGlobFilter", "{" + ",".join(patterns) + "}")
-            .load(escaped(place))
-        )
-        sizes = {row.path: row.length for row in files.select("path", "length").collect()}
-        # Spark's rows leave empty files out, which would be a silent loss; its list of names has them.
-        listed = [re.sub("^file:///", "file:/", unquote(path)) for path in files.inputFiles()]
-        sizes |= {path: 0 for path in listed if path not in sizes}
-    except Exception as error:
-        raise AnalysisError(f"cannot read {place}: {_why(error)}") from None
     listing = Listing(place)
+    patterns = (PARQUET, JSONL, RESULTS, TEST, MARKER, PART, *FOREIGN, *include)
+    local = _local_place(place)
+    sizes = _listed_sizes(spark, place, patterns) if local is None else _local_sizes(listing, local, patterns)
     limit_bytes = largest_file(spark, place)
     by_dir: dict[str, dict[str, tuple[str, int]]] = {}
-    prefix = len(_prefix(place, list(sizes)))
     for path, length in sorted(sizes.items()):
         folder, _, name = path.rpartition("/")
-        if "latest" in folder[prefix:].split("/"):
-            continue  # the store's links to its newest runs, which would be counted twice
         if fnmatch.fnmatch(name, PART):
             if folder.endswith("/" + COMPACTED):
                 listing.compacted.append((path, length))
@@ -157,11 +154,102 @@ def list_runs(spark: SparkSession, place: str, *, include: Sequence[str] = ()) -
             _add_run(listing, folder, names, limit_bytes)
         elif not _parents(folder) & runs:
             for name, (path, length) in names.items():
-                if any(fnmatch.fnmatch(name, pattern) for pattern in foreign):
+                if _is_foreign(name, include):
                     _add(listing, limit_bytes, RunFiles(run_dir=path, history=path, size_bytes=length))
     if not (listing.runs or listing.compacted or listing.problems or listing.at_work):
         raise AnalysisError(f"{place} holds no runs: make some with `harness run --store DIR`, or name another place")
     return listing
+
+
+def _is_foreign(name: str, include: Sequence[str]) -> bool:
+    """Whether a file is a history of another tool. Jepsen leaves its results beside it."""
+    if any(fnmatch.fnmatch(name, pattern) for pattern in include):
+        return True
+    return name != JEPSEN_RESULTS and any(fnmatch.fnmatch(name, pattern) for pattern in FOREIGN)
+
+
+def _listed_sizes(spark: SparkSession, place: str, patterns: Sequence[str]) -> dict[str, int]:
+    """Bytes of the files of these names at a place of another file system, as Spark lists it. Raises AnalysisError."""
+    try:
+        files = (
+            spark.read.format("binaryFile")
+            .option("recursiveFileLookup", "true")
+            .option("pathGlobFilter", "{" + ",".join(patterns) + "}")
+            .load(escaped(place))
+        )
+        sizes = {row.path: row.length for row in files.select("path", "length").collect()}
+        # Spark's rows leave empty files out, which would be a silent loss; its list of names has them.
+        listed = [re.sub("^file:///", "file:/", unquote(path)) for path in files.inputFiles()]
+        sizes |= {path: 0 for path in listed if path not in sizes}
+    except Exception as error:
+        raise AnalysisError(f"cannot read {place}: {_why(error)}") from None
+    prefix = len(_prefix(place, list(sizes)))
+    # Copies of the store's links to its newest runs, which would be counted twice.
+    return {path: size for path, size in sizes.items() if LATEST not in path[prefix:].split("/")[:-1]}
+
+
+def _local_place(place: str) -> str | None:
+    """The path of a place on this machine's own file systems; None for one elsewhere."""
+    if place.startswith("file:"):
+        return "/" + re.sub("^file:(//[^/]*)?", "", place).strip("/")
+    return None if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", place) else os.path.abspath(place)
+
+
+def _local_sizes(listing: Listing, place: str, patterns: Sequence[str]) -> dict[str, int]:
+    """Bytes of the files of these names at a path, by their paths as Spark writes them. Raises AnalysisError.
+
+    Spark would pass over names that begin with `_`, and those for which the locale of its Java has no letters, and say
+    nothing. What links lead to counts once; links named `latest` are not followed.
+    """
+    if not os.path.exists(place):
+        raise AnalysisError(f"cannot read {listing.place}: there is no such place")
+    if not os.path.isdir(place):
+        return {f"file:{place}": os.path.getsize(place)}
+    named = re.compile("|".join(fnmatch.translate(pattern) for pattern in patterns))
+    sizes: dict[str, int] = {}
+    linked: dict[str, str] = {}
+    for folder, names in _folders(listing, place):
+        found = [name for name in names if named.match(name)]
+        if found and in_utf8(folder) != folder:
+            shown = os.fsencode(folder).decode(errors="backslashreplace")
+            listing.problems.append((f"file:{shown}", "its path is not UTF-8, which Spark's tables are: rename it"))
+            continue
+        for name in filter(lambda name: in_utf8(name) == name, found):
+            path = os.path.join(folder, name)
+            with contextlib.suppress(OSError):  # a link to nothing, or a file that has just been removed
+                status = os.stat(path)
+                if not stat.S_ISREG(status.st_mode):
+                    continue
+                sizes[f"file:{path}"] = status.st_size
+                if os.path.islink(path):
+                    linked[path] = os.path.realpath(path)
+    for path, target in linked.items():
+        if f"file:{target}" in sizes and os.path.basename(path) not in (PARQUET, JSONL, RESULTS, TEST):
+            del sizes[f"file:{path}"]
+    return sizes
+
+
+def _folders(listing: Listing, place: str) -> Iterator[tuple[str, list[str]]]:
+    """Every folder at a path with the names of its files, each once: those that are there, then those that only links
+    lead to. Hidden ones are passed over, as by `harness runs`, and what Hadoop has not finished writing."""
+
+    def unreadable(error: OSError) -> None:
+        listing.problems.append((f"file:{in_utf8(str(error.filename))}", f"cannot be read: {error.strerror}"))
+
+    seen: set[str] = set()
+    waiting = [place]
+    while waiting:
+        for folder, folders, names in os.walk(waiting.pop(0), onerror=unreadable):
+            real = os.path.realpath(folder)
+            if real in seen:
+                folders.clear()
+                continue
+            seen.add(real)
+            folders[:] = sorted(name for name in folders if not name.startswith(".") and name != UNFINISHED_BY_HADOOP)
+            links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+            waiting += [os.path.join(folder, name) for name in links if name != LATEST]
+            folders[:] = [name for name in folders if name not in links]
+            yield folder, [name for name in names if not name.startswith(".")]
 
 
 def _prefix(place: str, paths: list[str]) -> str:
@@ -329,6 +417,7 @@ def _joined(digested: DataFrame, merged: DataFrame) -> DataFrame:
         "run_dir",
         "file",
         "source",
+        "fingerprint",
         F.coalesce("problem", F.when(left < judged, lost)).alias("problem"),
         notes.alias("notes"),
         F.coalesce(
@@ -365,7 +454,10 @@ def _digest_rows(path: str, content: Content, unavailable_after_ns: int) -> Iter
     compacted = folder.endswith("/" + COMPACTED)
     whole = run_dir_of(path)
     source = "compacted" if compacted else "foreign" if whole == path else "store"
-    unusable: dict[str, Any] = {"run_dir": whole, "file": path, "source": source, "identity": None, "run": None}
+    unusable: dict[str, Any] = {**dict.fromkeys(_DIGEST_SCHEMA.names), "run_dir": whole, "file": path, "source": source}
+    fingerprint = None
+    if name == JSONL and not isinstance(content, UnreadableRunError):
+        fingerprint = hashlib.sha256(content).hexdigest()
     try:
         for run in read_runs(name, content):
             yield {
@@ -375,6 +467,7 @@ def _digest_rows(path: str, content: Content, unavailable_after_ns: int) -> Iter
                 "problem": None,
                 "notes": _notes(run, name),
                 "identity": _identity(run.identity),
+                "fingerprint": fingerprint,
                 "run": digest(run, unavailable_after_ns=unavailable_after_ns),
             }
     except UnreadableRunError as error:

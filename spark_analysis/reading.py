@@ -24,7 +24,7 @@ from checker.codecs import FormatError, read_bytes
 from checker.codecs.jsonl import DamagedLine, read_batches
 from checker.faults import NEMESIS, FaultPairing
 from checker.history import NEVER as CHECKER_NEVER
-from checker.history import History, HistoryError, plain
+from checker.history import History, HistoryError, key_text, plain
 from spark_analysis.operations import (
     NEVER,
     STATUS_NAMES,
@@ -398,7 +398,7 @@ def _from_events(events: list[dict[str, Any]], problems: list[str], with_values:
             process=np.array([event["process"] for event in clients], np.int64),
             time_ns=np.array([event["time"] for event in clients], np.int64),
             f=_encode([event["f"] for event in clients]),
-            key=_encode([_key_text(event.get("key")) for event in clients]),
+            key=_encode([_text(key_text(event.get("key"))) for event in clients]),
             node=_encode([_text(event.get("node")) for event in clients]),
             faults=faults,
             problems=problems,
@@ -419,10 +419,6 @@ def _encode(texts: list[str | None]) -> Names:
 
 def _text(value: Any) -> str | None:
     return in_utf8(value) if isinstance(value, str) else None if value is None else json.dumps(plain(value))
-
-
-def _key_text(key: Any) -> str | None:
-    return str(key) if type(key) is int else _text(key)
 
 
 def _value_text(value: Any) -> str | None:
@@ -449,7 +445,7 @@ def _from_history(history: History, with_values: bool) -> RunData:
     started = [0 if time_ns is None else time_ns for time_ns in history.invoked_ns]
     ended = [NEVER if time_ns is None else time_ns for time_ns in history.returned_ns]
     positions = np.array(history.returned, np.int64)
-    keys = _encode([_key_text(plain(key)) for key in history.key])
+    keys = _encode([_text(key_text(key)) for key in history.key])
     key_objects: list[Any] = [None] * len(keys.names)
     for code, key in zip(keys.codes.tolist(), history.key, strict=True):
         if code >= 0:

@@ -32,7 +32,7 @@ import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,6 +76,17 @@ _SETTINGS = {
 }
 
 
+LOG = "spark.log"
+"""In the scratch directory: what Java and what resolves packages say."""
+
+MASTER_TIMEOUT_S = 10.0
+"""For a connection to a standalone master."""
+
+MAX_PORT = 65_535
+
+EXECUTORS_AFTER_S = 30.0
+"""By then a cluster that has room has started an executor: they take some five seconds, twenty on a busy machine."""
+
 _OUT_OF_MEMORY = "-XX:+ExitOnOutOfMemoryError"
 """Without it Java goes on with a thread less, and a task whose thread that was waits for ever."""
 
@@ -102,12 +113,14 @@ def open_session(
     name: str = "splitbrain",
     packages: Sequence[str] = (),
     distribution: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Session]:
     """A session for the time of a `with`.
 
     `master` is Spark's (default: what spark-submit set, otherwise all cores of this machine); `memory` that of
-    the driver's Java; `settings` go to Spark as they are; `packages` and `distribution` as for `ship`. Raises
-    AnalysisError when PySpark or Java is missing or Spark does not start.
+    the driver's Java; `settings` go to Spark as they are; `packages` and `distribution` as for `ship`;
+    `say` hears, from a thread of its own, that a cluster gives no executors. Raises AnalysisError when PySpark or Java
+    is missing or Spark does not start.
     """
     if importlib.util.find_spec("pyspark") is None:
         raise AnalysisError(f"this command needs PySpark: {HOW_TO_GET_SPARK}")
@@ -119,24 +132,60 @@ def open_session(
             _environment(scratch, embedded=_is_embedded(master)) as source,
         ):
             before = signal.getsignal(signal.SIGINT)
+            _require_master(master)
             spark = _start(master, memory, verbose, dict(settings or {}), name, scratch)
             if threading.current_thread() is threading.main_thread():
                 # PySpark's own handler has Java cancel the jobs first, so that Ctrl-C looks like a job that failed. To
                 # leave the session ends them as well.
                 signal.signal(signal.SIGINT, before)
             try:
-                spark.sparkContext.setLogLevel("INFO" if verbose else "OFF")
-                ship(spark, scratch, packages, distribution)
-                if not verbose:
-                    _silence_accumulators(spark)
-                _keep_classes(spark)
-                yield Session(spark, source)
+                try:
+                    spark.sparkContext.setLogLevel("INFO" if verbose else "OFF")
+                    ship(spark, scratch, packages, distribution)
+                    if not verbose:
+                        _silence_accumulators(spark)
+                    _keep_classes(spark)
+                except Exception as error:  # a cluster that does not want us says so when Spark believes it has started
+                    raise _not_started(master, scratch, error) from None
+                with _watched(spark, say):
+                    yield Session(spark, source)
             finally:
                 with contextlib.suppress(Exception):  # a driver that has died cannot be stopped, and is gone
                     spark.stop()
                 _end_gateway()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _watched(spark: SparkSession, say: Callable[[str], None]) -> Iterator[None]:
+    """Say it once where tasks wait and a cluster has no executor for them: Spark itself waits for ever, and says so in
+    logs that nobody sees."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(EXECUTORS_AFTER_S):
+            with contextlib.suppress(Exception):  # the session is ending
+                if _lacks_executors(spark):
+                    say(
+                        f"waiting: {spark.sparkContext.master} has given no executor for {EXECUTORS_AFTER_S:g} s. Are "
+                        "its workers up, with a core free, and with the memory that an executor asks for (--conf "
+                        "spark.executor.memory=SIZE, 1g if none is named)?"
+                    )
+                    return
+
+    if not spark.sparkContext.master.startswith("local"):
+        threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _lacks_executors(spark: SparkSession) -> bool:
+    context: Any = spark.sparkContext
+    known = context._jsc.sc().statusTracker().getExecutorInfos()  # the driver is one of them
+    return len(known) <= 1 and bool(context.statusTracker().getActiveStageIds())
 
 
 def _start_ticks() -> int:
@@ -193,15 +242,37 @@ def _start(
     wanted.setdefault("spark.driver.extraJavaOptions", " ".join(options))
     for key, value in wanted.items():
         builder = builder.config(key, value)
-    log = os.path.join(scratch, "spark.log")
     try:
-        with contextlib.nullcontext() if verbose else _output_to(log), _without_names():
+        with contextlib.nullcontext() if verbose else _output_to(os.path.join(scratch, LOG)), _without_names():
             return builder.getOrCreate()
     except Exception as error:
+        refusal = _not_started(master, scratch, error)
         _end_gateway()
-        raise AnalysisError(
-            f"Spark did not start ({master or 'local'}): {_complaint(log) or one_line(error)}"
-        ) from None
+        raise refusal from None
+
+
+def _not_started(master: str | None, scratch: str, error: Exception) -> AnalysisError:
+    """What is said of a Spark that did not start, or ended before it could be used."""
+    why = _complaint(os.path.join(scratch, LOG)) or one_line(error)
+    return AnalysisError(f"Spark did not start ({master or 'local'}): {why}")
+
+
+def _require_master(master: str | None) -> None:
+    """Raise AnalysisError where nothing listens at any address of a standalone master: Spark would try for a minute,
+    and say little of it."""
+    if not (master or "").startswith("spark://"):
+        return
+    refusals = []
+    for address in str(master).removeprefix("spark://").split(","):
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit() or int(port) > MAX_PORT:
+            raise AnalysisError(f"--master {master}: an address is HOST:PORT, as spark://host:7077, not {address!r}")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), MASTER_TIMEOUT_S).close()
+            return
+        except OSError as error:
+            refusals.append(f"{address}: {error.strerror or error}")
+    raise AnalysisError(f"no Spark master answers at {'; '.join(refusals)}: start it, or name another with --master")
 
 
 def _keep_classes(spark: SparkSession) -> None:
@@ -299,14 +370,24 @@ def _output_to(path: str) -> Iterator[None]:
         os.close(log)
 
 
+_EMPTY_WORDS = re.compile(r"Error initializing SparkContext|thrown in awaitResult|occurred during initialization of VM")
+"""Of lines that say that something is wrong, and not what."""
+
+
 def _complaint(path: str) -> str:
-    """The first line of a log that speaks of an error."""
+    """The first line of a log that says what is wrong, without the names of Java's classes and the log's own words."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             lines = [line.strip() for line in file if re.search(r"error|exception|could not|invalid", line, re.I)]
     except OSError:
         return ""
-    return lines[0][:300] if lines else ""
+    telling = [line for line in lines if not _EMPTY_WORDS.search(line)] or lines[:1]
+    if not telling:
+        return ""
+    if "object heap" in telling[0] or "heap size" in telling[0]:
+        return f"{telling[0][:300]}: give --memory a size that this machine has"
+    said = re.sub(r"^\d\S* \S+ [A-Z]+ \S+: ", "", telling[0])
+    return re.sub(r'^(Exception in thread "\S+" |Caused by: )?[\w.$]+(Exception|Error): ', "", said)[:300]
 
 
 def _end_gateway() -> None:
@@ -356,17 +437,26 @@ def ship(spark: SparkSession, directory: str, packages: Sequence[str] = (), dist
     return path
 
 
+_JAVA_ENDED = "Spark's Java process ended: most likely it ran out of memory; give it more with --memory"
+_PYTHON_OF_WORKERS = "the Python of Spark's workers is what PYSPARK_PYTHON or --conf spark.pyspark.python=PATH names"
+
+
 def one_line(error: BaseException) -> str:
     """What an error of Spark says, without the stack of two languages around it."""
-    text = str(error)
+    try:
+        text = str(error)
+    except Exception:  # an error of Java's asks Java for its words, which may have ended
+        return _JAVA_ENDED
     if "OutOfMemoryError" in text or "Java heap space" in text:
         return "Spark ran out of memory: give it more with --memory"
     is_gone = isinstance(error, (ConnectionError, EOFError)) or type(error).__name__ == "Py4JNetworkError"
     if is_gone or "Answer from Java side is empty" in text:
-        return "Spark's Java process ended: most likely it ran out of memory; give it more with --memory"
+        return _JAVA_ENDED
     if "Python worker exited unexpectedly" in text:
         return "a Python worker of Spark was killed: most likely this machine ran out of memory; use fewer cores, " \
                "as with --master 'local[1]'"  # fmt: skip
+    if (line := _of_a_worker(text)) is not None:
+        return line
     match = re.search(r"(\w+(?:Exception|Error)): ([^\n]+)", text)
     if match and "Py4JJavaError" in type(error).__name__:
         inner = [m for m in re.finditer(r"Caused by: [\w.$]*?(\w+(?:Exception|Error)): ([^\n]+)", text)]
@@ -374,3 +464,21 @@ def one_line(error: BaseException) -> str:
         return f"{match.group(1)}: {match.group(2)}"[:400]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[0][:400] if lines else type(error).__name__
+
+
+def _of_a_worker(text: str) -> str | None:
+    """What was wrong with a worker's Python or with code that ran there, or None where it was something else."""
+    if (match := re.search(r'Cannot run program "([^"]+)".*error=\d+, ([^\n]+)', text)) is not None:
+        return f"cannot run {match[1]}: {match[2]} ({_PYTHON_OF_WORKERS})"
+    if "snappyjava" in text or "Failed to load native" in text:
+        return "Spark could not unpack a library into the temporary directory: it is full, or nothing may be run " \
+               "from it; name another one with TMPDIR"  # fmt: skip
+    if "Traceback (most recent call last)" not in text:
+        return None
+    said = re.findall(r"^(?:[\w.]*\.)?(\w+(?:Error|Exception|Interrupt|Exit)): ([^\n]+)", text, re.M)
+    if not said:
+        return None
+    name, words = said[-1]
+    if name == "ModuleNotFoundError" or "PYTHON_VERSION_MISMATCH" in words:
+        words = f"{words.removeprefix('[PYTHON_VERSION_MISMATCH] ')} ({_PYTHON_OF_WORKERS})"
+    return f"{name}: {words}"[:400]

@@ -25,6 +25,7 @@ from harness.errors import EXIT_HARNESS_FAILED, OperatorError, how_to_get
 from harness.report import OutputConsole
 from harness.report.fleet import FleetData, check_tallies, headline, labels_of, render_fleet, share_text
 from harness.signals import ended_by_signals
+from harness.standard_streams import say
 from harness.units import count, duration, plural
 
 if TYPE_CHECKING:
@@ -204,7 +205,7 @@ def spark_session(
         settings[key] = value
     return open_session(
         master=arguments.master, memory=arguments.memory, verbose=arguments.verbose, settings=settings,
-        packages=packages, distribution=distribution,
+        packages=packages, distribution=distribution, say=say,
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ import argparse
 import hashlib
 import itertools
 import json
+import math
 import tomllib
 from collections import Counter
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ from rich.table import Table
 
 from harness.cli_parser import build_parser
 from harness.commands.run import Cases, Prepared, announce, enter_namespace, prepare
-from harness.errors import EXIT_HARNESS_FAILED, OperatorError, SystemUnderTestError, nearest
+from harness.errors import EXIT_HARNESS_FAILED, InterruptedStartError, OperatorError, SystemUnderTestError, nearest
 from harness.execution import exit_status_of, perform
 from harness.report import OutputConsole
 from harness.seeded import random_seed
@@ -107,10 +108,10 @@ def _series(arguments: argparse.Namespace, cases: Cases) -> int:
     tally = _Tally()
     try:
         _perform_all(plan, Store(arguments.store), console, tally, cases)
-    finally:
+    finally:  # what was run by then is there, whatever ends the series
         _print_summary(tally, console if arguments.json else OutputConsole())
-    if arguments.json:
-        print(json.dumps(tally.results, indent=2, sort_keys=True))
+        if arguments.json:
+            print(json.dumps(tally.results, indent=2, sort_keys=True))
     if console.reader_is_gone:
         raise BrokenPipeError
     return tally.worst
@@ -130,6 +131,9 @@ def _perform_all(
             console.print(f"{head}: [red]did not start[/]: {error}", highlight=False, soft_wrap=True)
             tally.add(label, "not started", EXIT_HARNESS_FAILED)
             cases.did_not_run(prepared.parts.test, error, label=label)
+            if isinstance(error, InterruptedStartError):
+                console.print(f"stopped; {plural(len(plan) - number, 'run')} left", highlight=False)
+                return
             failed_starts += 1
             if failed_starts == MAX_FAILED_STARTS:
                 raise SystemUnderTestError(f"{failed_starts} runs in a row did not start; the last: {error}") from None
@@ -142,7 +146,8 @@ def _perform_all(
         style = {"valid": "green", "invalid": "red", "unknown": "magenta"}[verdict]
         console.print(f"{head}: [{style}]{verdict}[/]  {run_dir.name}", highlight=False, soft_wrap=True)
         if results.get("interrupted") is not None:
-            console.print(f"stopped by {results['interrupted']}; {len(plan) - number} runs are left", highlight=False)
+            left = plural(len(plan) - number, "run")
+            console.print(f"stopped by {results['interrupted']}; {left} left", highlight=False)
             return
 
 
@@ -185,9 +190,14 @@ def combinations(path: str) -> list[list[str]]:
     except (ValueError, RecursionError) as error:
         raise OperatorError(f"--matrix {path}: not TOML: {error}") from None
     axes: list[list[list[str]]] = []
+    spelled: dict[str, str] = {}
     for key, value in data.items():
         name = key.replace("_", "-")
-        if name == "set" and isinstance(value, dict):
+        if spelled.setdefault(name, key) != key:
+            raise OperatorError(f"--matrix {path}: {spelled[name]} and {key} are one option: leave one of them out")
+        if name == "set" and not isinstance(value, dict):
+            raise OperatorError(f"--matrix {path}: set is a table: [set], and below it lines as read_mode = [...]")
+        if name == "set":
             axes += [[["--set", f"{s}={_word(path, s, v)}"] for v in _values(path, s, vs)] for s, vs in value.items()]
         elif name in OPTIONS:
             axes.append([[f"--{name}", _word(path, key, item)] for item in _values(path, key, value)])
@@ -197,6 +207,8 @@ def combinations(path: str) -> list[list[str]]:
             )
     if not axes:
         raise OperatorError(f"--matrix {path}: it lists no options")
+    if (number := math.prod(map(len, axes))) > MAX_RUNS:  # counted before they are made: memory would end first
+        raise OperatorError(f"--matrix {path}: {number:,} combinations, and a series has at most {MAX_RUNS:,} runs")
     return [list(itertools.chain.from_iterable(choice)) for choice in itertools.product(*axes)]
 
 
@@ -204,9 +216,17 @@ def _values(path: str, key: str, value: Any) -> list[Any]:
     values = value if isinstance(value, list) else [value]
     if not values:
         raise OperatorError(f"--matrix {path}: {key} is an empty list")
-    if len({str(item) for item in values}) != len(values):
+    if len({_meant(_word(path, key, item)) for item in values}) != len(values):
         raise OperatorError(f"--matrix {path}: {key} names a value twice")
     return values
+
+
+def _meant(word: str) -> str | float:
+    """What a value stands for: 10, "10" and 10.0 are one configuration, whose runs would be the same twice."""
+    try:
+        return float(word)
+    except ValueError:
+        return word
 
 
 def _word(path: str, key: str, value: Any) -> str:

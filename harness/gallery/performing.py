@@ -10,7 +10,7 @@ from typing import Any
 from harness.cli_parser import build_parser
 from harness.commands.run import Prepared, prepare
 from harness.commands.series import derived_seed
-from harness.errors import OperatorError, SystemUnderTestError
+from harness.errors import InterruptedStartError, OperatorError, SystemUnderTestError
 from harness.execution import perform
 from harness.gallery.finding import FOUND, SIDES, Finding
 from harness.gallery.recording import record_of, run_of
@@ -63,6 +63,10 @@ def perform_finding(
         try:
             run_dir, results = perform(prepared.parts, store, console)
         except OperatorError as error:
+            performed.problem = str(error)
+            return performed
+        except InterruptedStartError as error:
+            performed.was_interrupted = True
             performed.problem = str(error)
             return performed
         except SystemUnderTestError as error:

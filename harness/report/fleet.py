@@ -122,6 +122,9 @@ def labels_of(groups: Iterable[Sequence[str]]) -> tuple[dict[tuple[str, ...], st
     return labels, common
 
 
+NOTHING_SHOWN = "Nothing is shown, for good or ill."
+
+
 def headline(rates: Sequence[Row], checks: Sequence[Row] = (), *, left_out: int = 0) -> tuple[str, str, str]:
     """(verdict word, the sentence on top, the sentence below it) of the rates table, of what was checked again, and of
     how many runs could not be used."""
@@ -131,7 +134,10 @@ def headline(rates: Sequence[Row], checks: Sequence[Row] = (), *, left_out: int 
     found = {row["run_id"] for row in checks if row["verdict"] == "invalid" and row["recorded_verdict"] != "invalid"}
     if found:
         new = f"{plural(len(found), 'run')} not recorded as invalid {_are(len(found))} invalid when checked again"
-        sentence, below = (new + ".", f"{sentence} {below}") if verdict != "invalid" else (sentence, f"{new}. {below}")
+        if verdict == "invalid":
+            below = f"{new}. {below}"
+        else:  # what was recorded shows nothing, and what was found shows something
+            sentence, below = new + ".", f"{sentence} {below.replace(NOTHING_SHOWN, 'That is what was recorded.')}"
         verdict = "invalid"
     return verdict, sentence, below.strip()
 
@@ -140,17 +146,27 @@ def _are(number: int) -> str:
     return "is" if number == 1 else "are"
 
 
+def _it(number: int) -> str:
+    return "it" if number == 1 else "them"
+
+
 def _headline_of_rates(rates: Sequence[Row], left_out: int) -> tuple[str, str, str]:
     labels, _ = labels_of(map(_group, rates))
     runs = sum(row["runs"] for row in rates)
     invalid = sum(row["invalid"] for row in rates)
     unknown = sum(row["unknown"] for row in rates)
     doubt = f" {plural(unknown, 'run')} unknown, counted for neither side." if unknown else ""
+    undecided = sum(row["invalid"] == 0 == row["valid"] for row in rates)
+    if undecided and len(rates) > 1:
+        doubt = (
+            f" {plural(undecided, 'configuration')} without a decided run: nothing is shown of {_it(undecided)}.{doubt}"
+        )
     clean = [row for row in rates if row["invalid"] == 0 and row["valid"] > 0]
     bad = sorted((row for row in rates if row["invalid"]), key=lambda row: -row["rate_low"])
     if bad:
         worst = bad[0]
-        sentence = f"{count(invalid)} of {plural(runs, 'run')} broke a promise"
+        of = plural(runs - unknown, "decided run") if unknown else plural(runs, "run")
+        sentence = f"{count(invalid)} of {of} broke a promise"
         if len(rates) > 1:
             sentence += (
                 f"; worst: {labels[_group(worst)]}, {worst['invalid']} of {worst['valid'] + worst['invalid']} "
@@ -164,9 +180,9 @@ def _headline_of_rates(rates: Sequence[Row], left_out: int) -> tuple[str, str, s
     if clean:
         bound = max(row["rate_high"] for row in clean)
         sentence = f"No anomaly in {plural(runs - unknown, 'decided run')}; per configuration that still allows up to "
-        is_doubtful = unknown + left_out > (runs + left_out) / 2
+        is_doubtful = undecided > 0 or unknown + left_out > (runs + left_out) / 2
         return "unknown" if is_doubtful else "valid", f"{sentence}{share_text(bound)}.", doubt.strip()
-    return "unknown", f"None of {plural(runs, 'run')} was decided.", "Nothing is shown, for good or ill."
+    return "unknown", f"None of {plural(runs, 'run')} was decided.", NOTHING_SHOWN
 
 
 def _axis_end(rates: Sequence[Row]) -> float:

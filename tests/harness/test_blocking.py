@@ -65,12 +65,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
     running: list[subprocess.Popen[str]] = []
     os.mkfifo(tmp_path / "waits")
 
-    def begin(method: str, how: str, ready_s: float) -> subprocess.Popen[str]:
+    def begin(method: str, how: str, ready_s: float, *words: str) -> subprocess.Popen[str]:
         text = PLUGIN.lstrip().replace("METHOD", METHODS[method]).replace("HOW", how)
         (tmp_path / "mine.py").write_text(text.replace("READY_S", str(ready_s)))
         process = subprocess.Popen(
             [sys.executable, "-m", "harness", "run", "mine.py", "--cluster", "local", "--nodes", "1", "--concurrency",
-             "2", "--time-limit", "1", "--rate", "50", "--operation-timeout", "0.5"],
+             "2", "--time-limit", "1", "--rate", "50", "--operation-timeout", "0.5", *words],
             cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "300"},
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
@@ -117,6 +117,16 @@ def test_a_signal_ends_the_start(tmp_path: Path, start: Start, method: str, how:
     assert re.search(r"mine\.py:\d+ kept the harness from running for \d+ s: what a plug-in waits for must be", printed)
     assert "interrupted before the system had started: there is nothing to check" in printed
     assert "Traceback" not in printed and replicas_left(tmp_path) == []
+
+
+@pytest.mark.cluster
+def test_a_signal_during_a_start_ends_a_series(tmp_path: Path, start: Start) -> None:
+    process = start("setup", SLEEP, 600.0, "--test-count", "3")
+    wait_until_it_waits(tmp_path)
+    process.send_signal(signal.SIGINT)
+    status, printed = is_over(process)
+    assert status == 255, printed
+    assert "stopped; 2 runs left" in printed and "Traceback" not in printed
 
 
 @pytest.mark.cluster

@@ -120,3 +120,39 @@ def test_the_command_without_parquet_does_not_load_pyarrow(paths):
     command = [sys.executable, "-c", code, "check", str(paths[0]), "--model", "register"]
     told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert told.splitlines()[-1] == "0 False"
+
+
+MIXED_KEYS = (
+    1,
+    "1",
+    "01",
+    "--5",
+    "²",
+    "٣",
+    -3,
+    "-3",
+    "-0",
+    True,
+    "true",
+    1.5,
+    "1.5",
+    '"a"',
+    "a",
+    "null",
+    "[1]",
+    "10.0.0.1",
+)
+
+
+def test_keys_that_differ_in_the_jsonl_differ_in_parquet(tmp_path):
+    jsonl, parquet = tmp_path / "history.jsonl", tmp_path / "history.parquet"
+    with HistoryWriter(jsonl, iter(range(100, 10_000, 100)).__next__) as writer:
+        for key in MIXED_KEYS:
+            for kind in ("invoke", "ok"):
+                writer.append({"process": 0, "type": kind, "f": "write", "key": key, "value": 2})
+    write_parquet(jsonl, parquet, RUN)
+    keys = read_parquet(str(parquet)).key
+    assert len(set(map(repr, keys))) == len(MIXED_KEYS)
+    strings = [(found, key) for found, key in zip(keys, MIXED_KEYS, strict=True) if isinstance(key, str)]
+    assert all(found == key for found, key in strings)
+    assert pq.read_table(parquet).column("key").to_pylist()[-2:] == ["10.0.0.1"] * 2  # as everybody would write it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from harness import cli
 from harness.commands import series
-from harness.errors import OperatorError, SystemUnderTestError
+from harness.errors import InterruptedStartError, OperatorError, SystemUnderTestError
 
 
 def matrix(tmp_path: Path, text: str) -> str:
@@ -34,6 +35,11 @@ def test_every_combination_once(tmp_path: Path) -> None:
         ("nodse = [3]", "did you mean nodes"),
         ("nodes = []", "empty list"),
         ("nodes = [3, 3]", "a value twice"),
+        ("time-limit = [20, 20.0]", "a value twice"),
+        ('nodes = [3, "3"]', "a value twice"),
+        ("time_limit = [20]\ntime-limit = [30]", "time_limit and time-limit are one option"),
+        ('set = ["read_mode=log"]', r"set is a table: \[set\]"),
+        ("[set]\n" + "\n".join(f"s{n} = {list(range(40))}" for n in range(6)), "4,096,000,000 combinations"),
         ("nodes = [[3]]", "words or numbers"),
         ("", "lists no options"),
         ("seed = [1]", "'seed' is none of"),
@@ -117,6 +123,26 @@ def test_an_interruption_ends_the_series(tmp_path: Path, performed: Any) -> None
     outcomes += [True, "stopped"]
     assert run(tmp_path, "--test-count", "5") == 0
     assert len(seen) == 2
+
+
+def test_an_interruption_while_a_system_starts_ends_the_series_too(
+    tmp_path: Path, performed: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen, outcomes = performed
+    outcomes += [True, InterruptedStartError("interrupted before the system had started")]
+    assert run(tmp_path, "--test-count", "5") == 255
+    assert len(seen) == 2
+    assert "stopped; 8 runs left" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [OperatorError("the disk is full"), SystemUnderTestError("no leader")])
+def test_results_of_the_runs_that_were_made_are_printed_also_where_an_error_ends_the_series(
+    tmp_path: Path, performed: Any, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    _, outcomes = performed
+    outcomes += [False, *[error] * 3]
+    assert run(tmp_path, "--test-count", "5", "--json") > 2
+    assert [results["valid"] for results in json.loads(capsys.readouterr().out)] == [False]
 
 
 def test_everything_is_checked_before_the_first_run(

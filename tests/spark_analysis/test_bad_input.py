@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -217,6 +218,97 @@ def test_a_run_and_its_copies_count_once(spark: Any, synthetic: ModuleType, tmp_
         assert after.table(name).rows == before.table(name).rows
     remarks = [row for row in after.table("problems").rows if "a copy of" in row["problem"]]
     assert len(remarks) == 3 and not any(row["left_out"] for row in remarks)
+
+
+def test_a_killed_run_and_its_copies_count_once(spark: Any, synthetic: ModuleType, tmp_path: Path) -> None:
+    """It has no id that would tell."""
+    place = tmp_path / "store"
+    killed = [synthetic.make_run(place, number, operations=60, faults=0, finished=False).path for number in range(2)]
+    shutil.copytree(killed[0], place / "backup" / "of-the-first")
+    analysis = counted(spark, place)
+    assert analysis.runs == 2
+    remarks = [row["run"] for row in analysis.table("problems").rows if "a copy of" in row["problem"]]
+    assert len(remarks) == 1
+
+
+def listed(place: Path, *, include: tuple[str, ...] = ()) -> tuple[list[str], list[tuple[str, str]]]:
+    """Runs below a folder, by their paths from there, and problems; Spark is not asked."""
+    from spark_analysis.ingest import list_runs
+
+    spark = mock.Mock()
+    spark.sparkContext.master = "local[2]"
+    listing = list_runs(spark, str(place), include=include)
+    return [run.run_dir.removeprefix(f"file:{place}/") for run in listing.runs], listing.problems
+
+
+def history(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / "history.jsonl").write_text("{}\n")
+
+
+def test_runs_are_found_under_names_that_spark_passes_over(spark: Any, synthetic: ModuleType, tmp_path: Path) -> None:
+    names = ("_mine-register-none", "a=b %20", "x:y", "b._COPYING_", "ünïcode ☃", "_SUCCESS", "a\nb")
+    run = synthetic.make_run(tmp_path / "made", 1, operations=40, faults=0).path
+    for name in names:
+        place = tmp_path / "store" / name / run.name
+        shutil.copytree(run, place)
+        results = json.loads((place / "results.json").read_text())
+        (place / "results.json").write_text(json.dumps({**results, "run_id": name}))
+    history(tmp_path / "store" / ".trash" / "1")  # as `harness runs` has it
+    history(tmp_path / "store" / "compacted-events" / "_temporary" / "0")
+    assert counted(spark, tmp_path / "store").runs == len(names)
+
+
+def test_a_path_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    history(tmp_path / "good")
+    history(Path(os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff")))
+    runs, problems = listed(tmp_path)
+    assert runs == ["good"]
+    assert [(run.rpartition("/")[2], problem.partition(",")[0]) for run, problem in problems] == [
+        ("bad\\xff", "its path is not UTF-8")
+    ]
+
+
+def test_what_links_lead_to_counts_once(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    history(store / "test" / "1")
+    history(tmp_path / "elsewhere" / "2")
+    (store / "latest").symlink_to("test/1")
+    (store / "current").symlink_to("test/1")  # as Jepsen's store has it
+    (store / "test" / "latest").symlink_to("1")
+    (store / "test" / "loop").symlink_to("..")
+    (store / "away").symlink_to(tmp_path / "elsewhere")
+    (store / "nowhere").symlink_to("absent")
+    (store / "a.edn").write_text("{}\n")
+    (store / "b.edn").symlink_to("a.edn")
+    runs, problems = listed(store)
+    assert sorted(runs) == ["a.edn", "away/2", "test/1"] and problems == []
+
+
+def test_a_folder_named_latest_that_is_no_link_is_a_run(tmp_path: Path) -> None:
+    history(tmp_path / "latest")
+    assert listed(tmp_path) == (["latest"], [])
+
+
+def test_jepsens_results_beside_a_history_are_no_history(tmp_path: Path) -> None:
+    for name in ("history.edn", "results.edn"):
+        (tmp_path / name).write_text("{}\n")
+    assert listed(tmp_path) == (["history.edn"], [])
+    assert sorted(listed(tmp_path, include=("r*.edn",))[0]) == ["history.edn", "results.edn"]
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    history(tmp_path / "good")
+    (tmp_path / "locked").mkdir()
+    scandir = os.scandir
+
+    def refusing(path: Any) -> Any:
+        if str(path).endswith("locked"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    assert listed(tmp_path) == (["good"], [(f"file:{tmp_path}/locked", "cannot be read: Permission denied")])
 
 
 def test_older_and_newer_columns(spark: Any, synthetic: ModuleType, tmp_path: Path) -> None:

@@ -155,6 +155,26 @@ def test_an_executor_killed_in_the_middle_changes_nothing(
     assert comparable(json.loads((tmp_path / "tables.json").read_text())) == embedded
 
 
+@pytest.mark.long
+def test_a_cluster_without_room_for_an_executor_is_said_to_have_none(cluster: StandaloneCluster) -> None:
+    script = (
+        "import os, signal, sys\n"
+        "from spark_analysis import session\n"
+        "session.EXECUTORS_AFTER_S = 1.0\n"
+        "def say(line):\n"
+        "    print(line, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "settings = {'spark.driver.host': '127.0.0.1', 'spark.executor.memory': sys.argv[2]}\n"
+        "with session.open_session(master=sys.argv[1], settings=settings, say=say) as opened:\n"
+        "    print(opened.spark.range(5).count(), flush=True)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, cluster.url, "64g"], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.stdout.startswith(f"waiting: {cluster.url} has given no executor for 1 s."), done.stderr
+    assert done.stdout.count("\n") == 1 and "KeyboardInterrupt" in done.stderr
+
+
 SEARCHED = (
     "--nodes", "3", "--workload", "register", "--nemesis", "partition,kill", "--time-limit", "4", "--rate", "10",
     "--set", "read_mode=unsafe", "--jobs", "2", "--json",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,3 +70,33 @@ def test_a_run_without_a_history_says_what_became_of_it(names: list[str], words:
     listing = ingest.Listing("store")
     ingest._add_run(listing, "store/t/1", {name: (f"store/t/1/{name}", 0) for name in names}, 1 << 30)
     assert listing.problems == [("store/t/1", words)]
+
+
+@pytest.mark.parametrize(
+    "keys", [(1, "1"), (True, "true"), (1.5, "1.5"), ([1], "[1]"), ("01", "1"), ("²", "2"), ("--5", "-5")]
+)
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_keys_that_differ_are_checked_apart(tmp_path: Path, keys: tuple[Any, Any], ending: str) -> None:
+    """One text for both would have a read of the first key find what was written to the second."""
+    from checker import Register, check
+    from harness.history_parquet import RunIdentity, write_parquet
+    from spark_analysis.cutting import cut_by_key
+    from spark_analysis.reading import read_runs
+
+    calls = (("write", keys[0], 5, 5), ("write", keys[1], 6, 6), ("read", keys[0], None, 5))
+    events = [
+        {"process": 0, "type": kind, "f": f, "key": key, "value": value}
+        for f, key, *values in calls
+        for kind, value in zip(("invoke", "ok"), values, strict=True)
+    ]
+    jsonl = tmp_path / "history.jsonl"
+    jsonl.write_text("".join(json.dumps({"index": at, "time": at, **event}) + "\n" for at, event in enumerate(events)))
+    identity = RunIdentity(
+        run_id="r1", test_name="t", system="s", workload="register", nemesis="none", cluster="sim", seed=1,
+        started_at=datetime(2026, 1, 31, tzinfo=UTC),
+    )  # fmt: skip
+    write_parquet(jsonl, tmp_path / "history.parquet", identity)
+    (run,) = read_runs(f"history.{ending}", (tmp_path / f"history.{ending}").read_bytes(), with_values=True)
+    cuts = list(cut_by_key(run))
+    assert [len(cut.rows) for cut in cuts] == [2, 1]
+    assert {check(cut.history, Register()).verdict.value for cut in cuts} == {"valid"}

@@ -23,7 +23,8 @@ pytest.importorskip("pyspark", reason="the spark extra is not installed")
 from py4j.clientserver import ClientServer, JavaParameters, PythonParameters
 from py4j.protocol import Py4JError
 
-from spark_analysis.session import _quiet_gateway, _without_names
+from spark_analysis.errors import AnalysisError
+from spark_analysis.session import _complaint, _quiet_gateway, _without_names, one_line, open_session
 
 pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -222,3 +223,105 @@ def test_ctrl_c_is_an_interrupt_and_no_job_that_failed(spark: Any) -> None:
     handler = signal.getsignal(signal.SIGINT)
     assert getattr(handler, "__module__", None) != "pyspark.context"
     assert handler is signal.default_int_handler
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (
+            "26/11/28 09:50:29 WARN Utils: Set SPARK_LOCAL_IP if you need to bind to another address\n"
+            "26/11/28 09:50:34 ERROR SparkContext: Error initializing SparkContext.\n"
+            "org.apache.spark.SparkException: Could not parse Master URL: 'sparkle://x'\n"
+            "\tat org.apache.spark.A.b(A:1)\n",
+            "Could not parse Master URL: 'sparkle://x'",
+        ),
+        (
+            "Error occurred during initialization of VM\nCould not reserve enough space for 99KB object heap\n",
+            "Could not reserve enough space for 99KB object heap: give --memory a size that this machine has",
+        ),
+        (
+            "26/11/28 09:52:23 WARN StandaloneAppClient$ClientEndpoint: Failed to connect to master h:1\n"
+            "org.apache.spark.SparkException: Exception thrown in awaitResult: \n\tat org.apache.spark.A.b(A:1)\n"
+            "Caused by: java.io.IOException: Failed to connect to h:1\n",
+            "Failed to connect to h:1",
+        ),
+        ("Exception in thread \"main\" java.lang.Exception: spark.executor.cores should be\n",
+         "spark.executor.cores should be"),
+        ("all is well\n", ""),
+    ],
+)  # fmt: skip
+def test_what_spark_says_of_not_starting_is_what_was_wrong(tmp_path: Path, log: str, said: str) -> None:
+    (tmp_path / "spark.log").write_text(log)
+    assert _complaint(str(tmp_path / "spark.log")) == said
+
+
+@pytest.mark.parametrize(
+    ("master", "said"),
+    [
+        ("spark://127.0.0.1:PORT", r"no Spark master answers at 127.0.0.1:\d+: Connection refused"),
+        ("spark://127.0.0.1:PORT,127.0.0.2:PORT", r"at 127.0.0.1:\d+: Connection refused; 127.0.0.2:\d+: Connection"),
+        ("spark://127.0.0.1", "an address is HOST:PORT, as spark://host:7077, not '127.0.0.1'"),
+        ("spark://127.0.0.1:70000", "an address is HOST:PORT"),
+    ],
+)
+def test_a_master_that_nobody_is_is_said_at_once(master: str, said: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]  # nobody's, from now on
+    before = scratch_of(os.getpid())
+    began_s = time.monotonic()
+    with pytest.raises(AnalysisError, match=said), open_session(master=master.replace("PORT", str(port))):
+        pass
+    assert time.monotonic() - began_s < 30, "Spark itself tries for a minute"
+    assert scratch_of(os.getpid()) == before
+
+
+class GoneJavaError(Exception):
+    """As py4j's: its words come from a Java that has ended by the time that they are asked for."""
+
+    def __str__(self) -> str:
+        raise ConnectionRefusedError
+
+
+def worker_failed(last_lines: str) -> Exception:
+    return Exception(
+        "\n  An exception was thrown from the Python worker. Please see the stack trace below.\n"
+        f'Traceback (most recent call last):\n  File "worker.py", line 1, in main\n    import pyarrow\n{last_lines}\n'
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (GoneJavaError(), "Spark's Java process ended"),
+        (worker_failed("ModuleNotFoundError: No module named 'pyarrow'"),
+         "ModuleNotFoundError: No module named 'pyarrow' (the Python of Spark's workers is what PYSPARK_PYTHON"),
+        (worker_failed("pyspark.errors.exceptions.base.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker "
+                       "has different version (3, 12) than that in driver 3.11.\nPlease check environment variables"),
+         "PySparkRuntimeError: Python in worker has different version (3, 12) than that in driver 3.11. (the Python"),
+        (worker_failed("ValueError: no number"), "ValueError: no number"),
+        (Exception('Caused by: java.io.IOException: Cannot run program "/no/python": error=2, No such file\n'
+                   "Caused by: java.io.IOException: error=2, No such file"),
+         "cannot run /no/python: No such file (the Python of Spark's workers is what PYSPARK_PYTHON"),
+        (Exception("java.lang.UnsatisfiedLinkError: no snappyjava in java.library.path: /usr/lib"), "with TMPDIR"),
+    ],
+)  # fmt: skip
+def test_errors_of_java_and_of_workers_in_one_line_that_names_the_mend(error: Exception, said: str) -> None:
+    assert said in one_line(error)
+    assert "\n" not in one_line(error)
+
+
+def test_a_cluster_that_ends_a_session_once_it_has_started_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from spark_analysis import session
+
+    class Started:
+        @property
+        def sparkContext(self) -> Any:
+            raise GoneJavaError
+
+        def stop(self) -> None:
+            raise GoneJavaError
+
+    monkeypatch.setattr(session, "_start", lambda *arguments: Started())
+    monkeypatch.setattr(session, "_end_gateway", lambda: None)
+    with pytest.raises(AnalysisError, match=r"Spark did not start \(yarn\): Spark's Java process ended"):
+        session.open_session(master="yarn").__enter__()

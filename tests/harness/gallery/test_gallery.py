@@ -15,7 +15,7 @@ from harness import cli, registry
 from harness.cli_parser import build_parser
 from harness.commands import gallery
 from harness.commands.run import prepare
-from harness.errors import OperatorError, SystemUnderTestError
+from harness.errors import InterruptedStartError, OperatorError, SystemUnderTestError
 from harness.gallery import performing
 from harness.gallery.finding import SIDES, Finding, is_met, outcome_of
 from harness.gallery.findings import FINDINGS
@@ -209,6 +209,14 @@ def test_what_cannot_be_run_says_so_and_the_others_are_run(
     assert "absent not run unknown system 'nosuch'" in said
     assert "toy-forgets 1 of 1 1 of 1 as expected" in said
     assert list(load(str(tmp_path / "gallery.json"))) == ["toy-forgets"]
+
+
+def test_a_finding_interrupted_while_its_system_starts_ends_the_command_and_is_not_recorded(
+    run_gallery: Performs, tmp_path: Path
+) -> None:
+    interrupted = InterruptedStartError("interrupted before the system had started")
+    assert run_gallery({"finding": [interrupted], "control": []}, "toy-forgets") == 2
+    assert load(str(tmp_path / "gallery.json")) == {}
 
 
 def test_an_interrupted_finding_is_not_recorded(run_gallery: Performs, tmp_path: Path) -> None:

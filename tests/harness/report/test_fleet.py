@@ -53,6 +53,29 @@ def test_what_is_found_by_checking_again_is_said_on_top() -> None:
     assert headline(rates, found[1:]) == headline(rates)
 
 
+def test_a_configuration_of_which_nothing_was_decided_is_no_clean_one() -> None:
+    """The bound that is named is that of the others; all of it may break every time."""
+    kind, sentence, below = headline([rate("log", 100, 0, high=0.037), rate("unsafe", 0, 0, unknown=10, high=1.0)])
+    assert kind == "unknown" and sentence.startswith("No anomaly in 100 decided runs")
+    assert below == (
+        "1 configuration without a decided run: nothing is shown of it. 10 runs unknown, counted for neither side."
+    )
+    kind, _, below = headline([rate("log", 0, 5), *[rate(mode, 0, 0, unknown=1) for mode in ("unsafe", "lease")]])
+    assert kind == "invalid" and below.startswith("2 configurations without a decided run: nothing is shown of them.")
+
+
+def test_unknown_runs_are_not_among_those_of_which_some_broke_a_promise() -> None:
+    assert headline([rate("log", 2, 1, unknown=7)])[1] == "1 of 3 decided runs broke a promise."
+
+
+def test_where_nothing_was_decided_and_something_is_found_the_page_does_not_say_that_nothing_is_shown() -> None:
+    found = [{"run_id": "r1", "verdict": "invalid", "recorded_verdict": "unknown"}]
+    kind, sentence, below = headline([rate("log", 0, 0, unknown=1)], found)
+    assert (kind, sentence) == ("invalid", "1 run not recorded as invalid is invalid when checked again.")
+    assert below == "None of 1 run was decided. That is what was recorded."
+    assert headline([rate("log", 0, 0, unknown=1)])[2] == "Nothing is shown, for good or ill."
+
+
 def test_runs_that_could_not_be_used_are_said_on_top() -> None:
     kind, _, below = headline([rate("log", 10, 0)], left_out=1)
     assert (kind, below) == ("valid", "1 run could not be used, and is in no figure.")
