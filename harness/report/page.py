@@ -27,7 +27,7 @@ from harness.report.checks import anchor_of, check_sections, terms_of, timed_vio
 from harness.report.collect import OUTCOMES, RunData, collect
 from harness.report.deciding import deciding_view
 from harness.report.faults import fault_rows
-from harness.report.grid import latency_of, quantiles_of
+from harness.report.grid import marks_of
 from harness.report.lanes import MAX_ROWS
 from harness.report.templating import json_data, report_template, script, style
 from harness.report.timeline import arrowhead, timeline
@@ -343,10 +343,9 @@ def _latency_rows(data: RunData) -> list[tuple[str, str, list[str]]]:
     """Function, number of ok operations, and their latency at the median, 95 %, 99 % and the maximum."""
     rows = []
     for f in data.functions:
-        steps = data.grid.windows(data.series([f], ["ok"]), 1 << 30).get(0)
-        if steps:
-            marks = [duration(latency_of(step)) for step in quantiles_of(steps, (0.5, 0.95, 0.99, 1.0))]
-            rows.append((f, count(steps.total()), marks))
+        number, marks_ns = marks_of(data.grid, data.series([f], ["ok"]), (0.5, 0.95, 0.99))
+        if number:
+            rows.append((f, count(number), [duration(mark_ns) for mark_ns in marks_ns]))
     return rows
 
 

@@ -135,6 +135,22 @@ def test_a_witness_as_a_plain_list_of_operations(run):
     assert sum(attribute[1] == "marker-end" for attribute in page.attributes) == 1  # found from the times
 
 
+def test_the_drawing_leaves_room_for_the_longest_name_of_a_process(run):
+    witness = runs.make_witness()
+    witness["operations"][0]["process"] = 123_456
+    page = report(run, invalid_results(witness=witness))
+    assert '<div class="panel lanes" style="--letters: 6">' in page.source
+
+
+def test_the_longest_latency_is_the_longest(run):
+    lines = [
+        {"index": 0, "time": 0, "process": 0, "type": "invoke", "f": "read", "value": None},
+        {"index": 1, "time": 31_317_259, "process": 0, "type": "ok", "f": "read", "value": 1},
+    ]
+    run.history_path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert "read 1 " + "30.7 ms " * 3 + "31.3 ms" in report(run, runs.make_results()).text
+
+
 def test_the_node_of_an_operation_has_a_column_only_where_one_is_known(run):
     witness = runs.make_witness()
     assert ("td", "data-label", "Node") in report(run, invalid_results(witness=witness), operations=10).attributes
