@@ -227,7 +227,8 @@ def _names(root: Path) -> tuple[list[str], int]:
         for test in _folders(root):
             found += [f"{test}/{run}" for run in _folders(root / test)]
     except OSError as error:
-        raise StoreError(f"cannot read the store {root}: {error.strerror}") from error
+        inner = "" if error.filename in (None, str(root)) else f" ({error.filename})"
+        raise StoreError(f"cannot read the store {root}{inner}: {error.strerror}") from error
     found.sort(key=lambda name: (run_order(name.partition("/")[2]), name), reverse=True)
     return found[:MAX_RUNS], max(0, len(found) - MAX_RUNS)
 
@@ -268,8 +269,11 @@ def read_summary(store: Store, name: str) -> RunSummary | None:
 
 def _summarize(path: Path, name: str, *, is_judged: bool) -> RunSummary | None:
     """The run in a line, by what its files say; None for a directory that is no run's."""
-    if not is_run(path):
-        return None
+    try:
+        if not is_run(path):
+            return None
+    except OSError as error:  # only its owner may look into it: no reason to lose the others
+        return _unread(name, f"cannot read {path}: {error.strerror}")
     run_dir = RunDir(path)
     try:
         test: Mapping[str, Any] = {} if run_dir.test_path.is_symlink() else run_dir.read_test()
@@ -311,6 +315,15 @@ def _summarize(path: Path, name: str, *, is_judged: bool) -> RunSummary | None:
         unmet=None if faults is None else count_unmet(faults),
         duration_s=_seconds(results.get("duration_s")),
     )
+
+
+def _unread(name: str, reason: str) -> RunSummary:
+    """A run of which nothing is known but that it is there: never valid."""
+    return RunSummary(
+        name=name, verdict="unknown", reason=clip(reason, MAX_REASON),
+        system="", workload="", nemesis="", cluster="", settings="", nodes=None, seed=None, ok=None, fail=None,
+        info=None, faults=None, proven=None, unmet=None, duration_s=None,
+    )  # fmt: skip
 
 
 def _status(run_dir: RunDir) -> RunStatus:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "MAX_TIME_NS",
     "clip",
     "count",
     "duration",
@@ -25,6 +26,12 @@ from nemesis.words import plural
 
 MAX_TEXT = 400
 """Characters of any one string of a run that the report shows; nodes decide how long their errors are."""
+
+MAX_TIME_NS = 10**21
+"""No time of a run is longer (30,000 years). What a damaged file or a checker of another distribution gives beyond it,
+NaN too, is shown as `NO_TIME`."""
+
+NO_TIME = "?"
 
 _STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400, 172800)
 
@@ -56,7 +63,9 @@ def share(part: int, whole: int) -> str:
 
 
 def duration(time_ns: float) -> str:
-    """A length of time with about three digits: "830 µs", "4.21 ms", "12.0 s", "2 min 5 s"."""
+    """A length of time with about three digits: "830 µs", "4.21 ms", "12.0 s", "2 min 5 s"; "?" for what is no time."""
+    if not -MAX_TIME_NS <= time_ns <= MAX_TIME_NS:
+        return NO_TIME
     if time_ns < 0:
         return "−" + duration(-time_ns)
     for unit_ns, unit in ((1, "ns"), (1e3, "µs"), (1e6, "ms"), (1e9, "s")):
@@ -73,12 +82,17 @@ def duration(time_ns: float) -> str:
 
 
 def instant(time_ns: float) -> str:
-    """A moment of the run to the millisecond: "12.345 s"; "0.040 s before the load"."""
+    """A moment of the run to the millisecond: "12.345 s"; "0.040 s before the load"; "?" for what is no time."""
+    if not -MAX_TIME_NS <= time_ns <= MAX_TIME_NS:
+        return NO_TIME
     return f"{time_ns / 1e9:,.3f} s" if time_ns >= 0 else f"{-time_ns / 1e9:,.3f} s before the load"
 
 
 def exact_instant(time_ns: float) -> str:
-    """A moment to the microsecond, by which the operations of a contradiction can be put in order: "12.345678 s"."""
+    """A moment to the microsecond, by which the operations of a contradiction can be put in order: "12.345678 s"; "?"
+    for what is no time."""
+    if not -MAX_TIME_NS <= time_ns <= MAX_TIME_NS:
+        return NO_TIME
     return f"{time_ns / 1e9:,.6f} s"
 
 

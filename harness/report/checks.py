@@ -7,15 +7,14 @@ the terms of leaders are drawn elsewhere.
 
 from __future__ import annotations
 
-__all__ = ["CheckSection", "Table", "anchor_of", "check_sections", "terms_of", "timed_violations"]
+__all__ = ["CheckSection", "Table", "anchor_of", "check_sections", "terms_of", "timed_violations", "with_times"]
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.units import clip, count, duration, instant
+from harness.units import MAX_TIME_NS, clip, count, duration, instant
 
 MAX_FACTS = 24
 """Counts shown for one check."""
@@ -87,8 +86,8 @@ def timed_violations(checks: Any) -> list[tuple[int, str, str]]:
         violations = check.get("violations") if isinstance(check, Mapping) and check.get("valid") is False else None
         for one in violations if isinstance(violations, list) else ():
             time_s = one.get("time_s") if isinstance(one, Mapping) else None
-            if isinstance(time_s, (int, float)) and math.isfinite(time_s):
-                found.append((round(time_s * 1e9), str(name), f"{one.get('rule', '')}: {one.get('text', '')}"))
+            if time_s is not None and _is_time(time_s, 10**9):
+                found.append((round(time_s * 10**9), str(name), f"{one.get('rule', '')}: {one.get('text', '')}"))
     return found
 
 
@@ -127,8 +126,8 @@ def _add(section: CheckSection, key: str, value: Any, depth: int) -> None:
         elif len(section.facts) < MAX_FACTS:
             section.facts.append((title, clip(", ".join(str(item) for item in value[:MAX_ROWS]), 160)))
     elif len(section.facts) < MAX_FACTS:
-        if key.endswith("_s") and _is_number(value) and math.isfinite(value):
-            section.facts.append((title.removesuffix(" s"), duration(value * 1e9)))
+        if key.endswith("_s") and _is_time(value, 10**9):
+            section.facts.append((title.removesuffix(" s"), duration(value * 10**9)))
         else:
             section.facts.append((title, _shown(value)))
 
@@ -157,8 +156,10 @@ def _table_of(title: str, items: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _cell(name: str, value: Any) -> str:
-    if _is_number(value) and math.isfinite(value) and name.endswith(("_ns", "_s")):
-        return instant(value if name.endswith("_ns") else value * 1e9)
+    if name.endswith(("_ns", "_s")):
+        unit_ns = 1 if name.endswith("_ns") else 10**9
+        if _is_time(value, unit_ns):
+            return instant(value * unit_ns)
     return _shown(value)
 
 
@@ -172,6 +173,11 @@ def _table_of_numbers(title: str, value: Mapping[Any, Any]) -> Table:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_time(value: Any, unit_ns: int) -> bool:
+    """Whether a number of such units can be a time of a run; what cannot is shown as the number it is."""
+    return _is_number(value) and abs(value) <= MAX_TIME_NS // unit_ns
 
 
 def _shown(value: Any) -> str:
@@ -188,4 +194,11 @@ def terms_of(checks: Any) -> list[Mapping[str, Any]]:
     """The terms and their leaders, as the check `leaders` lists them; [] where there are none."""
     leaders = checks.get("leaders") if isinstance(checks, Mapping) else None
     terms = leaders.get("terms") if isinstance(leaders, Mapping) else None
-    return [term for term in terms if isinstance(term, Mapping)] if isinstance(terms, list) else []
+    return [with_times(term) for term in terms if isinstance(term, Mapping)] if isinstance(terms, list) else []
+
+
+def with_times(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A fault or a term without a beginning or an end that no run can have: the charts are drawn to scale."""
+    return {
+        name: value for name, value in entry.items() if name not in ("start_ns", "end_ns") or _is_time(value, unit_ns=1)
+    }

@@ -381,7 +381,7 @@ def print_summary(
     # Paths and command lines are printed so that they can be copied: unwrapped and unstyled.
     if report_path is not None:
         console.print(Text(f"report  {clip(str(report_path), 1000)}"), soft_wrap=True)
-    if results.get("replay"):
+    if isinstance(results.get("replay"), str) and results["replay"]:
         console.print(Text(f"repeat  {clip(as_typed_here(results['replay']), 2000)}"), soft_wrap=True)
 
 

@@ -3,16 +3,27 @@
 A cell is one column of time by one step of latency (6 %) for one series; it counts the operations that fell
 into it. When a run outgrows the columns, neighbouring columns are merged and each is twice as wide: so one
 pass over a history of any length is enough, the picture never has more than `MAX_COLUMNS` columns (about a
-pixel each), and quantiles read from the cells are within half a step, 3 %, of the exact ones.
+pixel each), and quantiles read from the cells are within half a step, 3 %, of the exact ones. The longest latency
+of each series is kept as it was.
 """
 
 from __future__ import annotations
 
-__all__ = ["BINS", "BINS_PER_DECADE", "MAX_COLUMNS", "Cell", "LatencyGrid", "bin_of", "latency_of", "quantiles_of"]
+__all__ = [
+    "BINS",
+    "BINS_PER_DECADE",
+    "MAX_COLUMNS",
+    "Cell",
+    "LatencyGrid",
+    "bin_of",
+    "latency_of",
+    "marks_of",
+    "quantiles_of",
+]
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 BINS_PER_DECADE = 40
@@ -55,15 +66,18 @@ class Cell(NamedTuple):
 class LatencyGrid:
     """Cells of a run, for `series_count` series numbered from 0."""
 
-    __slots__ = ("_cells", "_series_count", "column_ns")
+    __slots__ = ("_cells", "_series_count", "column_ns", "longest_ns")
 
     def __init__(self, series_count: int) -> None:
         self.column_ns = FIRST_COLUMN_NS
         self._series_count = series_count
         self._cells: dict[int, int] = {}
+        self.longest_ns = [0] * series_count
 
     def add(self, series: int, time_ns: int, latency_ns: int) -> None:
         """Count one operation that ended at `time_ns` (from 0) after `latency_ns`."""
+        if latency_ns > self.longest_ns[series]:
+            self.longest_ns[series] = latency_ns
         column = time_ns // self.column_ns
         while column >= MAX_COLUMNS:
             self._widen()
@@ -94,6 +108,18 @@ class LatencyGrid:
             if cell.series in wanted:
                 found.setdefault(cell.column // columns_per_window, Counter())[cell.step] += cell.operations
         return found
+
+
+def marks_of(grid: LatencyGrid, series: Sequence[int], quantiles: Sequence[float]) -> tuple[int, list[float]]:
+    """How many operations some series hold, and their latencies (ns): those of the quantiles, to 3 %, and the longest,
+    exactly; [] where there are none."""
+    steps = grid.windows(series, 1 << 30).get(0)
+    if not steps:
+        return 0, []
+    longest_ns = max(grid.longest_ns[number] for number in series)
+    # The middle of the last step may lie above what is in it.
+    marks = [min(latency_of(step), longest_ns) for step in quantiles_of(steps, quantiles)]
+    return steps.total(), [*marks, longest_ns]
 
 
 def quantiles_of(steps: Counter[int], wanted: Iterable[float]) -> list[float]:

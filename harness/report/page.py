@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -22,11 +23,11 @@ from urllib.parse import quote
 from checker.faults import count_unmet
 from harness.atomic_files import replace_file
 from harness.report.charts import over_time
-from harness.report.checks import anchor_of, check_sections, terms_of, timed_violations, verdict_word
+from harness.report.checks import anchor_of, check_sections, terms_of, timed_violations, verdict_word, with_times
 from harness.report.collect import OUTCOMES, RunData, collect
 from harness.report.deciding import deciding_view
 from harness.report.faults import fault_rows
-from harness.report.grid import latency_of, quantiles_of
+from harness.report.grid import marks_of
 from harness.report.lanes import MAX_ROWS
 from harness.report.templating import json_data, report_template, script, style
 from harness.report.timeline import arrowhead, timeline
@@ -117,7 +118,7 @@ def _render(
     witnesses: Sequence[tuple[str, Witness]],
     detail: _Detail,
 ) -> str:
-    faults = _maps(results.get("faults"))
+    faults = _faults(results)
     checks = results.get("checks")
     hosts = [str(host) for host in _list(results.get("hosts"))][:64] or _default_hosts(test)
     rows = fault_rows(faults, hosts, detail.fault_rows)
@@ -183,6 +184,11 @@ def _list(value: Any) -> list[Any]:
 
 def _maps(value: Any) -> list[Mapping[str, Any]]:
     return [item for item in _list(value) if isinstance(item, Mapping)]
+
+
+def _faults(results: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The faults, without times that no run can have: the charts are drawn to scale."""
+    return [with_times(fault) for fault in _maps(results.get("faults"))]
 
 
 def _items(value: Any) -> list[tuple[Any, Any]]:
@@ -297,12 +303,12 @@ def _facts(test: Mapping[str, Any], results: Mapping[str, Any]) -> list[tuple[st
         ("Cluster", " – ".join(str(x) for x in (test.get("cluster"), results.get("cluster_detail")) if x)),
         ("Nodes", test.get("nodes")),
         ("Clients", test.get("concurrency")),
-        ("Rate", f"{rate:g} per second" if isinstance(rate, (int, float)) and rate > 0 else None),
-        ("Load", duration(limit_s * 1e9) if isinstance(limit_s, (int, float)) else None),
+        ("Rate", f"{rate:g} per second" if isinstance(rate, (int, float)) and 0 < rate <= sys.float_info.max else None),
+        ("Load", duration(limit_s * 10**9) if isinstance(limit_s, (int, float)) else None),
         ("Settings", settings or None),
         ("Seed", seed),
         ("Started", _date(results.get("started_at"))),
-        ("Whole run", duration(duration_s * 1e9) if isinstance(duration_s, (int, float)) else None),
+        ("Whole run", duration(duration_s * 10**9) if isinstance(duration_s, (int, float)) else None),
         ("Stopped by", results.get("interrupted")),
         ("Stopped at", results.get("stopped_at_first_violation")),
         ("Commit", commit),
@@ -337,10 +343,9 @@ def _latency_rows(data: RunData) -> list[tuple[str, str, list[str]]]:
     """Function, number of ok operations, and their latency at the median, 95 %, 99 % and the maximum."""
     rows = []
     for f in data.functions:
-        steps = data.grid.windows(data.series([f], ["ok"]), 1 << 30).get(0)
-        if steps:
-            marks = [duration(latency_of(step)) for step in quantiles_of(steps, (0.5, 0.95, 0.99, 1.0))]
-            rows.append((f, count(steps.total()), marks))
+        number, marks_ns = marks_of(data.grid, data.series([f], ["ok"]), (0.5, 0.95, 0.99))
+        if number:
+            rows.append((f, count(number), [duration(mark_ns) for mark_ns in marks_ns]))
     return rows
 
 

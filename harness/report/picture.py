@@ -12,12 +12,12 @@ from typing import Any
 from markupsafe import Markup
 
 from harness.report.svg import element
-from harness.report.timeline import DRAWN_WIDTH_PX, arrowhead, timeline
+from harness.report.timeline import CHARACTER_PX, DRAWN_WIDTH_PX, arrowhead, timeline
 from harness.report.witness import Witness
 from harness.units import clip
 
 NAMES_PX = 92
-"""Room for the names of the lanes."""
+"""Room for the names of the lanes: as much as those of four digits need, longer ones get more."""
 
 EDGE_PX = 12
 TITLE_PX = 34
@@ -26,12 +26,14 @@ TITLE_PX = 34
 def witness_picture(witness: Witness, faults: Sequence[Mapping[str, Any]], *, title: str) -> Markup:
     """The operations in conflict, a lane for each process, with the faults at their time, as one SVG."""
     drawing = timeline(witness, (), faults)
+    longest = max(len(f"process {name}") for _, name in drawing.lanes)
+    names_px = max(NAMES_PX, round(longest * CHARACTER_PX) + 2 * EDGE_PX)
     names = [
-        element("text", f"process {name}", x=NAMES_PX - 10, y=TITLE_PX + share * drawing.height_px + 4, class_="name")
+        element("text", f"process {name}", x=names_px - 10, y=TITLE_PX + share * drawing.height_px + 4, class_="name")
         for share, name in drawing.lanes
     ]
-    chart = element("svg", drawing.svg, x=NAMES_PX, y=TITLE_PX, width=DRAWN_WIDTH_PX, height=drawing.height_px)
-    width, height = NAMES_PX + DRAWN_WIDTH_PX + EDGE_PX, TITLE_PX + drawing.height_px + EDGE_PX
+    chart = element("svg", drawing.svg, x=names_px, y=TITLE_PX, width=DRAWN_WIDTH_PX, height=drawing.height_px)
+    width, height = names_px + DRAWN_WIDTH_PX + EDGE_PX, TITLE_PX + drawing.height_px + EDGE_PX
     return element(
         "svg",
         element("style", _style()),

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from harness.units import MAX_TIME_NS, clip
+
 MAX_OPERATIONS = 24
 """Operations of a witness shown. A minimal one has at most about a dozen; a larger one is cut and says so."""
 
@@ -52,7 +54,8 @@ def witness_from(check: Mapping[str, Any]) -> Witness | None:
     if isinstance(raw, Mapping):
         text = raw.get("text") or text
         key, note = raw.get("key"), str(raw.get("note") or "")
-        edges = [edge for edge in raw.get("edges") or [] if isinstance(edge, Mapping)]
+        given_edges = raw.get("edges")
+        edges = [edge for edge in given_edges if isinstance(edge, Mapping)] if isinstance(given_edges, list) else []
         raw = raw.get("operations")
     if not isinstance(raw, list):
         return None
@@ -62,7 +65,7 @@ def witness_from(check: Mapping[str, Any]) -> Witness | None:
     operations = [(place, _operation(op)) for place, op in given]
     operations.sort(key=lambda item: (item[1]["start_ns"], item[0]))
     shown = operations[:MAX_OPERATIONS]
-    new_place = {old: new for new, (old, _) in enumerate(shown)}
+    new_place: dict[int | None, int] = {old: new for new, (old, _) in enumerate(shown)}
     witness = Witness(
         operations=[op for _, op in shown],
         text=str(text or ""),
@@ -76,7 +79,7 @@ def witness_from(check: Mapping[str, Any]) -> Witness | None:
             witness.key = keys[0]
     witness.has_key = witness.key is not None
     for edge in edges:
-        source, target = (new_place.get(edge.get(end, -1)) for end in ("source", "target"))
+        source, target = (new_place.get(_number(edge.get(end))) for end in ("source", "target"))
         if source is not None and target is not None and source != target:
             witness.edges.append(Edge(source, target, str(edge.get("kind", "")), str(edge.get("reason", ""))))
     if not edges:
@@ -97,8 +100,10 @@ def _operation(op: Mapping[str, Any]) -> Operation:
         ((_number(op.get(start)), _number(op.get(end))) for start, end in _TIMES if _number(op.get(start)) is not None),
         (0, None),
     )
+    process = op.get("process")
     return {
-        "process": op.get("process"),
+        # It names a lane: what is no number or word does so by its text.
+        "process": process if process is None or isinstance(process, (int, str)) else clip(process),
         "f": op.get("f", "?"),
         "key": op.get("key"),
         "value": op.get("value"),
@@ -112,7 +117,8 @@ def _operation(op: Mapping[str, Any]) -> Operation:
 
 
 def _number(value: Any) -> int | None:
-    return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return int(value) if is_number and abs(value) <= MAX_TIME_NS else None
 
 
 def real_time_edges(operations: Sequence[Operation]) -> list[Edge]:

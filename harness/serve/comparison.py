@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.report.checks import verdict_word
 from harness.report.collect import OUTCOMES, RunData, collect
-from harness.report.grid import latency_of, quantiles_of
+from harness.report.grid import marks_of
 from harness.report.store_page import fault_words, operation_words
 from harness.run_index import RunSummary
 from harness.serve.files import NotThere, open_beneath
@@ -23,7 +23,7 @@ MAX_HISTORY_BYTES = 48 * 1024 * 1024
 
 MAX_ROWS = 60
 NONE = "–"
-_MARKS = (("median", 0.5), ("95 %", 0.95), ("99 %", 0.99), ("longest", 1.0))
+_MARKS = {"median": 0.5, "95 %": 0.95, "99 %": 0.99}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +150,9 @@ def _latency(data: RunData | None) -> dict[str, str]:
         return {}
     found = {}
     for f in data.functions:
-        steps = data.grid.windows(data.series([f], ["ok"]), 1 << 30).get(0)
-        if steps:
-            marks = quantiles_of(steps, tuple(mark for _, mark in _MARKS))
-            for (name, _), step in zip(_MARKS, marks, strict=True):
-                found[f"{clip(f, 40)}, {name}"] = duration(latency_of(step))
+        _, marks_ns = marks_of(data.grid, data.series([f], ["ok"]), list(_MARKS.values()))
+        for name, mark_ns in zip((*_MARKS, "longest"), marks_ns, strict=bool(marks_ns)):
+            found[f"{clip(f, 40)}, {name}"] = duration(mark_ns)
     found["longest silence"] = duration(data.silence_ns[1] - data.silence_ns[0])
     completed = sum(data.total(kind) for kind in OUTCOMES)
     if data.end_ns:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.systems.base import CheckOutcome
+from harness.units import plural
 
 __all__ = ["compare_copies", "compare_replicas", "one_leader_per_term"]
 
@@ -167,7 +168,7 @@ def one_leader_per_term(logs: Mapping[str, Path], *, started_wall_ms: int) -> Ch
         return CheckOutcome("unknown", f"logs could not be read: {'; '.join(unreadable)}", details)
     if not by_term:
         return CheckOutcome("unknown", "no log tells of any leader", details)
-    return CheckOutcome(True, f"{len(by_term)} terms with a leader, one each", details)
+    return CheckOutcome(True, f"{plural(len(by_term), 'term')} with a leader, one each", details)
 
 
 def _since(text: str, started_wall_ms: int) -> int | None:

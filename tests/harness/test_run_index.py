@@ -120,6 +120,25 @@ def test_damaged_results_are_unknown_and_say_why(store: Store) -> None:
     assert run.verdict == "unknown" and "damaged" in run.reason
 
 
+def test_a_run_that_only_its_owner_may_read_is_unknown_and_takes_no_other_run_along(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden, other = make(store), make(store, minutes=1)
+    is_run = module.is_run
+
+    def refused(path: Path) -> bool:  # what Path.is_file does below a directory that may not be entered
+        if path == hidden.path:
+            raise PermissionError(13, "Permission denied", str(path / "test.json"))
+        return is_run(path)
+
+    monkeypatch.setattr(module, "is_run", refused)
+    found = {run.name: run for run in read_index(store, is_kept=False).runs}
+    assert found[other.name].verdict == "valid"
+    assert found[hidden.name].verdict == "unknown"
+    assert found[hidden.name].reason == f"cannot read {hidden.path}: Permission denied"
+    assert read_summary(store, hidden.name) == found[hidden.name]
+
+
 def test_what_is_judged_again_is_read_again(store: Store) -> None:
     run = make(store)
     assert read_index(store).runs[0].verdict == "valid"

@@ -11,8 +11,10 @@ from markupsafe import Markup
 from harness.report.charts import bands_of
 from harness.report.checks import MAX_ROWS, anchor_of, check_sections, terms_of, timed_violations
 from harness.report.faults import cut_words, fault_rows, matrix
+from harness.report.picture import witness_picture
 from harness.report.svg import element, percent, runs_path
-from harness.report.timeline import MARGIN, _Scale
+from harness.report.timeline import CHARACTER_PX, MARGIN, _Scale
+from harness.report.witness import witness_from
 
 MS = 1_000_000
 
@@ -108,6 +110,14 @@ def test_rows_without_proof_are_never_left_out():
     rows = fault_rows(faults, [], 5)
     assert [row.number for row in rows] == [1, 2, 3, 91, 96]
     assert [row.number for row in fault_rows(faults, [], 1)] == [91]
+
+
+@pytest.mark.parametrize("process", [7, 123_456, 1_234_567_890])
+def test_the_names_of_lanes_have_room_in_the_picture(process):
+    operation = {"process": process, "f": "read", "start_ns": 1, "end_ns": 2, "result": 1}
+    witness = witness_from({"witness": [operation, {**operation, "process": 8, "start_ns": 3, "end_ns": 4}]})
+    found = re.search(rf'<text x="(\d+)"[^>]*>process {process}<', witness_picture(witness, (), title="t"))
+    assert int(found[1]) >= len(f"process {process}") * CHARACTER_PX
 
 
 def test_bands_of_faults_that_never_began_or_never_ended():

@@ -21,6 +21,7 @@ from harness.report.grid import (
     LatencyGrid,
     bin_of,
     latency_of,
+    marks_of,
     quantiles_of,
 )
 from harness.report.witness import MAX_NEIGHBOURS, Neighbours, Witness, real_time_edges, witness_from
@@ -65,6 +66,18 @@ def test_quantiles_are_within_three_percent(latencies, q):
     found = latency_of(quantiles_of(Counter(map(bin_of, latencies)), [q])[0])
     exact = quantile(sorted(latencies), q)
     assert abs(math.log(found / exact)) <= math.log(10) / BINS_PER_DECADE / 2 * 1.001
+
+
+@given(st.lists(st.integers(1, 10**12), min_size=1, max_size=200))
+def test_the_longest_is_exact_and_no_quantile_is_above_it(latencies):
+    grid = LatencyGrid(2)
+    for place, latency_ns in enumerate(latencies):
+        grid.add(place % 2, place * 10**7, latency_ns)
+    number, marks_ns = marks_of(grid, [0, 1], [0.5, 0.99])
+    assert (number, marks_ns[-1]) == (len(latencies), max(latencies))
+    assert marks_ns == sorted(marks_ns)
+    assert marks_of(grid, [0], [])[1] == [max(latencies[::2])]
+    assert marks_of(LatencyGrid(1), [0], [0.5]) == (0, [])
 
 
 def test_no_quantiles_of_nothing():

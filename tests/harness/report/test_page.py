@@ -3,12 +3,15 @@
 import html
 import html.parser
 import importlib.util
+import io
 import json
 import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from harness.report.console import print_summary
 from harness.report.page import MAX_REPORT_BYTES, write_report
 from harness.store import StoreError
 
@@ -130,6 +133,22 @@ def test_a_witness_as_a_plain_list_of_operations(run):
     assert headline(page) == ("INVALID", "The read of 7 comes after 8 was written")
     assert "read → 7" in page.text
     assert sum(attribute[1] == "marker-end" for attribute in page.attributes) == 1  # found from the times
+
+
+def test_the_drawing_leaves_room_for_the_longest_name_of_a_process(run):
+    witness = runs.make_witness()
+    witness["operations"][0]["process"] = 123_456
+    page = report(run, invalid_results(witness=witness))
+    assert '<div class="panel lanes" style="--letters: 6">' in page.source
+
+
+def test_the_longest_latency_is_the_longest(run):
+    lines = [
+        {"index": 0, "time": 0, "process": 0, "type": "invoke", "f": "read", "value": None},
+        {"index": 1, "time": 31_317_259, "process": 0, "type": "ok", "f": "read", "value": 1},
+    ]
+    run.history_path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert "read 1 " + "30.7 ms " * 3 + "31.3 ms" in report(run, runs.make_results()).text
 
 
 def test_the_node_of_an_operation_has_a_column_only_where_one_is_known(run):
@@ -371,6 +390,40 @@ def test_a_damaged_or_missing_history_is_shown_and_said(run):
 def test_odd_results_are_shown_as_they_are(run, results):
     page = report(run, results, operations=50, test={})
     assert headline(page)[0] in ("VALID", "INVALID", "UNKNOWN")
+
+
+HUGE = 10**400
+
+
+@pytest.mark.parametrize("number", [HUGE, -HUGE, 1e308, float("inf"), float("nan")], ids=lambda number: str(number)[:6])
+def test_numbers_that_are_no_time_are_no_trouble(run, number):
+    faults = runs.make_faults(30)
+    faults[0]["end_ns"] = faults[1]["start_ns"] = number
+    witness = runs.make_witness()
+    witness["operations"][1]["returned_ns"] = witness["operations"][1]["end_ns"] = number
+    results = runs.make_results(faults, valid=False, duration_s=number)
+    results["checks"]["linearizable"] |= {"valid": False, "witness": witness, "search_s": number}
+    results["checks"]["leaders"]["terms"].append({"term": 9, "leader": "n1", "start_ns": number})
+    results["checks"]["mine"] = {"valid": False, "violations": [{"time_s": number, "rule": "r", "text": "t"}]}
+    page = report(run, results, test={**runs.TEST, "rate": number, "time_limit_s": number})
+    assert headline(page)[0] == "INVALID"
+    print_summary(results, Console(file=(said := io.StringIO())), test=runs.TEST)
+    assert "INVALID" in said.getvalue()
+
+
+@pytest.mark.parametrize("odd", [{}, [[]], 7, None, "x"])
+def test_a_witness_with_odd_parts_is_shown(run, odd):
+    witness = runs.make_witness()
+    witness["operations"][0]["process"] = odd
+    witness["edges"][0]["source"] = odd
+    results = invalid_results()
+    results["checks"]["linearizable"]["witness"] = witness
+    assert headline(report(run, results))[0] == "INVALID"
+    witness["edges"] = odd
+    assert headline(report(run, {**results, "replay": odd}))[0] == "INVALID"
+    said = io.StringIO()
+    print_summary({**results, "replay": odd}, Console(file=said))
+    assert "INVALID" in said.getvalue()
 
 
 def test_a_place_that_cannot_be_written_is_one_line(run, tmp_path):

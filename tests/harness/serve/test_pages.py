@@ -67,6 +67,16 @@ def test_odd_queries_are_no_trouble(store: Store, serve: Callable[..., Client], 
     assert serve().ask(f"/?{query}")[0] == 200
 
 
+@pytest.mark.parametrize("number", [1e308, float("inf"), float("nan"), 10**400])
+def test_numbers_that_are_no_time_are_no_trouble(store: Store, serve: Callable[..., Client], number: float) -> None:
+    fault = {"id": "f1", "nemesis": "kill", "proven": True, "start_ns": -number, "end_ns": number}
+    checks = {"mine": {"valid": True, "search_s": number, "rows": [{"start_ns": number, "end_s": number}]}}
+    run = make_run(store, duration_s=number, faults=[fault], checks=checks)
+    client = serve()
+    for page in ("/", f"/runs/{run.name}", f"/compare?first={run.name}&second={run.name}"):
+        assert client.ask(page)[0] == 200, page
+
+
 def test_a_store_without_runs(store: Store, serve: Callable[..., Client]) -> None:
     assert "No run yet" in serve().page("/")
 
