@@ -13,6 +13,7 @@ import io
 import json
 import logging
 import os
+import re
 import shutil
 import tarfile
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -85,6 +86,9 @@ STATUS_HANGS = "no status() said what serves, so that this may be the plug-in's 
 
 MAX_STATE_CHARS = 300
 """Of a replica's state that is quoted where replicas differ."""
+
+_PROGRAM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_. -]{0,99}")
+"""How a program may be called, after which its log is."""
 
 _UNPACK = """
 import os, sys, tarfile
@@ -322,9 +326,14 @@ class GuestSystem:
         commands = {self.name.partition(":")[0]: asked} if method == "command" else asked
         if not isinstance(commands, Mapping):
             raise self._wrong(method, f"programs({host.name}) returned {asked!r:.80} and no mapping of names to words")
+        if not commands and host in self._system.hosts:
+            raise self._wrong(method, f"programs({host.name}) returned no program: every replica's host has one")
         environment = {**self._environment[host.name], **self._words_of("environment", host)}
         programs = {}
         for name, words in commands.items():
+            if not isinstance(name, str) or not _PROGRAM_NAME.fullmatch(name):
+                what = f"names a program {name!r:.80}, and its log cannot be called that"
+                raise self._wrong(method, f"{method}({host.name}) {what}: letters, digits, '.', '_' and '-'")
             if isinstance(words, str) or not isinstance(words, Sequence):
                 raise self._wrong(method, f"{method}({host.name}) returned {words!r:.80} and no list of words")
             for word in words:
@@ -463,10 +472,14 @@ class GuestSystem:
         if system.ready_line is not None and type(system).ready is System.ready:
             return await self._has_printed(host, system.ready_line)
         self._unready.pop(host.name, None)
+        limit = asyncio.timeout(QUESTION_TIMEOUT_S)
         try:
-            async with asyncio.timeout(QUESTION_TIMEOUT_S):
+            async with limit:
                 return bool(await system.ready(host))
         except (Exception, SystemExit) as error:
+            if limit.expired():
+                self._unready[host.name] = self._hung(f"ready({host.name})", QUESTION_TIMEOUT_S, error)
+                return False
             if is_starting and isinstance(error, _MISTAKES):
                 raise self._blame(error, f"ready({host.name})") from None
             logger.debug("ready(%s): %s", host.name, error)
@@ -624,13 +637,14 @@ class GuestSystem:
                 return found
             raise self._wrong("status", f"status({host.name}) returned {found!r:.80} and neither a Status nor None")
         except (Exception, SystemExit) as error:
-            self._unanswered[host.name] = self._hung(host, timeout_s, error) if limit.expired() else error
+            hung = limit.expired()
+            self._unanswered[host.name] = self._hung(f"status({host.name})", timeout_s, error) if hung else error
             logger.debug("status(%s): %s: %s", host.name, type(error).__name__, error)
             return None
 
-    def _hung(self, host: Host, timeout_s: float, error: BaseException) -> _Hung:
+    def _hung(self, what: str, timeout_s: float, error: BaseException) -> _Hung:
         where = place_of(error, _file_of(self.plugin.system_class))
-        return _Hung(f"{where}: status({host.name}) took more than {timeout_s:g} s")
+        return _Hung(f"{where}: {what} took more than {timeout_s:g} s")
 
     def facts(self) -> dict[str, Any]:
         """Settings, what was installed, and what replicas said of themselves in the end."""
@@ -722,10 +736,13 @@ class GuestSystem:
 
     async def _read_states(self) -> dict[str, Any]:
         async def read(host: Host) -> Any:
+            limit = asyncio.timeout(QUESTION_TIMEOUT_S)
             try:
-                async with asyncio.timeout(QUESTION_TIMEOUT_S):
+                async with limit:
                     state = await self._system.state(host)
             except (Exception, SystemExit) as error:
+                if limit.expired():
+                    error = self._hung(f"state({host.name})", QUESTION_TIMEOUT_S, error)
                 return _Unread(str(self._blame(error, f"state({host.name})")), isinstance(error, _MISTAKES))
             if (problem := json_problem(state)) is not None:
                 wrong = self._wrong("state", f"state({host.name}) returned {problem}")
@@ -844,8 +861,8 @@ class GuestSystem:
 
 
 class _Hung(OperatorError):
-    """In the place of what `status` raised, where it did not return in time: the system may be silent, or the plug-in
-    may wait for something else. The message begins with where in the plug-in it waited."""
+    """In the place of what a question (`ready`, `status`, `state`) raised, where it did not return in time: the system
+    may be silent, or the plug-in may wait for something else. The message begins with where it waited."""
 
 
 class _Unread:

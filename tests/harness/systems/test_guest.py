@@ -401,8 +401,7 @@ def test_a_status_that_hangs_is_not_known_to_be_the_system(
                 await asyncio.Event().wait()
             return Status(leads=host.name == "n1")
     """
-    name = write(more)
-    Path(name).write_text("import asyncio\n" + Path(name).read_text())
+    name = write_with_asyncio(write, more)
 
     async def main() -> None:
         async with system_of(name, run_state, tmp_path) as system:
@@ -418,6 +417,35 @@ def test_a_status_that_hangs_is_not_known_to_be_the_system(
             assert outcome.valid is False and CLIENTS_DECIDE not in outcome.details, "a program has ended"
 
     asyncio.run(main())
+
+
+def test_where_ready_and_state_wait_for_too_long_is_told(
+    write: Write, run_state: RunState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guest, "QUESTION_TIMEOUT_S", 0.2)
+    hangs = """
+        ready_timeout_s = 0.1
+        async def {method}(self, host):
+            await asyncio.Event().wait()
+    """
+    said = blamed(write_with_asyncio(write, hangs.format(method="ready")), run_state, tmp_path)
+    assert re.search(r"on n1 mine.py:\d+: ready\(n1\) took more than 0.2 s: serving", said), said
+
+    async def main() -> None:
+        name = write_with_asyncio(write, hangs.format(method="state").replace("0.1", "60"))
+        async with system_of(name, run_state, tmp_path) as system:
+            await system.recover(timeout_s=0.0)
+            outcome = (await system.check(started_wall_ms=0))["replicas"]
+            assert outcome.valid == "unknown", outcome
+            assert re.search(r"^mine.py:\d+: state\(n1\) took more than 0.2 s$", outcome.reason), outcome
+
+    asyncio.run(main())
+
+
+def write_with_asyncio(write: Write, more: str) -> str:
+    name = write(more)
+    Path(name).write_text("import asyncio\n" + Path(name).read_text())
+    return name
 
 
 def test_replicas_that_never_agree_are_waited_for_once(write: Write, run_state: RunState, tmp_path: Path) -> None:
@@ -464,6 +492,10 @@ def test_a_state_that_cannot_be_compared_is_the_plug_ins(
         ("def programs(self, host):\n    return {'kv': 'sleep 9'}", r"programs\(n1\) returned 'sleep 9' and no list"),
         ("def programs(self, host):\n    return {'kv': ['sleep', 9]}", r"\(n1\) has 9 among its words, and no text$"),
         ("def programs(self, host):\n    return {'kv': []}", r"programs\(n1\) returned no words$"),
+        ("def programs(self, host):\n    return {}", r"^mine.py:\d+: programs\(n1\) returned no program: every rep"),
+        ("def programs(self, host):\n    return {3: ['sleep', '9']}", r"programs\(n1\) names a program 3, and its log"),
+        ("def programs(self, host):\n    return {'../kv': ['sleep', '9']}", r"\(n1\) names a program '../kv', and its"),
+        ("def programs(self, host):\n    return {'': ['sleep', '9']}", r"\(n1\) names a program '', and its log can"),
         ("def programs(self, host):\n    return 1 / 0", r"^mine.py:\d+: programs\(n1\) raised ZeroDivisionError: div"),
         (
             "def programs(self, host):\n    return {'kv': [host.listen('cleint')]}",
