@@ -530,6 +530,10 @@ def test_a_state_that_cannot_be_compared_is_the_plug_ins(
         ("def files(self, host):\n    return {'/x': ''}", r"^mine.py:\d+: files\(n1\) names '/x', which is not below"),
         ("def files(self, host):\n    return {'a/../../x': ''}", r"names 'a/../../x', which is not below host.data$"),
         ("async def setup(self, host):\n    await host.run('false')", r"setup\(n1\) raised CommandFailed: n1: false"),
+        (
+            "async def ready(self, host):\n    return await host.listens('client')",
+            r"^mine.py:\d+: ready\(n1\) raised TypeError: listens\('client'\) takes several names of ports: ",
+        ),
         ("async def ready(self, host):\n    return host.lisens()", r"^mine.py:\d+: ready\(n1\) raised AttributeError"),
         (
             "ready_timeout_s = 5.0\nasync def start_together(self):\n    raise OSError('no')",
