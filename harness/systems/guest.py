@@ -45,6 +45,7 @@ from harness.systems.host_programs import HostPrograms
 from harness.systems.host_user import user_of, words_for_user
 from harness.systems.planned_hosts import PlannedHosts
 from harness.systems.program_logs import last_lines
+from harness.unawaited import take_unawaited
 from harness.workloads.base import CLIENT
 from harness.workloads.capability import json_problem
 from nemesis.target import PAUSED
@@ -386,7 +387,8 @@ class GuestSystem:
         while True:
             try:
                 async with asyncio.timeout(QUESTION_TIMEOUT_S) as limit:
-                    return await self._system.start_together()
+                    await self._system.start_together()
+                return self._require_awaited("start_together", "start_together()")
             except OperatorError:
                 raise
             except _MISTAKES as error:
@@ -475,7 +477,11 @@ class GuestSystem:
         limit = asyncio.timeout(QUESTION_TIMEOUT_S)
         try:
             async with limit:
-                return bool(await system.ready(host))
+                answer: Any = await system.ready(host)
+            if inspect.iscoroutine(answer):
+                answer.close()
+                raise self._wrong("ready", f"ready({host.name}) returned a coroutine: await what it asks")
+            return bool(answer)
         except (Exception, SystemExit) as error:
             if limit.expired():
                 self._unready[host.name] = self._hung(f"ready({host.name})", QUESTION_TIMEOUT_S, error)
@@ -831,11 +837,17 @@ class GuestSystem:
 
     # Blaming the plug-in
 
-    async def _call(self, what: str, work: Awaitable[Any], *, timeout_s: float | None = None) -> Any:
+    def _require_awaited(self, method: str, what: str) -> None:
+        """Raises PluginError for a call that a method made and did not await: what it was for was not done."""
+        if (said := take_unawaited()) is not None:
+            raise self._wrong(method, f"{what}: {said}")
+
+    async def _call(self, what: str, work: Awaitable[None], *, timeout_s: float | None = None) -> None:
         timeout_s = self._system.ready_timeout_s if timeout_s is None else timeout_s
         try:
             async with asyncio.timeout(timeout_s) as limit:
-                return await work
+                await work
+            self._require_awaited(what.partition("(")[0], what)
         except OperatorError:
             raise
         except (Exception, SystemExit) as error:

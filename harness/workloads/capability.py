@@ -34,6 +34,7 @@ from harness.errors import OperatorError, nearest
 from harness.generator import Generator, Nothing
 from harness.sdk.client import CAPABILITIES
 from harness.systems.base import CheckOutcome, Setting, setting_problems
+from harness.unawaited import take_unawaited
 from harness.worker import Client, NamesNode, Outcome, TellsOutcome, TellsUse, is_ctrl_c
 from harness.workloads.base import CLIENT, ByCapability, CheckContext, OnlineChecker
 
@@ -211,6 +212,8 @@ class CapabilityClient:
             await self._client.open()
         except Exception as error:
             raise ConnectionError(described(error, self._client, "open")) from error
+        if (what := take_unawaited()) is not None:
+            raise ConnectionError(f"open: {what}")
 
     async def invoke(self, op: Any) -> Outcome:
         """See the module's text. Raises ClientMistake."""
@@ -226,6 +229,8 @@ class CapabilityClient:
             raise ClientMistake(described(error, self._client, call.method)) from error
         except Exception as error:
             return self._failed(error, call.method, call.only_reads(op.value))
+        if (what := take_unawaited()) is not None:
+            raise ClientMistake(f"{call.method}: {what}")
         is_plain = -_LARGEST_PLAIN < value < _LARGEST_PLAIN if type(value) is int else type(value) in _PLAIN
         if not is_plain and (problem := json_problem(value)) is not None:
             raise ClientMistake(f"{call.method} returned {problem}{_place_of(self._client, call.method)}")

@@ -29,6 +29,7 @@ from harness.sdk.host import listening_ports
 from harness.sdk.plugin import PluginError
 from harness.systems import guest
 from harness.systems.base import CLIENTS_DECIDE
+from harness.unawaited import telling_unawaited
 from nemesis.process import KILL, PAUSE
 from nemesis.protocol import Nemesis
 from nemesis.target import DOWN, PAUSED, RUNNING
@@ -103,7 +104,8 @@ async def system_of(
     system = system_class(cluster=cluster, settings=settings or {}, keys=1, log_dir=work_dir, operation_timeout_s=3.0)
     await cluster.start()
     try:
-        await system.start()
+        with telling_unawaited(system.code_files):
+            await system.start()
         yield system
     finally:
         await system.stop()
@@ -552,6 +554,18 @@ def test_a_state_that_cannot_be_compared_is_the_plug_ins(
         (
             "ready_timeout_s = 5.0\nasync def status(self, host):\n    return {}['rolle']",
             r"^mine.py:\d+: nobody leads 5 s after the start: mine.py:\d+: status\(n1\) raised KeyError: 'rolle'$",
+        ),
+        (
+            "async def setup(self, host):\n    host.run('mkdir', host.path('wal'))",
+            r"^mine.py:\d+: setup\(n1\): Host.run\(\) was called and not awaited \(mine.py:\d+\)$",
+        ),
+        (
+            "async def start_together(self):\n    self.hosts[0].put('group', 'n1')",
+            r"^mine.py:\d+: start_together\(\): Host.put\(\) was called and not awaited \(mine.py:\d+\)$",
+        ),
+        (
+            "async def ready(self, host):\n    return host.listens()",
+            r"^mine.py:\d+: ready\(n1\) returned a coroutine: await what it asks$",
         ),
         ("async def start_together(self):\n    self.nothing()", r"^mine.py:\d+: start_together raised AttributeError"),
     ],
