@@ -70,6 +70,9 @@ MISTAKEN_S = 5.0
 """How long `status` may raise one of them at the start: None in the place of a leader that is not known yet makes a
 TypeError, too."""
 
+FORMING_S = 5.0
+"""How long nobody may lead at the start until `start_together` is called without a leader."""
+
 ADDRESS_HINT = " (hosts of --cluster local share this machine: have the program listen on host.listen(port) alone)"
 
 ENDED_WELL = " status 0"
@@ -266,7 +269,7 @@ class GuestSystem:
         await all_of(map(self._prepare_host, self._hosts.values()))
         await all_of(map(self.restart, self._commands))
         await self._wait_until_ready()
-        await self._start_together()
+        await self._form_group()
 
     async def _install(self, host: Host) -> None:
         roots = self._roots[host.name] = []
@@ -379,10 +382,12 @@ class GuestSystem:
         await self._own_data(host)
         await self._call(f"setup({host.name})", self._system.setup(host))
 
-    async def _start_together(self) -> None:
+    async def _start_together(self, *, patience_s: float = 0.0) -> None:
         """Call the plug-in's `start_together` until it succeeds: members that have just begun to serve may not know of
-        each other yet, and then refuse or do not answer. A mistake in the plug-in is reported at once."""
+        each other yet, and then refuse or do not answer. A mistake in the plug-in is reported at once, or after
+        `patience_s`, where it may come of a leader that is not known yet."""
         loop = asyncio.get_running_loop()
+        began_s = loop.time()
         deadline_s = loop.time() + self._system.ready_timeout_s
         while True:
             try:
@@ -391,9 +396,9 @@ class GuestSystem:
                 return self._require_awaited("start_together", "start_together()")
             except OperatorError:
                 raise
-            except _MISTAKES as error:
-                raise self._blame(error, "start_together") from None
             except (Exception, SystemExit) as error:
+                if isinstance(error, _MISTAKES) and loop.time() >= began_s + patience_s:
+                    raise self._blame(error, "start_together") from None
                 if loop.time() > deadline_s:
                     if limit.expired():
                         said = f"start_together() did not end within {QUESTION_TIMEOUT_S:g} s"
@@ -414,10 +419,33 @@ class GuestSystem:
                 raise self._wrong("ready", await self._why_not_ready(list(waiting)))
             if waiting:
                 await asyncio.sleep(POLL_S)
+
+    async def _form_group(self) -> None:
+        """Wait for a leader and call the plug-in's `start_together`. Most groups have elected somebody by then, on whom
+        it may rely; where nobody leads for `FORMING_S`, it may be what makes the group, and is called first."""
+        loop = asyncio.get_running_loop()
+        is_called = False
         if self.tells_leader:
+            deadline_s = loop.time() + self._system.ready_timeout_s
+            if type(self._system).start_together is not System.start_together:
+                is_called = not await self._has_leader(min(loop.time() + FORMING_S, deadline_s))
+            if is_called:
+                await self._start_together(patience_s=MISTAKEN_S)
+                deadline_s = loop.time() + self._system.ready_timeout_s
             await self._wait_for_leader(deadline_s)
         await asyncio.sleep(POLL_S)
         await self._require_running(self._processes)  # a host may serve though one of its programs is on its way out
+        if not is_called:
+            await self._start_together()
+
+    async def _has_leader(self, deadline_s: float) -> bool:
+        """Whether some host says by then that it leads, or cannot as the plug-in is wrong."""
+        while not await self.leaders():
+            if asyncio.get_running_loop().time() > deadline_s:
+                return bool(self._mistakes())
+            await self._require_running(self._processes)
+            await asyncio.sleep(POLL_S)
+        return True
 
     async def _require_running(self, names: Collection[str]) -> None:
         """Raises PluginError for the first host of which a program has ended."""

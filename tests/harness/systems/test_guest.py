@@ -593,6 +593,28 @@ def test_members_that_refuse_at_first_are_asked_again(write: Write, run_state: R
     asyncio.run(main())
 
 
+def test_a_group_that_elects_nobody_until_it_is_made_is_made_first(
+    write: Write, run_state: RunState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guest, "FORMING_S", 0.3)
+    more = """
+        calls = []
+        async def start_together(self):
+            self.calls.append("made")
+            if len(self.calls) == 1:
+                None.elected  # what comes of a leader that is not there
+        async def status(self, host):
+            return Status(leads=len(self.calls) > 1 and host.name == "n2", term=1)
+    """
+
+    async def main() -> None:
+        async with system_of(write(more), run_state, tmp_path) as system:
+            assert type(system._system).calls == ["made", "made"], "until it succeeded, and once"
+            assert await system.leaders() == ["n2"]
+
+    asyncio.run(main())
+
+
 def test_a_client_that_cannot_be_made_is_blamed(write: Write, run_state: RunState, tmp_path: Path) -> None:
     client = CLIENT + "    def __init__(self):\n        self.x = None + 1\n"
 
