@@ -43,6 +43,7 @@ __all__ = [
     "CapabilityClient",
     "CapabilityWorkload",
     "ClientMistake",
+    "Happened",
     "gives",
     "is_whole_number",
     "json_problem",
@@ -73,6 +74,14 @@ _EVERY_CLIENT = frozenset(("address", "close", "connect", "dialled", "open", "ur
 
 class ClientMistake(Exception):
     """The client's code is wrong; the message names the method, and the file and line where they are known."""
+
+
+class Happened(Exception):
+    """Raised by a call's `perform`: the operation happened, with this result, but the client is of no more use."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
+        self.value = value
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,11 +227,14 @@ class CapabilityClient:
     async def invoke(self, op: Any) -> Outcome:
         """See the module's text. Raises ClientMistake."""
         call = self._calls[op.f]
+        is_broken = False
         try:
             value = await call.perform(self._client, op.value, op.key)
         except ClientMistake as mistake:  # the method returned something that its operation cannot use
             place = _place_of(self._client, call.method)
             raise ClientMistake(str(mistake) if place.strip(" ()") in str(mistake) else f"{mistake}{place}") from None
+        except Happened as happened:
+            value, is_broken = happened.value, True
         except (*MISTAKES, SystemExit, KeyboardInterrupt) as error:
             if is_ctrl_c(error):
                 raise
@@ -234,7 +246,7 @@ class CapabilityClient:
         is_plain = -_LARGEST_PLAIN < value < _LARGEST_PLAIN if type(value) is int else type(value) in _PLAIN
         if not is_plain and (problem := json_problem(value)) is not None:
             raise ClientMistake(f"{call.method} returned {problem}{_place_of(self._client, call.method)}")
-        return Outcome("ok", value, node=self._node(call.method))
+        return Outcome("ok", value, node=self._node(call.method), is_broken=is_broken)
 
     def _node(self, method: str) -> str | None:
         """The host that answered, where the client names one. Raises ClientMistake for a name that no host has."""

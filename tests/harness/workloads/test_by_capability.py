@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import math
 from collections.abc import Callable
@@ -354,6 +355,25 @@ def test_acknowledgements_make_a_lost_answer_harmless() -> None:
         done = run(made("queue"), Store(every(name, 20, "lose")), client=AcknowledgingClient)
         assert done.valid, name
         assert all(event["type"] != "info" for event in done.events if event["f"] == "dequeue")
+
+
+def test_what_was_shown_is_not_forgotten_where_its_acknowledgement_is_never_answered() -> None:
+    """The queue has let go of the value: nobody else will see it, and it was not lost."""
+
+    class Unanswered(AcknowledgingClient):
+        timeout_s = 0.2
+
+        async def ack(self, value: Any) -> None:
+            await super().ack(value)
+            if value % 10 == 0:
+                await asyncio.sleep(60)
+
+    store = Store()
+    done = run_in_process(made("queue"), lambda: Unanswered(store), operations=150, operation_timeout_s=0.2)
+    assert done.valid, reasons(done)
+    taken = [event for event in done.events if event["f"] == "dequeue" and event["type"] != "invoke"]
+    assert {event["type"] for event in taken} == {"ok"} and any(event["value"] == 10 for event in taken)
+    assert store.opened > 10 and store.open_now == 0, "an answer that comes late must not be taken for another's"
 
 
 def test_a_queue_that_nobody_saw_empty_is_unknown() -> None:
