@@ -65,8 +65,9 @@ _PLAIN = frozenset((str, bool, type(None)))
 _LARGEST_PLAIN = 1 << 64
 """Of whole numbers that are not looked at more closely: JSON may hold larger ones, up to a few thousand digits."""
 
-_SPELT_NUMBER = re.compile(r'\s*"?[+-]?[0-9]+(\.0*)?"?\s*')
-"""A text that is a whole number in decimal, perhaps as JSON has it or with the line's end."""
+_SPELT = re.compile(r'\s*"?([+-]?[0-9]+(\.0*)?|None|null|nil|undefined)"?\s*')
+"""A text that is a whole number in decimal, perhaps as JSON has it or with the line's end; or what languages print for
+nothing."""
 
 _EVERY_CLIENT = frozenset(("address", "close", "connect", "dialled", "open", "url"))
 """What every client has: no misspelling of a capability."""
@@ -336,12 +337,12 @@ def number_from(method: str, found: Any) -> Any:
     """What a method returned, where all values that the workload has put in are whole numbers.
 
     Raises ClientMistake for what a client makes of such a number that does not decode or unwrap it: a text that spells
-    one, a truth value, a list, a map. None, another number and any other text may be what the system holds, which is
-    the checks' to say.
+    one, a truth value, a list, a map; and for the word for nothing as a text, which `str(None)` makes. None, another
+    number and any other text may be what the system holds, which is the checks' to say.
     """
     if type(found) is int or found is None:
         return found
-    is_spelt = isinstance(found, str) and _SPELT_NUMBER.fullmatch(found) is not None
+    is_spelt = isinstance(found, str) and _SPELT.fullmatch(found) is not None
     if is_spelt or isinstance(found, (bool, list, tuple, Mapping)):
         due = "it must be a whole number, as was put in, or None"
         raise ClientMistake(f"{method} returned {found!r:.80} of type {type(found).__name__}: {due}")

@@ -519,6 +519,15 @@ def test_what_is_no_list_where_one_is_due_is_a_mistake_of_the_client(odd: Any) -
     assert not any(outcome.valid is False for outcome in done.outcomes.values()), reasons(done)
 
 
+@pytest.mark.parametrize(("name", "method"), [("register", "read"), ("queue", "dequeue"), ("stack", "pop")])
+@pytest.mark.parametrize("word", [str, lambda found: "null" if found is None else found], ids=["str", "null"])
+def test_a_text_for_nothing_is_a_mistake_of_the_client(name: str, method: str, word: Callable[[Any], Any]) -> None:
+    done = run(made(name), Store(), client=changing(method, word), operations=100)
+    said = {"str": "'None'", "<lambda>": "'null'"}[word.__name__]
+    assert any(f"{method} returned {said} of type str" in text for text in done.unexpected_errors)
+    assert not any(outcome.valid is False for outcome in done.outcomes.values()), reasons(done)
+
+
 def test_a_queue_is_not_told_that_a_value_of_another_type_was_taken() -> None:
     acknowledged = []
 
