@@ -376,6 +376,34 @@ def test_what_was_shown_is_not_forgotten_where_its_acknowledgement_is_never_answ
     assert store.opened > 10 and store.open_now == 0, "an answer that comes late must not be taken for another's"
 
 
+@pytest.mark.parametrize(("lag_s", "valid"), [(0.3, True), (math.inf, False)])
+def test_elements_that_a_host_never_gets_are_lost_and_late_ones_are_not(
+    lag_s: float, valid: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.workloads.final_reads.EQUAL_WITHIN_S", 3.0)
+    made_by: dict[int, list[tuple[int, float]]] = {0: [], 1: []}
+    hosts = iter(range(10_000))
+
+    class OfAHost(ToyClient):
+        async def open(self) -> None:
+            self.own = next(hosts) % 2
+
+        async def close(self) -> None:
+            pass
+
+        async def add(self, value: Any) -> None:
+            made_by[self.own].append((value, asyncio.get_running_loop().time()))
+
+        async def members(self) -> list[int]:
+            now_s = asyncio.get_running_loop().time()
+            theirs = [value for value, at_s in made_by[1 - self.own] if now_s - at_s > lag_s]
+            return [*(value for value, _ in made_by[self.own]), *theirs]
+
+    found = run(made("set"), Store(), client=OfAHost, operations=100).outcomes["set-full"]
+    assert found.valid is valid, found
+    assert valid or "every later read lacks it" in found.reason
+
+
 def test_a_queue_that_nobody_saw_empty_is_unknown() -> None:
     def fault(method: str, number: int) -> str | None:
         return "refuse" if method == "dequeue" and number > 150 else None
