@@ -28,6 +28,9 @@ IN_TURN = 10
 EQUAL_WITHIN_S = 30.0
 """How long reads in turn may differ, when all faults are over: much longer than anything takes that is on its way."""
 
+TRIES = 3
+"""Of a thread in its turn, where a read fails."""
+
 _BETWEEN_ROUNDS_NS = 500_000_000
 _POLL_NS = 10_000_000
 
@@ -43,6 +46,7 @@ class InTurnUntilEqual(Unpaced):
 
     read: Op
     turn: int = 0
+    tries: int = 0
     is_open: bool = False
     began_ns: int = -1
     due_ns: int = 0
@@ -69,6 +73,8 @@ class InTurnUntilEqual(Unpaced):
         if event["type"] not in ("ok", "fail", "info"):
             return self
         found = frozenset(event["value"]) if event["type"] == "ok" else None
+        if found is None and self.tries < TRIES - 1:
+            return replace(self, tries=self.tries + 1, is_open=False, due_ns=context.time_ns + 10 * _POLL_NS)
         first = found if self.turn == 0 else self.first
         is_equal = self.is_equal and found is not None and found == first
-        return replace(self, turn=self.turn + 1, is_open=False, first=first, is_equal=is_equal)
+        return replace(self, turn=self.turn + 1, tries=0, is_open=False, first=first, is_equal=is_equal)
