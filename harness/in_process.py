@@ -10,6 +10,8 @@ workers, the final reads and the checks are those of a run.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +19,9 @@ from typing import Any
 from harness.errors import OperatorError
 from harness.generator import Generator, Limit
 from harness.outcome import CheckOutcome
+from harness.sdk.client import Client as SdkClient
 from harness.seeded import seeded
+from harness.unawaited import telling_unawaited
 from harness.worker import Client, Workers
 from harness.workloads.base import ByCapability, CheckContext, Workload
 from harness.workloads.capability import missing_capabilities
@@ -125,7 +129,18 @@ async def drive(
         await workers.run()
         return workers
 
-    load = await phase(Limit(operations, workload.generator()), 0)
-    final = await phase(workload.final_generator(), load.next_process)
+    with telling_unawaited(_files_of(new_connection)):
+        load = await phase(Limit(operations, workload.generator()), 0)
+        final = await phase(workload.final_generator(), load.next_process)
     run.unexpected_errors = {**load.unexpected_errors, **final.unexpected_errors}
     return run
+
+
+def _files_of(new_connection: Callable[[], Any]) -> set[str]:
+    """Where the code of clients is: of a class, or of the function that makes them."""
+    classes = new_connection.__mro__ if isinstance(new_connection, type) else (new_connection,)
+    found = set[str]()
+    for each in classes:
+        with contextlib.suppress(TypeError):  # is of no file, as what is built in
+            found.add(inspect.getsourcefile(each) or "")
+    return found - {"", inspect.getsourcefile(SdkClient)}

@@ -37,6 +37,7 @@ from harness.runtime import harness_streams
 from harness.seeded import Streams, seeded
 from harness.systems.base import CheckOutcome, HasCodeFiles, RefusesFaults, System
 from harness.test import Test
+from harness.unawaited import telling_unawaited
 from harness.worker import Client, Recorder, Workers
 from harness.workloads.base import Workload
 from nemesis.driver import run_schedule
@@ -198,7 +199,7 @@ class Run:
         """
         if isinstance(self.cluster, HoldsFiles):
             self.observed.leave_files = self.cluster.leave_files
-        with self._signals() as signals:
+        with self._signals() as signals, self._telling_unawaited():
             is_through = False
             try:
                 with self._no_blocking(signals, is_under_load=False):
@@ -227,6 +228,10 @@ class Run:
             self.observed.system_facts = self._facts()
             self.observed.unexpected_exits = dict(self._target.processes.unexpected_exits)
         return self.observed
+
+    def _telling_unawaited(self) -> contextlib.AbstractContextManager[None]:
+        files = self.system.code_files if isinstance(self.system, HasCodeFiles) else ()
+        return telling_unawaited(files) if files else contextlib.nullcontext()
 
     def _no_blocking(self, signals: Collection[int], *, is_under_load: bool) -> contextlib.AbstractContextManager[None]:
         if not isinstance(self.system, HasCodeFiles):

@@ -30,6 +30,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import stat
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -389,15 +390,23 @@ def storage_for(choice: str | None) -> str:
 
 
 def _keep_files(source: str, destination: str) -> None:
-    """Copy what is on the disk to where it will be looked for: holes stay holes, and what is only the mechanisms' stays
-    behind. Raises OSError."""
+    """Copy what is on the disk to where it will be looked for: holes stay holes, and what is only the mechanisms', or
+    holds no data, stays behind. Raises OSError."""
     thaw(source)
     shutil.rmtree(destination, ignore_errors=True)
-    shutil.copytree(source, destination, symlinks=True, ignore=_not_ours, copy_function=_copy_sparse)
+    shutil.copytree(source, destination, symlinks=True, ignore=_not_kept, copy_function=_copy_sparse)
 
 
-def _not_ours(directory: str, names: list[str]) -> list[str]:
-    return [name for name in names if name == "lost+found" or name.startswith(".splitbrain-")]
+def _not_kept(directory: str, names: list[str]) -> list[str]:
+    """What is the file system's own, or was put there by faults; and sockets, pipes and devices, of which the first
+    cannot be opened, and the others may be read for ever."""
+    ours = {name for name in names if name == "lost+found" or name.startswith(".splitbrain-")}
+    return [name for name in names if name in ours or not _holds_data(os.path.join(directory, name))]
+
+
+def _holds_data(path: str) -> bool:
+    mode = os.lstat(path).st_mode
+    return stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)
 
 
 def _copy_sparse(source: str, destination: str) -> str:

@@ -216,10 +216,12 @@ def _system_problems(cls: type[System]) -> Iterator[str]:
         for key, value in _pairs(cls, name):
             if not isinstance(value, str):
                 yield f"{source_line(cls)}: {name}[{key!r}] is {value!r} and not a text"
-    for role in cls.stored:
+    for role, pattern in _pairs(cls, "stored"):
         if role not in BitFlip.forms:
             known = f"{nearest(str(role), BitFlip.forms)}; known: {', '.join(BitFlip.forms)}"
             yield f"{source_line(cls)}: stored has {role!r}, which bit-flip does not know{known}"
+        if isinstance(pattern, str) and not _is_below_data(pattern):
+            yield f"{source_line(cls)}: stored[{role!r}] is {pattern!r}, which is no pattern below host.data"
     yield from _plain_problems(cls)
     yield from _cannot_problems(cls)
     for choice in _installed(cls):
@@ -228,7 +230,10 @@ def _system_problems(cls: type[System]) -> Iterator[str]:
             yield f"{source_line(cls)}: install has not one recipe for each value of a setting {choice.setting!r}"
     for recipe in recipes_of(cls):
         if not isinstance(recipe, Recipe):
-            yield f"{source_line(cls)}: install has {recipe!r}, which is none of pip, apt, maven, npm, go, path"
+            yield f"{source_line(cls)}: install has {recipe!r:.60}, which is none of pip, apt, maven, npm, go, path"
+        elif not recipe.what or not all(isinstance(word, str) and word for word in recipe.what):
+            given = ", ".join(map(repr, recipe.what))
+            yield f"{source_line(cls)}: install has {recipe.kind}({given:.60}), which does not say what comes"
 
 
 def _plain_problems(cls: type[System]) -> Iterator[str]:
@@ -250,12 +255,17 @@ def _plain_problems(cls: type[System]) -> Iterator[str]:
             yield f"{source_line(cls)}: {name} is {texts!r:.60} and not a sequence of texts"
         elif name == "logs":
             for pattern in texts:
-                if not pattern or os.path.isabs(pattern):
+                if not _is_below_data(pattern):
                     yield f"{source_line(cls)}: logs has {pattern!r}, which is no pattern below host.data"
         else:
             for host in texts:
                 if not _EXTRA_HOST.fullmatch(host) or host in (CLIENTS_HOST, "net") or list(texts).count(host) > 1:
                     yield f"{source_line(cls)}: extra_hosts has {host!r} and no name of its own, such as 'directory'"
+
+
+def _is_below_data(pattern: str) -> bool:
+    """Whether a pattern names files below a directory that it is joined to, and no others."""
+    return bool(pattern) and not os.path.isabs(pattern) and os.pardir not in pattern.split(os.sep)
 
 
 def _cannot_problems(cls: type[System]) -> Iterator[str]:
@@ -339,7 +349,8 @@ def _constructor_problems(cls: type[Any]) -> Iterator[str]:
 
 
 def _installed(cls: type[System]) -> Sequence[Recipe | BySetting]:
-    return (cls.install,) if isinstance(cls.install, Recipe | BySetting) else tuple(cls.install)
+    install: Any = cls.install  # what a plug-in wrote there has not been looked at yet
+    return tuple(install) if isinstance(install, list | tuple) else (install,)
 
 
 def recipes_of(cls: type[System], settings: Mapping[str, str] | None = None) -> Sequence[Recipe]:

@@ -103,7 +103,8 @@ class System:
 
     async def start_together(self) -> None:
         """What has to be done once all hosts are ready, such as making a group of them. Called again, until it succeeds
-        or `ready_timeout_s` have passed: members may refuse until they know of each other."""
+        or `ready_timeout_s` have passed: members may refuse until they know of each other. With `status` it is called
+        once somebody leads, or nobody has for 5 s: then it may be what makes the group."""
 
     async def stop_together(self) -> None:
         """What has to be done at a run's end, before the programs are ended, such as closing connections that are kept.

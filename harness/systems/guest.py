@@ -13,6 +13,7 @@ import io
 import json
 import logging
 import os
+import re
 import shutil
 import tarfile
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -44,6 +45,7 @@ from harness.systems.host_programs import HostPrograms
 from harness.systems.host_user import user_of, words_for_user
 from harness.systems.planned_hosts import PlannedHosts
 from harness.systems.program_logs import last_lines
+from harness.unawaited import take_unawaited
 from harness.workloads.base import CLIENT
 from harness.workloads.capability import json_problem
 from nemesis.target import PAUSED
@@ -68,6 +70,9 @@ MISTAKEN_S = 5.0
 """How long `status` may raise one of them at the start: None in the place of a leader that is not known yet makes a
 TypeError, too."""
 
+FORMING_S = 5.0
+"""How long nobody may lead at the start until `start_together` is called without a leader."""
+
 ADDRESS_HINT = " (hosts of --cluster local share this machine: have the program listen on host.listen(port) alone)"
 
 ENDED_WELL = " status 0"
@@ -85,6 +90,9 @@ STATUS_HANGS = "no status() said what serves, so that this may be the plug-in's 
 
 MAX_STATE_CHARS = 300
 """Of a replica's state that is quoted where replicas differ."""
+
+_PROGRAM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_. -]{0,99}")
+"""How a program may be called, after which its log is."""
 
 _UNPACK = """
 import os, sys, tarfile
@@ -261,7 +269,7 @@ class GuestSystem:
         await all_of(map(self._prepare_host, self._hosts.values()))
         await all_of(map(self.restart, self._commands))
         await self._wait_until_ready()
-        await self._start_together()
+        await self._form_group()
 
     async def _install(self, host: Host) -> None:
         roots = self._roots[host.name] = []
@@ -322,9 +330,14 @@ class GuestSystem:
         commands = {self.name.partition(":")[0]: asked} if method == "command" else asked
         if not isinstance(commands, Mapping):
             raise self._wrong(method, f"programs({host.name}) returned {asked!r:.80} and no mapping of names to words")
+        if not commands and host in self._system.hosts:
+            raise self._wrong(method, f"programs({host.name}) returned no program: every replica's host has one")
         environment = {**self._environment[host.name], **self._words_of("environment", host)}
         programs = {}
         for name, words in commands.items():
+            if not isinstance(name, str) or not _PROGRAM_NAME.fullmatch(name):
+                what = f"names a program {name!r:.80}, and its log cannot be called that"
+                raise self._wrong(method, f"{method}({host.name}) {what}: letters, digits, '.', '_' and '-'")
             if isinstance(words, str) or not isinstance(words, Sequence):
                 raise self._wrong(method, f"{method}({host.name}) returned {words!r:.80} and no list of words")
             for word in words:
@@ -369,20 +382,23 @@ class GuestSystem:
         await self._own_data(host)
         await self._call(f"setup({host.name})", self._system.setup(host))
 
-    async def _start_together(self) -> None:
+    async def _start_together(self, *, patience_s: float = 0.0) -> None:
         """Call the plug-in's `start_together` until it succeeds: members that have just begun to serve may not know of
-        each other yet, and then refuse or do not answer. A mistake in the plug-in is reported at once."""
+        each other yet, and then refuse or do not answer. A mistake in the plug-in is reported at once, or after
+        `patience_s`, where it may come of a leader that is not known yet."""
         loop = asyncio.get_running_loop()
+        began_s = loop.time()
         deadline_s = loop.time() + self._system.ready_timeout_s
         while True:
             try:
                 async with asyncio.timeout(QUESTION_TIMEOUT_S) as limit:
-                    return await self._system.start_together()
+                    await self._system.start_together()
+                return self._require_awaited("start_together", "start_together()")
             except OperatorError:
                 raise
-            except _MISTAKES as error:
-                raise self._blame(error, "start_together") from None
             except (Exception, SystemExit) as error:
+                if isinstance(error, _MISTAKES) and loop.time() >= began_s + patience_s:
+                    raise self._blame(error, "start_together") from None
                 if loop.time() > deadline_s:
                     if limit.expired():
                         said = f"start_together() did not end within {QUESTION_TIMEOUT_S:g} s"
@@ -403,10 +419,33 @@ class GuestSystem:
                 raise self._wrong("ready", await self._why_not_ready(list(waiting)))
             if waiting:
                 await asyncio.sleep(POLL_S)
+
+    async def _form_group(self) -> None:
+        """Wait for a leader and call the plug-in's `start_together`. Most groups have elected somebody by then, on whom
+        it may rely; where nobody leads for `FORMING_S`, it may be what makes the group, and is called first."""
+        loop = asyncio.get_running_loop()
+        is_called = False
         if self.tells_leader:
+            deadline_s = loop.time() + self._system.ready_timeout_s
+            if type(self._system).start_together is not System.start_together:
+                is_called = not await self._has_leader(min(loop.time() + FORMING_S, deadline_s))
+            if is_called:
+                await self._start_together(patience_s=MISTAKEN_S)
+                deadline_s = loop.time() + self._system.ready_timeout_s
             await self._wait_for_leader(deadline_s)
         await asyncio.sleep(POLL_S)
         await self._require_running(self._processes)  # a host may serve though one of its programs is on its way out
+        if not is_called:
+            await self._start_together()
+
+    async def _has_leader(self, deadline_s: float) -> bool:
+        """Whether some host says by then that it leads, or cannot as the plug-in is wrong."""
+        while not await self.leaders():
+            if asyncio.get_running_loop().time() > deadline_s:
+                return bool(self._mistakes())
+            await self._require_running(self._processes)
+            await asyncio.sleep(POLL_S)
+        return True
 
     async def _require_running(self, names: Collection[str]) -> None:
         """Raises PluginError for the first host of which a program has ended."""
@@ -463,10 +502,18 @@ class GuestSystem:
         if system.ready_line is not None and type(system).ready is System.ready:
             return await self._has_printed(host, system.ready_line)
         self._unready.pop(host.name, None)
+        limit = asyncio.timeout(QUESTION_TIMEOUT_S)
         try:
-            async with asyncio.timeout(QUESTION_TIMEOUT_S):
-                return bool(await system.ready(host))
+            async with limit:
+                answer: Any = await system.ready(host)
+            if inspect.iscoroutine(answer):
+                answer.close()
+                raise self._wrong("ready", f"ready({host.name}) returned a coroutine: await what it asks")
+            return bool(answer)
         except (Exception, SystemExit) as error:
+            if limit.expired():
+                self._unready[host.name] = self._hung(f"ready({host.name})", QUESTION_TIMEOUT_S, error)
+                return False
             if is_starting and isinstance(error, _MISTAKES):
                 raise self._blame(error, f"ready({host.name})") from None
             logger.debug("ready(%s): %s", host.name, error)
@@ -624,13 +671,14 @@ class GuestSystem:
                 return found
             raise self._wrong("status", f"status({host.name}) returned {found!r:.80} and neither a Status nor None")
         except (Exception, SystemExit) as error:
-            self._unanswered[host.name] = self._hung(host, timeout_s, error) if limit.expired() else error
+            hung = limit.expired()
+            self._unanswered[host.name] = self._hung(f"status({host.name})", timeout_s, error) if hung else error
             logger.debug("status(%s): %s: %s", host.name, type(error).__name__, error)
             return None
 
-    def _hung(self, host: Host, timeout_s: float, error: BaseException) -> _Hung:
+    def _hung(self, what: str, timeout_s: float, error: BaseException) -> _Hung:
         where = place_of(error, _file_of(self.plugin.system_class))
-        return _Hung(f"{where}: status({host.name}) took more than {timeout_s:g} s")
+        return _Hung(f"{where}: {what} took more than {timeout_s:g} s")
 
     def facts(self) -> dict[str, Any]:
         """Settings, what was installed, and what replicas said of themselves in the end."""
@@ -722,10 +770,13 @@ class GuestSystem:
 
     async def _read_states(self) -> dict[str, Any]:
         async def read(host: Host) -> Any:
+            limit = asyncio.timeout(QUESTION_TIMEOUT_S)
             try:
-                async with asyncio.timeout(QUESTION_TIMEOUT_S):
+                async with limit:
                     state = await self._system.state(host)
             except (Exception, SystemExit) as error:
+                if limit.expired():
+                    error = self._hung(f"state({host.name})", QUESTION_TIMEOUT_S, error)
                 return _Unread(str(self._blame(error, f"state({host.name})")), isinstance(error, _MISTAKES))
             if (problem := json_problem(state)) is not None:
                 wrong = self._wrong("state", f"state({host.name}) returned {problem}")
@@ -814,11 +865,17 @@ class GuestSystem:
 
     # Blaming the plug-in
 
-    async def _call(self, what: str, work: Awaitable[Any], *, timeout_s: float | None = None) -> Any:
+    def _require_awaited(self, method: str, what: str) -> None:
+        """Raises PluginError for a call that a method made and did not await: what it was for was not done."""
+        if (said := take_unawaited()) is not None:
+            raise self._wrong(method, f"{what}: {said}")
+
+    async def _call(self, what: str, work: Awaitable[None], *, timeout_s: float | None = None) -> None:
         timeout_s = self._system.ready_timeout_s if timeout_s is None else timeout_s
         try:
             async with asyncio.timeout(timeout_s) as limit:
-                return await work
+                await work
+            self._require_awaited(what.partition("(")[0], what)
         except OperatorError:
             raise
         except (Exception, SystemExit) as error:
@@ -844,8 +901,8 @@ class GuestSystem:
 
 
 class _Hung(OperatorError):
-    """In the place of what `status` raised, where it did not return in time: the system may be silent, or the plug-in
-    may wait for something else. The message begins with where in the plug-in it waited."""
+    """In the place of what a question (`ready`, `status`, `state`) raised, where it did not return in time: the system
+    may be silent, or the plug-in may wait for something else. The message begins with where it waited."""
 
 
 class _Unread:

@@ -34,6 +34,7 @@ from harness.errors import OperatorError, nearest
 from harness.generator import Generator, Nothing
 from harness.sdk.client import CAPABILITIES
 from harness.systems.base import CheckOutcome, Setting, setting_problems
+from harness.unawaited import take_unawaited
 from harness.worker import Client, NamesNode, Outcome, TellsOutcome, TellsUse, is_ctrl_c
 from harness.workloads.base import CLIENT, ByCapability, CheckContext, OnlineChecker
 
@@ -42,6 +43,7 @@ __all__ = [
     "CapabilityClient",
     "CapabilityWorkload",
     "ClientMistake",
+    "Happened",
     "gives",
     "is_whole_number",
     "json_problem",
@@ -63,8 +65,9 @@ _PLAIN = frozenset((str, bool, type(None)))
 _LARGEST_PLAIN = 1 << 64
 """Of whole numbers that are not looked at more closely: JSON may hold larger ones, up to a few thousand digits."""
 
-_SPELT_NUMBER = re.compile(r'\s*"?[+-]?[0-9]+(\.0*)?"?\s*')
-"""A text that is a whole number in decimal, perhaps as JSON has it or with the line's end."""
+_SPELT = re.compile(r'\s*"?([+-]?[0-9]+(\.0*)?|None|null|nil|undefined)"?\s*')
+"""A text that is a whole number in decimal, perhaps as JSON has it or with the line's end; or what languages print for
+nothing."""
 
 _EVERY_CLIENT = frozenset(("address", "close", "connect", "dialled", "open", "url"))
 """What every client has: no misspelling of a capability."""
@@ -72,6 +75,14 @@ _EVERY_CLIENT = frozenset(("address", "close", "connect", "dialled", "open", "ur
 
 class ClientMistake(Exception):
     """The client's code is wrong; the message names the method, and the file and line where they are known."""
+
+
+class Happened(Exception):
+    """Raised by a call's `perform`: the operation happened, with this result, but the client is of no more use."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
+        self.value = value
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,25 +222,32 @@ class CapabilityClient:
             await self._client.open()
         except Exception as error:
             raise ConnectionError(described(error, self._client, "open")) from error
+        if (what := take_unawaited()) is not None:
+            raise ConnectionError(f"open: {what}")
 
     async def invoke(self, op: Any) -> Outcome:
         """See the module's text. Raises ClientMistake."""
         call = self._calls[op.f]
+        is_broken = False
         try:
             value = await call.perform(self._client, op.value, op.key)
         except ClientMistake as mistake:  # the method returned something that its operation cannot use
             place = _place_of(self._client, call.method)
             raise ClientMistake(str(mistake) if place.strip(" ()") in str(mistake) else f"{mistake}{place}") from None
+        except Happened as happened:
+            value, is_broken = happened.value, True
         except (*MISTAKES, SystemExit, KeyboardInterrupt) as error:
             if is_ctrl_c(error):
                 raise
             raise ClientMistake(described(error, self._client, call.method)) from error
         except Exception as error:
             return self._failed(error, call.method, call.only_reads(op.value))
+        if (what := take_unawaited()) is not None:
+            raise ClientMistake(f"{call.method}: {what}")
         is_plain = -_LARGEST_PLAIN < value < _LARGEST_PLAIN if type(value) is int else type(value) in _PLAIN
         if not is_plain and (problem := json_problem(value)) is not None:
             raise ClientMistake(f"{call.method} returned {problem}{_place_of(self._client, call.method)}")
-        return Outcome("ok", value, node=self._node(call.method))
+        return Outcome("ok", value, node=self._node(call.method), is_broken=is_broken)
 
     def _node(self, method: str) -> str | None:
         """The host that answered, where the client names one. Raises ClientMistake for a name that no host has."""
@@ -319,12 +337,12 @@ def number_from(method: str, found: Any) -> Any:
     """What a method returned, where all values that the workload has put in are whole numbers.
 
     Raises ClientMistake for what a client makes of such a number that does not decode or unwrap it: a text that spells
-    one, a truth value, a list, a map. None, another number and any other text may be what the system holds, which is
-    the checks' to say.
+    one, a truth value, a list, a map; and for the word for nothing as a text, which `str(None)` makes. None, another
+    number and any other text may be what the system holds, which is the checks' to say.
     """
     if type(found) is int or found is None:
         return found
-    is_spelt = isinstance(found, str) and _SPELT_NUMBER.fullmatch(found) is not None
+    is_spelt = isinstance(found, str) and _SPELT.fullmatch(found) is not None
     if is_spelt or isinstance(found, (bool, list, tuple, Mapping)):
         due = "it must be a whole number, as was put in, or None"
         raise ClientMistake(f"{method} returned {found!r:.80} of type {type(found).__name__}: {due}")

@@ -12,6 +12,7 @@ and says that it is empty only where it is.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -19,9 +20,18 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 from checker import FIFOQueue, UnorderedQueue, check_total_queue
 from harness.generator import Calls, EachThread, Generator, Mix, Op
 from harness.systems.base import CheckOutcome, Setting
-from harness.worker import Client
+from harness.worker import Client, TellsOutcome
 from harness.workloads.base import CheckContext
-from harness.workloads.capability import MISTAKES, Call, CapabilityClient, CapabilityWorkload, gives, number_from, takes
+from harness.workloads.capability import (
+    MISTAKES,
+    Call,
+    CapabilityClient,
+    CapabilityWorkload,
+    Happened,
+    gives,
+    number_from,
+    takes,
+)
 from harness.workloads.checks import as_outcome, linearizable
 from harness.workloads.draining import TakeUntilQuiet, unless_taken_unseen
 from harness.workloads.queues import message_numbers
@@ -31,17 +41,32 @@ __all__ = ["DEQUEUE", "Acknowledges", "ClientQueueWorkload", "taking_client"]
 logger = logging.getLogger(__name__)
 
 
+SHARE_OF_TIME = 0.9
+"""Of an operation's time, after which an acknowledgement is waited for no longer: what was shown must not be forgotten
+because the operation's time is over."""
+
+
 async def _dequeue_and_ack(client: Any, value: Any, key: Any) -> Any:
+    loop = asyncio.get_running_loop()
+    due_s = loop.time() + client.timeout_s * SHARE_OF_TIME if isinstance(client, _HasTime) else None
     found = number_from("dequeue", await client.dequeue())
     if found is not None:
         try:
-            await client.ack(found)
+            async with asyncio.timeout_at(due_s):
+                await client.ack(found)
         except MISTAKES:
             raise
         except Exception as error:
             # It was shown, which is what counts; that it may be shown again is the queue's affair.
             logger.debug("ack: %s: %s", type(error).__name__, error)
+            if not (isinstance(error, TellsOutcome) and error.is_definite):
+                raise Happened(found) from error  # an answer may still be on its way to this client
     return found
+
+
+@runtime_checkable
+class _HasTime(Protocol):
+    timeout_s: float
 
 
 @runtime_checkable

@@ -4,7 +4,8 @@ What was acknowledged must be in every later read of all members, up to the last
 grows: an operation brings `elements_per_operation` elements on average at most, so that the history stays readable.
 
 With `reads=eventual` an element may be missing from some reads as long as a later one has it; with
-`reads=linearizable` it may not. `check` names another checker instead: `simple-set` looks at the last read alone,
+`reads=linearizable` it may not. At the end clients read in turn, for 30 s at most, until all read the same: what
+a host never gets is lost. `check` names another checker instead: `simple-set` looks at the last read alone,
 `grow-only-set` looks for one order of all operations, which takes long for sets of more than some hundred elements.
 """
 
@@ -20,7 +21,7 @@ from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake, gives, numbers_from
 from harness.workloads.checks import as_outcome, linearizable
-from harness.workloads.final_reads import one_good_read_each
+from harness.workloads.final_reads import InTurnUntilEqual
 
 __all__ = ["SetWorkload"]
 
@@ -70,8 +71,8 @@ class SetWorkload(CapabilityWorkload):
         return _Load(self.number("elements_per_operation"))
 
     def final_generator(self) -> Generator:
-        """Every thread reads once."""
-        return one_good_read_each(Op("read"))
+        """Clients read in turn, until all read the same."""
+        return InTurnUntilEqual(Op("read"))
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         if self.text("check") == "simple-set":

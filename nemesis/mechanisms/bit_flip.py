@@ -37,9 +37,14 @@ def get(path, offset):
     with open(path, "rb") as file:
         file.seek(offset)
         return file.read(1)
+def stored(data, files):
+    # Of the run's own files alone: what a link or an absolute path leads to may be somebody's who is not under test.
+    own = os.path.join(os.path.realpath(data), "")
+    found = [path for path in sorted(glob.glob(os.path.join(data, files))) if os.path.isfile(path)]
+    return [path for path in found if os.path.realpath(path).startswith(own)]
 if sys.argv[1] == "flip":
     data, files, place, bit = sys.argv[2:]
-    sizes = {path: filled(path) for path in sorted(glob.glob(os.path.join(data, files))) if os.path.isfile(path)}
+    sizes = {path: filled(path) for path in stored(data, files)}
     path = max(sizes, key=sizes.get, default=None)
     if path is None or not sizes[path]:
         sys.exit("there is no %s in which a bit could be flipped" % files)

@@ -131,6 +131,23 @@ print(open("/proc/self/cgroup").read())
     assert not (tmp_path / "run" / "n1" / "data" / "lost+found").exists()
 
 
+def test_sockets_and_pipes_among_a_replicas_files_keep_none_of_the_others_from_being_kept(tmp_path: Path) -> None:
+    async def scenario(cluster: NetnsCluster, disks: FileSystemDisks) -> None:
+        script = f"""
+import os, socket
+os.chdir({cluster.data_dir("n1")!r})
+open("first", "w").write("kept"); os.mkdir("run"); open("run/last", "w").write("kept too")
+socket.socket(socket.AF_UNIX).bind("run/server.sock"); os.mkfifo("run/log.pipe"); os.symlink("../first", "run/current")
+"""
+        await output_of(cluster, "n1", "binds", script)
+
+    with_cluster(tmp_path, scenario, storage=IMAGE)
+    data = tmp_path / "run" / "n1" / "data"
+    assert (data / "first").read_text() == "kept"
+    assert sorted(os.listdir(data / "run")) == ["current", "last"]
+    assert (data / "run" / "last").read_text() == "kept too"
+
+
 def test_a_replica_is_reached_where_the_path_of_the_store_has_blanks_and_colons(tmp_path: Path) -> None:
     async def scenario(cluster: NetnsCluster, disks: FileSystemDisks) -> None:
         sleeper = Program(name="sleeper", argv=[sys.executable, "-c", "import time; time.sleep(600)"], log_name="log")

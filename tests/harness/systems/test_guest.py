@@ -29,6 +29,7 @@ from harness.sdk.host import listening_ports
 from harness.sdk.plugin import PluginError
 from harness.systems import guest
 from harness.systems.base import CLIENTS_DECIDE
+from harness.unawaited import telling_unawaited
 from nemesis.process import KILL, PAUSE
 from nemesis.protocol import Nemesis
 from nemesis.target import DOWN, PAUSED, RUNNING
@@ -103,7 +104,8 @@ async def system_of(
     system = system_class(cluster=cluster, settings=settings or {}, keys=1, log_dir=work_dir, operation_timeout_s=3.0)
     await cluster.start()
     try:
-        await system.start()
+        with telling_unawaited(system.code_files):
+            await system.start()
         yield system
     finally:
         await system.stop()
@@ -401,8 +403,7 @@ def test_a_status_that_hangs_is_not_known_to_be_the_system(
                 await asyncio.Event().wait()
             return Status(leads=host.name == "n1")
     """
-    name = write(more)
-    Path(name).write_text("import asyncio\n" + Path(name).read_text())
+    name = write_with_asyncio(write, more)
 
     async def main() -> None:
         async with system_of(name, run_state, tmp_path) as system:
@@ -418,6 +419,35 @@ def test_a_status_that_hangs_is_not_known_to_be_the_system(
             assert outcome.valid is False and CLIENTS_DECIDE not in outcome.details, "a program has ended"
 
     asyncio.run(main())
+
+
+def test_where_ready_and_state_wait_for_too_long_is_told(
+    write: Write, run_state: RunState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guest, "QUESTION_TIMEOUT_S", 0.2)
+    hangs = """
+        ready_timeout_s = 0.1
+        async def {method}(self, host):
+            await asyncio.Event().wait()
+    """
+    said = blamed(write_with_asyncio(write, hangs.format(method="ready")), run_state, tmp_path)
+    assert re.search(r"on n1 mine.py:\d+: ready\(n1\) took more than 0.2 s: serving", said), said
+
+    async def main() -> None:
+        name = write_with_asyncio(write, hangs.format(method="state").replace("0.1", "60"))
+        async with system_of(name, run_state, tmp_path) as system:
+            await system.recover(timeout_s=0.0)
+            outcome = (await system.check(started_wall_ms=0))["replicas"]
+            assert outcome.valid == "unknown", outcome
+            assert re.search(r"^mine.py:\d+: state\(n1\) took more than 0.2 s$", outcome.reason), outcome
+
+    asyncio.run(main())
+
+
+def write_with_asyncio(write: Write, more: str) -> str:
+    name = write(more)
+    Path(name).write_text("import asyncio\n" + Path(name).read_text())
+    return name
 
 
 def test_replicas_that_never_agree_are_waited_for_once(write: Write, run_state: RunState, tmp_path: Path) -> None:
@@ -464,6 +494,10 @@ def test_a_state_that_cannot_be_compared_is_the_plug_ins(
         ("def programs(self, host):\n    return {'kv': 'sleep 9'}", r"programs\(n1\) returned 'sleep 9' and no list"),
         ("def programs(self, host):\n    return {'kv': ['sleep', 9]}", r"\(n1\) has 9 among its words, and no text$"),
         ("def programs(self, host):\n    return {'kv': []}", r"programs\(n1\) returned no words$"),
+        ("def programs(self, host):\n    return {}", r"^mine.py:\d+: programs\(n1\) returned no program: every rep"),
+        ("def programs(self, host):\n    return {3: ['sleep', '9']}", r"programs\(n1\) names a program 3, and its log"),
+        ("def programs(self, host):\n    return {'../kv': ['sleep', '9']}", r"\(n1\) names a program '../kv', and its"),
+        ("def programs(self, host):\n    return {'': ['sleep', '9']}", r"\(n1\) names a program '', and its log can"),
         ("def programs(self, host):\n    return 1 / 0", r"^mine.py:\d+: programs\(n1\) raised ZeroDivisionError: div"),
         (
             "def programs(self, host):\n    return {'kv': [host.listen('cleint')]}",
@@ -498,6 +532,10 @@ def test_a_state_that_cannot_be_compared_is_the_plug_ins(
         ("def files(self, host):\n    return {'/x': ''}", r"^mine.py:\d+: files\(n1\) names '/x', which is not below"),
         ("def files(self, host):\n    return {'a/../../x': ''}", r"names 'a/../../x', which is not below host.data$"),
         ("async def setup(self, host):\n    await host.run('false')", r"setup\(n1\) raised CommandFailed: n1: false"),
+        (
+            "async def ready(self, host):\n    return await host.listens('client')",
+            r"^mine.py:\d+: ready\(n1\) raised TypeError: listens\('client'\) takes several names of ports: ",
+        ),
         ("async def ready(self, host):\n    return host.lisens()", r"^mine.py:\d+: ready\(n1\) raised AttributeError"),
         (
             "ready_timeout_s = 5.0\nasync def start_together(self):\n    raise OSError('no')",
@@ -516,6 +554,18 @@ def test_a_state_that_cannot_be_compared_is_the_plug_ins(
         (
             "ready_timeout_s = 5.0\nasync def status(self, host):\n    return {}['rolle']",
             r"^mine.py:\d+: nobody leads 5 s after the start: mine.py:\d+: status\(n1\) raised KeyError: 'rolle'$",
+        ),
+        (
+            "async def setup(self, host):\n    host.run('mkdir', host.path('wal'))",
+            r"^mine.py:\d+: setup\(n1\): Host.run\(\) was called and not awaited \(mine.py:\d+\)$",
+        ),
+        (
+            "async def start_together(self):\n    self.hosts[0].put('group', 'n1')",
+            r"^mine.py:\d+: start_together\(\): Host.put\(\) was called and not awaited \(mine.py:\d+\)$",
+        ),
+        (
+            "async def ready(self, host):\n    return host.listens()",
+            r"^mine.py:\d+: ready\(n1\) returned a coroutine: await what it asks$",
         ),
         ("async def start_together(self):\n    self.nothing()", r"^mine.py:\d+: start_together raised AttributeError"),
     ],
@@ -539,6 +589,28 @@ def test_members_that_refuse_at_first_are_asked_again(write: Write, run_state: R
     async def main() -> None:
         async with system_of(write(more), run_state, tmp_path, 1) as system:
             assert type(system._system).calls == 3  # type: ignore[attr-defined]
+
+    asyncio.run(main())
+
+
+def test_a_group_that_elects_nobody_until_it_is_made_is_made_first(
+    write: Write, run_state: RunState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guest, "FORMING_S", 0.3)
+    more = """
+        calls = []
+        async def start_together(self):
+            self.calls.append("made")
+            if len(self.calls) == 1:
+                None.elected  # what comes of a leader that is not there
+        async def status(self, host):
+            return Status(leads=len(self.calls) > 1 and host.name == "n2", term=1)
+    """
+
+    async def main() -> None:
+        async with system_of(write(more), run_state, tmp_path) as system:
+            assert type(system._system).calls == ["made", "made"], "until it succeeded, and once"
+            assert await system.leaders() == ["n2"]
 
     asyncio.run(main())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import math
 from collections.abc import Callable
@@ -356,6 +357,53 @@ def test_acknowledgements_make_a_lost_answer_harmless() -> None:
         assert all(event["type"] != "info" for event in done.events if event["f"] == "dequeue")
 
 
+def test_what_was_shown_is_not_forgotten_where_its_acknowledgement_is_never_answered() -> None:
+    """The queue has let go of the value: nobody else will see it, and it was not lost."""
+
+    class Unanswered(AcknowledgingClient):
+        timeout_s = 0.2
+
+        async def ack(self, value: Any) -> None:
+            await super().ack(value)
+            if value % 10 == 0:
+                await asyncio.sleep(60)
+
+    store = Store()
+    done = run_in_process(made("queue"), lambda: Unanswered(store), operations=150, operation_timeout_s=0.2)
+    assert done.valid, reasons(done)
+    taken = [event for event in done.events if event["f"] == "dequeue" and event["type"] != "invoke"]
+    assert {event["type"] for event in taken} == {"ok"} and any(event["value"] == 10 for event in taken)
+    assert store.opened > 10 and store.open_now == 0, "an answer that comes late must not be taken for another's"
+
+
+@pytest.mark.parametrize(("lag_s", "valid"), [(0.3, True), (math.inf, False)])
+def test_elements_that_a_host_never_gets_are_lost_and_late_ones_are_not(
+    lag_s: float, valid: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.workloads.final_reads.EQUAL_WITHIN_S", 3.0)
+    made_by: dict[int, list[tuple[int, float]]] = {0: [], 1: []}
+    hosts = iter(range(10_000))
+
+    class OfAHost(ToyClient):
+        async def open(self) -> None:
+            self.own = next(hosts) % 2
+
+        async def close(self) -> None:
+            pass
+
+        async def add(self, value: Any) -> None:
+            made_by[self.own].append((value, asyncio.get_running_loop().time()))
+
+        async def members(self) -> list[int]:
+            now_s = asyncio.get_running_loop().time()
+            theirs = [value for value, at_s in made_by[1 - self.own] if now_s - at_s > lag_s]
+            return [*(value for value, _ in made_by[self.own]), *theirs]
+
+    found = run(made("set"), Store(), client=OfAHost, operations=100).outcomes["set-full"]
+    assert found.valid is valid, found
+    assert valid or "every later read lacks it" in found.reason
+
+
 def test_a_queue_that_nobody_saw_empty_is_unknown() -> None:
     def fault(method: str, number: int) -> str | None:
         return "refuse" if method == "dequeue" and number > 150 else None
@@ -496,6 +544,15 @@ def test_what_is_no_list_where_one_is_due_is_a_mistake_of_the_client(odd: Any) -
     client = changing("transact", each_read(alone(lambda found: odd)))
     done = run(made("list-append"), Store(), client=client, operations=100)
     assert any("must be the list that" in text for text in done.unexpected_errors), reasons(done)
+    assert not any(outcome.valid is False for outcome in done.outcomes.values()), reasons(done)
+
+
+@pytest.mark.parametrize(("name", "method"), [("register", "read"), ("queue", "dequeue"), ("stack", "pop")])
+@pytest.mark.parametrize("word", [str, lambda found: "null" if found is None else found], ids=["str", "null"])
+def test_a_text_for_nothing_is_a_mistake_of_the_client(name: str, method: str, word: Callable[[Any], Any]) -> None:
+    done = run(made(name), Store(), client=changing(method, word), operations=100)
+    said = {"str": "'None'", "<lambda>": "'null'"}[word.__name__]
+    assert any(f"{method} returned {said} of type str" in text for text in done.unexpected_errors)
     assert not any(outcome.valid is False for outcome in done.outcomes.values()), reasons(done)
 
 

@@ -42,6 +42,20 @@ def test_nothing_to_flip(tmp_path: Path) -> None:
         parse_flip(done.stdout)
 
 
+@pytest.mark.parametrize("files", ["{outside}/*", "../outside/*", "linked/*", "link"])
+def test_no_file_outside_of_the_data_is_damaged(tmp_path: Path, files: str) -> None:
+    """An absolute path, a way up, or a link may lead to a database of the machine's own."""
+    data, outside = tmp_path / "data", tmp_path / "outside"
+    data.mkdir()
+    outside.mkdir()
+    (outside / "theirs").write_bytes(b"x" * 100)
+    (data / "linked").symlink_to(outside)
+    (data / "link").symlink_to(outside / "theirs")
+    done = run(*flip_arguments(str(data), files.format(outside=outside), 0.5, 0))
+    assert done.returncode == 1 and "in which a bit could be flipped" in done.stderr
+    assert (outside / "theirs").read_bytes() == b"x" * 100
+
+
 def put_back(bits: FlippedBits, files: dict[str, bytearray], fault_id: str) -> None:
     """What a disk does when a fault ends."""
     for host, flipped in bits.of(fault_id).items():
