@@ -38,7 +38,7 @@ _POLL_NS = 10_000_000
 @dataclass(frozen=True, slots=True)
 class InTurnUntilEqual(Unpaced):
     """Threads do `read` one after the other, in rounds, until all of a round have read the same elements, or it has
-    taken `EQUAL_WITHIN_S`.
+    taken `EQUAL_WITHIN_S`, or as long as `one_good_read_each` tries where nobody is answered.
 
     Of reads at the same time none is later than another, so that they do not show that one host will never have what
     another one has; reads in turn do. Only one thing may be in progress: to be a phase of its own.
@@ -53,6 +53,8 @@ class InTurnUntilEqual(Unpaced):
     first: frozenset[Any] | None = None
     """What the first read of this round found; None where it failed."""
     is_equal: bool = True
+    is_answered: bool = False
+    """Whether a read of this round succeeded."""
     is_done: bool = False
 
     def next(self, context: Context) -> tuple[Step, Generator]:
@@ -60,10 +62,12 @@ class InTurnUntilEqual(Unpaced):
             return None, self
         began_ns = context.time_ns if self.began_ns < 0 else self.began_ns
         if self.turn >= min(context.threads, IN_TURN):
-            is_late = context.time_ns - began_ns > EQUAL_WITHIN_S * 1e9
-            if self.is_equal or is_late:
+            limit_s = EQUAL_WITHIN_S if self.is_answered else ATTEMPTS / ATTEMPTS_PER_S
+            if self.is_equal or context.time_ns - began_ns > limit_s * 1e9:
                 return None, replace(self, is_done=True)
-            again = replace(self, turn=0, due_ns=context.time_ns + _BETWEEN_ROUNDS_NS, first=None, is_equal=True)
+            again = replace(
+                self, turn=0, due_ns=context.time_ns + _BETWEEN_ROUNDS_NS, first=None, is_equal=True, is_answered=False
+            )
             return Wait(again.due_ns), again
         if self.is_open or context.thread != self.turn or context.time_ns < self.due_ns:
             return Wait(max(self.due_ns, context.time_ns + _POLL_NS)), replace(self, began_ns=began_ns)
@@ -77,4 +81,7 @@ class InTurnUntilEqual(Unpaced):
             return replace(self, tries=self.tries + 1, is_open=False, due_ns=context.time_ns + 10 * _POLL_NS)
         first = found if self.turn == 0 else self.first
         is_equal = self.is_equal and found is not None and found == first
-        return replace(self, turn=self.turn + 1, tries=0, is_open=False, first=first, is_equal=is_equal)
+        is_answered = self.is_answered or found is not None
+        return replace(
+            self, turn=self.turn + 1, tries=0, is_open=False, first=first, is_equal=is_equal, is_answered=is_answered
+        )
