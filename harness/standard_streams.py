@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
+from typing import TextIO
 
-__all__ = ["complete_streams", "discard_output", "say"]
+__all__ = ["complete_streams", "discard_output", "output_of_results", "say"]
 
 LEAST_COLUMNS = 20
 """A width below this, as COLUMNS=0, is a mistake of whoever set it: nothing could be read in it."""
@@ -25,6 +28,15 @@ def complete_streams() -> None:
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns) < LEAST_COLUMNS:
         del os.environ["COLUMNS"]
+
+
+@contextlib.contextmanager
+def output_of_results(*, is_json: bool) -> Iterator[TextIO]:
+    """Standard output, to print results to. Where these are JSON nobody else does, as whoever reads it reads all of it:
+    what a plug-in prints while the block lasts goes to standard error."""
+    output = sys.stdout
+    with contextlib.redirect_stdout(sys.stderr) if is_json else contextlib.nullcontext():
+        yield output
 
 
 def say(line: str) -> None:

@@ -224,7 +224,12 @@ class LocalCluster(OwnMachineCluster):
 
     def __init__(self, **given: Unpack[ClusterArguments]) -> None:
         super().__init__(**given)
-        if not self._ports or not all(1 <= port <= 65535 for port in self._ports):
+        if not self._ports:
+            raise ClusterUnavailable(
+                "local: a link is a proxy of each of the system's ports, and it names none: name those that it listens "
+                "on (ports = {...} in a plug-in), or use --cluster netns"
+            )
+        if not all(1 <= port <= 65535 for port in self._ports):
             raise ValueError(f"a local cluster needs ports between 1 and 65535, not {sorted(self._ports)}")
         self._numbers = {host: number for number, host in enumerate(self._hosts, 1)}
         self._numbers |= {host: number for number, host in enumerate(self._extra_hosts, _FIRST_EXTRA_NUMBER)}

@@ -26,6 +26,7 @@ from harness.report import OutputConsole, print_summary
 from harness.report.junit import Case, case_of, require_junit_path, write_junit
 from harness.report.step_summary import append_summary, require_summary_path
 from harness.seeded import random_seed
+from harness.standard_streams import output_of_results
 from harness.store import RunDir, Store, without_latest
 from harness.systems.base import Fetched, LimitsClusters, setting_problems
 from harness.test import ALL, NemesisChoice, Test
@@ -99,7 +100,7 @@ def run_command(arguments: argparse.Namespace) -> int:
 
     Several runs (--matrix, --test-count) are `harness.commands.series`.
     """
-    with Cases(arguments) as cases:
+    with output_of_results(is_json=arguments.json) as output, Cases(arguments) as cases:
         prepared = prepare(arguments)
         store = Store(arguments.store)
         enter_namespace(prepared, arguments)
@@ -110,7 +111,7 @@ def run_command(arguments: argparse.Namespace) -> int:
         show = console if arguments.json else OutputConsole()  # the verdict is said also where no file can be written
         print_summary(results, show, test=prepared.parts.test.to_json(), report_path=run_dir.report_path)
     if arguments.json:
-        print(json.dumps(results, indent=2, sort_keys=True))
+        print(json.dumps(results, indent=2, sort_keys=True), file=output)
     if console.reader_is_gone:
         raise BrokenPipeError
     return exit_status_of(results)

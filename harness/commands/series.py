@@ -23,7 +23,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TextIO
 
 from rich.table import Table
 
@@ -33,6 +33,7 @@ from harness.errors import EXIT_HARNESS_FAILED, InterruptedStartError, OperatorE
 from harness.execution import exit_status_of, perform
 from harness.report import OutputConsole
 from harness.seeded import random_seed
+from harness.standard_streams import output_of_results
 from harness.store import Store
 from harness.units import plural
 
@@ -81,11 +82,11 @@ def series_command(arguments: argparse.Namespace) -> int:
     Everything is checked before the first run starts. An error of the operator's in a run ends the series with a
     line that says which; a system that does not come up is counted, and ends it when that keeps happening.
     """
-    with Cases(arguments) as cases:
-        return _series(arguments, cases)
+    with output_of_results(is_json=arguments.json) as output, Cases(arguments) as cases:
+        return _series(arguments, cases, output)
 
 
-def _series(arguments: argparse.Namespace, cases: Cases) -> int:
+def _series(arguments: argparse.Namespace, cases: Cases, output: TextIO) -> int:
     base_seed = random_seed() if arguments.seed is None else arguments.seed
     options = [[]] if arguments.matrix is None else combinations(arguments.matrix)
     total = len(options) * arguments.test_count
@@ -111,7 +112,7 @@ def _series(arguments: argparse.Namespace, cases: Cases) -> int:
     finally:  # what was run by then is there, whatever ends the series
         _print_summary(tally, console if arguments.json else OutputConsole())
         if arguments.json:
-            print(json.dumps(tally.results, indent=2, sort_keys=True))
+            print(json.dumps(tally.results, indent=2, sort_keys=True), file=output)
     if console.reader_is_gone:
         raise BrokenPipeError
     return tally.worst

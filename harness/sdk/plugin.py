@@ -114,7 +114,8 @@ def _imported(path: str, changed_ns: int, size_bytes: int) -> ModuleType:
     if folder not in sys.path:
         sys.path.append(folder)  # for modules that lie beside it
     try:
-        spec.loader.exec_module(module)
+        with contextlib.redirect_stdout(sys.stderr):  # what it prints is no part of a command's results
+            spec.loader.exec_module(module)
     except SyntaxError as error:
         raise PluginError(f"{os.path.basename(path)}:{error.lineno or 1}: {error.msg}") from None
     except (Exception, SystemExit) as error:

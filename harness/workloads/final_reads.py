@@ -22,8 +22,8 @@ def one_good_read_each(read: Op) -> Generator:
     return EachThread(Limit(ATTEMPTS, UntilOk(Stagger(ATTEMPTS_PER_S, Calls(lambda _: read)))))
 
 
-IN_TURN = 10
-"""Threads that read in turn: clients belong to the hosts in turn, and there are seldom more than ten of those."""
+IN_TURN = 50
+"""Threads that read in turn: one for each host, as clients belong to the hosts in turn; no test has more hosts."""
 
 EQUAL_WITHIN_S = 30.0
 """How long reads in turn may differ, when all faults are over: much longer than anything takes that is on its way."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -109,3 +110,40 @@ def test_a_command_that_gets_no_memory_says_so_in_a_line(
     monkeypatch.setattr("harness.cli._perform", starve)
     assert main(["runs", "--store", str(tmp_path)]) == 254
     assert capsys.readouterr().err.startswith("harness: out of memory: ")
+
+
+CHATTY = """
+from harness.sdk import Client, System
+
+print("imported")
+
+class Chatty(System):
+    ports = {"client": 7000}
+
+    def command(self, host):
+        print("a command")
+        return ["sleep", "600"]
+
+    async def ready(self, host):
+        return True
+
+class Talk(Client):
+    held = {}
+
+    async def read(self, key):
+        print("a read")
+        return self.held.get(key)
+
+    async def write(self, key, value):
+        self.held[key] = value
+"""
+
+
+@pytest.mark.parametrize("more", ["", "--test-count 2"])
+def test_what_a_plug_in_prints_is_no_part_of_results_in_json(tmp_path: Path, more: str) -> None:
+    (tmp_path / "chatty.py").write_text(CHATTY)
+    words = "-m harness run chatty.py --cluster local --nodes 1 --nemesis none --time-limit 1 --workload register"
+    done = shell(f"{words} --json {more}", tmp_path)
+    results = json.loads(done.stdout)
+    assert ["valid" in each for each in (results if more else [results])] == [True] * (2 if more else 1)
+    assert all(said in done.stderr for said in ("imported", "a command", "a read"))

@@ -579,13 +579,20 @@ def test_a_port_in_use_is_one_line(tmp_path: Path, run_state: RunState) -> None:
 
 @pytest.mark.parametrize(
     ("count", "ports", "reason"),
-    [(0, [PORT], "1 to 30 replicas, not 0"), (31, [PORT], "not 31"), (3, [], "needs ports"), (3, [70000], "65535")],
+    [(0, [PORT], "1 to 30 replicas, not 0"), (31, [PORT], "not 31"), (3, [70000], "65535")],
 )
 def test_impossible_clusters_are_refused(
     tmp_path: Path, run_state: RunState, count: int, ports: list[int], reason: str
 ) -> None:
     with pytest.raises(ValueError, match=reason):
         LocalCluster(node_count=count, run=run_state, work_dir=str(tmp_path), ports=ports)
+
+
+def test_a_system_without_ports_is_told_to_have_some(tmp_path: Path, run_state: RunState) -> None:
+    with pytest.raises(
+        ClusterUnavailable, match=r"it names none: .* \(ports = {...} in a plug-in\), or use --cluster net"
+    ):
+        LocalCluster(node_count=3, run=run_state, work_dir=str(tmp_path), ports=[])
 
 
 def test_a_work_dir_that_cannot_be_written_is_one_line(tmp_path: Path, run_state: RunState) -> None:
