@@ -178,6 +178,8 @@ class GuestSystem:
         self._user_words: dict[str, list[str]] = {}
         """Host -> what is put before a command there so that it runs as the system's user."""
         self._commands: dict[str, dict[str, Program]] = {}
+        self._written: dict[str, dict[str, Any]] = {}
+        """What files were last written with, by host and path."""
         self._processes: dict[str, HostPrograms] = {}
         self._logged_before: dict[tuple[str, str], int] = {}
         """(host, log's name) -> its bytes at the last start of its program, where `ready_line` is looked for behind."""
@@ -376,10 +378,18 @@ class GuestSystem:
                 raise self._wrong("files", f"files({host.name}) names {path!r}, which is not below host.data")
         return found
 
-    async def _prepare_host(self, host: Host) -> None:
-        for path, content in self._files_of(host).items():
-            await host.put(path, content)
+    async def _write_files(self, host: Host, *, if_changed: bool = False) -> None:
+        """Write what the plug-in wants on a host; `if_changed` leaves alone what it has wanted before, which programs
+        that run may have written themselves since."""
+        wanted, before = self._files_of(host), self._written.get(host.name, {})
+        for path, content in wanted.items():
+            if not if_changed or before.get(path) != content:
+                await host.put(path, content)
+        self._written[host.name] = dict(wanted)
         await self._own_data(host)
+
+    async def _prepare_host(self, host: Host) -> None:
+        await self._write_files(host)
         await self._call(f"setup({host.name})", self._system.setup(host))
 
     async def _start_together(self, *, patience_s: float = 0.0) -> None:
@@ -584,12 +594,11 @@ class GuestSystem:
             await process.terminate()
 
     async def _start_anew(self, name: str) -> None:
-        """Write every host's files, ask for every host's programs, and start those of one."""
+        """Write the files of one host, and what has changed of those of others; ask for every host's programs, and
+        start those of the one."""
         for host in self._hosts.values():
             self._commands[host.name] = self._programs_of(host)
-            for path, content in self._files_of(host).items():
-                await host.put(path, content)
-            await self._own_data(host)
+            await self._write_files(host, if_changed=host.name != name)
         await self.restart(name)
 
     # What the harness asks of a system

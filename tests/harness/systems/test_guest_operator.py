@@ -198,7 +198,11 @@ def test_a_promotion_writes_files_and_starts_programs_as_they_are_then(tmp_path:
         with pytest.raises(RuntimeError, match="it has no data"):
             await system.operator.promote("f0", "n3")
         await system.process("n1").kill()
+        own = [Path(system._hosts[name].path("serve.py")) for name in ("n2", "n3")]
+        for path in own:
+            path.write_text(path.read_text() + "# the program's own")
         await system.operator.promote("f1", "n2")
+        assert ["own" in path.read_text() for path in own] == [False, True], "n3 goes on with what it has written"
         await system.restart("n1")
         assert await wait_for(system, "n2") == {"leads": "true", "term": "0", "file": "primary"}
         assert await wait_for(system, "n1") == {"leads": "false", "term": "0", "file": "standby"}
