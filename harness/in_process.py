@@ -141,6 +141,6 @@ def _files_of(new_connection: Callable[[], Any]) -> set[str]:
     classes = new_connection.__mro__ if isinstance(new_connection, type) else (new_connection,)
     found = set[str]()
     for each in classes:
-        with contextlib.suppress(TypeError):  # is of no file, as what is built in
+        with contextlib.suppress(TypeError, OSError):  # of no file, as what is built in, or was typed (-c, a notebook)
             found.add(inspect.getsourcefile(each) or "")
     return found - {"", inspect.getsourcefile(SdkClient)}
