@@ -22,6 +22,7 @@ __all__ = [
 import asyncio
 import json
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from json.encoder import encode_basestring_ascii
 from typing import Any, BinaryIO
@@ -273,6 +274,8 @@ class HistoryReader:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         self.events, self.truncated, self.dropped = 0, False, ""
         try:
+            if not stat.S_ISREG(os.stat(self.path).st_mode):  # whoever opens a pipe waits for somebody who writes
+                raise HistoryError(f"cannot read {self.path}: it is no file")
             file = open(self.path, "rb")  # noqa: SIM115 (closed below; opening has its own errors)
         except OSError as error:
             raise HistoryError(f"cannot read {self.path}: {error.strerror}") from error

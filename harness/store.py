@@ -38,6 +38,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -381,7 +382,10 @@ def _plain(value: Any) -> Any:
 
 def _read_json(path: Path, missing: str) -> dict[str, Any]:
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # whoever opens a pipe waits for somebody who writes
+            raise StoreError(f"{path} is no file: it cannot be one of ours")
+        if found.st_size > MAX_JSON_BYTES:
             raise StoreError(f"{path} is larger than {MAX_JSON_BYTES} bytes: that is not a file of ours")
         data = json.loads(path.read_bytes())
     except FileNotFoundError:

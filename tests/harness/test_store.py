@@ -16,6 +16,8 @@ import pytest
 
 import harness.store as module
 from harness import cli
+from harness.errors import OperatorError
+from harness.history_writer import read_history
 from harness.store import RunStatus, Store, StoreError, require_writable
 
 NOON = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
@@ -221,6 +223,17 @@ def test_a_file_that_is_not_ours_does_not_fill_memory(store, monkeypatch):
     monkeypatch.setattr(module, "MAX_JSON_BYTES", 10)
     with pytest.raises(StoreError, match="larger than 10 bytes"):
         make(store).read_test()
+
+
+def test_a_pipe_in_the_place_of_a_file_is_told_and_not_waited_for(store):
+    run = make(store)
+    for path in (run.test_path, run.results_path, run.history_path):
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+    for read in (run.read_test, run.read_results, lambda: next(iter(read_history(run.history_path)))):
+        with pytest.raises(OperatorError, match="no file") as caught:
+            read()
+        assert one_line(caught)
 
 
 def test_the_status_of_a_run(store):
