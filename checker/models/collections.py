@@ -117,7 +117,7 @@ class UnorderedQueue(_Container):
 
 
 MAX_ELEMENTS_OF_STATES = 3
-"""Of operations that a set's states are told apart by: each doubles their number."""
+"""Elements of a set all of whose subsets are tried as starting states: each element doubles their number."""
 
 
 @dataclass(frozen=True, kw_only=True)
