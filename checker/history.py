@@ -94,11 +94,12 @@ def freeze(value: Any) -> Any:
 
 def key_text(key: Any) -> str | None:
     """A key as a column of text holds it: a string as it is, anything else as JSON. A string that could be taken for
-    such JSON ("1" beside 1, "true" beside true) is in quotes, as JSON has it: keys that differ have texts that differ.
+    such JSON ("1" beside 1, "true" beside true) is in quotes, as in JSON. Two keys have one text if and only if they
+    are one key to a checker, as 1 and 1.0 are.
     """
     if key is None or type(key) is int:
         return None if key is None else str(key)
-    key = plain(key)
+    key = plain(exact(key))
     if not isinstance(key, str):
         return json.dumps(key, separators=(",", ":"))
     if key[:1] in _BEGINS_JSON:

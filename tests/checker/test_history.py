@@ -7,14 +7,15 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from checker import FormatError, History, HistoryError, Operation, read_jsonl
 from checker.codecs import detect_format, read, read_bytes, read_rows
 from checker.codecs.edn import parse_edn, read_edn_text
 from checker.codecs.source import FileEvents
-from checker.history import HistoryBuilder
+from checker.history import HistoryBuilder, key_of_text, key_text
+from checker.values import exact
 
 
 def write(tmp_path: Path, name: str, text: str) -> Path:
@@ -222,3 +223,24 @@ def test_different_values_stay_different() -> None:
     """Code points, what is no number, and symbols that Python would take for numbers."""
     text = r'["\u0041u0041" "A" \u0041 \u [##NaN 1] [1] ##Inf ##-Inf 1_0 10]'
     assert parse_edn(text) == [["Au0041", "A", "A", "u", ["##NaN", 1], [1], math.inf, -math.inf, "1_0", 10]]
+
+
+KEYS = st.recursive(
+    st.booleans()
+    | st.integers(-2, 2)
+    | st.floats(-2, 2).map(lambda number: round(number, 1))
+    | st.text('12.-true[]"', max_size=4),
+    lambda within: st.lists(within, max_size=2),
+    max_leaves=3,
+)
+
+
+@example(1, 1.0)
+@example([2.0], [2])
+@example(1, "1")
+@given(KEYS, KEYS)
+def test_keys_have_one_text_if_and_only_if_they_are_one_key(one: object, other: object) -> None:
+    """Spark groups by the text, the checkers by what `exact` makes: 1 and 1.0 are one key, "1" and true are others."""
+    texts = [key_text(one), key_text(other)]
+    assert (texts[0] == texts[1]) == (exact(one) == exact(other))
+    assert exact(key_of_text(str(texts[0]))) == exact(one)
