@@ -21,6 +21,7 @@ __all__ = [
     "read_index",
     "read_summary",
     "select",
+    "unreadable_words",
 ]
 
 import contextlib
@@ -42,7 +43,7 @@ from harness.atomic_files import replace_file
 from harness.registry import short_name
 from harness.report.checks import verdict_word
 from harness.store import LATEST, RunDir, RunStatus, Store, StoreError, is_run, run_order
-from harness.units import clip
+from harness.units import clip, plural
 
 STATES = ("valid", "invalid", "unknown", "running", "unfinished")
 """What a run can have come to. `unfinished`: it died before it was judged."""
@@ -57,6 +58,9 @@ MAX_REASON = 240
 MAX_SETTINGS = 160
 MAX_WORD = 80
 """Characters kept of any text of a run."""
+
+MAX_UNREADABLE_NAMED = 5
+"""Folders that could not be read and are named; the others are counted."""
 
 LOCK_TIMEOUT_S = 10.0
 """How long to wait for another that writes: the writing takes a fraction of a second, so then it hangs."""
@@ -134,6 +138,18 @@ class RunIndex:
     runs: Sequence[RunSummary]
     left_out: int = 0
     """Runs that are older than the `MAX_RUNS` newest."""
+    unreadable: Sequence[str] = ()
+    """Folders of the store that cannot be read, with the reason; whatever runs they hold are not among these."""
+
+
+def unreadable_words(index: RunIndex) -> str:
+    """Which folders cannot be read, as a sentence without its full stop; "" where all can be."""
+    if not index.unreadable:
+        return ""
+    named = "; ".join(index.unreadable[:MAX_UNREADABLE_NAMED])
+    more = len(index.unreadable) - MAX_UNREADABLE_NAMED
+    rest = f"; and {more:,} more" if more > 0 else ""
+    return f"{plural(len(index.unreadable), 'folder')} of the store cannot be read: {named}{rest}"
 
 
 _Stamp = tuple[int, int]
@@ -148,16 +164,17 @@ def read_index(store: Store, *, is_kept: bool = True, known: SummaryCache | None
 
     With `is_kept` the summaries are left in the store for the next one, where it can be written. `known` is filled with
     the summaries and used in the place of the file's: for who reads the same store again and again. Raises StoreError
-    when the store cannot be read.
+    when the store itself cannot be read; a folder in it that cannot be read is named in what is returned.
     """
     before = known if known is not None else {}
     if not before:
         before.update(_load(store.root))
     cached = dict(before)
-    names, left_out = _names(store.root)
+    names, unreadable = _names(store.root)
+    left_out = max(0, len(names) - MAX_RUNS)
     runs = []
     kept: SummaryCache = {}
-    for name in names:
+    for name in names[:MAX_RUNS]:
         stamp = _stamp(f"{store.root}/{name}")
         entry = cached.get(name)
         if stamp is None or entry is None or entry[0] != stamp:
@@ -172,7 +189,7 @@ def read_index(store: Store, *, is_kept: bool = True, known: SummaryCache | None
         _save(store.root, kept)
     before.clear()
     before.update(kept)
-    return RunIndex(runs, left_out)
+    return RunIndex(runs, left_out, unreadable)
 
 
 def select(
@@ -220,17 +237,22 @@ def _line(run: RunSummary) -> str:
     return f"{' '.join(parts)} {run.seed}".casefold()
 
 
-def _names(root: Path) -> tuple[list[str], int]:
-    """What may be runs, newest first, and how many more there are. Names that no page could show are passed over."""
+def _names(root: Path) -> tuple[list[str], list[str]]:
+    """What may be runs, newest first, and the folders that cannot be read. Names that no page could show are passed
+    over."""
     found: list[str] = []
+    unreadable: list[str] = []
     try:
-        for test in _folders(root):
-            found += [f"{test}/{run}" for run in _folders(root / test)]
+        tests = _folders(root)
     except OSError as error:
-        inner = "" if error.filename in (None, str(root)) else f" ({error.filename})"
-        raise StoreError(f"cannot read the store {root}{inner}: {error.strerror}") from error
+        raise StoreError(f"cannot read the store {root}: {error.strerror}") from error
+    for test in tests:
+        try:
+            found += [f"{test}/{run}" for run in _folders(root / test)]
+        except OSError as error:  # as root's, in a store of many people: no reason to lose the others
+            unreadable.append(f"{clip(test, MAX_WORD)} ({error.strerror})")
     found.sort(key=lambda name: (run_order(name.partition("/")[2]), name), reverse=True)
-    return found[:MAX_RUNS], max(0, len(found) - MAX_RUNS)
+    return found, sorted(unreadable)
 
 
 def _folders(path: Path) -> list[str]:

@@ -244,16 +244,27 @@ class Store:
                 if is_run(candidate):
                     return RunDir(candidate.resolve())
         self.require()
-        runs = self.runs()
-        if not runs:
+        runs, unreadable = self._look()
+        if not runs and not unreadable:
             raise StoreError(f"the store {self.root} holds no runs yet")
         test_name, _, moment = text.strip("/").partition("/")
         if moment in ("", LATEST):
             # The link is absent or dangling, or only the test was named: the newest name is the newest run.
             of_test = [run for run in runs if test_name in (LATEST, run.path.parent.name)]
-            if of_test:
-                return max(of_test, key=lambda run: run_order(run.path.name))
+            newest = max(of_test, key=lambda run: run_order(run.path.name), default=None)
+            for path, reason in unreadable:
+                is_asked_for = test_name in (LATEST, path.relative_to(self.root).parts[0])
+                # A folder of a test may hold any run; of a run its name tells.
+                may_be_newer = (
+                    newest is None or path.parent == self.root or run_order(path.name) > run_order(newest.path.name)
+                )
+                if is_asked_for and may_be_newer:
+                    raise StoreError(f"cannot tell which run is the newest: cannot read {path}: {reason}")
+            if newest is not None:
+                return newest
         hint = nearest(text, [run.name for run in runs] + [run.path.parent.name for run in runs])
+        if unreadable:
+            hint += f"; {len(unreadable):,} of its folders cannot be read, as {unreadable[0][0]}: {unreadable[0][1]}"
         raise StoreError(f"no run {text!r} in {self.root}{hint}")
 
     def remove(self, run: RunDir) -> None:
@@ -268,12 +279,28 @@ class Store:
             folder.rmdir()  # unless there is something in it
 
     def runs(self) -> list[RunDir]:
-        """Every run of the store, oldest first; none when there is no store. Raises StoreError."""
+        """Every run of the store that can be read, oldest first; none when there is no store. Raises StoreError when
+        the store itself cannot be read."""
+        return self._look()[0]
+
+    def _look(self) -> tuple[list[RunDir], list[tuple[Path, str]]]:
+        """The runs, oldest first, and the folders of tests and of runs that cannot be read, with the reason."""
         found: list[RunDir] = []
+        unreadable: list[tuple[Path, str]] = []
         with _storing(f"read the store {self.root}"):
-            for folder in _directories(self.root):
-                found += [RunDir(path) for path in _directories(folder) if is_run(path)]
-        return sorted(found, key=lambda run: (run_order(run.path.name), run.name))
+            folders = _directories(self.root)
+        for folder in folders:
+            try:
+                paths = _directories(folder)
+            except OSError as error:
+                unreadable.append((folder, error.strerror or str(error)))
+                continue
+            for path in paths:
+                try:
+                    found += [RunDir(path)] if is_run(path) else []
+                except OSError as error:  # only its owner may look into it: no reason to lose the others
+                    unreadable.append((path, error.strerror or str(error)))
+        return sorted(found, key=lambda run: (run_order(run.path.name), run.name)), sorted(unreadable)
 
 
 def store_of(arguments: argparse.Namespace) -> Store:

@@ -13,7 +13,7 @@ from rich.text import Text
 from harness.errors import OperatorError, nearest
 from harness.report import OutputConsole
 from harness.report.store_page import fault_words, operation_words
-from harness.run_index import STATES, RunSummary, read_index, select
+from harness.run_index import STATES, RunIndex, RunSummary, read_index, select, unreadable_words
 from harness.store import Store
 from harness.units import duration, plural
 
@@ -48,29 +48,32 @@ def runs_command(arguments: argparse.Namespace) -> int:
     others = {"older_not_shown": len(found) - len(shown), "other_runs": len(index.runs) - len(found)}
     if arguments.json:
         data = {"runs": [run.to_json() for run in shown], **others, "not_read": index.left_out}
+        data["unreadable"] = list(index.unreadable)
         print(json.dumps(data, indent=2, sort_keys=True))
         return 0
     console = OutputConsole()
     if shown:
         console.print(_table(shown, is_wide=console.width >= WIDE_CHARACTERS))
-    for line in _rest(len(shown), others["older_not_shown"], others["other_runs"], index.left_out):
+    for line in _rest(len(shown), others["older_not_shown"], others["other_runs"], index):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     return 0
 
 
-def _rest(shown: int, older: int, other: int, left_out: int) -> list[str]:
+def _rest(shown: int, older: int, other: int, index: RunIndex) -> list[str]:
     """What is not in the table, and how to get it."""
     lines = []
     if not shown:
-        lines.append("no such run" if other else "the store holds no runs yet")
+        lines.append("no such run" if other or index.unreadable else "the store holds no runs yet")
     if older:
         lines.append(f"{plural(older, 'older run')} not shown: --limit {shown + older} shows all")
     if other and shown:
         lines.append(f"{plural(other, 'run')} of other kinds not shown")
     elif other:
         lines.append(f"{plural(other, 'run')} of other kinds")
-    if left_out:
-        lines.append(f"{plural(left_out, 'run')} older than these not read")
+    if index.left_out:
+        lines.append(f"{plural(index.left_out, 'run')} older than these not read")
+    if index.unreadable:
+        lines.append(unreadable_words(index))
     return lines
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["MAX_ROWS", "fault_words", "operation_words", "render_store", "started_words", "update_store_page"]
 
 import logging
+import os
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,7 @@ import jinja2
 
 from harness.atomic_files import replace_file
 from harness.report.templating import script, style, template_environment
-from harness.run_index import STATES, RunIndex, RunSummary, index_lock, read_index
+from harness.run_index import STATES, RunIndex, RunSummary, index_lock, read_index, unreadable_words
 from harness.store import Store, StoreError
 from harness.units import clip, count
 
@@ -60,11 +61,12 @@ def render_store(root: Path, index: RunIndex) -> str:
             css=style("report.css", "store.css"),
             **script("store.js"),
             title=clip(root.name, 80),
-            runs=[(run, (root / run.name / "report.html").is_file()) for run in shown],
+            runs=[(run, os.path.isfile(root / run.name / "report.html")) for run in shown],
             tally=[(state, number) for state in STATES if (number := sum(run.verdict == state for run in index.runs))],
             states=STATES,
             total=total,
             not_shown=total - len(shown),
+            unreadable=unreadable_words(index),
         )
     )
 

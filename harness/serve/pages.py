@@ -19,7 +19,7 @@ import jinja2
 from harness.report.checks import check_sections
 from harness.report.store_page import fault_words, operation_words, started_words
 from harness.report.templating import template_environment
-from harness.run_index import STATES, RunIndex, RunSummary, select
+from harness.run_index import STATES, RunIndex, RunSummary, select, unreadable_words
 from harness.serve.files import FileEntry, media_type
 from harness.units import clip, duration, instant
 
@@ -139,6 +139,7 @@ def list_view(index: RunIndex, query: Query) -> dict[str, Any]:
         "found": len(found),
         "total": len(index.runs) + index.left_out,
         "left_out": index.left_out,
+        "unreadable": unreadable_words(index),
         "tally": [(state, number) for state in STATES if (number := sum(run.verdict == state for run in found))],
         "states": STATES,
         "sorts": SORTS,

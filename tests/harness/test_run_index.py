@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import harness.run_index as module
-from harness.run_index import STATES, RunSummary, index_lock, read_index, read_summary, select
-from harness.store import RunDir, RunStatus, Store
+from harness.report.store_page import render_store
+from harness.run_index import STATES, RunSummary, index_lock, read_index, read_summary, select, unreadable_words
+from harness.store import RunDir, RunStatus, Store, StoreError
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 TEST = {
@@ -190,6 +191,32 @@ def test_a_test_that_is_removed_while_it_is_listed_takes_no_other_run_along(
 
     monkeypatch.setattr(module, "_folders", remove)
     assert names(store) == [kept.name]
+
+
+def test_a_folder_that_cannot_be_read_is_named_and_takes_no_run_along(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, hidden = make(store, name="b-kept"), make(store, name="a-hidden")
+    listed = module._folders
+
+    def refused(path: Path) -> list[str]:
+        if path in (hidden.path.parent, *unreadable):
+            raise PermissionError(13, "Permission denied", str(path))
+        return listed(path)
+
+    unreadable: list[Path] = []
+    monkeypatch.setattr(module, "_folders", refused)
+    index = read_index(store)
+    assert [run.name for run in index.runs] == [kept.name]
+    assert unreadable_words(index) == "1 folder of the store cannot be read: a-hidden (Permission denied)"
+    assert "a-hidden (Permission denied)" in render_store(store.root, index)
+    for number in range(9):
+        (store.root / f"c{number}").mkdir()
+        unreadable.append(store.root / f"c{number}")
+    assert unreadable_words(read_index(store)).endswith("c3 (Permission denied); and 5 more")
+    unreadable.append(store.root)
+    with pytest.raises(StoreError, match="cannot read the store"):
+        read_index(store)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from harness import cli
+from harness.commands import runs as module
+from harness.run_index import RunIndex
 from harness.store import Store
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -107,6 +110,17 @@ def test_as_json(place: Path, runs: Runs) -> None:
     data = json.loads(runs("--json", "--limit", "2", cwd=place).stdout)
     assert [run["verdict"] for run in data["runs"]] == ["unfinished", "running"]
     assert (data["older_not_shown"], data["other_runs"], data["not_read"]) == (3, 0, 0)
+
+
+def test_folders_that_cannot_be_read_are_named(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "read_index", lambda store: RunIndex([], unreadable=["hidden (Permission denied)"]))
+    assert cli.main(["runs", "--store", str(place / "store")]) == 0
+    said = capsys.readouterr().out
+    assert said == "no such run\n1 folder of the store cannot be read: hidden (Permission denied)\n"
+    assert cli.main(["runs", "--store", str(place / "store"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["unreadable"] == ["hidden (Permission denied)"]
 
 
 def test_markup_in_a_run_is_text(tmp_path: Path, runs: Runs) -> None:

@@ -225,6 +225,57 @@ def test_a_file_that_is_not_ours_does_not_fill_memory(store, monkeypatch):
         make(store).read_test()
 
 
+@pytest.fixture
+def lock_away(monkeypatch):
+    """A function after which a directory is as one that only root may read, for root as well."""
+    is_run, directories = module.is_run, module._directories
+
+    def refuse(path, above):
+        if path.is_relative_to(above):
+            raise PermissionError(13, "Permission denied", str(path))
+
+    def lock(above):
+        def is_run_refused(path):
+            refuse(path, above)
+            return is_run(path)
+
+        def directories_refused(path):
+            refuse(path, above)
+            return directories(path)
+
+        monkeypatch.setattr(module, "is_run", is_run_refused)
+        monkeypatch.setattr(module, "_directories", directories_refused)
+
+    return lock
+
+
+def test_a_run_that_cannot_be_read_takes_no_other_along_and_is_not_passed_off_as_older(store, lock_away):
+    minutes = [NOON + timedelta(minutes=each) for each in range(4)]
+    first, hidden, last = (make(store, now=now) for now in minutes[:3])
+    other = make(store, "broker-log-partition", now=minutes[3])
+    (store.root / "latest").unlink()
+    (last.path.parent / "latest").unlink()
+    lock_away(hidden.path)
+    assert [run.path for run in store.runs()] == [first.path, last.path, other.path]
+    assert store.find("broker-register-partition").path == last.path
+    assert store.find("latest").path == other.path
+    with pytest.raises(StoreError, match=f"no run 'typo' in .*; 1 of its folders cannot be read, as {hidden.path}"):
+        store.find("typo")
+    store.remove(last)
+    with pytest.raises(StoreError, match=f"cannot tell which .* newest: cannot read {hidden.path}: Permission denied"):
+        store.find("broker-register-partition")
+
+
+def test_a_test_that_cannot_be_read_takes_no_other_along(store, lock_away):
+    hidden, other = make(store), make(store, "broker-log-partition")
+    (store.root / "latest").unlink()
+    lock_away(hidden.path.parent)
+    assert [run.path for run in store.runs()] == [other.path]
+    assert store.find("broker-log-partition").path == other.path
+    with pytest.raises(StoreError, match=f"cannot tell .* cannot read {hidden.path.parent}: Permission denied"):
+        store.find("latest")
+
+
 def test_a_pipe_in_the_place_of_a_file_is_told_and_not_waited_for(store):
     run = make(store)
     for path in (run.test_path, run.results_path, run.history_path):

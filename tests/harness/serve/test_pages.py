@@ -13,7 +13,8 @@ from urllib.parse import quote
 import pytest
 
 from harness.report.page import write_report
-from harness.serve import comparison, files
+from harness.run_index import RunIndex
+from harness.serve import app, comparison, files
 from harness.serve.guard import POLICY
 from harness.store import Store
 
@@ -75,6 +76,16 @@ def test_numbers_that_are_no_time_are_no_trouble(store: Store, serve: Callable[.
     client = serve()
     for page in ("/", f"/runs/{run.name}", f"/compare?first={run.name}&second={run.name}"):
         assert client.ask(page)[0] == 200, page
+
+
+def test_folders_that_cannot_be_read_are_named(
+    store: Store, serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = RunIndex([], unreadable=["<b> (Permission denied)"])
+    monkeypatch.setattr(app, "read_index", lambda *_, **__: index)
+    page = serve().page("/")
+    assert "1 folder of the store cannot be read: &lt;b&gt; (Permission denied)." in page
+    assert "No run that can be read." in page and "No run yet." not in page
 
 
 def test_a_store_without_runs(store: Store, serve: Callable[..., Client]) -> None:
