@@ -26,6 +26,7 @@ __all__ = [
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import json
 import math
@@ -284,8 +285,11 @@ def read_summary(store: Store, name: str) -> RunSummary | None:
     if len(parts) != 2 or not all(part and part.isprintable() and not part.startswith(".") for part in parts):
         return None
     path = store.root / name
-    if parts[1] == LATEST or path.is_symlink() or path.parent.is_symlink() or not path.is_dir():
-        return None
+    try:
+        if parts[1] == LATEST or path.is_symlink() or path.parent.is_symlink() or not path.is_dir():
+            return None
+    except OSError as error:
+        return None if error.errno == errno.ENAMETOOLONG else _unread(name, f"cannot read {path}: {error.strerror}")
     return _summarize(path, name, is_judged=_stamp(str(path)) is not None)
 
 
@@ -306,8 +310,13 @@ def _summarize(path: Path, name: str, *, is_judged: bool) -> RunSummary | None:
     # It may have been judged between the two looks.
     if not is_judged and not is_running:
         is_judged = _stamp(str(path)) is not None
-    if not is_judged:
-        verdict, reason = ("running", "") if is_running else ("unfinished", "it ended before it was judged")
+    if is_running:
+        verdict, reason = "running", ""
+    elif not is_judged and os.path.lexists(run_dir.results_path):
+        # A directory, a pipe, or a link, which may lead anywhere: what came of the run nobody can say.
+        verdict, reason = "unknown", clip(f"{run_dir.results_path} is no file: it cannot be one of ours", MAX_REASON)
+    elif not is_judged:
+        verdict, reason = "unfinished", "it ended before it was judged"
     else:
         try:
             results = run_dir.read_results()
@@ -387,7 +396,9 @@ def _load(root: Path) -> SummaryCache:
     """What the file of summaries holds; nothing where it is missing, damaged, or of another version."""
     path = root / CACHE
     try:
-        if path.stat().st_size > MAX_CACHE_BYTES:
+        found_at = path.stat()
+        # Whoever opens a pipe waits for somebody who writes.
+        if not stat.S_ISREG(found_at.st_mode) or found_at.st_size > MAX_CACHE_BYTES:
             return {}
         data = json.loads(path.read_bytes())
         if data["format"] != _FORMAT or data["fields"] != list(_FIELDS):

@@ -122,7 +122,7 @@ class RunDir:
         if self._lock_fd is not None:
             return RunStatus.RUNNING
         try:
-            fd = os.open(marker, os.O_RDONLY)
+            fd = os.open(marker, os.O_RDONLY | os.O_NONBLOCK)  # of a pipe, whoever opens it waits for a writer
         except FileNotFoundError:
             return RunStatus.FINISHED if self.results_path.exists() else RunStatus.BROKEN
         except OSError as error:

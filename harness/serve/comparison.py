@@ -14,7 +14,7 @@ from harness.report.collect import OUTCOMES, RunData, collect
 from harness.report.grid import marks_of
 from harness.report.store_page import fault_words, operation_words
 from harness.run_index import RunSummary
-from harness.serve.files import NotThere, open_beneath
+from harness.serve.files import NoFile, NotThere, open_beneath
 from harness.store import Store
 from harness.units import clip, count, duration
 
@@ -129,6 +129,9 @@ def _history(store: Store, run: RunSummary, notes: list[str]) -> RunData | None:
     parts = [run.test, run.time, "history.jsonl"]
     try:
         fd = open_beneath(store.root, parts)
+    except NoFile as error:
+        notes.append(f"the history of {run.name} cannot be read ({error}): its latencies are not known")
+        return None
     except NotThere:
         notes.append(f"{run.name} has no history.jsonl: its latencies are not known")
         return None

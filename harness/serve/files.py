@@ -10,6 +10,7 @@ __all__ = [
     "MAX_FILES",
     "MAX_SHOWN_BYTES",
     "FileEntry",
+    "NoFile",
     "NotThere",
     "chunks",
     "list_files",
@@ -48,6 +49,11 @@ class NotThere(Exception):
     """There is no such file, or not one that may be shown."""
 
 
+class NoFile(NotThere):
+    """Something has the name and cannot be read: a pipe, a device, a directory, a link, a file of another user. Its
+    text says which, without the path."""
+
+
 class FileEntry(NamedTuple):
     """A file of a run: its path in the run's directory, with slashes, and its size in bytes."""
 
@@ -64,7 +70,11 @@ def parts_of(path: str) -> list[str]:
 
 
 def open_beneath(root: Path, parts: Sequence[str]) -> int:
-    """Open a regular file below `root` for reading. Returns its descriptor, which is the caller's. Raises NotThere."""
+    """Open a regular file below `root` for reading. Returns its descriptor, which is the caller's.
+
+    Raises NotThere, and NoFile where something else has its name: nothing else is opened, as the opening of a pipe may
+    wait, and that of a device may do anything.
+    """
     directory = None
     try:
         directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -73,18 +83,20 @@ def open_beneath(root: Path, parts: Sequence[str]) -> int:
             inner = os.open(part, flags, dir_fd=directory)
             os.close(directory)
             directory = inner
-        # Without O_NONBLOCK the opening of a named pipe would wait for somebody who writes.
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        fd = os.open(parts[-1], flags, dir_fd=directory)
+        place = os.open(parts[-1], os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     except (OSError, ValueError, IndexError) as error:
         raise NotThere("/".join(parts)) from error
     finally:
         if directory is not None:
             os.close(directory)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise NotThere("/".join(parts))
-    return fd
+    try:
+        if not stat.S_ISREG(os.fstat(place).st_mode):
+            raise NoFile("it is no file")
+        return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise NoFile(error.strerror or str(error)) from error
+    finally:
+        os.close(place)
 
 
 def chunks(file: BinaryIO, most_bytes: int | None = None) -> Iterator[bytes]:
@@ -106,7 +118,7 @@ def read_json(root: Path, parts: Sequence[str]) -> dict[str, Any]:
             return {}
         try:
             data = json.loads(file.read(MAX_READ_JSON_BYTES))
-        except (ValueError, RecursionError):
+        except (OSError, ValueError, RecursionError):
             return {}
     return data if isinstance(data, dict) else {}
 

@@ -14,7 +14,7 @@ from checker.codecs.jsonl import DamagedLine, JsonLines
 from checker.faults import NEMESIS
 from harness.history_writer import event_problem
 from harness.live_stats import LiveStats, OpenOperation
-from harness.serve.files import NotThere, open_beneath
+from harness.serve.files import NoFile, NotThere, open_beneath
 from harness.units import clip
 
 POLL_INTERVAL_S = 0.2
@@ -55,9 +55,16 @@ class HistoryTail:
         if self._fd is None:
             try:
                 self._fd = open_beneath(self._root, self._parts)
+            except NoFile as error:
+                self.damage = str(error)
+                return False
             except NotThere:  # it is made when the load begins
                 return False
-        data = os.read(self._fd, READ_BYTES)
+        try:
+            data = os.read(self._fd, READ_BYTES)
+        except OSError as error:
+            self.damage = error.strerror or str(error)
+            return False
         if data:
             self._read_at_s = self._clock_s()
         try:

@@ -105,11 +105,13 @@ def test_results_behind_a_link_are_not_read(store: Store, tmp_path: Path) -> Non
     run = make(store)
     run.results_path.rename(tmp_path / "elsewhere.json")
     run.results_path.symlink_to(tmp_path / "elsewhere.json")
-    assert [one.verdict for one in read_index(store).runs] == ["unfinished"]
+    assert [one.verdict for one in read_index(store).runs] == ["unknown"]
     assert read_summary(store, run.name) == read_index(store).runs[0]
 
 
-@pytest.mark.parametrize("name", ["t", "t/", "/t", "../t", "t/..", "t/latest", "a/b/c", "t/20260131T120000Z\n", ""])
+@pytest.mark.parametrize(
+    "name", ["t", "t/", "/t", "../t", "t/..", "t/latest", "a/b/c", "t/20260131T120000Z\n", "", "x" * 300 + "/y"]
+)
 def test_names_that_are_no_runs(store: Store, name: str) -> None:
     make(store, name="t")
     assert read_summary(store, name) is None
@@ -138,6 +140,18 @@ def test_a_run_that_only_its_owner_may_read_is_unknown_and_takes_no_other_run_al
     assert found[hidden.name].verdict == "unknown"
     assert found[hidden.name].reason == f"cannot read {hidden.path}: Permission denied"
     assert read_summary(store, hidden.name) == found[hidden.name]
+
+
+def test_a_run_in_a_folder_that_cannot_be_read_says_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make(store)
+
+    def refused(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_dir", refused)
+    found = read_summary(store, run.name)
+    assert found is not None and found.verdict == "unknown"
+    assert found.reason == f"cannot read {run.path}: Permission denied"
 
 
 def test_what_is_judged_again_is_read_again(store: Store) -> None:
