@@ -44,6 +44,8 @@ FRESH_S = 0.25
 """How old the list of runs may be: one look at 10,000 runs takes a tenth of a second, and a run that begins is to be
 seen within one."""
 
+REMOVED = "the run is not in the store any more"
+
 _STATIC = {
     "report.css": ("report", "text/css"), "store.css": ("report", "text/css"), "serve.css": ("serve", "text/css"),
     "serve.js": ("serve", "text/javascript"), "live.js": ("serve", "text/javascript"),
@@ -179,10 +181,10 @@ class _Pages:
 
     async def events(self, request: Request) -> Response:
         run = await run_in_threadpool(self._find, request)
-        if request.method == "HEAD":  # no body is wanted, and this one ends with the run
-            return _without_body("text/event-stream", {})
         if self._streams.open >= MAX_STREAMS:
             return PlainTextResponse("too many live views are open\n", status_code=429)
+        if request.method == "HEAD":  # no body is wanted, and this one ends with the run
+            return _without_body("text/event-stream", {})
         tail = HistoryTail(self._store.root, [run.test, run.time, "history.jsonl"])
         return _LiveView(self._follow(run, tail), tail, self._streams)
 
@@ -195,8 +197,8 @@ class _Pages:
             if is_behind:
                 continue
             if current is None or current.verdict != "running" or tail.damage is not None:
-                verdict = "unfinished" if current is None else current.verdict
-                yield _event("end", {"verdict": verdict, "reason": "" if current is None else current.reason})
+                verdict, reason = ("unknown", REMOVED) if current is None else (current.verdict, current.reason)
+                yield _event("end", {"verdict": verdict, "reason": reason})
                 return
             await asyncio.sleep(POLL_INTERVAL_S)
 

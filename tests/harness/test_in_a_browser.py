@@ -6,6 +6,9 @@ Needs the distribution's Chromium and the extra `browser` (Playwright's package,
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +20,10 @@ from harness.report.fleet import GROUP, FleetData, render_fleet
 from harness.report.page import write_report
 from harness.report.replay import collect_replay, replay_page
 from harness.report.store_page import update_store_page
-from harness.store import Store
+from harness.serve import app
+from harness.serve.launch import Launch, Launcher
+from harness.serve.live import HistoryTail
+from harness.store import RunDir, Store
 
 from .report import conftest as reports
 from .report import test_fleet as fleet
@@ -110,6 +116,123 @@ def test_a_live_page_comes_to_the_verdict(store: Store, serve: Callable[..., Cli
     at_work.finish()
     page.wait_for_selector("#verdict.unknown")
     assert page.inner_text("#reason") == "<b>who knows</b>"
+
+
+@pytest.fixture
+def watch(browser: Any) -> Iterator[Callable[[str], Any]]:
+    """A function that opens an address whose server may go: what the browser says of that is no complaint."""
+    contexts, errors = [], []
+
+    def open_page(address: str) -> Any:
+        contexts.append(browser.new_context())
+        page = contexts[-1].new_page()
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(address)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert errors == []
+
+
+def at_work(store: Store) -> RunDir:
+    run = store.create("t")
+    run.write_test({"cluster": "sim"})
+    return run
+
+
+def test_a_live_page_says_that_the_server_is_gone_and_goes_on_when_it_is_back(
+    store: Store, serve: Callable[..., Client], watch: Callable[[str], Any]
+) -> None:
+    run = at_work(store)
+    client = serve()
+    page = watch(f"http://127.0.0.1:{client.port}/runs/{run.name}/live")
+    until(page, "document.getElementById('time').textContent === '0.0 s'")
+    assert not page.is_visible("#lost") and page.inner_text("#verdict").lower() == "running"
+    client.end()
+    page.wait_for_selector("#lost:visible")
+    until(page, "document.getElementById('lost').textContent.startsWith('The connection to the server is lost.')")
+    assert page.inner_text("#verdict").lower() == "not connected"
+    serve(port=client.port)
+    page.wait_for_selector("#lost", state="hidden")
+    assert page.inner_text("#verdict").lower() == "running"
+    run.write_results({"valid": True, "reason": "so"})
+    run.finish()
+    page.wait_for_selector("#verdict.valid")
+
+
+def test_a_live_page_whose_view_is_refused_says_so_and_has_its_turn(
+    store: Store, serve: Callable[..., Client], watch: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = at_work(store)
+    address = f"http://127.0.0.1:{serve().port}/runs/{run.name}/live"
+    monkeypatch.setattr(app, "MAX_STREAMS", 0)
+    page = watch(address)
+    until(page, "document.getElementById('lost').textContent.startsWith('Too many live views are open')")
+    monkeypatch.setattr(app, "MAX_STREAMS", 1)
+    page.wait_for_selector("#lost", state="hidden")
+    run.release()
+    page.wait_for_selector("#verdict.unfinished")
+    assert page.inner_text("#verdict").lower() == "unfinished"
+
+
+def test_a_live_page_of_a_run_that_is_removed_says_so(
+    store: Store, serve: Callable[..., Client], watch: Callable[[str], Any]
+) -> None:
+    run = at_work(store)
+    client = serve()
+    page = watch(f"http://127.0.0.1:{client.port}/runs/{run.name}/live")
+    other = watch(f"http://127.0.0.1:{client.port}/runs/{run.name}/live")
+    for each in (page, other):
+        until(each, "document.getElementById('time').textContent === '0.0 s'")
+    client.end()
+    other.wait_for_selector("#lost:visible")
+    page.close()
+    run.release()
+    store.remove(run)
+    serve(port=client.port)
+    until(other, "document.getElementById('lost').textContent.startsWith('The server does not have this run.')")
+
+
+def test_a_live_page_says_that_the_server_is_silent(
+    store: Store, serve: Callable[..., Client], watch: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = at_work(store)
+    page = watch(f"http://127.0.0.1:{serve().port}/runs/{run.name}/live")
+    until(page, "document.getElementById('time').textContent === '0.0 s'")
+    is_silent, read_on = threading.Event(), HistoryTail.read_on
+
+    def wait(tail: HistoryTail) -> bool:
+        while is_silent.is_set():
+            time.sleep(0.05)
+        return read_on(tail)
+
+    monkeypatch.setattr(HistoryTail, "read_on", wait)
+    is_silent.set()
+    try:
+        page.wait_for_selector("#lost:visible")
+        assert page.inner_text("#verdict").lower() == "not connected"
+    finally:
+        is_silent.clear()
+    page.wait_for_selector("#lost", state="hidden")
+    assert page.inner_text("#verdict").lower() == "running"
+
+
+def test_the_page_of_started_runs_stays_when_the_server_is_gone(
+    store: Store, serve: Callable[..., Client], watch: Callable[[str], Any]
+) -> None:
+    launcher = Launcher(store.root)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        launcher.launches.append(Launch(["run"], process))
+        client = serve(launcher)
+        page = watch(f"http://127.0.0.1:{client.port}/started")
+        page.wait_for_selector(".pill.running")
+        client.end()
+        page.wait_for_selector("#lost:visible")
+        serve(Launcher(store.root), port=client.port)
+        page.wait_for_selector("text=No run was started from here yet")
+        process.kill()
 
 
 @pytest.fixture

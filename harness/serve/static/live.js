@@ -1,8 +1,17 @@
 (function () {
   var root = document.getElementById("live");
   if (!root || !window.EventSource) return;
+  var SILENCE_MS = 5000, ANSWER_MS = 5000, RETRY_MS = 2000;
+  var address = root.getAttribute("data-events");
+  var verdict = document.getElementById("verdict"), lost = document.getElementById("lost");
+  var source = null, heardAt = 0, isOver = false, isAsking = false;
+  var before = null;  // what the verdict was when the connection was lost
   function show(id, text) { document.getElementById(id).textContent = text; }
   function number(value) { return Math.round(value).toLocaleString("en"); }
+  function pill(word, text) {
+    verdict.className = "pill " + word;
+    verdict.textContent = text;
+  }
   function drawRates(rates) {
     var highest = Math.max.apply(null, rates.concat([1]));
     var width = 600 / Math.max(60, rates.length);
@@ -24,24 +33,78 @@
       list.appendChild(item);
     });
   }
-  var source = new EventSource(root.getAttribute("data-events"));
-  source.addEventListener("state", function (event) {
-    var state = JSON.parse(event.data);
-    show("time", state.time_s.toFixed(1) + " s");
-    show("rate", number(state.rate_per_s));
-    ["ok", "fail", "info", "open"].forEach(function (name) { show(name, number(state[name])); });
-    show("latency", state.median_ms === null ? "–" : state.median_ms + " ms, " + state.p99_ms + " ms");
-    drawRates(state.rates);
-    drawFaults(state.faults, state.more_faults);
-    if (state.damage) show("reason", "The history cannot be followed: " + state.damage);
-  });
-  source.addEventListener("end", function (event) {
-    var end = JSON.parse(event.data);
+  // What the page shows is of the past from here on, and it says so until something is heard again.
+  function lose(why) {
+    before = before || verdict.textContent;
+    pill("unfinished", "not connected");
+    lost.textContent = why + " What is shown is the last that was heard.";
+    lost.hidden = false;
+  }
+  function findAgain() {
+    heardAt = Date.now();
+    if (before === null) return;
+    pill(before, before);
+    before = null;
+    lost.hidden = true;
+  }
+  function stop() {
+    isOver = true;
+    if (source) source.close();
+  }
+  // A browser does not say why it was refused, nor does it ask again then: one question without a body, and another try.
+  function ask() {
     source.close();
-    var pill = document.getElementById("verdict");
-    pill.className = "pill " + end.verdict;
-    pill.textContent = end.verdict;
-    if (end.reason) show("reason", end.reason);
-    drawFaults([], 0);
-  });
+    if (isOver || isAsking) return;
+    isAsking = true;
+    var limit = new AbortController();
+    setTimeout(function () { limit.abort(); }, ANSWER_MS);
+    fetch(address, { method: "HEAD", cache: "no-store", signal: limit.signal }).then(function (answer) {
+      if (answer.status === 404) {
+        stop();
+        lose("The server does not have this run.");
+      } else if (answer.status === 429) {
+        lose("Too many live views are open at this server. This one goes on once another is closed.");
+      } else if (!answer.ok) {
+        lose("The server refuses the view (" + answer.status + "). It is asked again.");
+      } else if (before === null) {
+        lose("The connection to the server was lost. The page goes on by itself.");
+      }
+    }, function () {
+      lose("The connection to the server is lost. The page goes on by itself when the server is back.");
+    }).then(function () {
+      if (!isOver) setTimeout(follow, RETRY_MS);
+    });
+  }
+  function follow() {
+    isAsking = false;
+    heardAt = Date.now();
+    source = new EventSource(address);
+    source.onerror = ask;
+    source.addEventListener("state", function (event) {
+      var state = JSON.parse(event.data);
+      findAgain();
+      show("time", state.time_s.toFixed(1) + " s");
+      show("rate", number(state.rate_per_s));
+      ["ok", "fail", "info", "open"].forEach(function (name) { show(name, number(state[name])); });
+      show("latency", state.median_ms === null ? "–" : state.median_ms + " ms, " + state.p99_ms + " ms");
+      drawRates(state.rates);
+      drawFaults(state.faults, state.more_faults);
+      if (state.damage) show("reason", "The history cannot be followed: " + state.damage);
+    });
+    source.addEventListener("end", function (event) {
+      var end = JSON.parse(event.data);
+      stop();
+      findAgain();
+      pill(end.verdict, end.verdict);
+      if (end.reason) show("reason", end.reason);
+      drawFaults([], 0);
+    });
+  }
+  // A server that was stopped, or a machine that is not there any more, closes no connection.
+  setInterval(function () {
+    if (isOver || isAsking || Date.now() - heardAt < SILENCE_MS) return;
+    lose("The server says nothing. The page goes on by itself when it does.");
+    ask();
+  }, 1000);
+  follow();
 })();

@@ -6,6 +6,13 @@
     });
   }
   if (document.getElementById("started") && document.querySelector("#started .pill.running")) {
-    setTimeout(function () { location.reload(); }, 2000);
+    // Where the server does not answer, a page that is loaded again would be the browser's, and stay.
+    var look = function () {
+      fetch(location.href, { method: "HEAD", cache: "no-store" }).then(function () { location.reload(); }, function () {
+        document.getElementById("lost").hidden = false;
+        setTimeout(look, 2000);
+      });
+    };
+    setTimeout(look, 2000);
   }
 })();

@@ -50,8 +50,10 @@ def make_run(store: Store, minutes: int = 0, name: str = "broker-register-kill",
 class Client:
     """Requests to one server."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, end: Callable[[], None]) -> None:
         self.port = port
+        self.end = end
+        """Ends the server. Idempotent."""
 
     def ask(
         self, path: str, *, method: str = "GET", body: bytes | None = None, **headers: str
@@ -103,8 +105,8 @@ def serve(store: Store) -> Iterator[Callable[..., Client]]:
 
     ends: list[Callable[[], None]] = []
 
-    def start(launcher: Launcher | None = None) -> Client:
-        listener = socket.create_server(("127.0.0.1", 0))
+    def start(launcher: Launcher | None = None, port: int = 0) -> Client:
+        listener = socket.create_server(("127.0.0.1", port))
         port = listener.getsockname()[1]
         hosts = loopback_hosts(port)
         server = make_server(
@@ -120,7 +122,7 @@ def serve(store: Store) -> Iterator[Callable[..., Client]]:
             assert not thread.is_alive()
 
         ends.append(end)
-        return Client(port)
+        return Client(port, end)
 
     yield start
     for end in ends:

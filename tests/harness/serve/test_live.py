@@ -221,6 +221,20 @@ def test_a_run_that_dies_ends_its_stream(store: Store, serve: Callable[..., Clie
     stream.close()
 
 
+def test_a_run_that_is_removed_ends_its_stream_and_nobody_knows_what_came_of_it(
+    store: Store, serve: Callable[..., Client]
+) -> None:
+    run = store.create("t")
+    stream = Stream(serve(), run.name)
+    stream.next()
+    run.path.rename(store.root / "elsewhere")
+    while (event := stream.next())[0] == "state":
+        pass
+    assert event == ("end", {"verdict": "unknown", "reason": "the run is not in the store any more"})
+    stream.close()
+    run.release()
+
+
 def test_streams_are_bounded_and_given_back(
     store: Store, serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +244,7 @@ def test_streams_are_bounded_and_given_back(
     first = Stream(client, run.name)
     first.next()
     assert Stream(client, run.name).status == 429
+    assert client.ask(f"/runs/{run.name}/events", method="HEAD")[0] == 429
     first.close()
     deadline = threading.Event()
     for _ in range(DEADLINE_S * 10):
