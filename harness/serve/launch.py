@@ -25,9 +25,13 @@ from harness.errors import OperatorError
 from harness.systems.base import setting_problems
 from harness.test import ALL, NemesisChoice, Test
 from harness.units import clip
+from harness.workloads.choice import make_workload, require_capabilities
 
 MAX_OUTPUT_LINES = 200
 MAX_LINE = 400
+MAX_NAMED = 60
+"""Characters of a word of a form in what is said of it."""
+
 MAX_LAUNCHES = 20
 """Launches that the page remembers, the newest."""
 
@@ -97,10 +101,9 @@ def read_form(fields: Mapping[str, Sequence[str]]) -> Form:
                 numbers[name] = int(text) if name in ("nodes", "concurrency", "seed") else float(text)
         except ValueError:
             problems.append(f"{NUMBERS[name][0]}: not a number")
-    settings = dict(word.partition("=")[::2] for word in _only(fields, "settings").split())
+    settings = _read_settings(_only(fields, "settings"), problems)
     if problems:
         raise OperatorError("; ".join(problems))
-    problems += setting_problems(registry.load("systems", chosen["system"]).settings, settings)
     test = Test(
         system=chosen["system"], workload=chosen["workload"], cluster=chosen["cluster"],
         nemesis=tuple(NemesisChoice(name) for name in nemeses), settings=settings,
@@ -108,6 +111,7 @@ def read_form(fields: Mapping[str, Sequence[str]]) -> Form:
         time_limit_s=numbers["time_limit"], nemesis_interval_s=numbers["nemesis_interval"],
         seed=int(numbers.get("seed", 0)),
     )  # fmt: skip
+    problems += _setting_problems(test)
     problems += test.problems()
     problems += test.nemesis_problems(registry.load_all("nemeses"))
     if not 0 <= test.seed < 2**63:
@@ -120,6 +124,30 @@ def read_form(fields: Mapping[str, Sequence[str]]) -> Form:
     words += [f"--seed={test.seed}"] if "seed" in numbers else []
     words += [f"--set={key}={value}" for key, value in settings.items()]
     return Form(words)
+
+
+def _read_settings(text: str, problems: list[str]) -> dict[str, str]:
+    """NAME=VALUE, with spaces between; `problems` gets what is wrong with them."""
+    settings: dict[str, str] = {}
+    for word in text.split():
+        name, separator, value = word.partition("=")
+        if not separator or not name:
+            problems.append(f"settings: {clip(word, MAX_NAMED)} is not NAME=VALUE")
+        elif settings.setdefault(name, value) != value:
+            problems.append(f"settings: {clip(name, MAX_NAMED)} is given twice with different values")
+    return settings
+
+
+def _setting_problems(test: Test) -> list[str]:
+    """What is wrong with a test's settings, of its system and of its workload, and with the two together."""
+    system_class = registry.load("systems", test.system)
+    problems = setting_problems(system_class.settings, test.system_settings)
+    try:
+        found = make_workload(test.workload, system_class=system_class, system=test.system, settings=test.settings)
+        require_capabilities(found, system_class)
+    except OperatorError as error:
+        problems.append(str(error))
+    return problems
 
 
 def _digits(number: float) -> str:

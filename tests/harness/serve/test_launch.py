@@ -43,6 +43,33 @@ def test_a_form_becomes_words_of_a_command_line() -> None:
     assert build_parser().parse_args(["run", *read_form(FIELDS).words]).seed is None
 
 
+def test_settings_of_the_workload_are_those_of_run() -> None:
+    given = fields(system=["etcd"], workload=["cas-register"], settings=["workload.keys=20  workload.keys=20"])
+    arguments = build_parser().parse_args(["run", *read_form(given).words])
+    assert arguments.settings == [("workload.keys", "20")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"settings": ["read_mode=log read_mode=unsafe"]}, "settings: read_mode is given twice with different values"),
+        (
+            {"settings": ["workload.keys=3"]},
+            "--set workload.keys: workload register has no settings with system broker",
+        ),
+        ({"system": ["etcd"], "settings": ["workload.keys=0"]}, "keys"),
+        ({"system": ["etcd"], "settings": ["workload.kyes=3"]}, "did you mean keys"),
+        ({"system": ["etcd"], "workload": ["delay"]}, "delay"),
+        ({"settings": ["read_mode"]}, "settings: read_mode is not NAME=VALUE"),
+        ({"settings": ["=unsafe"]}, "settings: =unsafe is not NAME=VALUE"),
+    ],
+)
+def test_settings_that_run_would_not_take_are_told(changes: dict[str, list[str]], said: str) -> None:
+    with pytest.raises(OperatorError) as caught:
+        read_form(fields(**changes))
+    assert said in str(caught.value)
+
+
 def test_all_may_stand_beside_what_it_leaves_out() -> None:
     assert "--nemesis=all,promote" in read_form(fields(nemesis=["all", "promote"])).words
 
