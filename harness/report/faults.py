@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["FaultRow", "cut_in_a_line", "cut_words", "fault_rows", "matrix"]
+__all__ = ["FaultRow", "cut_in_a_line", "cut_words", "fault_rows", "hosts_of", "matrix"]
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +17,9 @@ CELL_PX = 9
 LABEL_PX = 18
 MAX_HOSTS_DRAWN = 16
 """Hosts in the little matrix; more would not be readable, and the words are there."""
+
+MAX_HOSTS = 64
+"""Hosts of a run that are told apart; a run has a handful."""
 
 HOST_CHARACTERS = 24
 """Characters of a host's name."""
@@ -45,6 +48,14 @@ class FaultRow:
     healed: bool
     heal_proof: str
     lasted: bool
+
+
+def hosts_of(results: Mapping[str, Any], test: Mapping[str, Any]) -> list[str]:
+    """The hosts of a run by what results.json and test.json hold: "n1", "n2", ... where only their number is known."""
+    hosts, nodes = results.get("hosts"), test.get("nodes")
+    if isinstance(hosts, list) and hosts:
+        return [str(host) for host in hosts[:MAX_HOSTS]]
+    return [f"n{number}" for number in range(1, nodes + 1)] if isinstance(nodes, int) and 0 < nodes <= MAX_HOSTS else []
 
 
 def fault_rows(faults: Sequence[Mapping[str, Any]], hosts: Sequence[str], limit: int) -> list[FaultRow]:

@@ -26,7 +26,7 @@ from harness.report.charts import over_time
 from harness.report.checks import anchor_of, check_sections, terms_of, timed_violations, verdict_word, with_times
 from harness.report.collect import OUTCOMES, RunData, collect
 from harness.report.deciding import deciding_view
-from harness.report.faults import fault_rows
+from harness.report.faults import fault_rows, hosts_of
 from harness.report.grid import marks_of
 from harness.report.lanes import MAX_ROWS
 from harness.report.templating import json_data, report_template, script, style
@@ -120,8 +120,7 @@ def _render(
 ) -> str:
     faults = _faults(results)
     checks = results.get("checks")
-    hosts = [str(host) for host in _list(results.get("hosts"))][:64] or _default_hosts(test)
-    rows = fault_rows(faults, hosts, detail.fault_rows)
+    rows = fault_rows(faults, hosts_of(results, test), detail.fault_rows)
     moments = _moments(checks, witnesses)
     over = over_time(data, faults, terms_of(checks), moments=moments, max_strokes=detail.strokes)
     views = [
@@ -193,11 +192,6 @@ def _faults(results: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _items(value: Any) -> list[tuple[Any, Any]]:
     return list(value.items()) if isinstance(value, Mapping) else []
-
-
-def _default_hosts(test: Mapping[str, Any]) -> list[str]:
-    nodes = test.get("nodes")
-    return [f"n{number}" for number in range(1, nodes + 1)] if isinstance(nodes, int) and 0 < nodes <= 64 else []
 
 
 def _moment(witness: Witness) -> int:

@@ -17,11 +17,12 @@ from urllib.parse import quote, urlencode
 import jinja2
 
 from harness.report.checks import check_sections
+from harness.report.faults import fault_rows, hosts_of
 from harness.report.store_page import fault_words, operation_words, started_words
 from harness.report.templating import template_environment
 from harness.run_index import STATES, RunIndex, RunSummary, select, unreadable_words
 from harness.serve.files import FileEntry, media_type
-from harness.units import clip, duration, instant
+from harness.units import clip, duration
 
 PAGE_ROWS = 50
 """Runs of one page of the list."""
@@ -178,7 +179,7 @@ def run_view(
         "reason": clip(results.get("reason") or run.reason, 1200),
         "facts": _facts(run, test),
         "checks": check_sections(results.get("checks"), MAX_CHECKS),
-        "faults": [_fault_row(fault) for fault in faults[:MAX_FAULT_ROWS]],
+        "faults": fault_rows(faults, hosts_of(results, test), MAX_FAULT_ROWS),
         "more_faults": max(0, len(faults) - MAX_FAULT_ROWS),
         "doubts": [clip(line) for line in doubts[:12]] if isinstance(doubts, list) else [],
         "replay": clip(results.get("replay") or "", 2000),
@@ -200,18 +201,3 @@ def _facts(run: RunSummary, test: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Operations", operation_words(run)), ("Faults", fault_words(run)),
     ]  # fmt: skip
     return [(name, clip(value, 200)) for name, value in facts if value not in (None, "", "–")]
-
-
-def _fault_row(fault: Mapping[str, Any]) -> dict[str, Any]:
-    start, end = fault.get("start_ns"), fault.get("end_ns")
-    hosts = fault.get("hosts")
-    return {
-        "id": clip(fault.get("id") or "", 20),
-        "name": clip(f"{fault.get('nemesis', '')} {fault.get('variant') or ''}".strip(), 80),
-        "hosts": clip(", ".join(map(str, hosts[:16])), 80) if isinstance(hosts, list) else "",
-        "start": instant(start) if isinstance(start, int) else "–",
-        "lasted": duration(end - start) if isinstance(start, int) and isinstance(end, int) else "until the end",
-        "proven": fault.get("proven") is True,
-        "unmet": fault.get("exercised") is False,
-        "healed": fault.get("healed") is True,
-    }

@@ -14,7 +14,7 @@ import pytest
 
 from harness.report.page import write_report
 from harness.run_index import RunIndex
-from harness.serve import app, comparison, files
+from harness.serve import app, comparison, files, pages
 from harness.serve.guard import POLICY
 from harness.store import Store
 
@@ -111,6 +111,27 @@ def test_a_run_with_its_files(store: Store, serve: Callable[..., Client]) -> Non
     assert headers["content-disposition"] == "attachment; filename*=UTF-8''results.json"
     assert headers["content-type"].startswith("application/octet-stream")
     assert text == run.results_path.read_text()
+
+
+def test_a_run_says_whom_its_faults_struck_and_leaves_out_none_that_is_in_doubt(
+    store: Store, serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "MAX_FAULT_ROWS", 4)
+    fine = {"nemesis": "kill", "variant": "sigkill", "proven": True, "healed": True, "start_ns": 10**9, "end_ns": 2**31}
+    apart = {"n1": ["n2", "n3"], "n2": ["n1"], "n3": ["n1"]}
+    faults = [
+        {**fine, "id": "f1", "nemesis": "partition", "variant": "leader", "grudge": apart, "leader": "n1"},
+        {**fine, "id": "f2", "nemesis": "partition", "variant": "one-way", "grudge": {"n1": ["n3"]}},
+        *({**fine, "id": f"f{number}", "hosts": ["n2"]} for number in range(3, 9)),
+        {**fine, "id": "f9", "proven": False, "proof": {"failed": ["n1 still <hears> n2"]}, "hosts": ["n1", "n2"]},
+    ]
+    page = serve().page(f"/runs/{make_run(store, faults=faults, test={'nodes': 3}).name}")
+    rows = re.findall(
+        r"<tr>\s*<td data-label=\"Fault\"><span>(f\d).*?<span class=\"cutwords\">([^<]*)</span>", page, re.S
+    )
+    assert rows == [("f1", "n1  |  n2 n3"), ("f2", "n1 deaf to n3"), ("f3", "n2"), ("f9", "n1 n2")]
+    assert "5 more faults in results.json" in page and "leader: n1" in page
+    assert "n1 still &lt;hears&gt; n2" in page
 
 
 def test_what_is_no_text_is_downloaded(store: Store, serve: Callable[..., Client]) -> None:
