@@ -63,9 +63,14 @@ def serve_command(arguments: argparse.Namespace) -> int:
             except KeyboardInterrupt:
                 pass
             finally:
-                if launcher is not None and (left := launcher.stop()) is not None:
-                    print(f"harness: {left}", file=sys.stderr)
+                if launcher is not None:
+                    launcher.stop(_say)
     return 0
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # the terminal may be closed: no reason to leave a run alone
+        print(f"harness: {text}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

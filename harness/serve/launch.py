@@ -8,14 +8,14 @@ from __future__ import annotations
 
 __all__ = ["Form", "Launch", "Launcher", "form_choices", "read_form"]
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -190,8 +190,9 @@ class Launcher:
         threading.Thread(target=_keep_output, args=(launch,), name="output of a run", daemon=True).start()
         return launch
 
-    def stop(self) -> str | None:
-        """End the run at work as Ctrl-C does, and wait. Returns what to say where it does not end in time.
+    def stop(self, say: Callable[[str], None]) -> None:
+        """End the run at work as Ctrl-C does, and wait; `say` is told of a run that is waited for, and of one that does
+        not end in time. Another Ctrl-C meanwhile is the run's, which a third has give up what it waits for.
 
         A server that was started with SIGINT ignored, as by `&` in a script, has started its runs so; SIGTERM ends them
         alike.
@@ -199,15 +200,27 @@ class Launcher:
         with self._lock:
             launch = self.launches[-1] if self.launches else None
         if launch is None or launch.status is not None:
-            return None
-        with contextlib.suppress(ProcessLookupError):
-            is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-            launch.process.send_signal(signal.SIGTERM if is_ignored else signal.SIGINT)
-        try:
-            launch.process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            return f"the run that was started here is still at work: process {launch.process.pid}"
-        return None
+            return
+        named = f"the run that was started here (process {launch.process.pid})"
+        is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        deadline_s = time.monotonic() + STOP_TIMEOUT_S
+        is_told = False
+        while True:
+            try:
+                if not is_told:
+                    is_told = True
+                    launch.process.send_signal(signal.SIGTERM if is_ignored else signal.SIGINT)
+                    say(f"{named} ends first: it is healed and judged")
+                launch.process.wait(max(0.0, deadline_s - time.monotonic()))
+                return
+            except KeyboardInterrupt:
+                is_told = False
+            except subprocess.TimeoutExpired:
+                say(f"{named} is still at work")
+                return
+            except SystemExit:  # SIGTERM does not wait
+                say(f"{named} is still at work, and was told to end")
+                raise
 
 
 def _keep_output(launch: Launch) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +18,7 @@ from harness.cli_parser import build_parser
 from harness.errors import OperatorError
 from harness.serve import launch as module
 from harness.serve.launch import NUMBERS, Form, Launcher, read_form
+from harness.signals import ended_by_signals
 from harness.store import Store
 
 from .conftest import DEADLINE_S, Client
@@ -126,18 +129,21 @@ def wait_for(condition: Callable[[], Any]) -> Any:
 
 def test_one_run_at_a_time_and_the_end_of_the_server_ends_it_as_ctrl_c_does(store: Store, sleeper: str) -> None:
     launcher = Launcher(store.root)
-    assert launcher.stop() is None
+    launcher.stop([].append)
     launch = launcher.start(Form(["--seed=7", "--nemesis=$(id); <b>"]))
     wait_for(lambda: launch.output)
     assert launch.output[0] == f"-m harness run --store={store.root} --seed=7 --nemesis=$(id); <b>"
     with pytest.raises(OperatorError, match="still at work"):
         launcher.start(Form([]))
-    assert launcher.stop() is None
+    said: list[str] = []
+    launcher.stop(said.append)
+    assert said == [f"the run that was started here (process {launch.process.pid}) ends first: it is healed and judged"]
     assert launch.status == 2
     wait_for(lambda: "healed" in launch.output)
     again = launcher.start(Form([]))
     wait_for(lambda: again.output)
-    assert launcher.stop() is None and again.status == 2
+    launcher.stop(said.append)
+    assert again.status == 2
 
 
 def test_a_run_ends_although_the_server_was_started_with_its_interrupts_ignored(store: Store, sleeper: str) -> None:
@@ -146,7 +152,8 @@ def test_a_run_ends_although_the_server_was_started_with_its_interrupts_ignored(
         launcher = Launcher(store.root)
         launch = launcher.start(Form([]))
         wait_for(lambda: launch.output)
-        assert launcher.stop() is None and launch.status == 2
+        launcher.stop([].append)
+        assert launch.status == 2
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -157,9 +164,67 @@ def test_a_run_that_does_not_end_is_named(store: Store, sleeper: str, monkeypatc
     launch = launcher.start(Form([]))
     wait_for(lambda: launch.output)
     launch.process.send_signal(19)  # SIGSTOP: it cannot end before it goes on
-    assert f"process {launch.process.pid}" in str(launcher.stop())
+    said: list[str] = []
+    launcher.stop(said.append)
+    assert said[-1] == f"the run that was started here (process {launch.process.pid}) is still at work"
     launch.process.kill()
     launch.process.wait(DEADLINE_S)
+
+
+def test_another_ctrl_c_is_the_runs_and_does_not_leave_it_alone(
+    store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    path = tmp_path / "stubborn"
+    path.write_text(
+        f"#!{sys.executable}\n"
+        "import signal, sys, time\n"
+        "print('at work', flush=True)\n"
+        "for number in range(1, 4):\n"
+        "    try:\n"
+        "        time.sleep(600)\n"
+        "    except KeyboardInterrupt:\n"
+        "        print('interrupted', number, flush=True)\n"
+        "sys.exit(2)\n"
+    )
+    path.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(path))
+    launcher = Launcher(store.root)
+    launch = launcher.start(Form([]))
+    wait_for(lambda: launch.output)
+
+    def press_again() -> None:
+        for number in (1, 2):
+            wait_for(lambda number=number: launch.output[-1] == f"interrupted {number}")
+            os.kill(os.getpid(), signal.SIGINT)
+
+    pressing = threading.Thread(target=press_again)
+    pressing.start()
+    launcher.stop([].append)
+    pressing.join(DEADLINE_S)
+    assert launch.status == 2
+    wait_for(lambda: launch.output[-1] == "interrupted 3")
+
+
+def test_sigterm_while_a_run_is_waited_for_names_it(store: Store, sleeper: str) -> None:
+    launcher = Launcher(store.root)
+    launch = launcher.start(Form([]))
+    wait_for(lambda: launch.output)
+    launch.process.send_signal(signal.SIGSTOP)
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        if len(said) == 1:
+            signal.raise_signal(signal.SIGTERM)
+
+    with ended_by_signals(), pytest.raises(SystemExit):
+        launcher.stop(say)
+    assert (
+        said[-1]
+        == f"the run that was started here (process {launch.process.pid}) is still at work, and was told to end"
+    )
+    launch.process.send_signal(signal.SIGCONT)
+    assert launch.process.wait(DEADLINE_S) == 2
 
 
 def test_output_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
@@ -192,4 +257,5 @@ def test_a_form_of_the_page_starts_a_run(store: Store, serve: Callable[..., Clie
     status, _, text = send()
     assert status == 422 and "still at work" in text
     wait_for(lambda: launcher.launches[0].output)  # while an interpreter starts, an interrupt may be lost
-    assert launcher.stop() is None and len(launcher.launches) == 1
+    launcher.stop([].append)
+    assert len(launcher.launches) == 1
