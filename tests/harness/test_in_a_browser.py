@@ -5,6 +5,7 @@ Needs the distribution's Chromium and the extra `browser` (Playwright's package,
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -116,6 +117,19 @@ def test_a_live_page_comes_to_the_verdict(store: Store, serve: Callable[..., Cli
     at_work.finish()
     page.wait_for_selector("#verdict.unknown")
     assert page.inner_text("#reason") == "<b>who knows</b>"
+
+
+def test_what_a_dark_browser_prints_can_be_read(
+    store: Store, serve: Callable[..., Client], look: Callable[..., Any], report_path: Path
+) -> None:
+    name = make_run(store).name
+    home = f"http://127.0.0.1:{serve().port}"
+    update_store_page(store)
+    for address in (home, f"{home}/runs/{name}", f"file://{store.root}/index.html", f"file://{report_path}"):
+        page = look(address, scheme="dark")
+        page.emulate_media(media="print", color_scheme="dark")
+        ink = page.evaluate("getComputedStyle(document.querySelector('h1')).color")
+        assert max(map(int, re.findall(r"\d+", ink)[:3])) < 128, (address, ink)
 
 
 @pytest.fixture
