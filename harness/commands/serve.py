@@ -97,10 +97,13 @@ def make_server(app: App) -> uvicorn.Server:
 
     from harness.serve.connections import PatientProtocol
 
+    # asyncio takes as many as wait in one go: of more than there are descriptors for (1,024 by default) it does not
+    # recover.
     config = uvicorn.Config(
         app, loop="asyncio", http=PatientProtocol, ws="none", lifespan="off", log_level="warning", access_log=False,
         proxy_headers=False, server_header=False, limit_concurrency=MAX_CONNECTIONS,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES, timeout_graceful_shutdown=GRACE_S,
+        backlog=MAX_CONNECTIONS,
     )  # fmt: skip
     return uvicorn.Server(config)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -52,6 +54,33 @@ def test_it_serves_until_it_is_told_to_end(tmp_path: Path, number: signal.Signal
         run.release()
     assert process.returncode == (0 if number == signal.SIGINT else 128 + number)
     assert "Traceback" not in said
+
+
+def test_more_connections_at_once_than_it_has_descriptors_do_not_silence_it(tmp_path: Path) -> None:
+    pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
+    run = Store(tmp_path / "store").create("t")
+    run.release()
+    process = start("--port", "0", cwd=tmp_path)
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[0]
+        urllib.request.urlopen(address, timeout=DEADLINE_S).close()  # from here on it accepts by itself
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (512, 512))
+        with contextlib.ExitStack() as stack:
+            process.send_signal(signal.SIGSTOP)  # so that all of them wait when it looks
+            for _ in range(700):
+                connection = stack.enter_context(socket.socket())
+                connection.setblocking(False)
+                connection.connect_ex(("127.0.0.1", int(address.rstrip("/").rpartition(":")[2])))
+            process.send_signal(signal.SIGCONT)
+            with urllib.request.urlopen(address, timeout=DEADLINE_S) as answer:
+                assert run.name in answer.read().decode()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=DEADLINE_S)
+    finally:
+        process.kill()
+        process.wait(DEADLINE_S)
+    assert (process.returncode, said) == (0, "")
 
 
 def test_what_an_operator_can_mend_is_one_line(tmp_path: Path) -> None:
