@@ -100,11 +100,14 @@ def open_beneath(root: Path, parts: Sequence[str]) -> int:
 
 
 def chunks(file: BinaryIO, most_bytes: int | None = None) -> Iterator[bytes]:
-    """The content of a file, up to `most_bytes` of it."""
-    left = most_bytes if most_bytes is not None else os.fstat(file.fileno()).st_size
+    """The content of a file; with `most_bytes` up to so much of it, and a last line that says that it is cut."""
+    size_bytes = os.fstat(file.fileno()).st_size
+    left = size_bytes if most_bytes is None else most_bytes
     while left > 0 and (data := file.read(min(CHUNK_BYTES, left))):
         left -= len(data)
         yield data
+    if most_bytes is not None and size_bytes > most_bytes:
+        yield f"\n[cut: {most_bytes:,} of {size_bytes:,} bytes; the download has them all]\n".encode()
 
 
 def read_json(root: Path, parts: Sequence[str]) -> dict[str, Any]:

@@ -185,6 +185,8 @@ def run_view(
         "replay": clip(results.get("replay") or "", 2000),
         "files": [(file, media_type(file.path.split("/")) is not None) for file in files[0]],
         "more_files": files[1],
+        # All of a judged run's checks and faults are in that file.
+        "is_partial": not results and any(file.path == "results.json" for file in files[0]),
         "has_report": any(file.path == "report.html" for file in files[0]),
         "pages": [file.path for file in files[0] if media_type(file.path.split("/")) == "text/html"],
         "now": datetime.now(UTC),

@@ -247,6 +247,24 @@ def test_files_are_bounded(store: Store, serve: Callable[..., Client], monkeypat
     assert "more files in the run" in serve().page(f"/runs/{run.name}")
 
 
+def test_what_is_too_large_for_a_page_is_told(
+    store: Store, serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(store, valid=False, reason="key 7 was stale")
+    run.harness_log_path.write_bytes(b"a" * 100 + b"b" * 100)
+    client = serve()
+    assert client.page(f"/runs/{run.name}/files/harness.log") == "a" * 100 + "b" * 100
+    assert "too large" not in client.page(f"/runs/{run.name}")
+    monkeypatch.setattr(app, "MAX_SHOWN_BYTES", 100)
+    monkeypatch.setattr(files, "MAX_READ_JSON_BYTES", 100)
+    said = "\n[cut: 100 of 200 bytes; the download has them all]\n"
+    assert client.page(f"/runs/{run.name}/files/harness.log") == "a" * 100 + said
+    assert client.page(f"/runs/{run.name}/download/harness.log") == "a" * 100 + "b" * 100
+    assert client.page(f"/runs/{run.name}/files/report.html") == run.report_path.read_text()
+    page = client.page(f"/runs/{run.name}")
+    assert "too large for this page" in page and "key 7 was stale" in page
+
+
 @pytest.mark.parametrize("name", ["../x", "a/../b", "", "/", "a//b", ".", "a\\b", "a\nb", "a/./b"])
 def test_paths_that_could_mean_anything_else_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(files.NotThere):
