@@ -62,7 +62,11 @@ class Side:
 
 def compare_runs(store: Store, first: Side, second: Side) -> Comparison:
     """Put two runs side by side. Reads both histories: call it outside an event loop."""
-    notes: list[str] = []
+    notes = [
+        f"results.json of {side.summary.name} cannot be read or is too large: what it holds of checks is not shown"
+        for side in (first, second)
+        if not side.results and side.summary.verdict not in ("running", "unfinished")
+    ]
     histories = [_history(store, side.summary, notes) for side in (first, second)]
     asked = _rows(_asked(first.test), _asked(second.test))
     outcome = _rows(_outcome(first), _outcome(second))

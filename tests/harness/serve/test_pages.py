@@ -205,6 +205,12 @@ def test_a_comparison_says_what_it_does_not_know(
     client = serve()
     assert "is damaged" in client.page(f"/compare?first={whole.name}&second={damaged.name}")
     assert "has no history.jsonl" in client.page(f"/compare?first={whole.name}&second={missing.name}")
+    page = client.page(f"/compare?first={whole.name}&second={store.create('t').name}")
+    assert "results.json" not in page
+    damaged.results_path.write_text("{")
+    page = client.page(f"/compare?first={whole.name}&second={damaged.name}")
+    assert f"results.json of {damaged.name} cannot be read or is too large" in page
+    assert f"results.json of {whole.name}" not in page
     monkeypatch.setattr(comparison, "MAX_HISTORY_BYTES", 10)
     assert "too large" in client.page(f"/compare?first={whole.name}&second={whole.name}")
 
