@@ -5,6 +5,7 @@
       if (event.target.tagName === "SELECT") filters.submit();
     });
   }
+  document.querySelectorAll("#started pre").forEach(function (output) { output.scrollTop = output.scrollHeight; });
   if (document.getElementById("started") && document.querySelector("#started .pill.running")) {
     // Where the server does not answer, a page that is loaded again would be the browser's, and stay.
     var look = function () {

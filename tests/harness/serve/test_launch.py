@@ -227,6 +227,20 @@ def test_sigterm_while_a_run_is_waited_for_names_it(store: Store, sleeper: str) 
     assert launch.process.wait(DEADLINE_S) == 2
 
 
+def test_a_run_that_was_killed_is_told_with_what_cleans_up(
+    store: Store, serve: Callable[..., Client], sleeper: str
+) -> None:
+    launcher = Launcher(store.root)
+    client = serve(launcher)
+    launch = launcher.start(Form([]))
+    wait_for(lambda: launch.output)
+    assert "harness clean" not in client.page("/started")
+    launch.process.kill()
+    launch.process.wait(DEADLINE_S)
+    page = client.page("/started")
+    assert "killed by signal 9" in page and "<code>harness clean</code> removes what it left" in page
+
+
 def test_output_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     path = tmp_path / "talker"
     path.write_text(f"#!{sys.executable}\nprint('x' * 5000)\nfor n in range(1000): print('<b>', n)\n")
