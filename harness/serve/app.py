@@ -130,7 +130,10 @@ class _Pages:
         query = Query.read(request.query_params)
 
         def view() -> dict[str, Any]:
-            return list_view(self._runs.get(), query)
+            view = list_view(self._runs.get(), query)
+            # Who may start runs makes the store with the first one.
+            is_gone = self._launcher is None and not view["total"] and not os.path.isdir(self._store.root)
+            return {**view, "is_gone": is_gone, "place": str(self._store.root)}
 
         return self._page("list.html", **await run_in_threadpool(view))
 
@@ -193,7 +196,8 @@ class _Pages:
         while not self._is_ending():
             is_behind = await run_in_threadpool(tail.read_on)
             current = await run_in_threadpool(read_summary, self._store, run.name)
-            yield _event("state", snapshot(tail, is_real_time=run.cluster != "sim"))
+            state = snapshot(tail, is_real_time=run.cluster != "sim")
+            yield _event("state", {**state, "is_behind": is_behind})
             if is_behind:
                 continue
             if current is None or current.verdict != "running" or tail.damage is not None:

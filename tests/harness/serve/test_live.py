@@ -210,6 +210,23 @@ def test_a_run_is_seen_from_its_beginning_to_its_verdict(store: Store, serve: Ca
     stream.close()
 
 
+def test_a_view_that_comes_late_says_that_it_reads_on(
+    store: Store, serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "READ_BYTES", 2_000)
+    run = store.create("t")
+    clock = [0]
+    with HistoryWriter(run.history_path, lambda: clock[0]) as writer:
+        record(writer, clock, 50)
+    stream = Stream(serve(), run.name)
+    behind = []
+    while (state := stream.next()[1])["events"] < 100:
+        behind.append(state["is_behind"])
+    assert len(behind) > 1 and all(behind) and not stream.next()[1]["is_behind"]
+    stream.close()
+    run.release()
+
+
 def test_a_run_that_dies_ends_its_stream(store: Store, serve: Callable[..., Client]) -> None:
     run = store.create("t")
     stream = Stream(serve(), run.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,6 +17,7 @@ from harness.report.page import write_report
 from harness.run_index import RunIndex
 from harness.serve import app, comparison, files, pages
 from harness.serve.guard import POLICY
+from harness.serve.launch import Launcher
 from harness.store import Store
 
 from .conftest import Client, make_run
@@ -78,6 +80,16 @@ def test_numbers_that_are_no_time_are_no_trouble(store: Store, serve: Callable[.
         assert client.ask(page)[0] == 200, page
 
 
+def test_a_store_that_is_removed_is_said_to_be_gone(store: Store, serve: Callable[..., Client]) -> None:
+    make_run(store)
+    client, launching = serve(), serve(Launcher(store.root))
+    assert "not there any more" not in client.page("/")
+    store.root.rename(store.root.with_name("moved"))
+    time.sleep(app.FRESH_S)
+    assert f"The store {store.root} is not there any more." in client.page("/")
+    assert "No run yet." in launching.page("/")
+
+
 def test_folders_that_cannot_be_read_are_named(
     store: Store, serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +101,7 @@ def test_folders_that_cannot_be_read_are_named(
 
 
 def test_a_store_without_runs(store: Store, serve: Callable[..., Client]) -> None:
+    store.root.mkdir()
     assert "No run yet" in serve().page("/")
 
 
