@@ -179,10 +179,12 @@ def read_index(store: Store, *, is_kept: bool = True, known: SummaryCache | None
         stamp = _stamp(f"{store.root}/{name}")
         entry = cached.get(name)
         if stamp is None or entry is None or entry[0] != stamp:
-            summary = _summarize(store.root / name, name, is_judged=stamp is not None)
+            summary, is_lasting = _summarize(store.root / name, name, is_judged=stamp is not None)
             if summary is None:
                 continue
             entry = (stamp or (0, 0), summary)
+            if not is_lasting:  # another user may read it, or this one from the next chmod on, which changes no stamp
+                stamp = None
         runs.append(entry[1])
         if stamp is not None:
             kept[name] = entry
@@ -290,21 +292,23 @@ def read_summary(store: Store, name: str) -> RunSummary | None:
             return None
     except OSError as error:
         return None if error.errno == errno.ENAMETOOLONG else _unread(name, f"cannot read {path}: {error.strerror}")
-    return _summarize(path, name, is_judged=_stamp(str(path)) is not None)
+    return _summarize(path, name, is_judged=_stamp(str(path)) is not None)[0]
 
 
-def _summarize(path: Path, name: str, *, is_judged: bool) -> RunSummary | None:
-    """The run in a line, by what its files say; None for a directory that is no run's."""
+def _summarize(path: Path, name: str, *, is_judged: bool) -> tuple[RunSummary | None, bool]:
+    """The run in a line, by what its files say; None for a directory that is no run's. And whether that is so for as
+    long as they stay as they are: not where one could not be read."""
     try:
         if not is_run(path):
-            return None
+            return None, False
     except OSError as error:  # only its owner may look into it: no reason to lose the others
-        return _unread(name, f"cannot read {path}: {error.strerror}")
+        return _unread(name, f"cannot read {path}: {error.strerror}"), False
     run_dir = RunDir(path)
+    is_lasting = True
     try:
         test: Mapping[str, Any] = {} if run_dir.test_path.is_symlink() else run_dir.read_test()
-    except StoreError:
-        test = {}
+    except StoreError as error:
+        test, is_lasting = {}, not isinstance(error.__cause__, OSError)
     results: Mapping[str, Any] = {}
     is_running = not is_judged and _status(run_dir) is RunStatus.RUNNING
     # It may have been judged between the two looks.
@@ -323,11 +327,12 @@ def _summarize(path: Path, name: str, *, is_judged: bool) -> RunSummary | None:
             verdict, reason = verdict_word(results.get("valid")), clip(results.get("reason") or "", MAX_REASON)
         except StoreError as error:
             verdict, reason = "unknown", clip(str(error), MAX_REASON)
+            is_lasting = is_lasting and not isinstance(error.__cause__, OSError)
     faults = results.get("faults")
     faults = [fault for fault in faults if isinstance(fault, Mapping)] if isinstance(faults, list) else None
     ops = results.get("ops")
     ops = ops if isinstance(ops, Mapping) else {}
-    return RunSummary(
+    summary = RunSummary(
         name=name,
         verdict=verdict,
         reason=reason,
@@ -346,6 +351,7 @@ def _summarize(path: Path, name: str, *, is_judged: bool) -> RunSummary | None:
         unmet=None if faults is None else count_unmet(faults),
         duration_s=_seconds(results.get("duration_s")),
     )
+    return summary, is_lasting
 
 
 def _unread(name: str, reason: str) -> RunSummary:

@@ -17,7 +17,16 @@ from hypothesis import strategies as st
 
 import harness.run_index as module
 from harness.report.store_page import render_store
-from harness.run_index import STATES, RunSummary, index_lock, read_index, read_summary, select, unreadable_words
+from harness.run_index import (
+    STATES,
+    RunSummary,
+    SummaryCache,
+    index_lock,
+    read_index,
+    read_summary,
+    select,
+    unreadable_words,
+)
 from harness.store import RunDir, RunStatus, Store, StoreError
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -152,6 +161,32 @@ def test_a_run_in_a_folder_that_cannot_be_read_says_so(store: Store, monkeypatch
     found = read_summary(store, run.name)
     assert found is not None and found.verdict == "unknown"
     assert found.reason == f"cannot read {run.path}: Permission denied"
+
+
+@pytest.mark.parametrize("name", ["results.json", "test.json"])
+def test_what_could_not_be_read_is_not_kept_for_those_who_can(
+    store: Store, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    run, other = make(store), make(store, minutes=1)
+    read_bytes = Path.read_bytes
+
+    def refused(path: Path) -> bytes:
+        if path == run.path / name:
+            raise PermissionError(13, "Permission denied", str(path))
+        return read_bytes(path)
+
+    known: SummaryCache = {}
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", refused)
+        found = {one.name: one for one in read_index(store, known=known).runs}
+    if name == "results.json":
+        assert found[run.name].verdict == "unknown" and "Permission denied" in found[run.name].reason
+    else:
+        assert found[run.name].system == ""
+    for again in (read_index(store, known=known), read_index(store)):
+        whole = {one.name: one for one in again.runs}
+        assert (whole[run.name].verdict, whole[run.name].system) == ("valid", "broker")
+        assert whole[other.name] == found[other.name]
 
 
 def test_what_is_judged_again_is_read_again(store: Store) -> None:
