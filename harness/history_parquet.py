@@ -124,8 +124,11 @@ def write_parquet(history_path: str | os.PathLike[str], parquet_path: str | os.P
     events = iter(read_history(history_path))
     rows = 0
     try:
-        with pq.ParquetWriter(temporary, HISTORY_SCHEMA, compression="zstd", write_page_checksum=True) as writer:
-            constants: dict[str, pa.Array] = {}
+        constants: dict[str, pa.Array] = {}
+        with (
+            pa.OSFile(os.fsencode(temporary), "wb") as file,  # as text, pyarrow takes no path that is not UTF-8
+            pq.ParquetWriter(file, HISTORY_SCHEMA, compression="zstd", write_page_checksum=True) as writer,
+        ):
             while batch := _batch(events, run, constants):
                 writer.write_batch(batch, row_group_size=ROW_GROUP_EVENTS)
                 rows += batch.num_rows

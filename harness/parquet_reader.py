@@ -8,6 +8,7 @@ from __future__ import annotations
 __all__ = ["read_parquet"]
 
 import json
+import os
 from typing import Any
 
 from checker.codecs import FormatError
@@ -41,7 +42,8 @@ def read_parquet(path: str, *, lenient: bool = False, budget: Budget | None = No
         mend = how_to_get("pyarrow")
         raise FormatError(path, None, f"a Parquet file, which takes pyarrow to read: {mend}") from None
     try:
-        file = pq.ParquetFile(path, page_checksum_verification=True)
+        source = pa.OSFile(os.fsencode(path))  # as text, pyarrow takes no path that is not UTF-8
+        file = pq.ParquetFile(source, page_checksum_verification=True)
         names = file.schema_arrow.names
         _check_schema(path, file.schema_arrow)
         if "run_id" in names:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,11 @@ LEAST_COLUMNS = 20
 
 def complete_streams() -> None:
     """Have whatever of standard input, output and error is closed lead nowhere, before the first file is opened: that
-    one would be taken for it, and what a program prints would come to stand in a history or a log."""
+    one would be taken for it, and what a program prints would come to stand in a history or a log.
+
+    What the encoding of standard output and error does not have (a dash in Latin-1, a path that is not UTF-8) is
+    printed as its number: a verdict is not lost over a letter.
+    """
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
@@ -25,6 +30,9 @@ def complete_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (open to the end)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns) < LEAST_COLUMNS:
         del os.environ["COLUMNS"]

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import harness.history_parquet as module
 from harness.history_parquet import HISTORY_SCHEMA, SCHEMA_VERSION, RunIdentity, write_parquet
 from harness.history_writer import HistoryError, HistoryWriteError, HistoryWriter
+from harness.parquet_reader import read_parquet
 from harness.test import NemesisChoice, Test
 
 STARTED = datetime(2026, 1, 31, 12, 0, 0, 250_000, tzinfo=UTC)
@@ -104,6 +105,15 @@ def test_a_damaged_history_leaves_no_half_file(history, tmp_path, line, message)
     with pytest.raises(HistoryError, match=message):
         write_parquet(history, tmp_path / "h.parquet", RUN)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["history.jsonl"]
+
+
+@pytest.mark.parametrize("name", ["not UTF-8 \udcff", "a%20b?#c", "s3:x"])
+def test_any_name_of_a_directory_will_do(history, tmp_path, name):
+    place = tmp_path / name
+    place.mkdir()
+    assert write_parquet(history, place / "h.parquet", RUN) == len(EVENTS)
+    assert len(read_parquet(str(place / "h.parquet"))) == 2
+    assert [path.name for path in place.iterdir()] == ["h.parquet"]
 
 
 def test_a_place_that_cannot_be_written_is_one_line(history, tmp_path):

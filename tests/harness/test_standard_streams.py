@@ -14,7 +14,7 @@ from rich.console import Console
 
 from harness.cli import main
 from harness.report import OutputConsole
-from harness.store import Store
+from harness.store import RunStatus, Store
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = "-m harness run --cluster sim --nodes 3 --time-limit 0.3 --seed 1"
@@ -82,6 +82,20 @@ def test_closed_streams_are_as_if_they_led_nowhere(tmp_path: Path, closed: str) 
     run = Store(tmp_path / "store").find("latest")
     lines = run.history_path.read_text().splitlines()
     assert all(line.startswith('{"index":') for line in lines), "no word of the output is in the history"
+
+
+def test_letters_that_the_output_does_not_have_are_no_reason_to_fail(tmp_path: Path) -> None:
+    place = tmp_path / "not UTF-8 \udcff"
+    place.mkdir()
+    done = shell(RUN, place)
+    assert done.returncode == 0, done.stderr
+    assert Store(place / "store").find("latest").status is RunStatus.FINISHED
+    Store(place / "store").create("t").release()  # of which nothing is known: dashes
+    done = shell("-m harness runs", place, PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "") and "\\u2013; faults: \\u2013" in done.stdout
+    done = shell("-m harness runs --store ./missing", place)
+    assert done.returncode == 254 and len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("harness: there is no store at")
 
 
 def test_a_width_in_which_nothing_can_be_read_is_none(tmp_path: Path) -> None:
