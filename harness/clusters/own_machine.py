@@ -179,6 +179,17 @@ def import_path() -> str:
     return str(Path(host_agent.__file__).resolve().parents[2])
 
 
+def _require_text(path: str) -> None:
+    """Raise OperatorError for a path that is not UTF-8: it is written into the configuration of the programs."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise OperatorError(
+            f"the path {path} is not UTF-8, and programs on this machine are to find it in their configuration: "
+            "choose another place with --store DIR"
+        ) from None
+
+
 class OwnMachineCluster(AgentCluster):
     """Hosts that share the harness's files and process ids. Data and logs of each lie under `work_dir/<host>`, where
     programs write them themselves; the agents' files are in a temporary directory, which goes with the run."""
@@ -188,6 +199,7 @@ class OwnMachineCluster(AgentCluster):
 
     def __init__(self, **given: Unpack[ClusterArguments]) -> None:
         super().__init__(**given)
+        _require_text(self._work_dir)
         self._agents: LocalAgents | None = None
         self._temp_dirs: list[str] = []
         """Those that go with the run, beside the hosts' data and logs."""

@@ -15,6 +15,7 @@ import pytest
 from harness.cleanup import clean
 from harness.clusters.base import ClusterUnavailable, Program
 from harness.clusters.local import LocalCluster
+from harness.errors import OperatorError
 from harness.run_state import RunState
 from nemesis.mechanisms import shim
 from nemesis.mechanisms.shim import library_directories, why_no_shim
@@ -50,6 +51,14 @@ async def seen_by_a_program(cluster: LocalCluster) -> tuple[float, str]:
     assert await asyncio.wait_for(process.wait(), 60) == 0
     clock, write = Path(process.log_path).read_text().splitlines()[-2:]
     return float(clock) - time.time(), write
+
+
+def test_a_store_that_no_configuration_can_name_is_one_line(tmp_path: Path) -> None:
+    run = RunState.create(f"test-{os.getpid()}-name", state_root=str(tmp_path / "states"))
+    with pytest.raises(OperatorError, match=r"is not UTF-8, .*: choose another place with --store DIR") as caught:
+        cluster_in(tmp_path / "not UTF-8 \udcff", run, 23911)
+    assert "\n" not in str(caught.value)
+    assert run.close()
 
 
 @pytest.mark.parametrize("name", HARD_NAMES)
@@ -114,6 +123,7 @@ def test_clean_removes_the_library_of_a_killed_run(tmp_path: Path, monkeypatch: 
     program = f"""
 import asyncio, os, signal
 from harness.clusters.local import LocalCluster
+from harness.errors import OperatorError
 from harness.run_state import RunState
 run = RunState.create("killed-run", state_root={str(states)!r})
 cluster = LocalCluster(node_count=1, run=run, work_dir={str(tmp_path / "logs")!r}, ports=[23913])
