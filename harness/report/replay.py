@@ -206,6 +206,8 @@ def _take_roles(replay: Replay, run_dir: RunDir, results: Mapping[str, Any], fro
 def _role_lines(directory: Path) -> Iterator[tuple[int, str, str, int]]:
     """(wall time in µs, host, role, term) of every change of a role that a replica logged."""
     for path in sorted(directory.glob("*.log")) if directory.is_dir() else ():
+        if not path.is_file():  # a replica's pipe: whoever opens it waits for somebody who writes
+            continue
         with path.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 match = ROLE.match(line)

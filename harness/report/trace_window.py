@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["RANKS", "LogState", "Message", "TraceError", "Window", "choose", "read_window"]
 
+import stat
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -115,6 +116,8 @@ def read_window(path: Path, *, from_ns: int, to_ns: int, hosts: Collection[str] 
     limit_ns: int | None = None
     logs: list[LogState] = []
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # whoever opens a pipe waits for somebody who writes
+            raise TraceError(f"{path} is no file: it cannot be one of ours")
         with path.open("rb") as file:
             for number, event in chain.from_iterable(batch.whole() for batch in read_batches(file)):
                 try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -174,6 +175,18 @@ def test_a_damaged_line_of_a_log_is_named(run: RunDir) -> None:
         trace.write(lines({"time": 1, "kind": "log", "host": "n1", "committed": "some", "end": 3}))
     with pytest.raises(TraceError, match=r"trace\.jsonl:10: not a line of a trace"):
         collect_replay(run)
+
+
+def test_pipes_and_directories_in_the_place_of_files_are_not_waited_for(run: RunDir) -> None:
+    roles = collect_replay(run).roles
+    os.mkfifo(run.nodes_path / "n1" / "a-pipe.log")
+    (run.nodes_path / "n1" / "z-directory.log").mkdir()
+    assert roles and collect_replay(run).roles == roles
+    for put in (os.mkfifo, os.mkdir):
+        run.trace_path.unlink()
+        put(run.trace_path)
+        with pytest.raises(TraceError, match="is no file: it cannot be one of ours"):
+            collect_replay(run)
 
 
 def test_the_page_holds_the_same_as_columns(run: RunDir) -> None:
