@@ -192,7 +192,7 @@ class Launcher:
 
     def stop(self, say: Callable[[str], None]) -> None:
         """End the run at work as Ctrl-C does, and wait; `say` is told of a run that is waited for, and of one that does
-        not end in time. Another Ctrl-C meanwhile is the run's, which a third has give up what it waits for.
+        not end in time. Every other Ctrl-C meanwhile goes to the run: at the third it gives up what it waits for.
 
         A server that was started with SIGINT ignored, as by `&` in a script, has started its runs so; SIGTERM ends them
         alike.
