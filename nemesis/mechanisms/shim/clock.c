@@ -1,9 +1,11 @@
 /* Clocks that are wrong: clock_gettime, gettimeofday, time and timespec_get as a program sees them.
  *
  * Only what a program asks the library for is moved. Timestamps of files and packets are the kernel's and stay true;
- * so do sleeps and timeouts, which are durations.
+ * so do sleeps and timeouts, which are durations. What a program waits for until a time of its own clock is translated
+ * (waits.c).
  */
 #define _GNU_SOURCE
+#include "clock.h"
 #include "control.h"
 
 #include <dlfcn.h>
@@ -13,6 +15,7 @@
 #include <unistd.h>
 
 #define SECOND_NS 1000000000ll
+#define FOREVER_S 5000000000ll  /* what is later than that, in the year 2128, is not meant to come */
 
 typedef int (*gettime_fn)(clockid_t, struct timespec *);
 
@@ -34,14 +37,11 @@ static int is_monotonic(clockid_t id)
     return id == CLOCK_MONOTONIC || id == CLOCK_MONOTONIC_RAW || id == CLOCK_MONOTONIC_COARSE || id == CLOCK_BOOTTIME;
 }
 
-static int64_t skew_ns(int64_t now_ns, int want_monotonic)
+static int64_t skew_of(const struct settings *settings, int64_t now_ns, int want_monotonic)
 {
-    struct settings settings;
     int64_t sum = 0;
-    if (!control_read(&settings))
-        return 0;
     for (int i = 0; i < CLOCK_SLOTS; i++) {
-        const struct clock_slot *slot = &settings.clocks[i];
+        const struct clock_slot *slot = &settings->clocks[i];
         if (!!slot->is_monotonic != want_monotonic)
             continue;
         sum += slot->offset_ns;
@@ -53,6 +53,56 @@ static int64_t skew_ns(int64_t now_ns, int want_monotonic)
             sum += slot->strobe_ns;
     }
     return sum;
+}
+
+static int64_t skew_ns(int64_t now_ns, int want_monotonic)
+{
+    struct settings settings;
+    return control_read(&settings) ? skew_of(&settings, now_ns, want_monotonic) : 0;
+}
+
+/* When the clock shows `deadline_ns`, as it goes from the true time `from_ns` on; not before that. */
+static int64_t shows_at(const struct settings *settings, int64_t from_ns, int64_t deadline_ns, int want_monotonic)
+{
+    int64_t left_ns = deadline_ns - (from_ns + skew_of(settings, from_ns, want_monotonic)), rate_ppb = SECOND_NS;
+    for (int i = 0; i < CLOCK_SLOTS; i++) {
+        const struct clock_slot *slot = &settings->clocks[i];
+        if (!!slot->is_monotonic == want_monotonic && from_ns > slot->since_ns)
+            rate_ppb += slot->rate_ppb;
+    }
+    if (left_ns <= 0)
+        return from_ns;
+    return from_ns + (rate_ppb > 0 ? (int64_t)((__int128)left_ns * SECOND_NS / rate_ppb) : left_ns);
+}
+
+const struct timespec *clock_true_deadline(clockid_t id, const struct timespec *deadline, struct timespec *out)
+{
+    struct settings settings;
+    struct timespec now;
+    int want_monotonic = is_monotonic(id), is_used = 0;
+    if (!control_has_clock() || !(is_wall(id) || want_monotonic) || !deadline || deadline->tv_nsec < 0 ||
+        deadline->tv_nsec >= SECOND_NS || deadline->tv_sec < 0 || deadline->tv_sec > FOREVER_S ||
+        !control_read(&settings) || true_time(id, &now) != 0)
+        return deadline;
+    int64_t now_ns = (int64_t)now.tv_sec * SECOND_NS + now.tv_nsec;
+    int64_t deadline_ns = (int64_t)deadline->tv_sec * SECOND_NS + deadline->tv_nsec;
+    int64_t until_ns = shows_at(&settings, now_ns, deadline_ns, want_monotonic);
+    for (int i = 0; i < CLOCK_SLOTS; i++) {
+        const struct clock_slot *slot = &settings.clocks[i];
+        if (!!slot->is_monotonic != want_monotonic)
+            continue;
+        is_used |= slot->offset_ns || slot->rate_ppb || slot->period_ns > 0;
+        if (slot->period_ns > 0) {  /* the clock jumps before long, and is there sooner perhaps */
+            int64_t half_ns = slot->period_ns / 2 + 1;
+            int64_t jump_ns = now_ns + half_ns - (now_ns - slot->since_ns) % half_ns;
+            int64_t then_ns = shows_at(&settings, jump_ns, deadline_ns, want_monotonic);
+            until_ns = then_ns < until_ns ? then_ns : until_ns;
+        }
+    }
+    if (!is_used)
+        return deadline;
+    *out = (struct timespec){until_ns / SECOND_NS, until_ns % SECOND_NS};
+    return out;
 }
 
 static void move(clockid_t id, struct timespec *time)

@@ -407,6 +407,130 @@ def test_asyncio_lives_with_a_clock_that_jumps(tmp_path: Path) -> None:
     assert 0.09 < float(asyncio.run(main())) < 5
 
 
+WAITS = """
+import ctypes, os, sys, threading, time
+libc, out = ctypes.CDLL(None, use_errno=True), {}
+class Time(ctypes.Structure):
+    _fields_ = [("s", ctypes.c_long), ("ns", ctypes.c_long)]
+class Timer(ctypes.Structure):
+    _fields_ = [("every", Time), ("value", Time)]
+def at(seconds, clock=time.CLOCK_REALTIME):
+    return Time(*divmod(time.clock_gettime_ns(clock) + int(seconds * 1e9), 10**9))
+def zeros():
+    return ctypes.create_string_buffer(256)
+def condition(deadline, *id):
+    mutex, cond = zeros(), zeros()
+    libc.pthread_mutex_lock(mutex)
+    name = libc.pthread_cond_clockwait if id else libc.pthread_cond_timedwait
+    return name(cond, mutex, *id, ctypes.byref(deadline))
+def monotonic_condition(deadline):
+    mutex, cond, attributes = zeros(), zeros(), zeros()
+    libc.pthread_condattr_init(attributes)
+    libc.pthread_condattr_setclock(attributes, time.CLOCK_MONOTONIC)
+    libc.pthread_cond_init(cond, attributes)
+    libc.pthread_mutex_lock(mutex)
+    return libc.pthread_cond_timedwait(cond, mutex, ctypes.byref(deadline))
+def lock(kind, take, wait, *id):
+    made = zeros()
+    other = threading.Thread(target=getattr(libc, "pthread_" + take), args=[made])
+    other.start()
+    other.join()
+    return getattr(libc, "pthread_" + wait)(made, *id, ctypes.byref(deadline))
+def timer(deadline, id):
+    fd = libc.timerfd_create(id, 0)
+    libc.timerfd_settime(fd, 1, ctypes.byref(Timer(Time(0, 0), deadline)), None)
+    return len(os.read(fd, 8))
+def semaphore(name, *id):
+    made = zeros()
+    libc.sem_init(made, 0, 0)
+    return name(made, *id, ctypes.byref(deadline))
+WALL, STEADY = time.CLOCK_REALTIME, time.CLOCK_MONOTONIC
+if sys.argv[1] == "wall":
+    calls = {
+        "condition": lambda: condition(deadline), "condition by clock": lambda: condition(deadline, WALL),
+        "mutex": lambda: lock("mutex", "mutex_lock", "mutex_timedlock"),
+        "mutex by clock": lambda: lock("mutex", "mutex_lock", "mutex_clocklock", WALL),
+        "read lock": lambda: lock("rwlock", "rwlock_wrlock", "rwlock_timedrdlock"),
+        "write lock": lambda: lock("rwlock", "rwlock_rdlock", "rwlock_timedwrlock"),
+        "semaphore": lambda: semaphore(libc.sem_timedwait),
+        "sleep": lambda: libc.clock_nanosleep(WALL, 1, ctypes.byref(deadline), None),
+        "timer": lambda: timer(deadline, WALL),
+    }
+else:
+    calls = {
+        "condition": lambda: monotonic_condition(deadline),
+        "condition by clock": lambda: condition(deadline, STEADY),
+        "semaphore by clock": lambda: semaphore(libc.sem_clockwait, STEADY),
+        "sleep": lambda: libc.clock_nanosleep(STEADY, 1, ctypes.byref(deadline), None),
+        "timer": lambda: timer(deadline, STEADY),
+    }
+for name, call in calls.items():
+    deadline = at(0.2, WALL if sys.argv[1] == "wall" else STEADY)
+    begin = os.times().elapsed
+    call()
+    print(name, os.times().elapsed - begin, flush=True)
+"""
+
+
+@needs_shim
+@pytest.mark.parametrize(
+    ("clock", "skew"),
+    [
+        ("wall", {"offset_ms": 3_600_000}),
+        ("wall", {"offset_ms": -3_600_000}),
+        ("wall", {"offset_ms": 0, "rate_ppm": 500_000}),
+        ("monotonic", {"rate_ppm": 2_000_000, "affects_monotonic": True}),
+        ("monotonic", {"rate_ppm": -500_000, "affects_monotonic": True}),
+    ],
+)
+def test_waits_until_a_time_of_a_wrong_clock_end_when_it_shows_that(
+    tmp_path: Path, clock: str, skew: dict[str, object]
+) -> None:
+    """The kernel's clock is right, and would have a program wait for as much longer, or less, as its own is wrong."""
+    child = Child(tmp_path)
+    child.process.kill()
+    child.process.communicate()
+    child.skew("f", **skew)
+    if clock == "monotonic":
+        time.sleep(3)  # by which time its clock is 6 s ahead, or 1.5 s behind
+    environment = shim_environment(str(tmp_path / "shim.so"), str(child.control), str(child.root))
+    done = subprocess.run(
+        [sys.executable, "-c", WAITS, clock],
+        env={**os.environ, **environment}, capture_output=True, text=True, timeout=40, check=True,
+    )  # fmt: skip
+    lasted = {name: float(seconds) for name, _, seconds in (line.rpartition(" ") for line in done.stdout.splitlines())}
+    assert len(lasted) == (9 if clock == "wall" else 5)
+    expected_s = 0.2 / (1 + float(str(skew.get("rate_ppm", 0))) / 1e6)
+    assert {name: s for name, s in lasted.items() if not expected_s - 0.02 <= s < expected_s + 1} == {}
+
+
+@needs_shim
+def test_a_wait_until_a_time_that_a_swinging_clock_has_only_at_times_ends_when_it_has_it(tmp_path: Path) -> None:
+    child = Child(tmp_path)
+    child.process.kill()
+    child.process.communicate()
+    child.skew("f", strobe_ms=100_000, strobe_period_ms=600)
+    script = (
+        "import ctypes, os, time\n"
+        "libc = ctypes.CDLL(None)\n"
+        "class Time(ctypes.Structure):\n"
+        "    _fields_ = [('s', ctypes.c_long), ('ns', ctypes.c_long)]\n"
+        "right = time.time()\n"
+        "while abs(time.time() - right) < 50: pass\n"
+        "ahead = max(time.time(), right)\n"
+        "while time.time() > ahead - 50: pass\n"
+        "deadline, begin = Time(int(ahead), 0), time.monotonic()\n"
+        "libc.clock_nanosleep(time.CLOCK_REALTIME, 1, ctypes.byref(deadline), None)\n"
+        "print(time.monotonic() - begin)"
+    )
+    environment = shim_environment(str(tmp_path / "shim.so"), str(child.control), str(child.root))
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, **environment}, capture_output=True, text=True, timeout=40, check=True,
+    )  # fmt: skip
+    assert 0.1 < float(done.stdout) < 5
+
+
 def test_too_many_clock_faults_are_refused() -> None:
     faults = HostFaults()
     for number in range(CLOCK_SLOTS - 1):
