@@ -396,7 +396,10 @@ class AgentCluster(ABC):
         self, access: AgentAccess, agents: Mapping[str, AgentLink], *, undo_inside: bool, have_library: bool = False
     ) -> AgentShim:
         places = {host: self._shim_place(host, undo_inside=undo_inside) for host in self._hosts}
-        shim = AgentShim(access, agents, places, capabilities=self._capabilities, mechanism=self._mechanism)
+        shim = AgentShim(
+            access, agents, places,
+            capabilities=self._capabilities, mechanism=self._mechanism, strays=self.strays,
+        )  # fmt: skip
         await shim.install(have_library=have_library)
         return shim
 

@@ -14,7 +14,7 @@ import asyncio
 import json
 import os
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from harness.clusters.agent_access import AgentAccess, put_file
@@ -47,6 +47,7 @@ from nemesis.mechanisms.shim import (
 )
 from nemesis.mechanisms.shim_controls import ShimControls, ShimPlace, StartedProgram
 from nemesis.mechanisms.shim_faults import ShimClocks, ShimDisks
+from nemesis.target import ProcessMember
 
 __all__ = ["UNDO_INSIDE", "AgentShim", "LauncherTrial", "agent_shim_missing"]
 
@@ -105,14 +106,15 @@ class AgentShim:
         *,
         capabilities: Collection[tuple[str, str]],
         mechanism: str = AUTO,
+        strays: Callable[[str], Awaitable[Sequence[ProcessMember]]] | None = None,
     ) -> None:
         """Nothing is on the hosts before `install`. `capabilities` are what the run will use, `mechanism` one of
-        nemesis.mechanisms.reach.MECHANISMS."""
+        nemesis.mechanisms.reach.MECHANISMS, `strays` see ShimControls."""
         self._access = access
         self._links = dict(links)
         self._mechanism = mechanism
         self._needs_clock = ("clocks", "wall") in capabilities
-        self._controls = ShimControls(access, places, traps=wanted_traps(capabilities))
+        self._controls = ShimControls(access, places, traps=wanted_traps(capabilities), strays=strays)
         self._judged: dict[tuple[str, ...], str] = {}
         """(host, command...) -> the kind of its program; "" where its file cannot be read"""
         self._trials: dict[str, asyncio.Task[LauncherTrial]] = {}

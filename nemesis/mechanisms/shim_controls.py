@@ -6,7 +6,7 @@ import asyncio
 import errno
 import json
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from nemesis.mechanisms.launcher.control import PROGRAM_SLOTS, ProgramCounts, pa
 from nemesis.mechanisms.launcher_archive import launcher_command
 from nemesis.mechanisms.reach import PRELOAD, SECCOMP, unreached
 from nemesis.mechanisms.shim import CONTROL_BYTES, Counters, HostFaults, ShimError, parse_counters, shim_environment
+from nemesis.target import ProcessMember
 
 __all__ = ["ShimControls", "ShimPlace", "StartedProgram"]
 
@@ -94,12 +95,21 @@ class StartedProgram:
 
 class ShimControls:
     """The control files of all hosts, and what is in force on each. The files exist before replicas start. `traps` are
-    the groups of calls that are reported to the launcher in this run."""
+    the groups of calls that are reported to the launcher in this run; `strays` finds processes of a host that none of
+    its programs shows any more."""
 
-    def __init__(self, access: HostAccess, places: Mapping[str, ShimPlace], *, traps: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        access: HostAccess,
+        places: Mapping[str, ShimPlace],
+        *,
+        traps: Collection[str] = (),
+        strays: Callable[[str], Awaitable[Sequence[ProcessMember]]] | None = None,
+    ) -> None:
         self.access = access
         self.places = dict(places)
         self.traps = frozenset(traps)
+        self._strays = strays
         self.faults = {host: HostFaults() for host in places}
         self._locks = {host: asyncio.Lock() for host in places}
         self._programs: dict[str, dict[int, StartedProgram]] = {host: {} for host in places}
@@ -199,8 +209,20 @@ class ShimControls:
             files = (place.library_path, place.control_path)
             problem = unreached(mechanism, looked, needed_files=files, needs_clock=needs_clock)
             if problem is None:
-                return None
+                return await self._given_away(host)
         return f"the replica of {host} is out of reach: {problem}"
+
+    async def _given_away(self, host: str) -> str | None:
+        """Why a replica is out of reach that serves by processes which show nothing of its programs any more; None
+        where there are none."""
+        strays = await self._strays(host) if self._strays is not None else ()
+        if not strays:
+            return None
+        more = f" and {len(strays) - 1} more" if len(strays) > 1 else ""
+        return (
+            f"the replica of {host} is out of reach: {strays[0]}{more} was started in the background without the "
+            "environment of its program (start it with that, or keep it in the foreground)"
+        )
 
     def take_written(self, host: str) -> frozenset[str]:
         """The files of the host's data that its programs had mapped to write to them, when they were last looked at

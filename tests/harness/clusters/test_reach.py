@@ -35,6 +35,7 @@ PROBLEMS = [why_no_shim(), why_no_traps(), why_no_clock(), None if COMPILER else
 pytestmark = pytest.mark.skipif(any(PROBLEMS), reason=str(PROBLEMS))
 
 DEADLINE_S = 60.0
+PORT = 23921
 
 SOURCE = r"""
 #include <fcntl.h>
@@ -126,7 +127,7 @@ def on_a_host(
     async def main() -> None:
         run = RunState.create(f"reach-{os.getpid()}-{tmp_path.name[-20:]}", state_root=str(tmp_path / "states"))
         cluster = LocalCluster(
-            node_count=1, run=run, work_dir=str(tmp_path / "work"), ports=[23921], mechanism=mechanism
+            node_count=1, run=run, work_dir=str(tmp_path / "work"), ports=[PORT], mechanism=mechanism
         )
         disks = {("disks", "stall-fsync"), ("disks", "error-write"), ("disks", "power")}
         cluster.prepare({*disks, ("clocks", "wall"), ("processes", "kill")})
@@ -537,6 +538,38 @@ def test_a_second_program_that_is_out_of_reach_proves_nothing(tmp_path: Path, pr
             await POWER.inject(target, fault(POWER, "cut@n1", model="ext4"))
 
     on_a_host(tmp_path, lambda data: [programs["dynamic"], data], scenario, mechanism="preload")
+
+
+SERVES_ELSEWHERE = """
+import socket, sys, time
+server = socket.create_server((sys.argv[1], int(sys.argv[2])))
+open(sys.argv[3], "w").write("serves")
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_a_server_in_the_background_that_shows_nothing_of_its_program_proves_nothing(
+    tmp_path: Path, programs: dict[str, str], kind: str
+) -> None:
+    """What started it is within reach, writes, syncs and reads the clock."""
+
+    async def scenario(target: Target) -> None:
+        cluster = target.cluster
+        data, begin = cluster.data_dir("n1"), '(env -i setsid "$@" &); exec sleep 600'
+        server = [sys.executable, "-c", SERVES_ELSEWHERE, cluster.bind_address("n1"), str(PORT), f"{data}/serves"]
+        await cluster.spawn("n1", Program("starter", ["sh", "-c", begin, "sh", *server], "starter.log"))
+        await wrote(cluster, name="serves")
+        stall, bump = fault(DISK_STALL, "fsync@n1"), fault(CLOCK, "bump@n1", skews={"n1": {"offset_ms": 3_600_000}})
+        for nemesis, injection in ((DISK_STALL, stall), (CLOCK, bump)):
+            await nemesis.inject(target, injection)  # type: ignore[attr-defined]
+            proof = await nemesis.prove(target, injection)  # type: ignore[attr-defined]
+            assert not proof.proven and "in the background" in proof.detail, proof
+            await nemesis.heal(target, injection)  # type: ignore[attr-defined]
+        with pytest.raises(RuntimeError, match="in the background"):
+            await POWER.inject(target, fault(POWER, "cut@n1", model="ext4"))
+
+    on_a_host(tmp_path, lambda data: [programs[kind], data], scenario)
 
 
 def test_the_mechanism_can_be_named(tmp_path: Path, programs: dict[str, str]) -> None:
