@@ -34,8 +34,12 @@ _AIO_RING = "/[aio] (deleted)"
 
 _WRAPPERS = frozenset(
     {"env", "nice", "ionice", "taskset", "chrt", "setpriv", "runuser", "gosu", "tini", "setsid", "stdbuf", "unshare"}
+    | {"timeout", "nohup", "numactl", "prlimit", "dumb-init", "su-exec"}
 )
 """Programs that execute the one that is named among their arguments."""
+
+_WITHOUT_ENVIRONMENT = frozenset({"-", "-i", "--ignore-environment"})
+"""Options of env(1) by which the program gets nothing of the environment, LD_PRELOAD neither."""
 
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh", "busybox", "su", "sudo"})
 
@@ -88,7 +92,7 @@ def judge(argv: Sequence[str]) -> dict[str, str]:
     name = os.path.basename(path)
     if name in _WRAPPERS:
         behind = next((word for word in words[1:] if "/" in word and os.path.isfile(word)), None)
-        if behind is None:
+        if behind is None or (name == "env" and not _WITHOUT_ENVIRONMENT.isdisjoint(words[1 : words.index(behind)])):
             return {"path": path, "kind": SCRIPT}
         return judge(words[words.index(behind) :])
     if name in _SHELLS:

@@ -70,6 +70,9 @@ def test_a_script_may_execute_anything(tmp_path: Path) -> None:
     assert judge([str(script)]) == {"path": str(script), "kind": SCRIPT}
     assert judge(["sh", "-c", "exec something"])["kind"] == SCRIPT
     assert judge(["env", "A=b", "something"])["kind"] == SCRIPT
+    assert judge(["env", "A=b", sys.executable])["kind"] == DYNAMIC
+    assert judge(["env", "-i", "A=b", sys.executable])["kind"] == SCRIPT
+    assert judge(["timeout", "9", str(script)]) == judge(["nohup", str(script)]) == judge([str(script)])
     assert mechanism_for(SCRIPT) == SECCOMP
 
 
