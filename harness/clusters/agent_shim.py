@@ -224,8 +224,9 @@ class AgentShim:
         if account_path is not None:  # it may run as another user
             await self._links[host].run(["mkdir", "-p", "-m", "1777", account_path])
         if mechanism == PRELOAD:
-            environment = {**program.environment, **place.environment(started.number, program.name)}
-            return replace(program, environment=environment), started
+            preloaded = program.environment.get("LD_PRELOAD")  # such as another allocator
+            added = place.environment(started.number, program.name, preloaded=preloaded)
+            return replace(program, environment={**program.environment, **added}), started
         argv = launcher_command(
             self._access.python(host), place.launcher_path, place.control_path, program.argv,
             root=place.data_path, traps=traps, attaches=attaches, undo_path=account_path if traps else None,

@@ -59,14 +59,15 @@ class ShimPlace:
         """The directory of the account of what a program, by its name, has not synced."""
         return None if self.undo_path is None else os.path.join(self.undo_path, program)
 
-    def environment(self, number: int, program: str) -> dict[str, str]:
-        """What to add to the environment of a program of this number and name."""
+    def environment(self, number: int, program: str, *, preloaded: str | None = None) -> dict[str, str]:
+        """What to add to the environment of a program of this number and name; `preloaded` is what it is to preload
+        beside, None for what is preloaded there anyway."""
         return shim_environment(
             self.library_path,
             self.control_path,
             self.data_path,
             undo_path=self.account_path(program),
-            preloaded=self.preloaded,
+            preloaded=self.preloaded if preloaded is None else preloaded,
             program=number,
         )
 

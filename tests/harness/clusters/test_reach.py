@@ -540,6 +540,25 @@ def test_a_second_program_that_is_out_of_reach_proves_nothing(tmp_path: Path, pr
     on_a_host(tmp_path, lambda data: [programs["dynamic"], data], scenario, mechanism="preload")
 
 
+def test_what_a_program_preloads_itself_is_loaded_beside(tmp_path: Path, programs: dict[str, str]) -> None:
+    """Such as another allocator."""
+    (tmp_path / "own.c").write_text("int own(void) { return 1; }")
+    own = str(tmp_path / "own.so")
+    subprocess.run([str(COMPILER), "-shared", "-fPIC", "-o", own, str(tmp_path / "own.c")], check=True)
+
+    async def scenario(target: Target) -> None:
+        assert target.process is not None
+        await target.process.kill()
+        argv = [programs["dynamic"], target.cluster.data_dir("n1")]
+        target.process = await target.cluster.spawn("n1", Program("writer", argv, "own.log", {"LD_PRELOAD": own}))
+        await wrote(target.cluster, await wrote(target.cluster))
+        assert own in Path(f"/proc/{target.process.host_pid}/maps").read_text()
+        proof, met, _ = await proofs(DISK_STALL, target, fault(DISK_STALL, "fsync@n1"))
+        assert proof.proven and met.exercised and "by the preloaded shim" in proof.detail
+
+    on_a_host(tmp_path, lambda data: [programs["dynamic"], data], scenario)
+
+
 SERVES_ELSEWHERE = """
 import socket, sys, time
 server = socket.create_server((sys.argv[1], int(sys.argv[2])))
