@@ -271,6 +271,7 @@ class ShimDisks:
             size_bytes += found["bytes"]
             files.update(found["files"])  # several programs may have written to one
             mapped = found["kept"]
+        buffered = _grown(("buffered",), self._at_cut.get(host, {}), await self._controls.counts(host))
         recorded = await self.recorded(host) or 0
         detail = (
             f"{plural(operations, 'operation')}, {plural(size_bytes, 'byte')} in {plural(len(files), 'file')}, "
@@ -281,6 +282,11 @@ class ShimDisks:
         if kept := sorted(os.path.relpath(path, place.data_path) for path in mapped):
             more = f" and {len(kept) - MAX_NAMED} more" if len(kept) > MAX_NAMED else ""
             detail += f"; kept is what it wrote by mappings of {', '.join(kept[:MAX_NAMED])}{more}"
+        if buffered:
+            detail += (
+                f"; {plural(buffered, 'opening')} by the C library's fopen, whose buffers it does not see "
+                "(--mechanism seccomp sees them)"
+            )
         cut = PowerCut(operations, size_bytes, detail, recorded)
         self._lost.setdefault(fault_id, {})[host] = cut
         return cut

@@ -56,7 +56,7 @@ HELD, DELAYED, REFUSED, FAILED, UNDO_OVERFLOW = range(5)
 _COLUMNS = (
     *("id", "syncs", "writes", "grows", "reads", "held", "delayed", "refused", "failed", "recorded", "clock_reads"),
     *("unseen", "clock_generation", "clock_reached", "clock_failed", "lost", "flipped_reads"),
-    *("traps_generation", "traps_reached", "traps_failed", "traps_error", "passed"),
+    *("traps_generation", "traps_reached", "traps_failed", "traps_error", "passed", "buffered"),
 )
 _PROGRAM = struct.Struct(f"={len(_COLUMNS)}Q")
 _COLUMN_OFFSETS = {column: 8 * position for position, column in enumerate(_COLUMNS)}
@@ -77,7 +77,8 @@ class ProgramCounts:
     `traps_generation` in force, the calls of `traps_reached` processes were reported to the supervisor and those of
     `traps_failed` could not be, `traps_error` (an errno) says why; TRAPS_FROM_THE_START where all have been reported
     since the program began. `passed` descriptors of files under the root have numbers whose calls are not reported, or
-    had since the faults that are in force began.
+    had since the faults that are in force began. `buffered` files were opened to be written by the C library's own
+    buffers (`fopen`), whose writes the shim does not see (shim only).
     """
 
     id: int
@@ -102,6 +103,7 @@ class ProgramCounts:
     traps_failed: int = 0
     traps_error: int = 0
     passed: int = 0
+    buffered: int = 0
 
     @property
     def calls(self) -> int:

@@ -75,7 +75,8 @@ struct program {
     /* launcher only: how far it is with having calls reported, and why not (errno) */
     uint64_t traps_generation, traps_reached, traps_failed, traps_error;
     uint64_t passed;          /* launcher only: descriptors of files whose calls are not, or were not, reported */
-    uint64_t unused[2];
+    uint64_t buffered;        /* files opened to be written by the C library's own buffers; shim only */
+    uint64_t unused[1];
 };
 
 /* The settings as they are now; returns 0 and leaves `out` alone when this program is not under control. */

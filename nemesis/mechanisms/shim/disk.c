@@ -721,6 +721,62 @@ int creat64(const char *path, mode_t mode)
     return creat(path, mode);
 }
 
+/* Files that are written by the C library's own buffers: that calls no function of ours. They are counted, so that an
+ * account can say what it may lack. The streams of C++ are opened by fopen as well, and written by write. */
+static int writes_by_buffers(const char *mode, const void *caller)
+{
+    Dl_info found;
+    if (!control_root() || !(mode[0] == 'w' || mode[0] == 'a' || memchr(mode, '+', strcspn(mode, ","))))
+        return 0;
+    return !(dladdr(caller, &found) && found.dli_fname && strstr(found.dli_fname, "libstdc++"));
+}
+
+static FILE *buffered(FILE *stream)
+{
+    int saved = errno;
+    if (stream && concerns_fd(fileno(stream)))
+        COUNT_PROGRAM(buffered);
+    errno = saved;
+    return stream;
+}
+
+#define CALLER __builtin_extract_return_addr(__builtin_return_address(0))
+
+FILE *fopen(const char *path, const char *mode)
+{
+    REAL(fopen);
+    FILE *stream = real(path, mode);
+    return writes_by_buffers(mode, CALLER) ? buffered(stream) : stream;
+}
+
+FILE *fopen64(const char *path, const char *mode)
+{
+    REAL(fopen64);
+    FILE *stream = real(path, mode);
+    return writes_by_buffers(mode, CALLER) ? buffered(stream) : stream;
+}
+
+FILE *freopen(const char *path, const char *mode, FILE *before)
+{
+    REAL(freopen);
+    FILE *stream = real(path, mode, before);
+    return writes_by_buffers(mode, CALLER) ? buffered(stream) : stream;
+}
+
+FILE *freopen64(const char *path, const char *mode, FILE *before)
+{
+    REAL(freopen64);
+    FILE *stream = real(path, mode, before);
+    return writes_by_buffers(mode, CALLER) ? buffered(stream) : stream;
+}
+
+FILE *fdopen(int fd, const char *mode)
+{
+    REAL(fdopen);
+    FILE *stream = real(fd, mode);
+    return writes_by_buffers(mode, CALLER) ? buffered(stream) : stream;
+}
+
 /* Before and after a name is made by another call than those that open. `resolved` is empty for one elsewhere. */
 static int before_name(int directory_fd, const char *path, char resolved[PATH_MAX])
 {

@@ -433,6 +433,37 @@ with open(f"{directory}/log", "ab", buffering=0) as log:
     assert all(cut.recorded and cut.detail.endswith(kept) for cut in lost), lost
 
 
+@pytest.mark.parametrize(("mode", "expected"), [("a", True), ("r+", True), ("r", False)])
+def test_a_power_cut_says_that_it_does_not_see_the_buffers_of_the_c_library(
+    tmp_path: Path, mode: str, expected: bool
+) -> None:
+    """The program writes by calls, and to another file by fwrite; or it reads that."""
+    script = (
+        "import ctypes, os, sys, time\n"
+        "libc, other = ctypes.CDLL(None), sys.argv[1] + '/other'\n"
+        "libc.fopen.restype = libc.fdopen.restype = ctypes.c_void_p\n"
+        "os.close(os.open(other, os.O_WRONLY | os.O_CREAT))\n"
+        f"stream = ctypes.c_void_p(libc.fopen(other.encode(), b'{mode}'))\n"
+        f"assert libc.fopen(b'/dev/null', b'{mode}')\n"
+        "with open(sys.argv[1] + '/log', 'ab', buffering=0) as log:\n"
+        "    while True:\n"
+        "        log.write(b'line')\n"
+        "        libc.fwrite(b'lost', 1, 4, stream)\n"
+        "        libc.fflush(stream)\n"
+        "        time.sleep(0.005)\n"
+    )
+    lost: list[PowerCut] = []
+
+    async def scenario(target: Target) -> None:
+        assert target.disks is not None
+        await POWER.inject(target, fault(POWER, "cut@n1", model="ext4"))
+        lost.extend(target.disks.lost("f1").values())
+
+    on_a_host(tmp_path, lambda data: [sys.executable, "-c", script, data], scenario, mechanism="preload")
+    said = "; 1 opening by the C library's fopen, whose buffers it does not see (--mechanism seccomp sees them)"
+    assert [cut.detail.endswith(said) for cut in lost] == [expected], lost
+
+
 def test_a_power_cut_says_one_and_not_ones(tmp_path: Path) -> None:
     script = (
         "import os, sys, time\n"
