@@ -163,8 +163,8 @@ class FindsBypasses(Protocol):
     """A network that its hosts' programs can get around, and that sees when they do."""
 
     async def bypasses(self, links: Collection[Link]) -> Sequence[str]:
-        """Each connection between the ends of these links that does not go over them, as one line that names the mend;
-        none when there is no such connection at this moment."""
+        """What goes, or may go, between the ends of these links and not over them, as lines that name the mend; none
+        when there is nothing of the kind at this moment."""
         ...
 
 

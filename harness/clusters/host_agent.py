@@ -99,6 +99,8 @@ _IN_FORCE_AT, _IN_FORCE_BYTES = 16, 72
 """Where its flags and its delay are (nemesis/mechanisms/shim/control.h); a clock slot without its flag does nothing."""
 LISTENING = "0A"
 """The state of a TCP socket that listens, as the kernel's tables show it."""
+UNCONNECTED = "07"
+"""And of a UDP socket that takes from everybody."""
 SOCKET = "agent.sock"
 UNDO_FILE = "undo.json"
 HELPER_POLL_S = 0.02
@@ -364,7 +366,8 @@ class Agent:
 
     async def _connections_of(self, pids: list[int]) -> Message:
         """Where the connections go that programs have opened, their connected UDP sockets included: [program's pid,
-        pid, address, port, pid of the program that has the other end, 0 where it is none of these] each."""
+        pid, address, port, pid of the program that has the other end, 0 where it is none of these] each; and where they
+        hear UDP from whoever sends there, as `heard`: [program's pid, pid, address, port] each."""
         owners: dict[int, list[tuple[int, int]]] = {}
         for pid in pids:
             for member in self._members_of(self._child(pid)):
@@ -375,7 +378,13 @@ class Agent:
                 [*owner, *peer, next((program for program, _ in owners.get(other, ())), 0)]
                 for inode, peer, other in _connections()
                 for owner in owners.get(inode, ())
-            ]
+            ],
+            "heard": [
+                [*owner, *each.own]
+                for each in sockets_here("udp", "udp6")
+                if each.state == UNCONNECTED
+                for owner in owners.get(each.inode, ())
+            ],
         }
 
     async def _send_queues(self, pids: list[int], ports: list[int]) -> Message:
@@ -776,7 +785,7 @@ def _connections() -> Iterator[tuple[int, _End, int]]:
     for table, sockets in ((tcp, opened), (udp, [each for each in udp if each.state == "01"])):
         other_ends = {(each.own, each.peer): each.inode for each in table}
         # What takes from everybody, at one address or at all: it has what nobody has accepted yet, and all UDP.
-        takers = {each.own: each.inode for each in table if each.state in (LISTENING, "07")}
+        takers = {each.own: each.inode for each in table if each.state in (LISTENING, UNCONNECTED)}
         for each in sockets:
             address, port = each.peer
             is_here = address in (each.own.address, "::1") or address.startswith("127.")

@@ -78,12 +78,38 @@ MAX_SHOWN = 3
 
 
 class Bypass(NamedTuple):
-    """A connection of a process of `source` to `destination` that does not go over the link between them."""
+    """A connection of a process of `source` to `destination` that does not go over the link between them. Where both are
+    the same host, a process of it hears UDP at `address`, from whoever knows that."""
 
     source: str
     destination: str
     pid: int
     address: str
+
+
+def _shown_connections(found: Sequence[Bypass]) -> list[str]:
+    """One line of what gets around the proxies; none where nothing does."""
+    if not found:
+        return []
+    shown = [f"{one.source} (process {one.pid}) reaches {one.destination} at {one.address}" for one in found]
+    more = f" and {len(found) - MAX_SHOWN} more" if len(found) > MAX_SHOWN else ""
+    proxies = "the proxy of their link" if len(found) == 1 else "the proxies"
+    return [
+        f"{', '.join(shown[:MAX_SHOWN])}{more}, past {proxies}, because an address was handed on or is the whole "
+        "machine's: use --cluster netns, where there is no way past"
+    ]
+
+
+def _shown_udp(heard: Sequence[Bypass]) -> list[str]:
+    """The same of where UDP is heard."""
+    if not heard:
+        return []
+    shown = [f"{one.destination} (process {one.pid}) at {one.address}" for one in heard]
+    more = f" and {len(heard) - MAX_SHOWN} more" if len(heard) > MAX_SHOWN else ""
+    return [
+        f"{', '.join(shown[:MAX_SHOWN])}{more} may be sent UDP, past the proxies, which carry TCP alone: use --cluster "
+        "netns, where there is no way past"
+    ]
 
 
 class LocalNetwork:
@@ -157,18 +183,13 @@ class LocalNetwork:
         return {link: found.get(link, LinkTraffic()) for link in links}
 
     async def bypasses(self, links: Collection[Link]) -> Sequence[str]:
-        """Connections between the ends of these links that the proxy does not see. Raises ShellError."""
-        ends = {frozenset(link) for link in links}
-        found = [one for one in sorted(await self._find_bypasses()) if frozenset((one.source, one.destination)) in ends]
-        if not found:
-            return []
-        shown = [f"{one.source} (process {one.pid}) reaches {one.destination} at {one.address}" for one in found]
-        more = f" and {len(found) - MAX_SHOWN} more" if len(found) > MAX_SHOWN else ""
-        proxies = "the proxy of their link" if len(found) == 1 else "the proxies"
-        return [
-            f"{', '.join(shown[:MAX_SHOWN])}{more}, past {proxies}, because an address was handed on or is the whole "
-            "machine's: use --cluster netns, where there is no way past"
-        ]
+        """Connections between the ends of these links that the proxy does not see, and where they hear what no proxy
+        carries. Raises ShellError."""
+        ends, hosts = {frozenset(link) for link in links}, {host for link in links for host in link}
+        every = sorted(await self._find_bypasses())
+        heard = [one for one in every if one.source == one.destination in hosts]
+        found = [one for one in every if frozenset((one.source, one.destination)) in ends]
+        return [*_shown_connections(found), *_shown_udp(heard)]
 
     def _require_known(self, links: Collection[Link]) -> None:
         unknown = sorted(set(links) - self._links)
@@ -414,7 +435,8 @@ class LocalCluster(OwnMachineCluster):
     async def _bypasses(self) -> set[Bypass]:
         """The connections that replicas' programs have opened to another replica's host otherwise than by their own
         link to it: to a program there, whatever address both of them have met at, to the host's own address, or by the
-        link that a third host has to it. UDP sockets that are not connected are not seen. Raises ShellError."""
+        link that a third host has to it. Whom UDP sockets send to that are not connected is not seen; that they hear on
+        one of the system's ports, which the links carry no UDP to, is. Raises ShellError."""
         programs = {process.host_pid: process.host for process in self._processes.running}
         astray = {self.bind_address(host): host for host in self._hosts}
         astray |= {self._link_ip(pair): pair.destination for pair in self._pairs if pair.destination in self._hosts}
@@ -426,6 +448,10 @@ class LocalCluster(OwnMachineCluster):
                 continue
             if peer_pid or ip != self._link_ip(Link(source, destination)):
                 found.add(Bypass(source, destination, pid, f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"))
+        for program_pid, pid, ip, port in answer["heard"]:
+            host = programs[program_pid]
+            if host in self._hosts and port in self._ports and ip in (self.bind_address(host), "0.0.0.0", "::"):
+                found.add(Bypass(host, host, pid, f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"))
         return found
 
     async def send_queues(self, host: str, peer_ports: Collection[int]) -> Sequence[SendQueue]:

@@ -357,6 +357,36 @@ def test_programs_of_two_hosts_that_meet_at_an_address_of_the_machine_are_found_
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("at_any", "on_own_port", "is_cut"),
+    [(False, True, True), (True, True, True), (False, False, True), (False, True, False)],
+)
+def test_who_may_be_sent_udp_past_the_proxies_is_found_out(
+    at_any: bool, on_own_port: bool, is_cut: bool, tmp_path: Path, run_state: RunState, eventually: Eventually
+) -> None:
+    """Whom a UDP socket sends to is known to nobody, and the proxies carry none: what is heard on a port of the
+    system's goes past them. Other ports are for resolvers and their like."""
+
+    async def main() -> None:
+        async with cluster_of(run_state, tmp_path) as cluster:
+            address, port = "0.0.0.0" if at_any else cluster.bind_address("n2"), PORT if on_own_port else free_port()
+            argv = [sys.executable, "-c", MEETING, "listens", "udp", address, str(port)]
+            program = await cluster.spawn("n2", Program(name="gossip", argv=argv, log_name="gossip.log"))
+            await eventually(lambda: "up" in Path(program.log_path).read_text())
+            target: Any = SimpleNamespace(hosts=cluster.hosts, network=cluster.network)
+            variant = "n1|n2+n3" if is_cut else "n1>n3"
+            planned = await PARTITION.plan(target, random.Random(0), fault_id="f1", variant=variant)
+            await PARTITION.inject(target, planned)
+            for proof in (await PARTITION.prove(target, planned), await PARTITION.prove_met(target, planned)):
+                if on_own_port and is_cut:
+                    [problem] = proof.failed
+                    assert problem.startswith(f"n2 (process {program.pid}) at {address}:{port} may be sent UDP, past")
+                else:
+                    assert proof.proven, proof
+
+    asyncio.run(main())
+
+
 NAMES = """
 import socket, sys, time
 print(*(socket.gethostbyname(name) for name in sys.argv[1:3]), flush=True)
