@@ -78,8 +78,8 @@ MAX_SHOWN = 3
 
 
 class Bypass(NamedTuple):
-    """A connection of a process of `source` to `destination` that does not go over the link between them. Where both are
-    the same host, a process of it hears UDP at `address`, from whoever knows that."""
+    """A connection of a process of `source` to `destination` that does not go over the link between them. Where both
+    are the same host, a process of it hears UDP at `address`, from whoever knows that."""
 
     source: str
     destination: str
