@@ -19,7 +19,7 @@ from typing import Any
 
 from nemesis.forms import Form, FormNemesis, split_variant
 from nemesis.protocol import Injection, Proof
-from nemesis.target import CountsRefusals, CountsTraffic, Link, LinkMeasure, Links, LinkShape, Target
+from nemesis.target import CountsRefusals, CountsTraffic, FindsBypasses, Link, LinkMeasure, Links, LinkShape, Target
 from nemesis.words import plural, plural_with
 
 __all__ = ["LINK", "LinkNemesis"]
@@ -98,7 +98,8 @@ class LinkNemesis(FormNemesis):
             await _links(target).shape(injection.fault_id, dict.fromkeys(_links_of(injection), shape))
 
     async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """Probe packets meet the fault on its links and not on the others. Links that other faults cut are left out."""
+        """Probe packets meet the fault on its links and not on the others, and nothing of the system's gets around
+        them. Links that other faults cut are left out."""
         if injection.problem is not None:
             return Proof(proven=False, detail=injection.problem)
         shaped = sorted(set(_links_of(injection)) - _cut(in_force))
@@ -118,6 +119,7 @@ class LinkNemesis(FormNemesis):
             for link in sorted(others)
             if measures[link].received == 0 or _shows(measures[link], form, shape)
         ]
+        failed += await _bypasses(target, shaped)
         mechanism = _links(target).mechanism
         well = plural_with(len(others), "other", _WELL)
         detail = f"{plural(len(shaped), 'link')} by {mechanism}: {_seen(measures[shaped[0]])}; {well}"
@@ -134,7 +136,8 @@ class LinkNemesis(FormNemesis):
         )
 
     async def prove_met(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """How much of the system's own went over the bad links since the proof, or was refused as damaged."""
+        """How much of the system's own went over the bad links since the proof, or was refused as damaged. Nothing gets
+        around them still."""
         if "refused" in injection.evidence:
             return await _prove_refused(target, injection)
         links = [Link(*name.split("->")) for name in injection.evidence.get("carried_bytes", ())]
@@ -145,7 +148,9 @@ class LinkNemesis(FormNemesis):
         used = {name: size_bytes - before[name] for name, size_bytes in carried.items() if size_bytes > before[name]}
         carried_bytes = plural(sum(used.values()), "byte")
         detail = f"{carried_bytes} of the system's went over {len(used)} of {plural(len(links), 'bad link')}"
-        return Proof(proven=True, exercised=bool(used), detail=detail, checked=len(links))
+        if failed := await _bypasses(target, links):
+            detail = "; ".join(failed[:3])
+        return Proof(proven=not failed, exercised=bool(used), detail=detail, checked=len(links), failed=failed)
 
     async def heal(self, target: Target, injection: Injection) -> None:
         """Undo the shaping. Idempotent."""
@@ -190,6 +195,11 @@ async def _refused(target: Target, links: Collection[Link]) -> dict[str, int] | 
 
 async def _refused_by(target: Target, hosts: Sequence[str]) -> dict[str, int] | None:
     return dict(await target.links.refused(hosts)) if isinstance(target.links, CountsRefusals) else None
+
+
+async def _bypasses(target: Target, links: Collection[Link]) -> list[str]:
+    """How the system gets around these links, where what shapes them leaves it a way."""
+    return list(await target.links.bypasses(sorted(links))) if isinstance(target.links, FindsBypasses) else []
 
 
 async def _carried(target: Target, links: Collection[Link]) -> dict[str, int] | None:

@@ -203,11 +203,17 @@ class LocalNetwork:
 
 
 class LocalLinks(ShapedLinks):
-    """Late and slow links, by the link proxy. See nemesis.target.Links; `probe` has connections through the proxy."""
+    """Late and slow links, by the link proxy. See nemesis.target.Links and FindsBypasses; `probe` has connections
+    through the proxy."""
 
     def __init__(self, hosts: Collection[str], network: LocalNetwork, probe: LinkProbe) -> None:
         super().__init__(hosts, network)
         self._probe = probe
+        self._network = network
+
+    async def bypasses(self, links: Collection[Link]) -> Sequence[str]:
+        """See nemesis.target.FindsBypasses. Raises ShellError."""
+        return await self._network.bypasses(links)
 
     async def shape(self, fault_id: str, shapes: Mapping[Link, LinkShape]) -> None:
         """Make links late or slow. Raises ValueError for what a stream cannot be, ShellError."""

@@ -24,8 +24,10 @@ from harness.clusters.local import LocalCluster, LocalNetwork
 from harness.run_state import RunState, process_start_ticks
 from harness.sdk import Host
 from nemesis.driver import run_schedule
+from nemesis.link import LINK
 from nemesis.mechanisms.shell import ShellError
 from nemesis.partition import PARTITION
+from nemesis.protocol import Injection
 from nemesis.schedule import periodic
 from nemesis.target import Link, LinkShape, LinkTraffic
 from tests.mounts import MAY_MOUNT
@@ -293,6 +295,38 @@ def test_a_program_that_dials_past_its_link_is_found_out(
                     stopped_bytes = sum(traffic.stopped_bytes for traffic in found.values())
             seen = await PARTITION.prove_met(target, replace(planned, evidence={**planned.evidence, **proof.evidence}))
             assert (seen.proven, seen.exercised) == ((True, True) if way == "its own link" else (False, False))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("way", ["its own link", "the address of the host"])
+def test_a_program_that_dials_past_its_link_proves_nothing_of_a_late_one(
+    way: str, tmp_path: Path, run_state: RunState, eventually: Eventually
+) -> None:
+    async def main() -> None:
+        async with cluster_of(run_state, tmp_path) as cluster:
+            serve = [sys.executable, "-c", NODE, "n2", cluster.bind_address("n2"), str(PORT)]
+            server = await cluster.spawn("n2", Program(name="node", argv=serve, log_name="node.log"))
+            await eventually(lambda: "up" in Path(server.log_path).read_text())
+            direct = f"{cluster.bind_address('n2')}:{PORT}"
+            address = cluster.address_from("n1", "n2", PORT) if way == "its own link" else direct
+            argv = [sys.executable, "-c", DIALLER, *address.split(":")]
+            dialler = await cluster.spawn("n1", Program(name="dialler", argv=argv, log_name="dialler.log"))
+            await eventually(lambda: "connected" in Path(dialler.log_path).read_text())
+            target: Any = SimpleNamespace(hosts=cluster.hosts, network=cluster.network, links=cluster.links)
+            value = {"links": ["n1->n2", "n2->n1"], "shape": {"delay_ms": 50.0, "jitter_ms": 5.0}}
+            planned = Injection(fault_id="f1", nemesis="link", variant="delay@one", value=value)
+            await LINK.inject(target, planned)
+            proof = await LINK.prove(target, planned)
+            seen = await LINK.prove_met(target, replace(planned, evidence=proof.evidence))
+            for each in (proof, seen):
+                if way == "its own link":
+                    assert each.proven, each
+                else:
+                    assert not each.proven
+                    assert f"n1 (process {dialler.pid}) reaches n2 at {address}, past the proxy" in each.detail
+            await LINK.heal(target, planned)
+            assert (await LINK.prove_healed(target, planned)).proven
 
     asyncio.run(main())
 
