@@ -501,7 +501,8 @@ def test_waits_until_a_time_of_a_wrong_clock_end_when_it_shows_that(
     lasted = {name: float(seconds) for name, _, seconds in (line.rpartition(" ") for line in done.stdout.splitlines())}
     assert len(lasted) == (9 if clock == "wall" else 5)
     expected_s = 0.2 / (1 + float(str(skew.get("rate_ppm", 0))) / 1e6)
-    assert {name: s for name, s in lasted.items() if not expected_s - 0.02 <= s < expected_s + 1} == {}
+    # Wrong by an hour, or by the 6 s that the fast clock is ahead; what is less is a busy machine.
+    assert {name: s for name, s in lasted.items() if not expected_s - 0.02 <= s < expected_s + 4} == {}
 
 
 @needs_shim
