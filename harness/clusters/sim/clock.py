@@ -15,13 +15,16 @@ from nemesis.target import ClockSkew
 if TYPE_CHECKING:
     from harness.clusters.sim.loop import SimLoop
 
-__all__ = ["EPOCH_MS", "MAX_RATE_PPM", "SimClock"]
+__all__ = ["EPOCH_MS", "MONOTONIC_PPM", "WALL_PPM", "SimClock"]
 
 EPOCH_MS = 1_767_225_600_000
 """2026-01-01T00:00:00Z, when every simulation begins."""
 
-MAX_RATE_PPM = 500_000
-"""Half the speed too fast or too slow; real clocks stay below some hundreds. All skews of a clock together."""
+WALL_PPM = (-500_000, 500_000)
+"""Half the speed too slow or too fast; real clocks stay below some hundreds. All skews of a clock together."""
+
+MONOTONIC_PPM = (-750_000, 2_000_000)
+"""A quarter of its rate, and three times: what `nemesis.clock` does to one. It has to go forward."""
 
 
 class SimClock:
@@ -65,10 +68,13 @@ class SimClock:
         return sum(_wall_offset_ms(skew, now_s - since_s) for skew, since_s in self._skews.values())
 
     def skew(self, fault_id: str, skew: ClockSkew) -> None:
-        """Add a skew from now on, in place of an earlier one of that id. Raises ValueError beyond MAX_RATE_PPM."""
-        others_ppm = sum(other.rate_ppm for name, (other, _) in self._skews.items() if name != fault_id)
-        if abs(others_ppm + skew.rate_ppm) > MAX_RATE_PPM:
-            raise ValueError(f"a clock runs at most {MAX_RATE_PPM} ppm fast or slow, not {others_ppm + skew.rate_ppm}")
+        """Add a skew from now on, in place of an earlier one of that id. Raises ValueError beyond WALL_PPM and
+        MONOTONIC_PPM."""
+        others = [other for name, (other, _) in self._skews.items() if name != fault_id]
+        rate_ppm = sum(each.rate_ppm for each in (*others, skew) if each.affects_monotonic == skew.affects_monotonic)
+        kind, (least, most) = ("monotonic", MONOTONIC_PPM) if skew.affects_monotonic else ("wall", WALL_PPM)
+        if not least <= rate_ppm <= most:
+            raise ValueError(f"a {kind} clock runs {least} to {most:+} ppm wrong, not {rate_ppm:+}")
         self._skews[fault_id] = (skew, self._loop.now)
         self._set_monotonic_rate()
 

@@ -44,7 +44,7 @@ class Lane:
     """One simulated process as the loop sees it. Made by `SimLoop.new_lane` or a subclass; `address` is the IP
     address that its connections come from."""
 
-    __slots__ = ("__dict__", "_loop", "address", "is_dead", "is_paused", "listed", "name", "number", "queue")
+    __slots__ = ("__dict__", "_held", "_loop", "address", "is_dead", "is_paused", "listed", "name", "number", "queue")
 
     def __init__(self, loop: LaneLoop, name: str, address: str = "") -> None:
         self._loop = loop
@@ -56,6 +56,8 @@ class Lane:
         """False when the loop must learn that the queue is no longer empty."""
         self.is_paused = False
         self.is_dead = False
+        self._held = 0
+        """Of a paused lane, how many callbacks were ready when it was paused."""
 
     @property
     def is_running(self) -> bool:
@@ -67,14 +69,21 @@ class Lane:
         if not self.is_running:
             return
         self.is_paused = True
+        self._held = len(self.queue)
         self._loop.unlist(self)
         self.listed = True  # nobody tells the loop while it is paused
 
     def resume(self) -> None:
-        """Run on; timers that fell due meanwhile fire at once. Idempotent; nothing on a dead lane."""
+        """Run on. What has come over sockets meanwhile is taken first, then the timers that have fallen due: an event
+        loop that goes on polls before it looks at its clock. So a leader that was stopped answers before it notices
+        that its time is over. Idempotent; nothing on a dead lane."""
         if not self.is_paused or self.is_dead:
             return
         self.is_paused = False
+        waiting = list(self.queue)
+        since = sorted(waiting[self._held :], key=lambda handle: isinstance(handle, asyncio.TimerHandle))
+        self.queue.clear()
+        self.queue.extend(waiting[: self._held] + since)
         self.listed = False
         if self.queue:
             self._loop.list_lane(self)

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.mutants import table
 from harness.errors import OperatorError
-from harness.exploration.mutants import SCENARIOS, Scenario, gives_away, rehearse_mutant, report_mutant
+from harness.exploration.mutants import SCENARIOS, Scenario, Step, gives_away, rehearse_mutant, report_mutant
 from harness.exploration.rehearsal import rehearse_test
 from harness.store import Store
 from harness.systems.broker import BrokerSystem
@@ -113,3 +113,11 @@ def test_the_table_says_which_commit_each_mutant_was_looked_for_on() -> None:
     assert "\nOf commit cccccccccccc: all.\n" in table(measured)
     by_pypy = {name: {**each, "interpreter": "PyPy 3.11"} for name, each in measured.items()}
     assert "\nOf commit cccccccccccc, run by PyPy 3.11: all.\n" in table(by_pypy)
+
+
+@pytest.mark.parametrize("form", ["slow-monotonic", "fast-monotonic"])
+def test_a_monotonic_clock_goes_wrong_in_simulation_as_its_form_says(form: str) -> None:
+    scenario = Scenario(steps=(Step(fault=f"clock={form}@one", at_s=(0.0, 0.1), for_s=(1.5, 1.6)),), rounds=1)
+    for seed in range(4):
+        run = rehearse_test(*scenario.run_of(NO_MUTANT, seed))
+        assert run.valid is True, run.reason

@@ -51,8 +51,10 @@ def test_a_rate_adds_up_from_where_it_began(simulate: Simulate) -> None:
         assert clock.offset_ms == pytest.approx(150 - 150)
         clock.release("f2")
         assert clock.offset_ms == pytest.approx(150)
-        with pytest.raises(ValueError, match="ppm"):
+        with pytest.raises(ValueError, match="wall clock"):
             clock.skew("f3", ClockSkew(rate_ppm=2_000_000))
+        with pytest.raises(ValueError, match="wall clock"):
+            clock.skew("f3", ClockSkew(rate_ppm=499_500))
 
     simulate(scenario)
 
@@ -61,7 +63,7 @@ def test_the_monotonic_clock_changes_its_rate_and_never_goes_back(simulate: Simu
     async def scenario(world: Any) -> None:
         clock: SimClock = world["a"].clock
         last_ns = clock.monotonic_ns()
-        for ppm in (100_000, -100_000, -500_000, 0):
+        for ppm in (100_000, -100_000, -500_000, -750_000, 2_000_000, 0):
             before_ns = clock.monotonic_ns()
             clock.skew("f1", ClockSkew(rate_ppm=ppm, affects_monotonic=True))
             for _ in range(10):
@@ -69,13 +71,17 @@ def test_the_monotonic_clock_changes_its_rate_and_never_goes_back(simulate: Simu
                 assert clock.monotonic_ns() > last_ns
                 last_ns = clock.monotonic_ns()
             assert last_ns - before_ns == pytest.approx(10e9 * (1 + ppm / 1e6), rel=1e-6)
-        clock.skew("f1", ClockSkew(rate_ppm=1000, affects_monotonic=True))
+        clock.skew("f1", ClockSkew(rate_ppm=-600_000, affects_monotonic=True))
+        with pytest.raises(ValueError, match="monotonic clock"):
+            clock.skew("f2", ClockSkew(rate_ppm=-600_000, affects_monotonic=True))
+        clock.skew("f2", ClockSkew(rate_ppm=-500_000))  # the wall clock has a bound of its own
+        clock.release("f2")
         before_ns = clock.monotonic_ns()
         clock.release("f1")
         assert clock.monotonic_ns() == pytest.approx(before_ns, abs=1000)
         await asyncio.sleep(1)
         assert clock.monotonic_ns() - before_ns == pytest.approx(1e9, rel=1e-6)
-        assert clock.wall_ms() == EPOCH_MS + 41_000  # the wall clock has nothing to do with it
+        assert clock.wall_ms() == EPOCH_MS + 61_000  # the wall clock has nothing to do with it
 
     simulate(scenario)
 

@@ -306,6 +306,30 @@ def test_a_paused_lane_waits_and_its_timers_fire_at_resume() -> None:
     assert run(main()) == [1.0, 2.0, 7.5, 8.5, 9.5]
 
 
+def test_what_came_while_a_lane_was_paused_is_taken_before_timers_that_fell_due() -> None:
+    """As asyncio does, which polls before it looks at its timers; what was ready before the pause stays first."""
+    log: list[str] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimLoop)
+        lane = Lane(loop, "process")
+        context = contextvars.copy_context()
+        context.run(LANE.set, lane)
+        loop.call_later(1, log.append, "timer", context=context)
+        loop.call_soon(log.append, "ready", context=context)
+        lane.pause()
+        await asyncio.sleep(2)
+        loop.call_soon(log.append, "data", context=context)
+        loop.call_soon(log.append, "more data", context=context)
+        await asyncio.sleep(1)
+        lane.resume()
+        await asyncio.sleep(1)
+
+    run(main())
+    assert log == ["ready", "data", "more data", "timer"]
+
+
 def test_a_dead_lane_never_runs_again() -> None:
     log: list[str] = []
 
