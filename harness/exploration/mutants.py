@@ -261,6 +261,35 @@ SCENARIOS: Mapping[str, Scenario] = {
     "indefinite-as-definite": Scenario(
         steps=(_step("disk-stall=fsync@followers", (0, 0.5), (2.6, 3.0)),), round_s=4.0
     ),
+    # One follower does not hear the leader and stands; the other, which does, votes for it before the lease is over, by
+    # which the leader goes on reading. The followers store nothing meanwhile, or the one that hears the leader would
+    # have the longer log.
+    "vote-despite-leader": Scenario(
+        steps=(
+            _step("disk-full=full@followers", (0, 0.01), (0.8, 0.81)),
+            _step("partition=majorities-ring", (0.15, 0.16), 2.0),
+            _step("partition=leader", (0.72, 0.86), 1.2),
+        ),
+        round_s=3.0, rate=100.0, concurrency=96, settings={"read_mode": "lease"},
+    ),
+    # Whoever asks a leader that is paused is answered when it goes on, by a lease that is long over. There are more
+    # clients than can wait for it, so that some ask it after the next leader, which it does not hear, has taken writes.
+    "lease-by-role": Scenario(
+        steps=(_step("pause=sigstop@leader", 0, (1.8, 2.2)), _step("partition=leader", 0, 2.6)),
+        rounds=3, round_s=3.8, rate=40.0, concurrency=96, settings={"read_mode": "lease"},
+    ),
+    # Whoever has elected a leader is killed and its vote damaged, before it has an entry of the new term; it starts in
+    # the term before and, cut off from the new leader, votes once more in the next.
+    "vote-lost-with-its-file": Scenario(
+        steps=(
+            _step("partition=leader", 0, 2.4),
+            _step("bit-flip=vote@followers", 0.4, 1.5, "elected"),
+            _step("partition=leader", 0.4, 1.5, "elected"),
+        ),
+        round_s=4.0,
+    ),
+    # A member reads its log up to what is damaged, and goes on from there as if it had acknowledged no more.
+    "damage-cut-off": Scenario(steps=(_step("bit-flip=log@one", (0, 0.5), (1, 1.5)),)),
 }  # fmt: skip
 
 

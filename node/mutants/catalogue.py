@@ -102,7 +102,6 @@ MUTANTS: Mapping[str, Mutant] = {
     "vote-despite-leader": Mutant(
         does="members vote for others although they hear their leader",
         origin="Raft 4.2.3, 6.4.1",
-        is_unscripted=True,
     ),
     "lease-from-answer": Mutant(
         does="the lease counts from when a heartbeat's answer comes, not from when it was sent",
@@ -112,7 +111,6 @@ MUTANTS: Mapping[str, Mutant] = {
     "lease-by-role": Mutant(
         does="whoever leads counts as holding the lease, also right after a pause",
         origin="Raft 6.4.1",
-        is_unscripted=True,
     ),
     "read-confirmed-before": Mutant(
         does="a read is confirmed by answers to heartbeats that were sent before it came",
@@ -137,7 +135,6 @@ MUTANTS: Mapping[str, Mutant] = {
     "vote-lost-with-its-file": Mutant(
         does="a member whose term and vote cannot be read votes as if it never had",
         origin="Raft 5.2, FAST 2018",
-        is_unscripted=True,
     ),
     "durable-mark-stays": Mutant(
         does="a truncation leaves the mark of what is durable, and what takes its place is acknowledged at once",
@@ -152,7 +149,6 @@ MUTANTS: Mapping[str, Mutant] = {
     "damage-cut-off": Mutant(
         does="durable entries that cannot be read are cut off as an unfinished write is",
         origin="FAST 2018",
-        is_unscripted=True,
     ),
     "change-before-own-commit": Mutant(
         does="a new leader changes the group before anything of its term is committed",

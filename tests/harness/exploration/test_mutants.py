@@ -32,10 +32,13 @@ SCRIPTED = {
 }  # fmt: skip
 """Found by the same scripts in tests/schedules."""
 
-ROUNDS = {"accept-gap": 3, "queue-offset-reuse": 4}
-"""One round of a scenario is enough for most. These take two victims, or three leads."""
+ROUNDS = {"accept-gap": 3, "queue-offset-reuse": 4, "vote-despite-leader": 2}
+"""One round of a scenario is enough for most. These take two victims, two or three leads."""
 
-FIRST_SEED = {"members-forgotten": 2, "transfer-keeps-lead": 1, "vote-for-shorter-log": 1, "vote-without-fsync": 1}
+FIRST_SEED = {
+    "members-forgotten": 2, "transfer-keeps-lead": 1, "vote-despite-leader": 8, "vote-for-shorter-log": 1,
+    "vote-without-fsync": 1,
+}  # fmt: skip
 """With those before, nothing is seen, or a majority of replicas ends and is waited for."""
 
 RECOVERY_S = 12.0
