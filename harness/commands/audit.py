@@ -12,7 +12,7 @@ import sys
 
 from harness.commands.run import test_from
 from harness.errors import OperatorError
-from harness.exploration.audit import Parting, audit_seed
+from harness.exploration.audit import Parting, audit_seed, require_interpreter
 from harness.exploration.rehearsal import require_faults, require_simulated, usable_choices
 from harness.report import OutputConsole
 from harness.signals import interrupted_by_signals
@@ -31,6 +31,8 @@ def audit_command(arguments: argparse.Namespace) -> int:
     other = sys.executable if arguments.python is None else shutil.which(arguments.python)
     if other is None:
         raise OperatorError(f"--python {arguments.python}: there is no such interpreter")
+    if arguments.python is not None:
+        require_interpreter(other)
     first = 0 if arguments.seed is None else arguments.seed
     console = OutputConsole(stderr=True) if arguments.json else OutputConsole()
     compared = events = 0
@@ -66,8 +68,13 @@ def _show(parting: Parting, console: OutputConsole) -> None:
     lines = [f"seed {parting.seed}: the two runs part at event {parting.number} of the {parting.what}"]
     for word, event in zip(("first ", "second"), parting.events, strict=True):
         lines.append(f"  {word}  {event}")
+    if parting.what == "network" and not any(parting.stacks):
+        lines.append(
+            "  no stacks: made again, the two runs do not part by these events; the clock, an id() or chance decides, "
+            "and not the hash seed or the interpreter alone"
+        )
     stacks = parting.stacks if parting.stacks[0] != parting.stacks[1] else parting.stacks[:1]
-    for word, stack in zip(("first", "second"), stacks, strict=False):
+    for word, stack in zip(("first", "second"), stacks if any(stacks) else (), strict=False):
         lines.append(f"  where the {word} was" if len(stacks) > 1 else "  where both were")
         lines += [f"    {line}" for line in stack.splitlines()]
     for line in lines:

@@ -32,7 +32,7 @@ from harness.report import OutputConsole
 from harness.scratch import scratch_directory
 from harness.test import Test, test_from_json
 
-__all__ = ["HASH_SEEDS", "Parting", "audit_seed", "first_difference"]
+__all__ = ["HASH_SEEDS", "Parting", "audit_seed", "first_difference", "require_interpreter"]
 
 HASH_SEEDS = ("1", "4711")
 """PYTHONHASHSEED of the first and of the second run: sets of text iterate in another order."""
@@ -45,6 +45,11 @@ MAX_LINE_CHARS = 400
 
 MAX_STACK_FRAMES = 12
 """The innermost calls of a stack; those before are the loop's and the harness's own start."""
+
+PROBE = "import harness.exploration.audit, sys; sys.stdout.write('ready')"
+"""What an interpreter is asked first: whether it is one, and has what a run needs."""
+
+PROBE_TIMEOUT_S = 60.0
 
 TIMEOUT_S = 3600.0
 """For one run: it is stuck then, and the run itself says so long before."""
@@ -60,6 +65,8 @@ class Parting:
     number: int
     events: tuple[str, str]
     stacks: tuple[str, str] = ("", "")
+    """Empty where the runs that were made again for them have another event there: they differ by chance then, or by
+    the machine's clock, and not by what the two processes differ in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +76,23 @@ class Audited:
     seed: int
     events: int
     parting: Parting | None
+
+
+def require_interpreter(python: str) -> None:
+    """Raise OperatorError for what is no Python that has all that a run needs."""
+    try:
+        done = subprocess.run(
+            [python, "-c", PROBE], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            timeout=PROBE_TIMEOUT_S,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise OperatorError(f"--python {python}: {error}") from None
+    if done.stdout != "ready":
+        last = done.stderr.strip().splitlines()[-1:]
+        why = f" ({last[0]})" if last else ""
+        raise OperatorError(
+            f"--python {python} is no interpreter that can run the harness{why}: name one that has splitbrain"
+        )
 
 
 def audit_seed(test: Test, seed: int, pythons: tuple[str, str]) -> Audited:
@@ -86,7 +110,10 @@ def audit_seed(test: Test, seed: int, pythons: tuple[str, str]) -> Audited:
             stacks = ("", "")
             if what == "network":
                 _run_both(test, seed, pythons, places, stack_of=number)
-                stacks = (_stack(places[0]), _stack(places[1]))
+                with open(places[0] / what, encoding="utf-8") as one, open(places[1] / what, encoding="utf-8") as other:
+                    again = first_difference(one, other)
+                if again == found:  # else the stacks are those of other events
+                    stacks = (_stack(places[0]), _stack(places[1]))
             return Audited(
                 seed=seed,
                 events=number,

@@ -39,7 +39,7 @@ def test_what_depends_on_the_hash_seed_is_found_with_its_stack(tmp_path: Path) -
     (tmp_path / "sitecustomize.py").write_text(DEPENDS_ON_THE_HASH_SEED)
     done = subprocess.run(
         [sys.executable, "-m", "harness", "audit", "--seeds", "1", "--seed", "77", *SMALL],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
         capture_output=True,
         text=True,
         timeout=300,
@@ -82,6 +82,32 @@ def test_an_interpreter_that_there_is_not_is_one_line(capsys: pytest.CaptureFixt
     assert capsys.readouterr().err == "harness: --python /nowhere/python: there is no such interpreter\n"
 
 
-def test_an_interpreter_that_cannot_run_it_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["audit", *SMALL, "--seeds", "1", "--python", "/bin/false"]) == 255
-    assert "cannot be run by /bin/false: status 1" in capsys.readouterr().err
+@pytest.mark.parametrize("program", ["/bin/false", "/bin/true"])
+def test_an_interpreter_that_cannot_run_it_is_one_line(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", *SMALL, "--seeds", "1", "--python", program]) == 254
+    assert capsys.readouterr().err == (
+        f"harness: --python {program} is no interpreter that can run the harness: name one that has splitbrain\n"
+    )
+
+
+def test_an_interpreter_without_the_harness_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bare = tmp_path / "bare"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o755)
+    assert main(["audit", *SMALL, "--seeds", "1", "--python", str(bare)]) == 254
+    assert "ModuleNotFoundError: No module named 'harness'" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_run_that_chance_decides_is_shown_without_the_stacks_of_other_events(tmp_path: Path) -> None:
+    by_chance = DEPENDS_ON_THE_HASH_SEED.replace("random.Random(hash(name))", "random.SystemRandom()")
+    (tmp_path / "sitecustomize.py").write_text(by_chance)
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "audit", "--seeds", "1", "--seed", "77", *SMALL],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "no stacks: made again, the two runs do not part by these events" in done.stdout
+    assert "where both were" not in done.stdout and "where the first was" not in done.stdout
