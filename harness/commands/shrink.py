@@ -21,7 +21,7 @@ from harness.pasteable import harness_command, pasteable
 from harness.report import OutputConsole
 from harness.signals import interrupted_by_signals
 from harness.store import RunDir, require_writable, store_of
-from harness.test import test_from_json
+from harness.test import Test, test_from_json
 from nemesis.schedule import ScheduleError, load_schedule, schedule_text
 
 __all__ = ["replaying", "shrink_command"]
@@ -89,12 +89,22 @@ def _cut_further(found: Shrunk, directory: Path) -> Shrunk | None:
         test = test_from_json(RunDir(directory).read_test())
     except (ScheduleError, OperatorError):  # there is none, or none that can be used
         return None
-    if test.seed != found.test.seed or len(schedule) >= len(found.schedule):
+    if _as_cut(test, like=found.test) != _as_cut(found.test, like=found.test):
+        return None  # of another run, whose directory --out names as well
+    if len(schedule) >= len(found.schedule):
         return None
     rehearsal = rehearse_test(test, schedule)
     if set(rehearsal.symptoms).isdisjoint(found.rehearsal.symptoms):
         return None
     return dataclasses.replace(found, test=test, schedule=schedule, rehearsal=rehearsal)
+
+
+def _as_cut(test: Test, *, like: Test) -> Test:
+    """A test with all that a search changes, and what says where its faults came from, as in another."""
+    return dataclasses.replace(
+        test, nodes=like.nodes, concurrency=like.concurrency, rate=like.rate, time_limit_s=like.time_limit_s,
+        nemesis=(), nemesis_schedule=None,
+    )  # fmt: skip
 
 
 def _keep(found: Shrunk, directory: Path) -> Path:

@@ -3,7 +3,7 @@ that are stuck."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = ["STUCK", "failures_of", "is_stuck", "stuck_reason"]
@@ -13,11 +13,18 @@ STUCK = "stuck"
 
 
 def failures_of(results: Mapping[str, Any]) -> tuple[str, ...]:
-    """The checks that found a violation; one that has rules, as `invariants` has, once for each that was broken."""
+    """The checks that found a violation; one that has rules, as `invariants` has, once for each that was broken. The
+    results may be of a file that is damaged: what is no check there is none."""
     failures: dict[str, None] = {}
-    for name, check in results.get("checks", {}).items():
-        if check["valid"] is False:
-            rules = [f"{name}: {violation['rule']}" for violation in check.get("violations", ()) if "rule" in violation]
+    checks = results.get("checks")
+    for name, check in checks.items() if isinstance(checks, Mapping) else ():
+        if isinstance(check, Mapping) and check.get("valid") is False:
+            violations = check.get("violations")
+            rules = [
+                f"{name}: {violation['rule']}"
+                for violation in (violations if isinstance(violations, Sequence) else ())
+                if isinstance(violation, Mapping) and "rule" in violation
+            ]
             failures |= dict.fromkeys(rules or [name])
     return tuple(failures)
 

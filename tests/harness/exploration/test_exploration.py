@@ -283,6 +283,12 @@ def test_failures_go_by_the_rules_that_were_broken() -> None:
     assert failures_of({"checks": checks}) == ("log", "invariants: quorum", "invariants: election")
 
 
+@pytest.mark.parametrize("checks", [None, 5, [], {"log": 5}, {"log": {}}, {"log": {"valid": True, "violations": 5}}])
+def test_of_results_that_are_damaged_no_failures_are_known(checks: object) -> None:
+    assert failures_of({"checks": checks}) == ()
+    assert failures_of({"checks": {"log": {"valid": False, "violations": 5}, "other": checks}}) == ("log",)
+
+
 def test_choices_of_simulation() -> None:
     names = {name for name, _ in usable_choices(make_test(nodes=5))}
     assert {"partition", "kill", "pause", "clock", "disk-stall", "power", "link"} <= names
@@ -380,6 +386,12 @@ def test_a_shrink_that_is_over_early_leaves_what_an_earlier_one_cut_further(
     assert main(["shrink", "latest", *store, "--jobs", "1", "--budget", "0.001s"]) == 0
     assert "an earlier search got further" in " ".join(capsys.readouterr().err.split())
     assert [(shrunk / name).read_bytes() for name in ("schedule.json", "test.json")] == before
+    elsewhere = tmp_path / "elsewhere"  # what was cut down of another run with this seed
+    elsewhere.mkdir()
+    (elsewhere / "schedule.json").write_bytes(before[0])
+    (elsewhere / "test.json").write_text(json.dumps({**json.loads(before[1]), "operation_timeout_s": 1.5}))
+    assert main(["shrink", "latest", *store, "--jobs", "1", "--budget", "0.001s", "--out", str(elsewhere)]) == 0
+    assert json.loads((elsewhere / "test.json").read_text())["operation_timeout_s"] == 1.0
     (shrunk / "test.json").write_text((shrunk / "test.json").read_text().replace('"unsafe"', '"read_index"'))
     assert main(["shrink", "latest", *store, "--jobs", "1", "--budget", "0.001s"]) == 0
     assert (shrunk / "test.json").read_bytes() != before[1], "what does not fail is of no use"
