@@ -18,6 +18,7 @@ from harness.pasteable import harness_command, pasteable
 from harness.report import OutputConsole
 from harness.report.deciding import sentences_of
 from harness.report.page import write_report
+from harness.signals import interrupted_by_signals
 from harness.store import RunDir, RunStatus, require_writable, store_of
 from harness.test import Test, test_from_json
 from nemesis.schedule import ScheduleError, load_schedule
@@ -26,6 +27,9 @@ __all__ = ["MAX_CONTINUATIONS", "explain_command"]
 
 MAX_CONTINUATIONS = 100_000
 """Of one command: those of a short run take a twentieth of a second each, so that this is an hour or two."""
+
+MIN_RUNS = 2
+"""Of one continuation that fails and one that does not nothing follows: with fewer no moment would ever be found."""
 
 UNDECIDED = 2
 """The exit status where no moment decides it."""
@@ -36,6 +40,8 @@ def explain_command(arguments: argparse.Namespace) -> int:
     was not simulated, or is not repeated by this version."""
     if arguments.points * arguments.runs > MAX_CONTINUATIONS:
         raise OperatorError(f"--points times --runs must be at most {MAX_CONTINUATIONS:,} continuations")
+    if arguments.runs < MIN_RUNS:
+        raise OperatorError(f"--runs {arguments.runs} tells no moment from an accident: give at least {MIN_RUNS}")
     run_dir = store_of(arguments).find(arguments.run)
     if run_dir.status is RunStatus.RUNNING:
         raise OperatorError(f"{run_dir.name} is still running; wait for its end")
@@ -62,7 +68,8 @@ def explain_command(arguments: argparse.Namespace) -> int:
     search = Search(
         seed=seed, points=arguments.points, runs=arguments.runs, jobs=arguments.jobs or os.cpu_count() or 1, say=say
     )
-    found = decide(parts, violations, run_dir.history_path, search)
+    with interrupted_by_signals():  # an end by SIGTERM would leave what the continuations have put aside
+        found = decide(parts, violations, run_dir.history_path, search)
     again = f"{harness_command()} explain {pasteable(str(run_dir.path))} --points {search.points} --runs {search.runs}"
     again += f" --seed {seed}" + (f" --check {arguments.check}" if arguments.check else "")
     explanation = {**found.to_json(), "repeat": again}

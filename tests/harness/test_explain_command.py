@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,6 +108,24 @@ def changed(place: Path, name: str, **changes: object) -> str:
     return str(copy)
 
 
+def test_a_search_that_is_ended_leaves_nothing_aside(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "aside").mkdir()
+    searching = subprocess.Popen(
+        [sys.executable, "-m", "harness", "explain", "latest", "--points", "100", "--runs", "100", "--jobs", "1"],
+        cwd=place, env={"PYTHONPATH": str(ROOT), "PATH": "", "TMPDIR": str(tmp_path / "aside")},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline_s = time.monotonic() + 60
+    while not list((tmp_path / "aside").glob("splitbrain-course-*/*")) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    assert searching.poll() is None
+    searching.terminate()
+    _, said = searching.communicate(timeout=60)
+    assert searching.returncode == 255
+    assert said.splitlines()[-1] == "harness: interrupted"
+    assert list((tmp_path / "aside").iterdir()) == []
+
+
 def test_what_cannot_be_explained_is_one_line(place: Path, harness_here: Here) -> None:
     (run,) = place.glob("store/*/2*")
     cases = [
@@ -118,6 +137,7 @@ def test_what_cannot_be_explained_is_one_line(place: Path, harness_here: Here) -
         ((changed(place, "test.json", seed=4),), "this version does not repeat the run: event"),
         ((str(run), "--check", "bank"), "--check bank: the run has violations to explain of these checks: invariants"),
         ((str(run), "--points", "1000", "--runs", "1000"), "at most 100,000 continuations"),
+        ((str(run), "--runs", "1"), "--runs 1 tells no moment from an accident: give at least 2"),
         (("nowhere",), "no run 'nowhere'"),
     ]
     for words, text in cases:
