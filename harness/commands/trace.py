@@ -34,8 +34,8 @@ def trace_command(arguments: argparse.Namespace) -> int:
         return _replay(arguments)
     if arguments.from_s is None or arguments.to_s is None:
         raise OperatorError("--from and --to say what to draw; or --replay, for a page of the whole run")
-    if not (math.isfinite(arguments.from_s) and math.isfinite(arguments.to_s) and arguments.from_s < arguments.to_s):
-        raise OperatorError(f"--from {arguments.from_s:g} must lie before --to {arguments.to_s:g}")
+    if not (_is_time(arguments.from_s) and _is_time(arguments.to_s) and arguments.from_s < arguments.to_s):
+        raise OperatorError(f"--from {arguments.from_s:g} must lie before --to {arguments.to_s:g}, both within the run")
     run_dir = store_of(arguments).find(arguments.run)
     path = Path(arguments.out) if arguments.out else run_dir.path / "trace.html"
     if path.suffix not in (".html", ".svg"):
@@ -65,7 +65,7 @@ def trace_command(arguments: argparse.Namespace) -> int:
 
 def _replay(arguments: argparse.Namespace) -> int:
     from_ns, to_ns = (
-        default if given is None else round(given * 1e9) if math.isfinite(given) else None
+        default if given is None else round(given * 1e9) if _is_time(given) else None
         for given, default in ((arguments.from_s, -EVER_NS), (arguments.to_s, EVER_NS))
     )
     if from_ns is None or to_ns is None or from_ns >= to_ns:
@@ -87,6 +87,11 @@ def _replay(arguments: argparse.Namespace) -> int:
     console.print("; ".join([words, *replay.notes]), highlight=False, markup=False, soft_wrap=True)
     print(path)
     return 0
+
+
+def _is_time(seconds: float) -> bool:
+    """Whether it is a number also as nanoseconds."""
+    return math.isfinite(seconds * 1e9)
 
 
 def _speakers(window: Window) -> set[str]:

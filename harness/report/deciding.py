@@ -72,7 +72,10 @@ def sentences_of(explanation: Mapping[str, Any]) -> list[str]:
     if moment is None or not isinstance(jump, Mapping):
         first = healed[:1] or planned[:1]
         if first and first[0].share >= ALWAYS and healed:
-            return [*found, f"No moment decides it: {_of(first[0])} fail from the start on without any fault."]
+            if _fails_mostly(first[0]):
+                return [*found, f"No moment decides it: {_of(first[0])} fail from the start on without any fault."]
+            few = f"Of so few runs nothing follows: {_of(first[0])} fail from the start on without any fault"
+            return [*found, f"{few}. --runs makes more."]
         curve = healed or planned
         if not curve:
             return [*found, "No run was continued."]
@@ -92,13 +95,25 @@ def sentences_of(explanation: Mapping[str, Any]) -> list[str]:
             f"randomness and the same faults, {_of(one)} fail; from the second, {_of(other)}."
         )
         return found
-    if planned:
+    if planned and _fails_mostly(planned[0]):
         found.append(f"The faults decide it: with them, {_of(planned[0])} fail by other randomness from the start on.")
+    elif planned:  # that curve is flat, or of too few runs
+        found.append(
+            f"With the same faults, {_of(planned[0])} fail by other randomness from the start on, and no moment was "
+            "found that decides it."
+        )
     found.append(
         f"Decided {between}: of the runs that are this one up to the first moment, and from there on have other "
         f"randomness and no fault, {_of(one)} fail; from the second, {_of(other)}."
     )
     return found
+
+
+def _fails_mostly(point: _Point) -> bool:
+    """Whether nearly all fail, of so many that it says something."""
+    from spark_analysis.statistics import wilson  # not needed by a run without a curve
+
+    return point.share >= ALWAYS and wilson(point.fails, point.runs).low >= 0.5
 
 
 def _of(point: _Point) -> str:

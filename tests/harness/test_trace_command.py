@@ -98,6 +98,7 @@ def test_the_window_is_drawn(traced: Path, harness_here: Here) -> None:
         (["run", "--cluster", "local", "--trace"], "--trace: the network of cluster local cannot be traced"),
         (["trace", "latest", "--from", "3", "--to", "2"], "--from 3 must lie before --to 2"),
         (["trace", "latest", "--from", "nan", "--to", "2"], "must lie before"),
+        (["trace", "latest", "--from", "1", "--to", "1e300"], "--from 1 must lie before --to 1e+300"),
         (["trace", "latest", "--from", "900", "--to", "901"], "the trace goes from"),
         (["trace", "latest", "--from", "0", "--to", "1", "--hosts", "n1,n7"], "n7 never spoke"),
         (["trace", "latest", "--from", "0", "--to", "1", "--hosts", "n1"], "name at least two"),

@@ -31,12 +31,26 @@ VIOLATION = {"text": "n1 has lost it"}
             {"points": [point(0.0, 0, 10)], "jump": None, "is_cut_short": True},
             "No moment was found before as many had been looked at as may be: --points allows more.",
         ),
+        (
+            {"points": [point(0.0, 1, 0)], "jump": None, "is_cut_short": False},
+            "Of so few runs nothing follows: 1 of 1 fail from the start on without any fault. --runs makes more.",
+        ),
         ({"points": [], "jump": None}, "No run was continued."),
         ({"points": "odd", "jump": 7}, "No run was continued."),
     ],
 )
 def test_why_there_is_no_moment(explanation: dict[str, Any], said: str) -> None:
     assert sentences_of({"violation": VIOLATION, **explanation}) == ["Explained: n1 has lost it", said]
+
+
+@pytest.mark.parametrize(("fails", "holds"), [(0, 10), (5, 5), (2, 0)])
+def test_the_faults_are_not_said_to_decide_what_they_do_not_bring_about(fails: int, holds: int) -> None:
+    points = [point(0.0, fails, holds, has_faults=True), point(0.0, 0, 10), point(1.5, 1, 9), point(1.75, 10, 0)]
+    explanation = {"points": points, "jump": {"before_s": 1.5, "after_s": 1.75, "has_faults": False}}
+    assert sentences_of(explanation)[0] == (
+        f"With the same faults, {fails} of {fails + holds} fail by other randomness from the start on, and no moment "
+        "was found that decides it."
+    )
 
 
 def test_the_faults_may_decide_it() -> None:

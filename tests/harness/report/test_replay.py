@@ -264,6 +264,7 @@ def test_the_page_is_bounded_and_leaves_out_what_tells_least(run: RunDir, monkey
     [
         (["--replay", "--from", "2", "--to", "1"], "--from must lie before --to"),
         (["--replay", "--from", "nan"], "--from must lie before --to"),
+        (["--replay", "--from", "1e300"], "--from must lie before --to"),
         (["--replay", "--hosts", "n1,n2"], "a replay shows all hosts"),
         (["--replay", "--out", "x.svg"], "a replay is an .html file"),
         (["--replay", "--out", "nowhere/x.html"], "--out nowhere/x.html: No such file or directory"),
