@@ -337,7 +337,11 @@ class _Conductor:
         self._leave(fails=self._shows())
 
     def finish(self, observed: Observed) -> None:
-        """The run has come to its end; what it left is judged."""
+        """The run has come to its end; what it left is judged, where that is not known by now."""
+        if (
+            self._symptom.until_s is not None
+        ):  # a load that --fail-fast ends, or one that is about over, ends before that
+            self._leave(fails=self._shows())
         results = judge(self._parts.test, self._parts.workload, self._history.events(), observed)
         self._leave(fails=self._symptom.is_in(results))
 

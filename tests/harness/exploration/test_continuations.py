@@ -17,6 +17,7 @@ from harness.exploration import continuations
 from harness.exploration.continuations import INVARIANTS, ONLINE, Branch, Course, Passage, Symptom, follow
 from harness.exploration.mutants import SCENARIOS
 from harness.exploration.rehearsal import parts_of
+from nemesis.schedule import Schedule
 
 NOTHING = Symptom(check=INVARIANTS, rule="a rule that nothing breaks", until_s=2.5)
 """Watched for, continuations go on to the end of their time."""
@@ -195,3 +196,22 @@ def test_the_online_checker_ends_a_continuation(zero_s: float) -> None:
     course = follow(parts(), passage(zero_s, Branch(at_s=2.0, seeds=(1, 2)), symptom=symptom))
     assert course.fails is True
     assert all(fate.fails for fate in course.fates)
+
+
+def test_a_run_that_its_first_violation_ends_is_known_to_have_it(zero_s: float) -> None:
+    whole = parts()
+    ended = dataclasses.replace(whole, test=dataclasses.replace(whole.test, fail_fast=True))
+    symptom = Symptom(check=ONLINE, until_s=1000.0)
+    course = follow(ended, passage(zero_s, Branch(at_s=2.0, seeds=(None,)), symptom=symptom))
+    assert course.end_s < 1000.0
+    assert course.fails is True
+    assert [fate.fails for fate in course.fates] == [True]
+
+
+def test_a_continuation_whose_end_comes_before_its_time_is_known_to_hold(zero_s: float) -> None:
+    whole = parts()
+    sound = dataclasses.replace(whole, schedule=Schedule(()))  # without a cut nobody asks a leader that is none
+    symptom = Symptom(check=ONLINE, until_s=1000.0)
+    course = follow(sound, passage(zero_s, Branch(at_s=2.0, seeds=(1,)), symptom=symptom))
+    assert course.end_s < 1000.0
+    assert (course.fails, [fate.fails for fate in course.fates]) == (False, [False])
