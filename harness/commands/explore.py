@@ -212,7 +212,9 @@ def _keep(test: Test, failure: Rehearsal, store: Store, console: OutputConsole) 
     if results.get("interrupted") is not None:
         raise _CutShortError(f"interrupted by {results['interrupted']}, when its run had come so far: {run_dir.path}")
     console.print(f"seed {seed} kept: {run_dir.report_path}", highlight=False, markup=False, soft_wrap=True)
-    shrinking = f"{harness_command()} shrink {pasteable(str(run_dir.path))}"
-    for what, line in (("repeat", as_typed_here(repeat)), ("shrink", shrinking)):
+    lines = [("repeat", as_typed_here(repeat))]
+    if failure.symptoms:  # else it is unknown, and `shrink` has nothing by which to tell that a shorter one is as well
+        lines.append(("shrink", f"{harness_command()} shrink {pasteable(str(run_dir.path))}"))
+    for what, line in lines:
         console.print(f"  {what}  {line}", highlight=False, markup=False, soft_wrap=True)
     return str(run_dir.path)

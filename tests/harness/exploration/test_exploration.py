@@ -460,6 +460,24 @@ def test_a_failure_that_cannot_be_kept_is_told_all_the_same(
     assert "seed 1 cannot" not in captured.err
 
 
+@pytest.mark.parametrize(("valid", "failed", "is_told"), [("unknown", (), False), (False, ("linearizable",), True)])
+def test_what_shows_nothing_is_not_said_to_be_shrunk_by_a_line_that_refuses_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    valid: bool | str, failed: tuple[str, ...], is_told: bool,
+) -> None:  # fmt: skip
+    from harness.cli import main
+
+    def found(test: Test, schedule: Schedule) -> Rehearsal:
+        seen = rehearse_test(test, schedule)
+        return dataclasses.replace(seen, valid=valid, failed_checks=failed, failures=failed, is_stuck=False)
+
+    monkeypatch.setattr("harness.exploration.search.rehearse_test", found)
+    main([*UNSAFE, "--seeds", "1", "--store", str(tmp_path / "store")])
+    said = capsys.readouterr().err
+    assert "  repeat  " in said
+    assert ("  shrink  " in said) is is_told
+
+
 def test_a_run_that_was_cut_short_is_not_passed_off_as_the_failure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
