@@ -77,6 +77,7 @@ def explore_command(arguments: argparse.Namespace) -> int:
             console.print(_line(tally, now_s - began_s), highlight=False)
 
     is_interrupted = False
+    failure: OperatorError | HarnessError | None = None
     try:
         with interrupted_by_signals():
             tally = _explore(test, arguments, first, on_result, console, guide)
@@ -84,10 +85,15 @@ def explore_command(arguments: argparse.Namespace) -> int:
         if not tally.runs:
             raise
         is_interrupted = True
+    except (OperatorError, HarnessError) as error:  # a process or a cluster that is lost takes no finding with it
+        if not tally.runs:
+            raise
+        is_interrupted, failure = True, error
     show = console if arguments.json else OutputConsole()
     with console.without_reader(), show.without_reader():
         if is_interrupted:
-            console.print("interrupted; what was found by then is kept", highlight=False)
+            why = "interrupted" if failure is None else "the search cannot go on"
+            console.print(f"{why}; what was found by then is kept", highlight=False)
         show.print(_line(tally, time.monotonic() - began_s), highlight=False)
         for what, count in sorted(tally.by_reason.items(), key=lambda each: -each[1]):
             show.print(f"{count:6}    {what}", highlight=False, markup=False)
@@ -99,6 +105,8 @@ def explore_command(arguments: argparse.Namespace) -> int:
         learned = {} if guide is None else {"guide": guide.summary()}
         summary = {**summary_of(tally), **learned, "interrupted": is_interrupted, "kept": kept}
         print(json.dumps(summary, indent=2))
+    if failure is not None:
+        raise failure
     if tally.runs == 0:
         raise OperatorError("--budget was over before the first seed had begun")
     return 1 if tally.invalid else 2 if tally.unknown or is_interrupted else 0

@@ -164,14 +164,23 @@ def explore(
                     return
                 candidate = _mix(test, seed, choices) if guidance is None else guidance.propose(seed)
                 work = _rehearse if guidance is None else _rehearse_with_facts
-                running[workers.submit(work, candidate)] = candidate
+                try:
+                    running[workers.submit(work, candidate)] = candidate
+                except BrokenProcessPool:  # killed while it had nothing to do, or just now
+                    raise killed(candidate) from None
+
+        def killed(candidate: Candidate) -> HarnessError:
+            return _killed([candidate, *running.values()], jobs, is_guided=guidance is not None)
 
         begin()
         while running:
             done, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
             for future in done:
                 candidate = running.pop(future)
-                rehearsal = _result_of(future, candidate, jobs)
+                try:
+                    rehearsal = future.result()
+                except BrokenProcessPool:  # which ends all that are running
+                    raise killed(candidate) from None
                 if guidance is not None:
                     guidance.note(candidate, rehearsal)
                     rehearsal = dataclasses.replace(rehearsal, facts=())
@@ -199,14 +208,14 @@ def _rehearse_with_facts(candidate: Candidate) -> Rehearsal:
     return dataclasses.replace(found, schedule=candidate.schedule) if found.valid is not True else found
 
 
-def _result_of(future: concurrent.futures.Future[Rehearsal], candidate: Candidate, jobs: int) -> Rehearsal:
-    try:
-        return future.result()
-    except BrokenProcessPool:
-        raise HarnessError(
-            f"a process that ran a simulation was killed, maybe for want of memory: "
-            f"--jobs {max(1, jobs - 1)} --seed {candidate.test.seed} goes on from here"
-        ) from None
+def _killed(unfinished: Sequence[Candidate], jobs: int, *, is_guided: bool) -> HarnessError:
+    """What to say when one of the processes was killed that ran these."""
+    killed = "a process that ran a simulation was killed, maybe for want of memory"
+    fewer = f"--jobs {jobs - 1} " if jobs > 1 else ""
+    if is_guided:  # what it has learned is gone, and a seed does not bring that back
+        return HarnessError(f"{killed}: {f'{fewer}takes less' if fewer else 'free some'}; the search begins anew")
+    seed = min(candidate.test.seed for candidate in unfinished)
+    return HarnessError(f"{killed}: {fewer}--seed {seed} goes on from here")
 
 
 def summary_of(tally: Tally) -> Mapping[str, object]:

@@ -12,15 +12,18 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.cli_options import SEARCHED_LOAD, duration_s
-from harness.errors import HarnessError, OperatorError
+from harness.errors import EXIT_HARNESS_FAILED, HarnessError, OperatorError
 from harness.execution import Parts, perform
 from harness.exploration import shrinking
 from harness.exploration.mixes import QUIET_END_S, Odds, random_mix
@@ -476,6 +479,51 @@ def test_what_shows_nothing_is_not_said_to_be_shrunk_by_a_line_that_refuses_it(
     said = capsys.readouterr().err
     assert "  repeat  " in said
     assert ("  shrink  " in said) is is_told
+
+
+class _Dying(Executor):
+    """Runs so many calls, as they are submitted; the processes of all others were killed."""
+
+    def __init__(self, calls: int) -> None:
+        self._left = calls
+
+    def submit(self, call: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._left -= 1
+        if self._left >= 0:
+            future.set_result(call(*arguments, **named))
+        else:
+            future.set_exception(BrokenProcessPool())
+        if self._left < -20:  # the pool has heard of it
+            raise BrokenProcessPool
+        return future
+
+
+def test_what_was_found_is_kept_where_a_process_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from harness.cli import main
+
+    monkeypatch.setattr("harness.commands.explore.explore", partial(explore, pool=_Dying(1)))
+    options = ["--nodes", "3", "--time-limit", "6", "--set", "read_mode=unsafe", "--nemesis", "partition"]
+    line = ["explore", *options, "--seeds", "5", "--jobs", "1", "--store", str(tmp_path / "store"), "--json"]
+    assert main(line) == EXIT_HARNESS_FAILED
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert (found["runs"], found["invalid"], found["interrupted"]) == (1, 1, True)
+    (kept,) = found["kept"]
+    assert RunDir(Path(kept)).read_results()["valid"] is False
+    assert said.err.strip().endswith("maybe for want of memory: --seed 1 goes on from here"), "there is no --jobs 0"
+
+
+@pytest.mark.parametrize("left", [0, -15])
+def test_a_search_goes_on_from_the_first_seed_that_was_not_run(left: int) -> None:
+    """All processes of a pool end with one of them, in whatever order that is heard."""
+    with pytest.raises(HarnessError, match="--jobs 7 --seed 0 goes on from here"):
+        explore(
+            make_test(nemesis=(NemesisChoice("partition"),)), seeds=iter(range(8)), jobs=8, budget_s=60,
+            stop_at_first=False, on_result=lambda *_: None, pool=_Dying(left),
+        )  # fmt: skip
 
 
 def test_a_run_that_was_cut_short_is_not_passed_off_as_the_failure(
