@@ -22,7 +22,7 @@ from harness.report import OutputConsole
 from harness.signals import interrupted_by_signals
 from harness.store import RunDir, require_writable, store_of
 from harness.test import Test, test_from_json
-from nemesis.schedule import ScheduleError, load_schedule, schedule_text
+from nemesis.schedule import Schedule, ScheduleError, load_schedule, schedule_text
 
 __all__ = ["replaying", "shrink_command"]
 
@@ -54,7 +54,7 @@ def shrink_command(arguments: argparse.Namespace) -> int:
     jobs = arguments.jobs or os.cpu_count() or 1
     with interrupted_by_signals():
         found = shrink(test, schedule, jobs=jobs, budget_s=arguments.budget, say=say, stored=failures_of(results))
-    earlier = None if found.is_minimal else _cut_further(found, directory)
+    earlier = None if found.is_minimal else _cut_further(found, schedule, directory)
     if earlier is not None:
         say(f"an earlier search got further: {directory} stays as it is")
         found = earlier
@@ -81,17 +81,19 @@ def replaying(run_path: Path) -> str:
     return f"harness replay {schedule} --times 5 says how often its faults make it fail where it was made"
 
 
-def _cut_further(found: Shrunk, directory: Path) -> Shrunk | None:
-    """What an earlier search left there, where it is shorter than what this one `found` before it was ended, and still
-    fails in the same way."""
+def _cut_further(found: Shrunk, whole: Schedule, directory: Path) -> Shrunk | None:
+    """What an earlier search of the same run left there, whose schedule was `whole`, where it is shorter than what this
+    one `found` before it was ended, and still fails in the same way. With --out it may be that of another run, which
+    proves nothing of this one, and seeds are the same in most stores."""
     try:
         schedule = load_schedule(str(directory / SCHEDULE))
         test = test_from_json(RunDir(directory).read_test())
     except (ScheduleError, OperatorError):  # there is none, or none that can be used
         return None
-    if _as_cut(test, like=found.test) != _as_cut(found.test, like=found.test):
-        return None  # of another run, whose directory --out names as well
-    if len(schedule) >= len(found.schedule):
+    size = {name: getattr(test, name) for name in ("nodes", "concurrency", "rate", "time_limit_s")}
+    if test.to_json() != _kept(dataclasses.replace(found.test, **size)).to_json():
+        return None
+    if not _faults(schedule) <= _faults(whole) or len(schedule) >= len(found.schedule):
         return None
     rehearsal = rehearse_test(test, schedule)
     if set(rehearsal.symptoms).isdisjoint(found.rehearsal.symptoms):
@@ -99,18 +101,20 @@ def _cut_further(found: Shrunk, directory: Path) -> Shrunk | None:
     return dataclasses.replace(found, test=test, schedule=schedule, rehearsal=rehearsal)
 
 
-def _as_cut(test: Test, *, like: Test) -> Test:
-    """A test with all that a search changes, and what says where its faults came from, as in another."""
-    return dataclasses.replace(
-        test, nodes=like.nodes, concurrency=like.concurrency, rate=like.rate, time_limit_s=like.time_limit_s,
-        nemesis=(), nemesis_schedule=None,
-    )  # fmt: skip
+def _faults(schedule: Schedule) -> set[tuple[str, str, str]]:
+    """By what shrinking leaves as it is."""
+    return {(event.fault_id, event.nemesis, event.variant) for event in schedule}
+
+
+def _kept(test: Test) -> Test:
+    """As it is left beside a schedule."""
+    return dataclasses.replace(test, nemesis=(), nemesis_schedule=None)
 
 
 def _keep(found: Shrunk, directory: Path) -> Path:
     """Write schedule and test; returns the path of the schedule. Raises OperatorError."""
     path = directory / SCHEDULE
-    test = dataclasses.replace(found.test, nemesis=(), nemesis_schedule=None)
+    test = _kept(found.test)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         write_output(path, schedule_text(found.schedule))

@@ -19,10 +19,11 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 
 from checker.workers import worker_pool
-from harness.errors import OperatorError
+from harness.errors import HarnessError, OperatorError
 from harness.exploration.rehearsal import STUCK, Rehearsal, rehearse_test
 from harness.exploration.simplifying import CLIENTS, FEW_NODES, RATES, simplest_that_fails
 from harness.report.checks import verdict_word
@@ -33,6 +34,8 @@ from nemesis.schedule import INJECT, Schedule
 __all__ = ["Shrunk", "shrink"]
 
 Listener = Callable[[str], None]
+
+KILLED = "a process that ran a simulation was killed, maybe for want of memory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,8 +181,9 @@ def shrink(
     """The shortest run found within `budget_s` seconds that fails as `test` under `schedule` does.
 
     `say` hears of every step, and where the run shows nothing in simulation of what it was `stored` with: the failures
-    of its results. An interrupt ends the search as the end of the budget does, once something has been cut.
-    Raises OperatorError when the run does not fail in simulation.
+    of its results. An interrupt, or that one of the processes is killed, ends the search as the end of the budget does,
+    once something has been cut. Raises OperatorError when the run does not fail in simulation, and HarnessError where a
+    process is killed before.
     """
     deadline_s = time.monotonic() + budget_s
     shrinker = _Shrinker(test, schedule, jobs=jobs, deadline_s=deadline_s, say=say)
@@ -204,6 +208,11 @@ def shrink(
         if shrinker.schedule == schedule and shrinker.test == test:
             raise
         say("interrupted; the shortest run so far is kept")
+        is_minimal = False
+    except BrokenProcessPool:
+        if shrinker.schedule == schedule and shrinker.test == test:
+            raise HarnessError(KILLED + (f": try --jobs {jobs - 1}" if jobs > 1 else "")) from None
+        say(f"{KILLED}; the shortest run so far is kept")
         is_minimal = False
     finally:
         with contextlib.suppress(KeyboardInterrupt):  # a second one: what was found by then is kept all the same

@@ -401,6 +401,45 @@ def test_a_shrink_that_is_over_early_leaves_what_an_earlier_one_cut_further(
     assert "unsafe" in (shrunk / "test.json").read_text()
 
 
+def test_a_shrink_does_not_take_over_what_was_left_of_another_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both into one --out, by the same seed: the other run's schedule and settings are none of this one's."""
+    from harness.cli import main
+
+    out = tmp_path / "out"
+    options = ["--nodes", "3", "--time-limit", "6", "--set", "read_mode=unsafe", "--nemesis", "partition"]
+    for name, setting, budget in (("one", "sync", "60s"), ("other", "async", "0.001s")):
+        store = ["--store", str(tmp_path / name)]
+        mode = ["--set", f"flush_mode={setting}"]
+        assert main(["explore", *options, *mode, *store, "--seeds", "1", "--jobs", "1"]) == 1
+        assert main(["shrink", "latest", *store, "--jobs", "1", "--budget", budget, "--out", str(out)]) == 0
+    assert json.loads((out / "test.json").read_text())["settings"]["flush_mode"] == "async"
+    whole = tmp_path / "other" / "latest" / "schedule.json"
+    assert json.loads((out / "schedule.json").read_text()) == json.loads(whole.read_text())
+    assert "an earlier search" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("checks", [[], {"invariants": 3}, {"invariants": {"valid": False, "violations": [1]}}])
+def test_results_of_any_form_have_failures(checks: object) -> None:
+    """Shrinking reads them from a file."""
+    assert failures_of({"checks": checks}) == (("invariants",) if "valid" in str(checks) else ())
+
+
+def test_a_shrink_keeps_what_it_has_where_a_process_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    test = make_test(settings={"read_mode": "unsafe"}, time_limit_s=6.0, concurrency=20, rate=25.0, seed=0)
+    seeded, schedule = mix_for(test, 0, CHOICES[:1])
+    monkeypatch.setattr(shrinking, "worker_pool", lambda jobs: _Dying(1))
+    said: list[str] = []
+    found = shrink(seeded, schedule, jobs=1, budget_s=60, say=said.append)
+    assert said[-1].endswith("was killed, maybe for want of memory; the shortest run so far is kept")
+    assert found.runs == 1 and not found.is_minimal and found.rehearsal.failed_checks
+    assert (found.test, found.schedule) != (seeded, schedule)
+    monkeypatch.setattr(shrinking, "worker_pool", lambda jobs: _Dying(0))
+    with pytest.raises(HarnessError, match="try --jobs 1"):
+        shrink(seeded, schedule, jobs=2, budget_s=60, say=said.append)
+
+
 @pytest.mark.parametrize("latest", ["latest", "broker-register-schedule/latest"])
 def test_a_schedule_below_latest_stays_that_of_its_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], latest: str
