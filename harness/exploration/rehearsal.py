@@ -130,7 +130,8 @@ def usable_choices(test: Test) -> list[tuple[str, list[str]]]:
 
 def rehearse_test(test: Test, schedule: Schedule, *, with_facts: bool = False) -> Rehearsal:
     """Run a test in simulation and judge it. A run that could not even start counts as `unknown`. `with_facts` sums up
-    what it did, which takes some hundredths of its time."""
+    what it did, which takes some hundredths of its time. Raises KeyboardInterrupt where a signal ended its load: what
+    is left is not the run that was asked for."""
     with rare_collections(), _without_last_resort():
         return _rehearse(test, schedule, with_facts=with_facts)
 
@@ -158,6 +159,8 @@ def _rehearse(test: Test, schedule: Schedule, *, with_facts: bool) -> Rehearsal:
             results = rehearse(parts, directory, OutputConsole(file=io.StringIO(), quiet=True))
     except (SystemUnderTestError, HarnessError) as error:
         results = {"valid": "unknown", "reason": str(error), "checks": {}, "faults": [], "ops": {}}
+    if results.get("interrupted") is not None:
+        raise KeyboardInterrupt
     return Rehearsal(
         seed=test.seed,
         valid=results["valid"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -51,6 +52,22 @@ def explained(place: Path) -> tuple[Path, subprocess.CompletedProcess[str]]:
     assert done.returncode == 0, done.stderr
     (run,) = place.glob("store/*/2*")
     return run, done
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_explain_that_is_told_to_end_leaves_nothing(place: Path, tmp_path: Path, number: int) -> None:
+    (run,) = place.glob("store/*/2*")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "harness", "explain", str(run), "--points", "40", "--runs", "100", "--jobs", "1"],
+        env={"PYTHONPATH": str(ROOT), "PATH": "", "TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    assert process.stderr is not None
+    assert "invariants: " in process.stderr.readline(), "the run was performed once, and continuations begin"
+    process.send_signal(number)
+    _, rest = process.communicate(timeout=60)
+    assert rest.splitlines()[-1] == "harness: interrupted"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_it_says_where_it_was_decided_and_what_happened_there(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import errno
 import json
@@ -9,6 +10,7 @@ import os
 import random
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,7 +29,7 @@ from harness.errors import EXIT_HARNESS_FAILED, HarnessError, OperatorError
 from harness.execution import Parts, perform
 from harness.exploration import shrinking
 from harness.exploration.mixes import QUIET_END_S, Odds, random_mix
-from harness.exploration.rehearsal import Rehearsal, rehearse_test, usable_choices
+from harness.exploration.rehearsal import Rehearsal, parts_of, rehearse_test, usable_choices
 from harness.exploration.search import Tally, explore, mix_for
 from harness.exploration.shrinking import shrink
 from harness.exploration.symptoms import failures_of
@@ -418,6 +420,22 @@ def test_a_shrink_does_not_take_over_what_was_left_of_another_run(
     whole = tmp_path / "other" / "latest" / "schedule.json"
     assert json.loads((out / "schedule.json").read_text()) == json.loads(whole.read_text())
     assert "an earlier search" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_of_a_rehearsal_ends_what_it_is_for(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """A run heeds Ctrl-C itself: it ends its load. `shrink` went on, by a run that was cut short."""
+
+    def with_interrupt(*arguments: Any) -> Parts:
+        def on_made(*_: object) -> None:
+            asyncio.get_running_loop().call_later(3.0, signal.raise_signal, number)
+
+        return dataclasses.replace(parts_of(*arguments), on_made=on_made)
+
+    monkeypatch.setattr("harness.exploration.rehearsal.parts_of", with_interrupt)
+    test = make_test(time_limit_s=20.0)
+    with pytest.raises(KeyboardInterrupt):
+        shrink(test, Schedule(()), jobs=1, budget_s=60, say=lambda _: None)
 
 
 @pytest.mark.parametrize("checks", [[], {"invariants": 3}, {"invariants": {"valid": False, "violations": [1]}}])
