@@ -22,6 +22,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from checker.workers import end_with_parent
 from harness.clusters.sim.cluster import SimCluster
 from harness.clusters.sim.network import TraceEvent
 from harness.errors import EXIT_OPERATOR, HarnessError, OperatorError
@@ -142,7 +143,9 @@ def _stack(place: Path) -> str:
 
 def _run_both(test: Test, seed: int, pythons: Sequence[str], places: Sequence[Path], *, stack_of: int) -> None:
     for python, hash_seed, place in zip(pythons, HASH_SEEDS, places, strict=True):
-        asked = {"test": test.to_json(), "seed": seed, "place": str(place), "stack_of": stack_of}
+        asked = {
+            "test": test.to_json(), "seed": seed, "place": str(place), "stack_of": stack_of, "parent": os.getpid(),
+        }  # fmt: skip
         try:
             done = subprocess.run(
                 [python, "-m", __name__],
@@ -193,6 +196,7 @@ class _Journal:
 
 
 def _child(asked: dict[str, Any]) -> None:
+    end_with_parent(asked["parent"])  # it would simulate on for nobody
     test, seed, place = test_from_json(asked["test"]), asked["seed"], Path(asked["place"])
     seeded, schedule = mix_for(test, seed, usable_choices(test))
     parts = parts_of(seeded, schedule)
@@ -208,11 +212,13 @@ def _child(asked: dict[str, Any]) -> None:
 
     try:
         with tempfile.TemporaryDirectory(dir=place) as directory:
-            rehearse(
+            results = rehearse(
                 dataclasses.replace(parts, cluster_class=Audited),
                 directory,
                 OutputConsole(file=io.StringIO(), quiet=True),
             )
+            if results.get("interrupted") is not None:  # it is shorter than the other for no reason of its own
+                raise HarnessError(f"interrupted by {results['interrupted']}")
             (history,) = Path(directory).glob("*/2*/history.jsonl")
             history.rename(place / "history")
     finally:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,66 @@ def test_what_depends_on_the_hash_seed_is_found_with_its_stack(tmp_path: Path) -
     assert lines[1].strip().startswith("first") and lines[2].strip().startswith("second")
     assert lines[1].split(maxsplit=1)[1] != lines[2].split(maxsplit=1)[1]
     assert "network.py" in done.stdout and "1 not the same twice" in lines[-1]
+
+
+TERMINATES_ITSELF = """
+import asyncio, os, signal
+if os.environ.get("PYTHONHASHSEED") == "4711":
+    from harness import execution
+    async def observe(*words, really=execution._observe):
+        asyncio.get_running_loop().call_later(3.0, signal.raise_signal, signal.SIGTERM)
+        return await really(*words)
+    execution._observe = observe
+"""
+
+
+def test_a_run_that_a_signal_cut_short_is_no_parting(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(TERMINATES_ITSELF)
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "audit", "--seeds", "1", "--seed", "77", *SMALL, "--time-limit", "6"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 255, done.stdout
+    assert "interrupted by SIGTERM" in done.stderr and "part at event" not in done.stdout
+
+
+def test_the_runs_of_an_audit_end_with_it(tmp_path: Path) -> None:
+    """Also with one that is killed: nobody is there any more who would compare them."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "harness", "audit", "--seeds", "1", *SMALL, "--time-limit", "600"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+    )
+    children = Path(f"/proc/{process.pid}/task")
+
+    def simulating() -> list[int]:
+        if not any(tmp_path.glob("*/first/network")):
+            return []
+        return [int(pid) for task in children.glob("*/children") for pid in task.read_text().split()]
+
+    try:
+        end_s = time.monotonic() + 60
+        while not (pids := simulating()) and time.monotonic() < end_s:
+            time.sleep(0.05)
+        assert pids
+    finally:
+        process.kill()
+        process.wait()
+    end_s = time.monotonic() + 20
+    while any(_runs(pid) for pid in pids) and time.monotonic() < end_s:
+        time.sleep(0.05)
+    assert not any(_runs(pid) for pid in pids)
+
+
+def _runs(pid: int) -> bool:
+    """Whether there is such a process that has not ended; who inherits it may not ask for its status soon."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 @pytest.mark.parametrize(("differs", "status"), [(False, 2), (True, 1)])
