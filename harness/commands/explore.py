@@ -26,6 +26,7 @@ from harness.exploration.rehearsal import (
 from harness.exploration.search import Tally, elects_leaders, explore, mix_for, require_room, summary_of
 from harness.pasteable import as_typed_here, harness_command, pasteable
 from harness.report import OutputConsole
+from harness.report.checks import verdict_word
 from harness.signals import interrupted_by_signals
 from harness.store import Store, require_writable
 from harness.test import Test
@@ -40,15 +41,7 @@ MAX_KEPT_RUNS = 10
 
 def explore_command(arguments: argparse.Namespace) -> int:
     """Explore seeds. Returns 1 when any run was invalid, else 2 when any was unknown or it was interrupted, else 0."""
-    many = f"harness run --system {arguments.system} --test-count 10 makes many runs, each with a seed of its own"
-    require_simulated(arguments.system, many)
-    test = test_from(arguments)
-    require_faults(test)
-    require_room(test)
-    usable_choices(test)
-    prepare_test(dataclasses.replace(test, nemesis=()))  # a seed's run would refuse it, after all that is said before
-    if arguments.executor_python is not None and arguments.master is None:
-        raise OperatorError("--executor-python is for a cluster: give --master URL too")
+    test = _test_of(arguments)
     store = Store(arguments.store)
     require_writable(store.root)
     console = OutputConsole(stderr=True)
@@ -110,6 +103,20 @@ def explore_command(arguments: argparse.Namespace) -> int:
     if tally.runs == 0:
         raise OperatorError("--budget was over before the first seed had begun")
     return 1 if tally.invalid else 2 if tally.unknown or is_interrupted else 0
+
+
+def _test_of(arguments: argparse.Namespace) -> Test:
+    """What each seed runs. Raises OperatorError for what cannot be searched."""
+    many = f"harness run --system {arguments.system} --test-count 10 makes many runs, each with a seed of its own"
+    require_simulated(arguments.system, many)
+    test = test_from(arguments)
+    require_faults(test)
+    require_room(test)
+    usable_choices(test)
+    prepare_test(dataclasses.replace(test, nemesis=()))  # a seed's run would refuse it, after all that is said before
+    if arguments.executor_python is not None and arguments.master is None:
+        raise OperatorError("--executor-python is for a cluster: give --master URL too")
+    return test
 
 
 def _jobs(arguments: argparse.Namespace) -> int:
@@ -220,6 +227,12 @@ def _keep(test: Test, failure: Rehearsal, store: Store, console: OutputConsole) 
     if results.get("interrupted") is not None:
         raise _CutShortError(f"interrupted by {results['interrupted']}, when its run had come so far: {run_dir.path}")
     console.print(f"seed {seed} kept: {run_dir.report_path}", highlight=False, markup=False, soft_wrap=True)
+    if results.get("valid") != failure.valid:
+        console.print(
+            f"  made again it was {verdict_word(results.get('valid'))} and not {verdict_word(failure.valid)}: "
+            "something in it does not follow the seed; harness audit shows where two runs part",
+            highlight=False, markup=False, soft_wrap=True,
+        )  # fmt: skip
     lines = [("repeat", as_typed_here(repeat))]
     if failure.symptoms:  # else it is unknown, and `shrink` has nothing by which to tell that a shorter one is as well
         lines.append(("shrink", f"{harness_command()} shrink {pasteable(str(run_dir.path))}"))

@@ -601,6 +601,23 @@ def test_a_run_that_was_cut_short_is_not_passed_off_as_the_failure(
     assert "(1): interrupted by SIGINT after 2.1 s" in captured.err
 
 
+def test_a_kept_run_that_does_not_fail_again_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A workload of somebody's own may follow a clock: what is kept then is not what was found."""
+    from harness.cli import main
+
+    def holds(parts: Parts, store: Store, console: OutputConsole) -> tuple[RunDir, dict[str, object]]:
+        run_dir, results = perform(parts, store, console)
+        return run_dir, {**results, "valid": True}
+
+    for number, again in enumerate((perform, holds)):
+        monkeypatch.setattr("harness.exploration.keeping.perform", again)
+        assert main([*UNSAFE, "--seeds", "1", "--store", str(tmp_path / "store")]) == 1
+        said = capsys.readouterr().err
+        assert ("made again it was valid and not invalid" in said.lower()) is bool(number)
+
+
 def test_a_system_that_cannot_be_simulated_is_refused_with_what_can_be_done(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
