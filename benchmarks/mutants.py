@@ -57,7 +57,6 @@ POWER_FORMS = {model: form for form, model in KINDS.items() if model in POWER_MO
 """Model of what a sync makes durable -> the form of the nemesis `power` that cuts by it."""
 
 WHY_NONE = {
-    "lead-term-again": "not tried by hand",
     "vote-after-restart": "the next leader's first round waits 300 to 460 ms for the one that is cut off, whose lease "
     "ends 350 to 450 ms after the cut: the member has to restart within some 50 ms of that round's beginning",
     "lease-from-answer": "an answer is given up after 400 ms, and no election ends within 850 ms of the heartbeat",
@@ -70,9 +69,6 @@ WHY_NONE = {
     "durable-mark-stays": "the next leader's entries have overtaken the tail before its former leader is back; a blind "
     "search in thirty meets it all the same",
     "checkpoint-ahead": "a checkpoint takes two syncs, by which the entries that it names are durable too",
-    "change-before-own-commit": "not tried by hand",
-    "changes-overlap": "not tried by hand",
-    "truncated-members-stay": "not tried by hand",
 }
 """What keeps a mutant from having a scenario, with the fast timings (node.dledger.config)."""
 

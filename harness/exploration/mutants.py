@@ -261,6 +261,21 @@ SCENARIOS: Mapping[str, Scenario] = {
     "indefinite-as-definite": Scenario(
         steps=(_step("disk-stall=fsync@followers", (0, 0.5), (2.6, 3.0)),), round_s=4.0
     ),
+    # Three of five end, and n1, which leads, cannot sync what it appends: n2 gets it and nobody else. n1 loses that
+    # with its power, leads the same term again and has the three acknowledge other entries, fewer, in that place. Then
+    # it ends. The log of n2 ends in the same term and is longer than theirs: they elect it without what they have.
+    "lead-term-again": Scenario(
+        steps=(
+            _step("partition=n2|n3|n4|n5", 0, 4.4),
+            _step("partition=n3|n4|n5", 0.4, 6.5),
+            _step("kill=sigkill@n3+n4+n5", (1.9, 1.91), 1.4),
+            _step("disk-stall=fsync@n1", (1.911, 1.92), 1.0),
+            _step("power=cut@n1", 2.6, 0.9),
+            _step("partition=n1|n2", 2.7, 4.0),
+            _step("kill=sigkill@n1", 3.7, 1.8, "promoted@n1+0.02"),
+        ),
+        rounds=1, round_s=7.5, nodes=5, rate=100.0, concurrency=12,
+    ),
     # One follower does not hear the leader and stands; the other, which does, votes for it before the lease is over, by
     # which the leader goes on reading. The followers store nothing meanwhile, or the one that hears the leader would
     # have the longer log.
@@ -290,6 +305,49 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     # A member reads its log up to what is damaged, and goes on from there as if it had acknowledged no more.
     "damage-cut-off": Scenario(steps=(_step("bit-flip=log@one", (0, 0.5), (1, 1.5)),)),
+    # Ongaro's case. n5 is out. n1 is cut off with it and lets it in again, which nobody else learns. n2 is elected by
+    # n3 and n4, n4 ends before it gets anything of that term, and n2 removes n1: two of the three that are left go on.
+    # But n1, n4 and n5 are three of five. A leader that first commits an entry of its own term needs n4 for that.
+    "change-before-own-commit": Scenario(
+        steps=(
+            _step("partition=n2|n3|n4|n5", (0, 0.05), (2.3, 2.35)),
+            _step("members=remove@n5", 1.6, (0.65, 0.66)),
+            _step("partition=n3|n4", 1.7, 5.5),
+            _step("partition=n1+n5|n2+n3+n4", (2.0, 2.01), 3.5),
+            _step("kill=sigkill@n4", 2.45, (0.5, 0.51), "elected@n2"),
+            _step("members=remove@n1", (2.56, 2.57), 5.0),
+            _step("partition=n2+n3|n1+n4+n5", (2.58, 2.59), 3.5),
+        ),
+        rounds=1, round_s=8.5, nodes=5, rate=40.0,
+    ),
+    # A leader is cut off with one of five and removes two of the others at once: two are a majority of the three that
+    # are left, and those three, who know of nothing, are one of the five.
+    "changes-overlap": Scenario(
+        steps=(
+            _step("partition=n2|n3|n4|n5", 0, 2.5),
+            _step("partition=n1+n2|n3+n4+n5", 2.0, 3.0),
+            _step("members=remove@n5", (2.15, 2.2), 3.0),
+            _step("members=remove@n4", (2.2, 2.25), 3.0),
+        ),
+        rounds=1, round_s=6.5, nodes=5, rate=60.0,
+    ),
+    # A leader of four, n1, is cut off and removes n4. It is stopped, so that its operator waits for an answer, and n3
+    # is elected and truncates that; n1 counts itself one of three all the same. What n3 has only n1 gets, until it is
+    # cut off together with n2: then n4 does, and the operator of another fault, who asks before the first one asks
+    # again, removes n2. So n3 and n4 are two of three, and for n1, which n2 elects, so are n1 and n2.
+    "truncated-members-stay": Scenario(
+        steps=(
+            _step("partition=n2|n3|n4", 0, (3.4, 3.42)),
+            _step("partition=n2|n4", 1.5, 6.0),
+            _step("partition=n1|n2+n3+n4", 2.0, 0.7),
+            _step("members=remove@n4", 2.1, 8.0),
+            _step("pause=sigstop@n1", (2.35, 2.37), (1.3, 1.32), until="elected@n3+0.04"),
+            _step("kill=sigkill@n2+n4", (3.6, 3.61), (0.42, 0.43), "elected@n3"),
+            _step("partition=n1+n2|n3+n4", 3.8, 3.0, "truncating@n1+0.015"),
+            _step("members=remove@n2", (3.95, 3.96), 6.0),
+        ),
+        rounds=1, round_s=10.5, nodes=4, rate=40.0,
+    ),
 }  # fmt: skip
 
 

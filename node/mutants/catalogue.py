@@ -92,7 +92,6 @@ MUTANTS: Mapping[str, Mutant] = {
     "lead-term-again": Mutant(
         does="a member may lead a term that it has led before, and numbers other entries alike",
         origin="R",
-        is_unscripted=True,
     ),
     "vote-after-restart": Mutant(
         does="a restarted member votes at once, whatever lease it may have promised before",
@@ -153,17 +152,14 @@ MUTANTS: Mapping[str, Mutant] = {
     "change-before-own-commit": Mutant(
         does="a new leader changes the group before anything of its term is committed",
         origin="raft-dev 2015",
-        is_unscripted=True,
     ),
     "changes-overlap": Mutant(
         does="the group is changed again before the change before is committed",
         origin="Raft 4.1",
-        is_unscripted=True,
     ),
     "truncated-members-stay": Mutant(
         does="a change of the group that was truncated still counts",
         origin="Raft 4.1",
-        is_unscripted=True,
     ),
 }
 
