@@ -62,7 +62,6 @@ WHY_NONE = {
     "lease-from-answer": "an answer is given up after 400 ms, and no election ends within 850 ms of the heartbeat",
     "read-confirmed-before": "who has answered a heartbeat votes for nobody else for 500 ms, and an answer is given up "
     "after 400: another check stands before this one",
-    "late-truncate": "not tried by hand",
     "verified-forever": "no leader sends a committed index before it has compared logs: another check stands before it",
     "watermark-outlives-term": "whoever leads next has more entries than the former leader's tail by the time at which "
     "that one can lead again",

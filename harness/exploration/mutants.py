@@ -293,6 +293,21 @@ SCENARIOS: Mapping[str, Scenario] = {
         steps=(_step("pause=sigstop@leader", 0, (1.8, 2.2)), _step("partition=leader", 0, 2.6)),
         rounds=3, round_s=3.8, rate=40.0, concurrency=96, settings={"read_mode": "lease"},
     ),
+    # n2 has a tail, where it led at first, as with half of the seeds. n1 is elected by n3, which can sync nothing
+    # more, and is cut off when it knows what n2 has to truncate. Its next connection has that done and an entry
+    # committed, and n1 ends before n2 hears so. Then the kernel sends again what the first connection had lost: n2
+    # truncates once more, and n3 has lost the entry with its power.
+    "late-truncate": Scenario(
+        steps=(
+            _step("partition=n3|n1+n2", (1.0, 1.01), 0.55),
+            _step("partition=n2|n1+n3", (1.26, 1.27), (0.5, 0.51)),
+            _step("disk-stall=fsync@n3", (1.7, 1.71), 1.6, "elected@n1"),
+            _step("partition=n1>n2", (1.8, 1.81), (0.1, 0.11), "matched@n2", until="matched@n2+0.75"),
+            _step("kill=sigkill@n1", (2.0, 2.01), 4.0, "promoted@n1"),
+            _step("power=cut-posix@n3", (2.02, 2.03), 1.4),
+        ),
+        rounds=1, round_s=8.0, rate=40.0,
+    ),
     # Whoever has elected a leader is killed and its vote damaged, before it has an entry of the new term; it starts in
     # the term before and, cut off from the new leader, votes once more in the next.
     "vote-lost-with-its-file": Scenario(

@@ -119,7 +119,6 @@ MUTANTS: Mapping[str, Mutant] = {
     "late-truncate": Mutant(
         does="a truncation that was long under way takes back what has been acknowledged since",
         origin="Raft 5.3",
-        is_unscripted=True,
     ),
     "verified-forever": Mutant(
         does="what one leader found to agree counts as agreed with the next",
