@@ -118,7 +118,7 @@ class ProcessFile:
     def write(self, offset: int, data: bytes, *, sync: bool = False) -> Coroutine[Any, Any, None]:
         if self._is_closed:
             raise disk_error(errno.EBADF, self._path)
-        operation = Operation(self._disk.loop)
+        operation = self._disk.new_operation()
         self._disk.write(self._path, self._inode, offset, bytes(data), sync, operation)
         return operation.wait()
 

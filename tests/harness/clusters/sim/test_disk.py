@@ -596,3 +596,20 @@ def test_a_power_cut_tells_how_much_processes_had_changed_since_the_one_before(
         assert cuts[0].detail.startswith(said)
 
     simulate(scenario)
+
+
+@pytest.mark.parametrize("kind", ["stall", "stall-fsync"])
+def test_a_power_cut_ends_what_a_probe_waits_for(simulate: Simulate, kind: str) -> None:
+    """Or the run would wait for it at its end, when nothing happens any more."""
+
+    async def scenario(world: Any) -> None:
+        disks = SimDisks(world.loop, {"a": world["a"]}, {"a": "/data"})
+        await disks.impair("f1", {"a": DiskFault(kind=kind)})
+        probe = await disks.probe("a", timeout_s=0.5)
+        assert "no answer" in (probe.write.outcome, probe.sync.outcome)
+        assert disks._abandoned
+        await disks.cut_power("f2", "a")
+        await asyncio.sleep(0.01)
+        assert not disks._abandoned
+
+    simulate(scenario)
