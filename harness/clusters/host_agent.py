@@ -429,8 +429,14 @@ class Agent:
             for file in (output, errors):
                 file.seek(0)
                 texts.append(file.read(MAX_OUTPUT_BYTES).decode(errors="replace"))
-        self._children.pop(child.popen.pid, None)
+        # One that was killed and waits in the kernel, for a disk that is frozen, ends when that lets it; until then it
+        # is nobody's stray.
+        child.exited.add_done_callback(lambda _: self._forget(child))
         return {"status": status, "stdout": texts[0], "stderr": texts[1]}
+
+    def _forget(self, child: _Child) -> None:
+        if self._children.get(child.popen.pid) is child:
+            del self._children[child.popen.pid]
 
     async def _spawn(
         self, argv: list[str], environment: dict[str, str], log: str, mounts: list[list[str]] | None = None

@@ -165,6 +165,7 @@ def test_a_frozen_file_system_holds_writers_until_it_is_thawed(tmp_path: Path) -
         await disks.impair("f1", {"n1": DiskFault(kind="freeze")})
         held, well = await asyncio.gather(disks.probe("n1", timeout_s=0.5), disks.probe("n2", timeout_s=WAIT_S))
         assert held.write.outcome == "no answer" and well.sync.outcome == "ok"
+        assert await cluster.strays("n1") == [], "the probe that was killed, and cannot end yet, is the harness's own"
         with pytest.raises(RuntimeError, match="another fault holds the file system of n1"):
             await disks.impair("f2", {"n1": DiskFault(kind="fill")})
         await disks.release("f2")
