@@ -310,6 +310,14 @@ def _measured_on(results: Mapping[str, Any]) -> list[str]:
             of = f"Seeds {first:,} to {until['seeds'] - 1:,} of {name} were run on commit {until['commit'][:12]}"
             lines += ["", f"{of}: {until['why']}"]
             first = until["seeds"]
+        for again in results.get(name, {}).get("again", ()):  # kept by hand too, until it is of all that came before
+            last = again["first"] + again["seeds"] - 1
+            lines += [
+                "",
+                f"Seeds {again['first']:,} to {last:,} of {name} were run again on commit {again['commit'][:12]}: "
+                f"{again['valid']:,} valid, {again['invalid']} invalid, {again['stuck']} stuck, "
+                f"{again['unknown']} unknown, {again['operations']:,} operations under {again['faults']:,} faults.",
+            ]
     return lines
 
 

@@ -54,11 +54,14 @@ def test_the_page_says_where_the_code_was_mended_on_the_way() -> None:
         {"commit": "b" * 40, "seeds": 24000, "why": "a rule was mended."},
         {"commit": "d" * 40, "seeds": 30000, "why": "a fault was mended."},
     ]
+    again = {**known, "commit": "c" * 40, "first": 24000, "seeds": 6000, "valid": 5998, "unknown": 2, "stuck": 0}
     lines = render(
-        {"every-fault-log": {"commit": "c" * 40, "failures": [], **known, "began_on": began_on}}
+        {"every-fault-log": {"commit": "c" * 40, "failures": [], **known, "began_on": began_on, "again": [again]}}
     ).splitlines()
     assert "Seeds 0 to 23,999 of every-fault-log were run on commit bbbbbbbbbbbb: a rule was mended." in lines
     assert "Seeds 24,000 to 29,999 of every-fault-log were run on commit dddddddddddd: a fault was mended." in lines
+    said = "Seeds 24,000 to 29,999 of every-fault-log were run again on commit cccccccccccc: 5,998 valid, 0 invalid, "
+    assert any(line.startswith(said + "0 stuck, 2 unknown") for line in lines)
 
 
 def test_of_many_failures_the_invalid_ones_are_kept() -> None:
