@@ -338,9 +338,8 @@ class _Conductor:
 
     def finish(self, observed: Observed) -> None:
         """The run has come to its end; what it left is judged, where that is not known by now."""
-        if (
-            self._symptom.until_s is not None
-        ):  # a load that --fail-fast ends, or one that is about over, ends before that
+        # A load that --fail-fast ends, or one that is about over, ends before the time in which it is watched.
+        if self._symptom.until_s is not None:
             self._leave(fails=self._shows())
         results = judge(self._parts.test, self._parts.workload, self._history.events(), observed)
         self._leave(fails=self._symptom.is_in(results))
