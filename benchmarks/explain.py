@@ -4,7 +4,7 @@
     python -m benchmarks.explain NAME ... [--points 40] [--runs 30] [--jobs N]
     python -m benchmarks.explain --page              # only make the page from docs/explain.json
 
-The first seed of a mutant's scenario is run and explained, as `harness explain` does it. When the mistake was made is
+The first run of a mutant's scenario that fails is explained, as `harness explain` does it. When the mistake was made is
 found out in another way, without any randomness: the run is continued as it was, with the mutant taken out at a moment.
 While that comes early enough, the violation does not show; the mistake is made at the moment from which on it comes too
 late. Results are kept in docs/explain.json, mutant by mutant, and the table is written from all that are there.
@@ -47,7 +47,8 @@ __all__ = ["cure", "main", "measure", "mistake_between"]
 
 DOCS = Path(__file__).parent.parent / "docs"
 
-SEED = 1
+SEEDS = range(1, 11)
+"""The first of them whose run fails is explained: nearly always the first."""
 CUTS, PASSES = 8, 3
 """The time until the violation is cut into so many parts, and the part of the mistake again, so many times: to a
 seven-hundredth."""
@@ -155,19 +156,22 @@ def mistake_between(parts: Parts, found: Deciding, *, jobs: int) -> tuple[float,
 
 def measure(name: str, *, points: int, runs: int, jobs: int) -> dict[str, Any]:
     """Explain one mutant's run. Returns what the table needs, as JSON data."""
-    parts = parts_of(*SCENARIOS[name].run_of(name, SEED))
     with tempfile.TemporaryDirectory() as directory:
-        run_dir = report_mutant(name, SEED, Store(directory))
-        results = run_dir.read_results()
-        if results["valid"] is not False and not is_stuck(results):
-            return {"reason": f"nothing to explain: the verdict on seed {SEED} is {results['valid']}"}
+        for seed in SEEDS:
+            run_dir = report_mutant(name, seed, Store(directory))
+            results = run_dir.read_results()
+            if results["valid"] is False or is_stuck(results):
+                break
+        else:
+            return {"reason": f"nothing to explain: no run of seeds {SEEDS[0]} to {SEEDS[-1]} fails"}
+        parts = parts_of(*SCENARIOS[name].run_of(name, seed))
         violations = violations_of(parts, results, run_dir.history_path)
         began_s, used_s = time.monotonic(), _used_s()
-        search = Search(seed=SEED, points=points, runs=runs, jobs=jobs, say=lambda line: print(f"  {line}", flush=True))
+        search = Search(seed=seed, points=points, runs=runs, jobs=jobs, say=lambda line: print(f"  {line}", flush=True))
         found = decide(parts, violations, run_dir.history_path, search)
     took = {"wall_s": round(time.monotonic() - began_s, 1), "processor_s": round(_used_s() - used_s, 1)}
     result: dict[str, Any] = {
-        "commit": checked_out_commit(), **took, "points": len(found.points), "most": points, "runs": runs,
+        "commit": checked_out_commit(), "seed": seed, **took, "points": len(found.points), "most": points, "runs": runs,
         "curves": _curves(found), "begin_s": found.begin_s,
         "text": found.violation.text[:120], "seen_s": found.violation.at_s, "check": found.violation.check,
         "continuations": sum(point.runs + point.undecided for point in found.points),
@@ -229,11 +233,12 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
         "",
         "<!-- made by: python -m benchmarks.explain -->",
         "",
-        "Each [mutant](mutants.md) is run under its scenario (first seed) and [explained](explain.md). *Mistake*: the",
-        "moment from which on it comes too late to take the mutant out of the run, all else being as it was; found by",
-        "bisection, without other randomness. *Decided*: where the curve jumps, with the planned faults or healed.",
-        "*Apart*: how far these two are from one another at most, wherever in their intervals they lie. Times are",
-        "seconds of the run, the processor's are of one core. What was not measured has not been run.",
+        "Each [mutant](mutants.md) is run under its scenario and [explained](explain.md): its first seed that fails,",
+        "which is 1 where nothing else is said. *Mistake*: the moment from which on it comes too late to take the",
+        "mutant out of the run, all else being as it was; found by bisection, without other randomness. *Decided*:",
+        "where the curve jumps, with the planned faults or healed. *Apart*: how far these two are from one another at",
+        "most, wherever in their intervals they lie. Times are seconds of the run, the processor's are of one core.",
+        "What was not measured has not been run.",
         "",
         "| mutant | violation | seen | mistake | decided | curve | apart | continuations | core s |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -250,8 +255,9 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
         after_s = after_start_s(result)
         started += after_s is not None and after_s <= NEAR_S
         jump, mistake = result.get("jump_s"), result.get("mistake_s")
+        which = name if result.get("seed", SEEDS[0]) == SEEDS[0] else f"{name}, seed {result['seed']}"
         lines.append(
-            f"| {name} | {result['text'][:80].replace('|', '/')} "
+            f"| {which} | {result['text'][:80].replace('|', '/')} "
             f"| {'at its end' if result['seen_s'] is None else format(result['seen_s'], '.3f')} "
             f"| {'from the start' if mistake is None else f'{mistake[0]:.3f}–{mistake[1]:.3f}'} "
             f"| {'no moment' if jump is None else f'{jump[0]:.4f}–{jump[1]:.4f}'} "
