@@ -55,7 +55,7 @@ def add_spark_commands(commands: Any) -> None:
 def add_spark_options(parser: Any, *, without_master: str) -> None:
     """Which Spark, and how it is started."""
     parser.add_argument("--master", metavar="URL", help=f"Spark's master (default: {without_master})")
-    parser.add_argument("--memory", default="2g", metavar="SIZE", help="of Spark's driver, as 2g (default)")
+    parser.add_argument("--memory", metavar="SIZE", help="of Spark's driver, as 2g (default)")
     parser.add_argument(
         "--conf", action="append", default=[], metavar="KEY=VALUE",
         help="a setting of Spark, or of a file system as spark.hadoop.fs.s3a.endpoint=...; repeatable",

@@ -188,6 +188,11 @@ class SeesStrays(Protocol):
         """Those of a host that have not ended, and are none of its programs' as far as anybody else can tell."""
         ...
 
+    async def adopt_strays(self, host: str) -> None:
+        """Let those count as its programs' that are younger than these: they are killed, stopped and continued with
+        them. Raises ShellError."""
+        ...
+
 
 @runtime_checkable
 class SeesSendQueues(Protocol):

@@ -470,6 +470,14 @@ class AgentCluster(ABC):
         begun = {(stray.pid, stray.start_ticks) for stray in first}
         return [stray for stray in await self._find_strays(host) if (stray.pid, stray.start_ticks) in begun]
 
+    async def adopt_strays(self, host: str) -> None:
+        """See harness.clusters.abilities.SeesStrays."""
+        programs = [process.host_pid for process in self._processes.running if process.host == host]
+        strays = await self.strays(host) if programs else []
+        if strays:  # which of several programs has started them makes no difference: they are struck together
+            members = [[stray.pid, stray.start_ticks] for stray in strays]
+            await self.agent(host).request("adopt", {"pid": programs[0], "strays": members})
+
     async def _find_strays(self, host: str) -> Sequence[ProcessMember]:
         answer = await self.agent(host).request("strays")
         return self._of_host(host, [ProcessMember(*stray) for stray in answer["strays"]])

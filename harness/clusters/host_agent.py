@@ -129,6 +129,8 @@ class _Child:
         self.mark = mark.encode()
         self.known: dict[int, int] = {}
         """Of its processes that were ever seen, when they started."""
+        self.adopted: dict[int, int] = {}
+        """Of strays that count as its processes, the same."""
         self.log_path = log_path
         self.exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
@@ -192,7 +194,8 @@ class Agent:
         operations: list[Callable[..., Awaitable[Message]]] = [
             self._hello, self._run, self._spawn, self._signal, self._list, self._write, self._read, self._pack,
             self._udp_open, self._udp_send, self._undo, self._ask, self._state,
-            self._enter, self._members, self._strays, self._end_strays, self._connections_of, self._send_queues,
+            self._enter, self._members, self._strays, self._adopt, self._end_strays,
+            self._connections_of, self._send_queues,
         ]  # fmt: skip
         self._operations = {operation.__name__[1:]: operation for operation in operations}
 
@@ -301,21 +304,14 @@ class Agent:
         table = {process.pid: process for process in _processes()}
         first = child.popen.pid
         found = {pid for pid, started in child.known.items() if pid in table and table[pid].started == started}
+        found |= {process.pid for process in _adopted(child, table)}
         if child.status is None:
             found.add(first)
         mark = PROGRAM_VARIABLE.encode() + b"=" + child.mark
         found |= {pid for pid in table.keys() - found if _has_in_environment(pid, mark)}
-        while True:
-            more = {
-                process.pid
-                for process in table.values()
-                if process.parent in found or process.session in found or process.session == first
-            }
-            if more <= found:
-                break
-            found |= more
+        found = _with_offspring(found | {process.pid for process in table.values() if process.session == first}, table)
         members = [table[pid] for pid in sorted(found & table.keys()) if not table[pid].name.startswith(HELPERS)]
-        child.known = {process.pid: process.started for process in members}
+        child.known = {process.pid: process.started for process in members if process.pid not in child.adopted}
         return [process for process in members if not process.has_ended]
 
     async def _members(self, pid: int) -> Message:
@@ -324,10 +320,12 @@ class Agent:
         return {"members": [[member.pid, member.started, member.letter, member.name] for member in members]}
 
     def _find_strays(self) -> list[_Process]:
-        """What descends from this agent and belongs to none of its programs, nor to a command at work."""
+        """What descends from this agent and belongs to none of its programs, nor to a command at work; or only because
+        it was adopted."""
         table = {process.pid: process for process in _processes()}
         children = list(self._children.values())
         left = dict.fromkeys(_descendants([os.getpid()], table))
+        adopted = [process for child in children for process in _adopted(child, table)]
         at_work = [child.popen.pid for child in children if child.status is None]
         for process in (*(table[pid] for pid in at_work if pid in table), *_descendants(at_work, table)):
             left.pop(process, None)
@@ -340,6 +338,7 @@ class Agent:
         ]
         for process in (*of_programs, *_descendants([process.pid for process in of_programs], table)):
             left.pop(process, None)
+        left.update(dict.fromkeys(adopted))
         return [process for process in left if not process.name.startswith(HELPERS)]
 
     async def _strays(self) -> Message:
@@ -347,6 +346,18 @@ class Agent:
         that was given an environment of its own: as `members` has them."""
         strays = self._find_strays()[:MAX_MEMBERS]
         return {"strays": [[stray.pid, stray.started, stray.letter, stray.name] for stray in strays]}
+
+    async def _adopt(self, pid: int, strays: list[list[int]]) -> Message:
+        """Count strays, [pid, start in ticks] each, as processes of a program from now on, so that what is done to it
+        is done to them. One that is older than the program, or that a command has left, is none of it."""
+        child, wanted = self._child(pid), {(stray, started) for stray, started in strays}
+        first = next((process for process in _processes() if process.pid == pid), None)
+        if child.status is None and first is not None:
+            for stray in self._find_strays():
+                is_its = stray.started >= first.started and not _mark_of(stray.pid)
+                if is_its and (stray.pid, stray.started) in wanted:
+                    child.adopted[stray.pid] = stray.started
+        return {}
 
     async def _end_strays(self) -> Message:
         """Kill them: [pid, command] of each that has ended, and of each that does not."""
@@ -453,10 +464,11 @@ class Agent:
 
     async def _signal(self, pid: int, number: int) -> Message:
         """Signal a program. What kills, stops or continues goes to each of its processes, those included that are
-        started meanwhile; other signals to its first one and its group, which pass them on as they see fit."""
+        started meanwhile; other signals to its first one and its group, which pass them on as they see fit, but to
+        adopted ones first: what passes on nothing to these ends at once, and they would be killed with it."""
         child = self._child(pid)
         if number not in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT):
-            if child.status is None:
+            if child.status is None and await self._end_adopted(child, number):
                 _kill_group(pid, number)
             return {}
         # A process that waits in the kernel (D) stops before it runs again.
@@ -476,6 +488,19 @@ class Agent:
                 break
             await asyncio.sleep(HOLD_PAUSE_S)
         return {}
+
+    async def _end_adopted(self, child: _Child, number: int) -> bool:
+        """Signal the adopted processes of a program; returns whether they end by that, within a time."""
+        for process in _adopted(child, {process.pid: process for process in _processes()}):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process.pid, number)
+                os.kill(process.pid, signal.SIGCONT)  # one that is stopped hears nothing
+        deadline = time.monotonic() + END_TIMEOUT_S
+        while child.adopted and _adopted(child, {process.pid: process for process in _processes()}):
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(HOLD_PAUSE_S)
+        return True
 
     async def _state(self, pid: int) -> Message:
         """The letter for a process's state as /proc shows it; none when there is no such process."""
@@ -681,6 +706,24 @@ def _descendants(pids: list[int], table: dict[int, _Process]) -> list[_Process]:
         found += below
         above += [process.pid for process in below]
     return [process for process in found if not process.has_ended]
+
+
+def _adopted(child: _Child, table: dict[int, _Process]) -> list[_Process]:
+    """The strays of a program that have not ended; what they have started is adopted with them."""
+    found = {pid for pid, started in child.adopted.items() if pid in table and table[pid].started == started}
+    found = _with_offspring(found, table)
+    here = [table[pid] for pid in sorted(found) if not table[pid].has_ended]
+    child.adopted = {process.pid: process.started for process in here}
+    return here
+
+
+def _with_offspring(found: set[int], table: dict[int, _Process]) -> set[int]:
+    """Processes, and those of a table that they have started as far as parents and sessions tell."""
+    while True:
+        more = {each.pid for each in table.values() if each.parent in found or each.session in found}
+        if more <= found:
+            return found
+        found = found | more
 
 
 def _words_of(pid: int) -> list[bytes]:

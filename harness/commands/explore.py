@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import json
 import os
+import textwrap
 import time
 from collections.abc import Callable
 
@@ -35,6 +36,9 @@ from harness.units import plural
 __all__ = ["explore_command"]
 
 PROGRESS_INTERVAL_S = 5.0
+REASON_CHARACTERS = 300
+"""Of a seed's line."""
+
 MAX_KEPT_RUNS = 10
 """Failing seeds that are run once more to be kept with history and report; the others are listed by seed."""
 
@@ -63,7 +67,7 @@ def explore_command(arguments: argparse.Namespace) -> int:
         tally = so_far
         if rehearsal.valid is not True:
             word = "INVALID" if rehearsal.valid is False else "UNKNOWN"
-            console.print(f"seed {rehearsal.seed}: {word}: {rehearsal.reason[:300]}", highlight=False, markup=False)
+            console.print(f"seed {rehearsal.seed}: {word}: {_short(rehearsal.reason)}", highlight=False, markup=False)
         now_s = time.monotonic()
         if now_s - last_said_s >= PROGRESS_INTERVAL_S:
             last_said_s = now_s
@@ -105,6 +109,11 @@ def explore_command(arguments: argparse.Namespace) -> int:
     return 1 if tally.invalid else 2 if tally.unknown or is_interrupted else 0
 
 
+def _short(reason: str) -> str:
+    """A verdict's reason as one line of the console; all of it says the run that is kept."""
+    return textwrap.shorten(reason, REASON_CHARACTERS, placeholder=" ...")
+
+
 def _test_of(arguments: argparse.Namespace) -> Test:
     """What each seed runs. Raises OperatorError for what cannot be searched."""
     many = f"harness run --system {arguments.system} --test-count 10 makes many runs, each with a seed of its own"
@@ -114,8 +123,14 @@ def _test_of(arguments: argparse.Namespace) -> Test:
     require_room(test)
     usable_choices(test)
     prepare_test(dataclasses.replace(test, nemesis=()))  # a seed's run would refuse it, after all that is said before
-    if arguments.executor_python is not None and arguments.master is None:
-        raise OperatorError("--executor-python is for a cluster: give --master URL too")
+    if arguments.master is None:
+        of_cluster = {
+            "--executor-python": arguments.executor_python, "--memory": arguments.memory, "--conf": arguments.conf,
+            "--verbose": arguments.verbose,
+        }  # fmt: skip
+        for option, value in of_cluster.items():
+            if value not in (None, False, []):
+                raise OperatorError(f"{option} is for a cluster: give --master URL too")
     return test
 
 

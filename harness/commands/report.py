@@ -195,7 +195,7 @@ def spark_session(
 ) -> contextlib.AbstractContextManager[Session]:
     """The session that the command line asks for; what else goes to the executors is as in
     `spark_analysis.session.ship`. Raises OperatorError for settings that are none."""
-    from spark_analysis.session import open_session
+    from spark_analysis.session import DEFAULT_MEMORY, open_session
 
     settings: dict[str, str] = {}
     for text in arguments.conf:
@@ -203,8 +203,9 @@ def spark_session(
         if not equals or not key.startswith("spark."):
             raise OperatorError(f"--conf takes KEY=VALUE with a key that begins with spark., not {text!r}")
         settings[key] = value
+    memory = DEFAULT_MEMORY if arguments.memory is None else arguments.memory
     return open_session(
-        master=arguments.master, memory=arguments.memory, verbose=arguments.verbose, settings=settings,
+        master=arguments.master, memory=memory, verbose=arguments.verbose, settings=settings,
         packages=packages, distribution=distribution, say=say,
     )  # fmt: skip
 

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from harness.clusters.abilities import SeesStrays
 from harness.clusters.base import EndsInParts, HostProcess, ListsMembers
 from harness.clusters.threads import all_of
 from nemesis.target import DOWN, PAUSED, RUNNING, ProcessMember, ProcessView
@@ -54,7 +55,8 @@ class _Loop:
 class ReplicaProcesses:
     """See nemesis.target.Processes. `process` gives the replica of a host as it was last started, `restart`
     starts it again with the same program; `hosts` are those that have one. `strays` finds processes of a host that none
-    of its programs is known to have started."""
+    of its programs is known to have started, as daemons are that a script has given an environment of their own; and
+    has them counted as theirs before a fault strikes."""
 
     def __init__(
         self,
@@ -62,7 +64,7 @@ class ReplicaProcesses:
         *,
         process: Callable[[str], HostProcess | None],
         restart: Callable[[str], Awaitable[None]],
-        strays: Callable[[str], Awaitable[Sequence[ProcessMember]]] | None = None,
+        strays: SeesStrays | None = None,
     ) -> None:
         self._hosts = tuple(hosts)
         self._process = process
@@ -142,7 +144,7 @@ class ReplicaProcesses:
         process = self._process(host)
         if not isinstance(process, ListsMembers):
             return None
-        members = {member.pid: member for member in await self._strays(host)} if self._strays is not None else {}
+        members = {member.pid: member for member in await self._strays.strays(host)} if self._strays is not None else {}
         return list((members | {member.pid: member for member in await process.members()}).values())
 
     def _known(self, hosts: Collection[str]) -> frozenset[str]:
@@ -166,6 +168,7 @@ class ReplicaProcesses:
             is_up = process.exit_status() is None
             if enders:
                 if is_up:
+                    await self._adopt_strays(host)
                     if await process.state() != DOWN:  # else it has ended by itself, and the news is on its way
                         self._ended[host] = process
                     self._forced.discard(host)
@@ -183,11 +186,16 @@ class ReplicaProcesses:
             if process is None:
                 raise RuntimeError(f"the replica of {host} was not started")
             if any(hold.pauses for hold in holds):
+                await self._adopt_strays(host)
                 await process.pause()
                 await _wait_for(process, PAUSED)
             elif await process.state() not in (RUNNING, DOWN):  # also where only some of its programs are paused
                 await process.resume()
                 await _wait_for(process, RUNNING)
+
+    async def _adopt_strays(self, host: str) -> None:
+        if self._strays is not None:
+            await self._strays.adopt_strays(host)
 
     async def _crash(self, hold: _Hold) -> None:
         hold.keeps_down = True

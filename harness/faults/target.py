@@ -213,7 +213,7 @@ class RunTarget:
             cluster.hosts,
             process=system.process,
             restart=system.restart,
-            strays=cluster.strays if isinstance(cluster, SeesStrays) else None,
+            strays=cluster if isinstance(cluster, SeesStrays) else None,
         )
         self._clock = harness_runtime(cluster).clock
         self._baseline_skew_ms: dict[str, float] = {}

@@ -233,6 +233,62 @@ def test_what_was_given_away_is_listed_and_ends_when_asked_for(tmp_path: Path) -
     with_host(tmp_path, scenario)
 
 
+def test_what_is_adopted_is_struck_with_its_program(tmp_path: Path) -> None:
+    async def scenario(host: Host) -> None:
+        async def strays(count: int) -> list[list[Any]]:
+            async with asyncio.timeout(20):
+                while True:
+                    found = list((await host.link.request("strays"))["strays"])
+                    if len(found) == count and {stray[3] for stray in found} <= {"sleep", "dash", "sh"}:
+                        return sorted(found)
+                    await asyncio.sleep(0.01)
+
+        async def letters(found: list[list[Any]], wanted: str) -> None:
+            async with asyncio.timeout(20):
+                for pid in [stray[0] for stray in found]:
+                    while (await host.link.request("state", {"pid": pid}))["letter"] != wanted:  # noqa: ASYNC110
+                        await asyncio.sleep(0.01)
+
+        async def spawn(*argv: str) -> int:
+            request = {"argv": ["sh", "-c", GIVE_AWAY, "sh", *argv], "environment": {}, "log": f"{tmp_path}/l"}
+            return int((await host.link.request("spawn", request))["pid"])
+
+        await spawn("sleep", "601")
+        older = await strays(1)
+        await asyncio.sleep(0.05)  # starts are told in hundredths of a second
+        program = await spawn("sh", "-c", "sleep 602; sleep 603")  # two processes
+        found = await strays(3)
+        of_program = [stray for stray in found if stray not in older]
+        wrong_start = [[pid, started + 1] for pid, started, *_ in of_program]
+        await host.link.request("adopt", {"pid": program, "strays": wrong_start})
+        assert len((await host.link.request("members", {"pid": program}))["members"]) == 1
+        await host.link.request("adopt", {"pid": program, "strays": [stray[:2] for stray in found]})
+        members = (await host.link.request("members", {"pid": program}))["members"]
+        assert {stray[0] for stray in of_program} < {member[0] for member in members}
+        assert older[0][0] not in [member[0] for member in members], "it was there before the program"
+        await host.link.request("signal", {"pid": program, "number": signal.SIGSTOP})
+        await letters(of_program, "T")
+        await letters(older, "S")
+        assert [stray[0] for stray in await strays(3)] == [stray[0] for stray in found], (
+            "faults of files miss them still"
+        )
+        await host.link.request("signal", {"pid": program, "number": signal.SIGCONT})
+        await letters(of_program, "S")
+        await host.link.request("signal", {"pid": program, "number": signal.SIGKILL})
+        assert await strays(1) == older
+
+        words = f"trap 'echo asked > {tmp_path}/asked; exit' TERM; echo > {tmp_path}/ready; sleep 604 & wait"
+        program = await spawn("sh", "-c", words)
+        found = await strays(3)
+        while not (tmp_path / "ready").exists():  # noqa: ASYNC110 - another process's
+            await asyncio.sleep(0.01)
+        await host.link.request("adopt", {"pid": program, "strays": [stray[:2] for stray in found]})
+        await host.link.request("signal", {"pid": program, "number": signal.SIGTERM})
+        assert await strays(1) == older and (tmp_path / "asked").read_text() == "asked\n"
+
+    with_host(tmp_path, scenario)
+
+
 def test_what_was_given_away_ends_with_the_agent(tmp_path: Path) -> None:
     pids = []
 

@@ -20,6 +20,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from harness import registry
+from harness.clusters.agent_cluster import AgentCluster
 from harness.clusters.local import LocalCluster
 from harness.errors import OperatorError
 from harness.faults.target import RunTarget
@@ -208,10 +209,46 @@ def state_of(pid: int) -> str:
         return ""
 
 
-@pytest.mark.parametrize(("nemesis", "variant"), [(KILL, "sigkill@n1"), (PAUSE, "sigstop@n1")])
-def test_a_fault_is_not_proven_while_a_daemon_that_was_given_away_serves(
+STRIKES = pytest.mark.parametrize(
+    ("nemesis", "variant"), [(KILL, "sigkill@n1"), (KILL, "terminate@n1"), (PAUSE, "sigstop@n1")]
+)
+
+
+@STRIKES
+def test_a_fault_strikes_a_daemon_that_was_given_away(
     write: Write, run_state: RunState, tmp_path: Path, nemesis: Nemesis, variant: str
 ) -> None:
+    async def main() -> None:
+        async with system_of(write(ASTRAY), run_state, tmp_path, 2) as system:
+            target = RunTarget(system._cluster, system)
+            [stray] = await system._cluster.strays("n1")
+            [other] = await system._cluster.strays("n2")
+            for fault_id in ("f1", "f2"):
+                planned = await nemesis.plan(target, random.Random(1), fault_id=fault_id, variant=variant)
+                await nemesis.inject(target, planned)
+                for proof in (await nemesis.prove(target, planned), await nemesis.prove_met(target, planned)):
+                    assert proof.proven, proof
+                assert state_of(stray.pid) == ("T" if nemesis is PAUSE else "")
+                await nemesis.heal(target, planned)
+                assert (await system.recover(timeout_s=20.0)).valid is True
+                [now] = await system._cluster.strays("n1")
+                assert (now.pid == stray.pid) == (nemesis is PAUSE)
+                stray = now
+            assert [each.pid for each in await system._cluster.strays("n2")] == [other.pid]
+
+    asyncio.run(main())
+    assert not run_state.claims
+
+
+@STRIKES
+def test_a_fault_is_not_proven_while_a_daemon_that_was_given_away_serves(
+    write: Write, run_state: RunState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nemesis: Nemesis, variant: str
+) -> None:
+    async def adopt_none(self: AgentCluster, host: str) -> None:
+        assert await self.strays(host)
+
+    monkeypatch.setattr(AgentCluster, "adopt_strays", adopt_none)
+
     async def main() -> None:
         async with system_of(write(ASTRAY), run_state, tmp_path, 2) as system:
             target = RunTarget(system._cluster, system)
