@@ -287,6 +287,8 @@ def render(results: Mapping[str, Any]) -> str:
         if reasons := results.get(name, {}).get("reasons"):
             lines += ["", f"{name}, all that were not valid, by reason (# for what varies):", ""]
             lines += [f"- {count} {kind}" for kind, count in sorted(reasons.items(), key=lambda each: -each[1])]
+        for paragraph in results.get(name, {}).get("explained", ()):  # by hand
+            lines += ["", paragraph]
     lines += ["", *_measured_on(results)]
     lines += ["", "The same campaigns by hand:", ""]
     lines += [f"    {CAMPAIGNS[name].command}" for name in CAMPAIGNS if name in results]
@@ -318,6 +320,8 @@ def _measured_on(results: Mapping[str, Any]) -> list[str]:
                 f"{again['valid']:,} valid, {again['invalid']} invalid, {again['stuck']} stuck, "
                 f"{again['unknown']} unknown, {again['operations']:,} operations under {again['faults']:,} faults.",
             ]
+            reasons = sorted(again.get("reasons", {}).items(), key=lambda each: -each[1])
+            lines += [""] * bool(reasons) + [f"- {count} {kind}" for kind, count in reasons]
     return lines
 
 

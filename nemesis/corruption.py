@@ -88,6 +88,7 @@ class BitFlip(FormNemesis):
         flipped = disks_of(target).flipped(injection.fault_id)
         hosts: Sequence[str] = injection.value["hosts"]
         failed = [f"no bit of {host} was flipped" for host in hosts if host not in flipped]
+        failed += [f"{host}: {bits}" for host, bits in flipped.items() if bits.before == bits.after]
         detail = "; ".join(failed) if failed else "; ".join(f"{host}: {flipped[host]}" for host in hosts)
         exercised, words = await _read(target, injection, timeout_s=0.0 if failed else READ_TIMEOUT_S)
         return Proof(

@@ -218,12 +218,12 @@ class Inode:
         return size if rng.random() < 0.5 else durable_size
 
     def flip_bit(self, offset: int, bit: int) -> None:
-        """Change one bit on the medium. It shows at once, unless the cache holds newer bytes of that block."""
-        saved = self.layers[0].saved
+        """Change one bit of a byte as programs see it, and on the medium where that has the same byte."""
         block, within = divmod(offset, BLOCK_BYTES)
-        if block in saved and within < len(saved[block]):
-            data = bytearray(saved[block])
-            data[within] ^= 1 << bit
-            saved[block] = bytes(data)
-        else:
-            self.cache[offset] ^= 1 << bit
+        before = self.cache[offset]
+        after = before ^ 1 << bit
+        for saved in (*(layer.saved for layer in self.layers), self._lost):
+            data = saved.get(block, b"")
+            if data[within : within + 1] == bytes((before,)):
+                saved[block] = data[:within] + bytes((after,)) + data[within + 1 :]
+        self.cache[offset] = after

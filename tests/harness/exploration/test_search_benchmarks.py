@@ -42,10 +42,12 @@ def test_reasons_that_differ_in_what_varies_are_one() -> None:
 def test_the_page_says_every_reason_and_how_often() -> None:
     known = dict.fromkeys(("seeds", "valid", "invalid", "unknown", "operations", "faults", "took_s"), 0)
     seen = {"commit": "c" * 40, "failures": [], **known, "seeds": 30, "valid": 27, "unknown": 3}
-    page = render({"every-fault-log": {**seen, "reasons": {"unknown: no call": 1, "unknown: no fault": 2}}})
+    page = render(
+        {"every-fault-log": {**seen, "reasons": {"unknown: no call": 1, "unknown: no fault": 2}, "explained": ["Why."]}}
+    )
     lines = page.splitlines()
     at = lines.index("every-fault-log, all that were not valid, by reason (# for what varies):")
-    assert lines[at + 2 : at + 4] == ["- 2 unknown: no fault", "- 1 unknown: no call"]
+    assert lines[at + 2 : at + 6] == ["- 2 unknown: no fault", "- 1 unknown: no call", "", "Why."]
 
 
 def test_the_page_says_where_the_code_was_mended_on_the_way() -> None:
@@ -55,13 +57,15 @@ def test_the_page_says_where_the_code_was_mended_on_the_way() -> None:
         {"commit": "d" * 40, "seeds": 30000, "why": "a fault was mended."},
     ]
     again = {**known, "commit": "c" * 40, "first": 24000, "seeds": 6000, "valid": 5998, "unknown": 2, "stuck": 0}
+    again["reasons"] = {"unknown: nobody led": 2}
     lines = render(
         {"every-fault-log": {"commit": "c" * 40, "failures": [], **known, "began_on": began_on, "again": [again]}}
     ).splitlines()
     assert "Seeds 0 to 23,999 of every-fault-log were run on commit bbbbbbbbbbbb: a rule was mended." in lines
     assert "Seeds 24,000 to 29,999 of every-fault-log were run on commit dddddddddddd: a fault was mended." in lines
     said = "Seeds 24,000 to 29,999 of every-fault-log were run again on commit cccccccccccc: 5,998 valid, 0 invalid, "
-    assert any(line.startswith(said + "0 stuck, 2 unknown") for line in lines)
+    [at] = [at for at, line in enumerate(lines) if line.startswith(said + "0 stuck, 2 unknown")]
+    assert lines[at + 1 : at + 3] == ["", "- 2 unknown: nobody led"]
 
 
 def test_of_many_failures_the_invalid_ones_are_kept() -> None:

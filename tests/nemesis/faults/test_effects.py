@@ -655,6 +655,21 @@ def test_a_replica_without_the_file_is_no_victim_of_a_flipped_bit(
     run_virtual(main())
 
 
+def test_a_bit_that_is_as_it_was_is_no_flipped_bit(make_fault_target: Any, plan_fault: Any, run_virtual: Run) -> None:
+    async def main() -> None:
+        target = make_fault_target(5)
+        target.disks.flipped_reads = 1
+        injection = await plan_fault(BIT_FLIP, target, "log@n1")
+        await BIT_FLIP.inject(target, injection)
+        assert (await BIT_FLIP.prove(target, injection)).proven
+        flipped = target.disks.flips[injection.fault_id]
+        flipped["n1"] = dataclasses.replace(flipped["n1"], after=flipped["n1"].before)
+        proof = await BIT_FLIP.prove(target, injection)
+        assert not proof.proven and "is 0x00, was 0x00" in proof.detail
+
+    run_virtual(main())
+
+
 def test_bits_are_flipped_in_files_that_the_system_names_and_in_no_others(
     make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:

@@ -462,6 +462,14 @@ def test_bits_flip_at_rest(simulate: Simulate) -> None:
         assert bytes(disk.inode("/d/f").cache) == b"\0\0\0@\0\0\0\0"
         with pytest.raises(OSError, match="Invalid"):
             disk.flip_bit("/d/f", 8)
+        # What is not synced yet flips where it is: nobody would read what only the medium has.
+        disk.inode("/d/f").write(4, b"abcdefgh")
+        for offset, bit in ((0, 1), (4, 0), (10, 2)):
+            disk.flip_bit("/d/f", offset, bit)
+        assert bytes(disk.inode("/d/f").cache) == b"\2\0\0@\x60bcdefch"
+        assert disk.inode("/d/f").durable_content() == b"\2\0\0@\0\0\0\0"
+        disk.flip_bit("/d/f", 0, 1)
+        assert disk.inode("/d/f").durable_content() == b"\0\0\0@\0\0\0\0", "put back there too"
         with pytest.raises(FileNotFoundError):
             disk.flip_bit("/d/g", 0)
 
@@ -570,6 +578,26 @@ def test_a_flipped_bit_counts_as_read_once_a_process_has_read_its_byte(simulate:
         assert await disks.met("f1") == {}
         await run_on(world, "a", read_all)
         assert (await disks.met("f2"))["a"].met == 1
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("is_synced", [True, False])
+def test_a_bit_flips_and_comes_back_whether_its_block_is_synced_or_not(simulate: Simulate, is_synced: bool) -> None:
+    async def scenario(world: Any) -> None:
+        disks = SimDisks(world.loop, {"a": world["a"]}, {"a": "/data"})
+
+        async def write(disk: Disk) -> None:
+            disk.make_dirs("/data")
+            await disk.open("/data/log").write(0, bytes(range(1, 101)) + bytes(50), sync=True)
+            await disk.open("/data/log").write(100, b"more", sync=is_synced)
+
+        await run_on(world, "a", write)
+        world["a"].kill()
+        flipped = await disks.flip_bit("f1", "a", files="log", place=0.5, bit=3)
+        assert flipped.after == flipped.before ^ 8 == world["a"].disk.inode("/data/log").cache[flipped.offset]
+        await disks.release("f1")
+        assert bytes(world["a"].disk.inode("/data/log").cache) == bytes(range(1, 101)) + b"more" + bytes(46)
 
     simulate(scenario)
 
