@@ -80,8 +80,8 @@ class SimDisk:
         """Kind -> part of the operations that fail with EIO."""
         self.noted: dict[str, int] = {}
         """What processes have met of faults, and CHANGED -> how often: "stall-sync", "fail-write", "slow", "full"."""
-        self.watched: dict[Inode, dict[str, int]] = {}
-        """File with flipped bits -> fault -> where its bit is."""
+        self.watched: dict[Inode, dict[str, tuple[int, int, int]]] = {}
+        """File with flipped bits -> fault -> where the byte is, which bit of it, and what that became."""
         self._stalled: dict[str, None] = {}
         self._parked: list[tuple[str, Callable[[], None]]] = []
         """Operations that wait, with their kinds."""
@@ -119,9 +119,9 @@ class SimDisk:
             self.noted[what] = self.noted.get(what, 0) + 1
 
     def note_read(self, inode: Inode, offset: int, size_bytes: int) -> None:
-        """A process reads a file that has flipped bits: count those that it reads."""
-        for fault_id, at in self.watched[inode].items():
-            if offset <= at < offset + size_bytes:
+        """A process reads a file that has flipped bits: count those that it reads, unless they were written since."""
+        for fault_id, (at, bit, flipped) in self.watched[inode].items():
+            if offset <= at < min(offset + size_bytes, len(inode.cache)) and inode.cache[at] & bit == flipped:
                 self.note(flipped_key(fault_id))
 
     def waits(self, kinds: Collection[str]) -> bool:

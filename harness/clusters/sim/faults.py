@@ -250,8 +250,9 @@ class SimDisks:
         offset = min(int(found[path] * place), found[path] - 1)
         before = disk.inode(path).cache[offset]
         disk.flip_bit(path, offset, bit)
-        disk.watched.setdefault(disk.inode(path), {})[fault_id] = offset
-        flipped = BitFlipped(path, offset, before, disk.inode(path).cache[offset])
+        after = disk.inode(path).cache[offset]
+        disk.watched.setdefault(disk.inode(path), {})[fault_id] = (offset, before ^ after, (before ^ after) & after)
+        flipped = BitFlipped(path, offset, before, after)
         self._flipped.add(fault_id, host, flipped)
         return flipped
 

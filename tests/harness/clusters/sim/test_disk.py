@@ -579,6 +579,14 @@ def test_a_flipped_bit_counts_as_read_once_a_process_has_read_its_byte(simulate:
         await run_on(world, "a", read_all)
         assert (await disks.met("f2"))["a"].met == 1
 
+        async def write_and_read(disk: Disk) -> None:
+            await disk.open("/data/log").write(again.offset, bytes((again.before,)))
+            disk.read_file("/data/log")
+
+        world["a"].kill()
+        await run_on(world, "a", write_and_read)
+        assert (await disks.met("f2"))["a"].met == 1, "another byte is in its place"
+
     simulate(scenario)
 
 
