@@ -294,7 +294,8 @@ class _Conductor:
                 end_with_parent(course_pid)
                 if branch.act is not None:
                     branch.act()
-                gc.freeze()  # what was there before is not looked through, and so not copied
+                if hasattr(gc, "freeze"):  # PyPy's collector has no such knob
+                    gc.freeze()  # what was there before is not looked through, and so not copied
                 self._self = number, seed
                 self._forked.clear()
                 directory = f"{number}.{seed}"

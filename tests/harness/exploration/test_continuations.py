@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -178,6 +179,12 @@ def test_another_history_is_noticed_by_its_first_event(monkeypatch: pytest.Monke
     assert compared([*lines, "{}\n"]).parts_at is None, "the stored run may be longer"
     assert compared([*lines[:7], lines[7].replace('"process"', '"Process"'), *lines[8:]]).parts_at == 8
     assert compared(lines[:9]).parts_at == 10
+
+
+def test_a_collector_that_sets_nothing_aside_will_do(zero_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(continuations, "gc", SimpleNamespace())  # as on PyPy, which has no freeze()
+    course = follow(parts(), passage(zero_s, Branch(at_s=1.0, seeds=(1,))))
+    assert [fate.fails for fate in course.fates] == [False]
 
 
 def test_what_goes_wrong_in_a_process_is_said(zero_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
