@@ -5,9 +5,10 @@ One that is ignored when the command starts, as SIGHUP is under nohup, stays ign
 
 from __future__ import annotations
 
-__all__ = ["ended_by_signals", "interrupted_by_signals"]
+__all__ = ["ended_by_signals", "fork", "interrupted_by_signals"]
 
 import contextlib
+import os
 import signal
 from collections.abc import Callable, Iterator
 from typing import NoReturn
@@ -31,6 +32,25 @@ def interrupted_by_signals() -> contextlib.AbstractContextManager[None]:
         raise KeyboardInterrupt
 
     return _handled(interrupt)
+
+
+def fork() -> int:
+    """os.fork, during which these signals and Ctrl-C wait; a child whose parent they then interrupt is killed. What
+    their handlers raise within the hooks that Python calls around a fork, those of logging for one, is ignored: the
+    command would go on as if nobody had asked it to end."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, *_ENDING))
+    pid = 0
+    try:
+        pid = os.fork()
+    finally:
+        try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        except BaseException:
+            if pid:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            raise
+    return pid
 
 
 @contextlib.contextmanager

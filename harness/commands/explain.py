@@ -1,6 +1,7 @@
 """`harness explain RUN`: where the violation of a simulated run was decided.
 
-Leaves explain.json in the run's directory and writes its report again, with the curve.
+Leaves explain.json in the run's directory and writes its report again, with the curve. A search that is interrupted
+keeps the moments that it has looked at, but in the place of no moment that an earlier one has found.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from harness.exploration.deciding import Deciding, Search, Violation, decide, vi
 from harness.exploration.rehearsal import SIMULATED, parts_of
 from harness.pasteable import harness_command, pasteable
 from harness.report import OutputConsole
-from harness.report.deciding import sentences_of
+from harness.report.deciding import jump_of, sentences_of
 from harness.report.page import write_report
 from harness.signals import interrupted_by_signals
-from harness.store import RunDir, RunStatus, require_writable, store_of
+from harness.store import RunDir, RunStatus, StoreError, require_writable, store_of
 from harness.test import Test, test_from_json
 from nemesis.schedule import ScheduleError, load_schedule
 
@@ -36,8 +37,8 @@ UNDECIDED = 2
 
 
 def explain_command(arguments: argparse.Namespace) -> int:
-    """Explain a stored run. Returns 0 where a moment was found, else 2. Raises OperatorError for a run that is valid,
-    was not simulated, or is not repeated by this version."""
+    """Explain a stored run. Returns 0 where a moment was found, else 2 (so when interrupted before). Raises
+    OperatorError for a run that is valid, was not simulated, or is not repeated by this version."""
     if arguments.points * arguments.runs > MAX_CONTINUATIONS:
         raise OperatorError(f"--points times --runs must be at most {MAX_CONTINUATIONS:,} continuations")
     if arguments.runs < MIN_RUNS:
@@ -73,13 +74,25 @@ def explain_command(arguments: argparse.Namespace) -> int:
     again = f"{harness_command()} explain {pasteable(str(run_dir.path))} --points {search.points} --runs {search.runs}"
     again += f" --seed {seed}" + (f" --check {arguments.check}" if arguments.check else "")
     explanation = {**found.to_json(), "repeat": again}
-    run_dir.write_explanation(explanation)
-    write_report(run_dir.path, test.to_json(), results, run_dir.history_path)
+    is_kept = found.jump is not None or not found.is_interrupted or _jump_before(run_dir) is None
+    if is_kept:
+        run_dir.write_explanation(explanation)
+        write_report(run_dir.path, test.to_json(), results, run_dir.history_path)
     if arguments.json:
         print(json.dumps(explanation, indent=2, sort_keys=True))
     else:
         _show(found, run_dir, test, again)
+    if not is_kept:
+        console.print("the report keeps the moment that was found before", highlight=False)
     return 0 if found.jump is not None else UNDECIDED
+
+
+def _jump_before(run_dir: RunDir) -> tuple[float, float] | None:
+    """The moment that an earlier search has found; None where there is none that can be read."""
+    try:
+        return jump_of(run_dir.read_explanation() or {})
+    except StoreError:
+        return None
 
 
 def _chosen(violations: list[Violation], check: str) -> list[Violation]:

@@ -39,6 +39,7 @@ from harness.judge import judge
 from harness.runner import Observed, Run, SilentListener
 from harness.runtime import harness_runtime
 from harness.scratch import scratch_directory
+from harness.signals import fork
 
 __all__ = ["INVARIANTS", "ONLINE", "Branch", "Course", "Fate", "Passage", "Symptom", "follow"]
 
@@ -134,7 +135,7 @@ def follow(parts: Parts, passage: Passage) -> Course:
     sys.stderr.flush()
     with scratch_directory("course") as directory:
         parent = os.getpid()
-        pid = os.fork()
+        pid = fork()
         if pid == 0:
             os.close(read_fd)
             _perform(parts, passage, directory, write_fd, parent)

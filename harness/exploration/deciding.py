@@ -169,6 +169,8 @@ class Deciding:
     jump: Jump | None = None
     is_cut_short: bool = False
     """Whether no more moments could be looked at before one was found."""
+    is_interrupted: bool = False
+    """Whether somebody has ended the search; `points` are those that were looked at by then."""
     account: list[Happening] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -180,7 +182,8 @@ class Deciding:
         return {
             "violation": asdict(self.violation), "seed": self.seed, "runs": self.runs, "begin_s": self.begin_s,
             "end_s": self.end_s, "points": [asdict(point) for point in self.curve_points()], "jump": jump,
-            "is_cut_short": self.is_cut_short, "account": [asdict(one) for one in self.account],
+            "is_cut_short": self.is_cut_short, "is_interrupted": self.is_interrupted,
+            "account": [asdict(one) for one in self.account],
         }  # fmt: skip
 
     def curve_points(self) -> list[Point]:
@@ -388,7 +391,8 @@ class Search:
 
 def decide(parts: Parts, violations: Sequence[Violation], history_path: Path, search: Search) -> Deciding:
     """Look for the moment at which a violation of a stored run was decided: the first of them that has one, else the
-    first. Raises OperatorError where this version does not repeat the run, or a violation does not show in it.
+    first. One that is interrupted ends with the moments that it has. Raises OperatorError where this version does not
+    repeat the run, or a violation does not show in it; KeyboardInterrupt before any moment was looked at.
     """
     tried: list[Deciding] = []
     left = search.points
@@ -408,11 +412,17 @@ def decide(parts: Parts, violations: Sequence[Violation], history_path: Path, se
         search.say(f"{violation.check}: {violation.text[:160]}")
         decider = _Decider(parts, found, search, zero_s=first.zero_s, left=left)
         tried.append(found)
-        found.jump = decider.search()
+        try:
+            found.jump = decider.search()
+            found.account = [] if found.jump is None else decider.account(found.jump)
+        except KeyboardInterrupt:
+            found.points = [point for point in found.points if point.runs + point.undecided]
+            if not found.points:
+                raise
+            found.is_interrupted = True
         left = decider.left
-        found.is_cut_short = found.jump is None and left == 0
-        if found.jump is not None:
-            found.account = decider.account(found.jump)
+        found.is_cut_short = found.jump is None and left == 0 and not found.is_interrupted
+        if found.jump is not None or found.is_interrupted:
             return found
         if left == 0:
             others = len(violations) - len(tried)

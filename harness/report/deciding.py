@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from harness.report.svg import element, percent
-from harness.units import clip
+from harness.units import clip, plural
 
 HEIGHT_PX = 130
 TOP_PX, BOTTOM_PX = 8, 20
@@ -70,6 +70,8 @@ def sentences_of(explanation: Mapping[str, Any]) -> list[str]:
     words = clip(violation.get("text") or "", 300) if isinstance(violation, Mapping) else ""
     found = [f"Explained: {words}"] if words else []
     if moment is None or not isinstance(jump, Mapping):
+        if explanation.get("is_interrupted") is True and (healed or planned):
+            return [*found, _interrupted(planned, healed)]
         first = healed[:1] or planned[:1]
         if first and first[0].share >= ALWAYS and healed:
             if _fails_mostly(first[0]):
@@ -107,6 +109,20 @@ def sentences_of(explanation: Mapping[str, Any]) -> list[str]:
         f"randomness and no fault, {_of(one)} fail; from the second, {_of(other)}."
     )
     return found
+
+
+def _interrupted(planned: Sequence[_Point], healed: Sequence[_Point]) -> str:
+    """What is known where somebody has ended the search."""
+    looked = f"Interrupted when {plural(len(planned) + len(healed), 'moment')} had been looked at"
+    curve = healed if len(healed) > 1 else planned
+    rises = [ends for ends in pairwise(curve) if ends[0].share < ends[1].share]
+    if not rises:
+        return f"{looked}: none of them decides it so far."
+    one, other = max(rises, key=lambda ends: (ends[1].share - ends[0].share, ends[0].at_s - ends[1].at_s))
+    return (
+        f"{looked}: the steepest rise so far, from {_of(one)} that fail to {_of(other)}, lies between "
+        f"{_moment(one.at_s)} and {_moment(other.at_s)}."
+    )
 
 
 def _fails_mostly(point: _Point) -> bool:

@@ -115,6 +115,33 @@ def test_report_and_replay_show_it(
     assert [int(one) for one in packed.groups()] == [round(jump[name] * 1e6) for name in ("before_s", "after_s")]
 
 
+def test_a_search_that_is_interrupted_keeps_its_moments_but_for_one_that_was_found(
+    explained: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    run, _ = explained
+    fresh = tmp_path / "fresh"
+    shutil.copytree(run, fresh)
+    (fresh / "explain.json").unlink()
+    for directory, kept in ((fresh, None), (run, (run / "explain.json").read_text())):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "harness", "explain", str(directory), "--points", "40", "--runs", "30"],
+            env={"PYTHONPATH": str(ROOT), "PATH": ""}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert process.stderr is not None
+        while "moments: from" not in process.stderr.readline():
+            assert process.poll() is None
+        process.terminate()
+        said, rest = process.communicate(timeout=60)
+        assert process.returncode == 2, rest
+        assert "the steepest rise so far, from 0 of 10 that fail to 10 of 10" in " ".join(said.split())
+        assert ("the report keeps the moment that was found before" in rest) is (kept is not None)
+        if kept is None:
+            assert json.loads((directory / "explain.json").read_text())["is_interrupted"] is True
+            assert "Interrupted when" in (directory / "report.html").read_text()
+        else:
+            assert (directory / "explain.json").read_text() == kept
+
+
 def changed(place: Path, name: str, **changes: object) -> str:
     """A copy of the run with another value somewhere in one of its files; its path."""
     (run,) = place.glob("store/*/2*")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from harness.report.console import _keys_unseen
-from harness.signals import ended_by_signals, interrupted_by_signals
+from harness.signals import ended_by_signals, fork, interrupted_by_signals
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,6 +38,32 @@ def test_what_nohup_ignores_stays_ignored() -> None:
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_what_comes_in_the_hooks_of_a_fork_interrupts_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted: list[int] = []
+    pids: list[int] = []
+    really_fork = os.fork
+
+    def signalled() -> None:
+        if wanted:
+            os.kill(os.getpid(), wanted.pop())
+
+    def noted() -> int:
+        pids.append(really_fork())
+        return pids[-1]
+
+    os.register_at_fork(after_in_parent=signalled)
+    monkeypatch.setattr(os, "fork", noted)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        wanted.append(number)
+        with pytest.raises(KeyboardInterrupt), interrupted_by_signals():
+            if fork() == 0:
+                signal.pause()  # until it is killed
+        assert not wanted
+        with pytest.raises(ChildProcessError):
+            os.waitpid(pids[-1], os.WNOHANG)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
 
 
 def test_a_terminal_that_was_closed_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,6 +136,38 @@ def test_a_search_that_had_too_few_moments_is_told_from_one_that_found_none() ->
     assert (none.jump, none.is_cut_short) == (None, False)
 
 
+def never(_: Parts, passage: Passage) -> Course:
+    """Performs the run itself; the first moment is interrupted."""
+    if passage.branches:
+        raise KeyboardInterrupt
+    return Course(zero_s=ZERO_S, end_s=9.0, fails=True)
+
+
+@pytest.mark.parametrize("passages", range(2, 7))
+def test_a_search_that_is_interrupted_has_the_moments_that_it_looked_at(passages: int) -> None:
+    asked: list[int] = []
+    whole = made_up(lambda at_s, _: float(at_s >= 3.0), asked)
+
+    def some(given: Parts, passage: Passage) -> Course:
+        if len(asked) == passages:
+            raise KeyboardInterrupt
+        return whole(given, passage)
+
+    parts = parts_of(*SCENARIOS["no-step-down"].run_of("no-step-down", 1))
+    search = Search(seed=1, points=40, runs=30, jobs=1, say=quiet, perform=some)
+    found = decide(parts, [VIOLATION], Path("none"), search)
+    assert found.is_interrupted and found.jump is None and not found.is_cut_short
+    assert len(found.points) == sum(asked)
+    assert all(point.runs for point in found.points)
+
+
+def test_a_search_that_is_interrupted_at_once_has_nothing() -> None:
+    parts = parts_of(*SCENARIOS["no-step-down"].run_of("no-step-down", 1))
+    search = Search(seed=1, points=40, runs=30, jobs=1, say=quiet, perform=never)
+    with pytest.raises(KeyboardInterrupt):
+        decide(parts, [VIOLATION], Path("none"), search)
+
+
 @pytest.mark.parametrize("points", [1, 2, 10, 40])
 def test_where_one_violation_takes_all_moments_the_others_get_none(points: int) -> None:
     said: list[str] = []

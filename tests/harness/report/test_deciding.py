@@ -35,6 +35,16 @@ VIOLATION = {"text": "n1 has lost it"}
             {"points": [point(0.0, 1, 0)], "jump": None, "is_cut_short": False},
             "Of so few runs nothing follows: 1 of 1 fail from the start on without any fault. --runs makes more.",
         ),
+        (
+            {"points": [point(0.0, 0, 10), point(2.0, 1, 9), point(4.0, 9, 1)], "jump": None, "is_interrupted": True},
+            "Interrupted when 3 moments had been looked at: the steepest rise so far, from 1 of 10 that fail to 9 of "
+            "10, lies between 2.0000 s and 4.0000 s.",
+        ),
+        (
+            {"points": [point(0.0, 10, 0, has_faults=True)], "jump": None, "is_interrupted": True},
+            "Interrupted when 1 moment had been looked at: none of them decides it so far.",
+        ),
+        ({"points": [], "jump": None, "is_interrupted": True}, "No run was continued."),
         ({"points": [], "jump": None}, "No run was continued."),
         ({"points": "odd", "jump": 7}, "No run was continued."),
     ],
