@@ -15,6 +15,8 @@ from harness.errors import OperatorError
 from harness.execution import Parts, perform
 from harness.exploration.continuations import INVARIANTS, Course, Fate, Passage, Symptom, follow
 from harness.exploration.deciding import (
+    FEWEST_FIRST,
+    FIRST_SHARE,
     MIN_WIDTH_S,
     MOST,
     PARTS,
@@ -68,6 +70,22 @@ def searched(
     parts = parts_of(*SCENARIOS["no-step-down"].run_of("no-step-down", 1))
     found = decide(parts, [VIOLATION], Path("none"), search)
     return found, len(found.points)
+
+
+@settings(max_examples=60, deadline=None)
+@given(step_s=st.floats(0.1, 7.9), width_s=st.floats(0.0, 2.0), runs=st.integers(2, 40))
+def test_where_continuations_agree_there_are_no_more_of_them(step_s: float, width_s: float, runs: int) -> None:
+    def rising(at_s: float, _: bool) -> float:
+        return min(1.0, max(0.0, (at_s - step_s) / width_s if width_s else float(at_s >= step_s)))
+
+    found, _ = searched(rising, runs=runs)
+    first = max(-(-runs // FIRST_SHARE), min(FEWEST_FIRST, runs))
+    ends = [] if found.jump is None else [found.jump.before, found.jump.after]
+    for point in found.points:
+        agree = point.fails in (0, point.runs)
+        assert point.runs <= first or point.runs == runs
+        assert point.runs == runs or agree or point.runs == -(-runs // FIRST_SHARE), "it is one of the first moments"
+        assert point.runs == runs or point not in ends
 
 
 @settings(max_examples=100, deadline=None)
