@@ -169,7 +169,9 @@ async def _met(
         return None, "", list(unmet.values())
     words = ", ".join(f"{host} {plural(seen.met, 'call')}" for host, seen in sorted(counted.items()) if seen.met)
     exercised = any(seen.met for seen in counted.values())
-    return exercised, f"; met by {words}" if exercised else "; no replica has made such a call", list(unmet.values())
+    past = "".join(f"; of {host} {seen.past}" for host, seen in sorted(counted.items()) if seen.past)
+    met_words = f"; met by {words}" if exercised else "; no replica has made such a call"
+    return exercised, f"{met_words}{past}", list(unmet.values())
 
 
 async def _probe(target: Target, host: str, stall: str | None) -> DiskProbe:

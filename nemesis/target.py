@@ -346,10 +346,12 @@ class ClockReading:
 @dataclass(frozen=True, slots=True)
 class FaultMet:
     """What the replica of one host has met of a fault since it began, its children included: how many `calls` it made
-    that the fault is about, and how many of them `met` it. None where that cannot be counted."""
+    that the fault is about, and how many of them `met` it. None where that cannot be counted. `past` says in words what
+    else it does that may go past the fault; empty where nothing of the kind is known."""
 
     calls: int | None
     met: int | None
+    past: str = ""
 
 
 class Clocks(Protocol):

@@ -195,6 +195,12 @@ def _grown(columns: Sequence[str], before: Mapping[int, ProgramCounts], now: Map
     )
 
 
+def _unseen(buffered: int) -> str:
+    """Of openings to write by the C library's own buffers, which call no function of the shim."""
+    openings = plural(buffered, "opening")
+    return f"{openings} by the C library's fopen, whose buffers it does not see (--mechanism seccomp sees them)"
+
+
 class ShimDisks:
     """See nemesis.target.Disks."""
 
@@ -283,10 +289,7 @@ class ShimDisks:
             more = f" and {len(kept) - MAX_NAMED} more" if len(kept) > MAX_NAMED else ""
             detail += f"; kept is what it wrote by mappings of {', '.join(kept[:MAX_NAMED])}{more}"
         if buffered:
-            detail += (
-                f"; {plural(buffered, 'opening')} by the C library's fopen, whose buffers it does not see "
-                "(--mechanism seccomp sees them)"
-            )
+            detail += f"; {_unseen(buffered)}"
         cut = PowerCut(operations, size_bytes, detail, recorded)
         self._lost.setdefault(fault_id, {})[host] = cut
         return cut
@@ -405,8 +408,10 @@ class ShimDisks:
                 syncs = _grown(("syncs",), begun[fault_id][host], counts) if kind == "shutdown" else 0
                 found[host] = FaultMet(None, syncs or None)
                 continue
+            buffered = 0 if kind in (*WATCHED_KINDS, "error-read") else _grown(("buffered",), {}, counts)
             found[host] = FaultMet(
                 calls=_grown(columns, begun[fault_id][host], counts) if columns else None,
                 met=_grown((effect,), before[fault_id][host], counts),
+                past=_unseen(buffered) if buffered else "",
             )
         return found

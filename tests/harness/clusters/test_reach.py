@@ -464,6 +464,43 @@ def test_a_power_cut_says_that_it_does_not_see_the_buffers_of_the_c_library(
     assert [cut.detail.endswith(said) for cut in lost] == [expected], lost
 
 
+@pytest.mark.parametrize("calls_too", [True, False])
+def test_a_disk_fault_says_that_it_does_not_see_the_buffers_of_the_c_library(tmp_path: Path, calls_too: bool) -> None:
+    """The program writes by fwrite, and beside that by calls, or not: then it meets nothing."""
+    script = (
+        "import ctypes, os, sys, time\n"
+        "libc = ctypes.CDLL(None)\n"
+        "libc.fopen.restype = ctypes.c_void_p\n"
+        "other = os.open(sys.argv[1] + '/log', os.O_WRONLY | os.O_CREAT)\n"
+        "os.write(other, b'1')\n"
+        "stream = ctypes.c_void_p(libc.fopen((sys.argv[1] + '/buffered').encode(), b'a'))\n"
+        "while True:\n"
+        "    libc.fwrite(b'line', 1, 4, stream)\n"
+        "    libc.fflush(stream)\n"
+        "    time.sleep(0.005)\n"
+        "    try:\n"
+        f"        os.write(other, b'line') if {calls_too} else None\n"
+        "    except OSError:\n"
+        "        pass\n"
+    )
+    said = "; of n1 1 opening by the C library's fopen, whose buffers it does not see (--mechanism seccomp sees them)"
+
+    async def scenario(target: Target) -> None:
+        injection = fault(DISK_ERROR, "write@n1")
+        await DISK_ERROR.inject(target, injection)
+        proof = await DISK_ERROR.prove(target, injection)
+        written = await wrote(target.cluster, name="buffered")
+        await wrote(target.cluster, written, name="buffered")  # so that had it met anything, it would be seen
+        met = await DISK_ERROR.prove_met(target, injection)
+        await DISK_ERROR.heal(target, injection)
+        assert proof.proven and met.proven, (proof, met)
+        assert met.exercised is calls_too, met
+        assert met.detail.endswith(said), met
+        assert met.detail.startswith("met by n1" if calls_too else "no replica has made such a call"), met
+
+    on_a_host(tmp_path, lambda data: [sys.executable, "-c", script, data], scenario, mechanism="preload")
+
+
 def test_a_power_cut_says_one_and_not_ones(tmp_path: Path) -> None:
     script = (
         "import os, sys, time\n"
