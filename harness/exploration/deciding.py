@@ -84,6 +84,9 @@ FEWEST_FIRST = 6
 
 WITH_FAULTS, WITHOUT_FAULTS = True, False
 
+LOAD_BEGINS_S = 0.0
+"""Of the test's time. What comes before is that the cluster starts."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
@@ -340,17 +343,31 @@ class _Decider:
             return None
         load_s = self._parts.test.time_limit_s if found.violation.at_s is None else None
         coarse = coarse_moments(found.begin_s, found.end_s, load_s=load_s)
-        self.add([found.begin_s], has_faults=WITH_FAULTS, is_coarse=True)
-        begins_high = any(point.share >= ALWAYS for point in found.curve(has_faults=WITH_FAULTS))
-        for has_faults in (WITHOUT_FAULTS,) if begins_high else (WITH_FAULTS, WITHOUT_FAULTS):
+        order = self._order([at_s for at_s in coarse if at_s <= LOAD_BEGINS_S])
+        for has_faults in order:
             self.add(coarse, has_faults=has_faults, is_coarse=True)
             first = best_jump(found.curve(has_faults=has_faults))
             # A rise that is no clear one is not worth the moments that the other curve needs.
-            is_doubtful = has_faults and (first is None or first.rise < MOST)
+            is_doubtful = has_faults is not order[-1] and (first is None or first.rise < MOST)
             jump = self._settle(has_faults=has_faults, reserve=len(coarse) + 2 * PARTS if is_doubtful else 0)
             if jump is not None:
                 return jump
         return None
+
+    def _order(self, start: Sequence[float]) -> Sequence[bool]:
+        """Which curves to look at, by that of the planned faults at the `start`, the moments until the load begins.
+
+        Where they make every run fail from the first one on, there is no rise to look for. Where they do from the
+        load's beginning on, a rise before it says who led by then; that healing comes too late says more.
+        """
+        self.add(start[:1], has_faults=WITH_FAULTS, is_coarse=True)
+        if any(point.share >= ALWAYS for point in self._found.curve(has_faults=WITH_FAULTS)):
+            return (WITHOUT_FAULTS,)
+        self.add(start, has_faults=WITH_FAULTS, is_coarse=True)
+        curve = self._found.curve(has_faults=WITH_FAULTS)
+        if curve and curve[-1].at_s == LOAD_BEGINS_S and curve[-1].share >= ALWAYS:
+            return WITHOUT_FAULTS, WITH_FAULTS
+        return WITH_FAULTS, WITHOUT_FAULTS
 
     def _settle(self, *, has_faults: bool, reserve: int) -> Jump | None:
         """The moment on one curve, where there is one: both its ends have all their continuations, and others confirm

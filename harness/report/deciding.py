@@ -99,6 +99,11 @@ def sentences_of(explanation: Mapping[str, Any]) -> list[str]:
         return found
     if planned and _fails_mostly(planned[0]):
         found.append(f"The faults decide it: with them, {_of(planned[0])} fail by other randomness from the start on.")
+    elif (load := next((point for point in planned if point.at_s == 0.0), None)) is not None and _fails_mostly(load):
+        found.append(
+            f"The faults decide it: with them, {_of(load)} fail by other randomness from the load's beginning on, "
+            f"{_of(planned[0])} from the start on."
+        )
     elif planned:  # that curve is flat, or of too few runs
         found.append(
             f"With the same faults, {_of(planned[0])} fail by other randomness from the start on, and no moment was "

@@ -146,6 +146,24 @@ def test_a_curve_that_begins_high_gets_no_more_moments() -> None:
     assert not found.is_cut_short
 
 
+def test_a_rise_before_the_load_is_named_only_where_there_is_no_other() -> None:
+    """Who leads when the load begins decides it with the faults; without them it is decided later, or never."""
+
+    def share(at_s: float, has_faults: bool, *, step_s: float) -> float:
+        return float(at_s >= (-0.05 if has_faults else step_s))
+
+    found, points = searched(lambda at_s, has_faults: share(at_s, has_faults, step_s=6.4))
+    assert found.jump is not None and points <= 40
+    assert found.jump.before.has_faults is False
+    assert found.jump.before.at_s < 6.4 <= found.jump.after.at_s
+    assert len(found.curve(has_faults=True)) == 2, "no more moments than to know it"
+
+    found, points = searched(lambda at_s, has_faults: share(at_s, has_faults, step_s=9.0))
+    assert found.jump is not None and points <= 40
+    assert found.jump.before.has_faults is True
+    assert found.jump.before.at_s < -0.05 <= found.jump.after.at_s
+
+
 def test_a_search_that_had_too_few_moments_is_told_from_one_that_found_none() -> None:
     few, points = searched(lambda at_s, has_faults: 1.0 if has_faults or at_s >= 5.0 else 0.0, points=2)
     assert (points, few.jump, few.is_cut_short) == (2, None, True)

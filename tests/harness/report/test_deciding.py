@@ -63,6 +63,16 @@ def test_the_faults_are_not_said_to_decide_what_they_do_not_bring_about(fails: i
     )
 
 
+def test_the_faults_may_decide_it_from_the_beginning_of_the_load_on() -> None:
+    planned = [point(-0.1, 3, 7, has_faults=True), point(0.0, 10, 0, has_faults=True)]
+    points = [*planned, point(-0.1, 0, 10), point(1.5, 1, 9), point(1.75, 10, 0)]
+    explanation = {"points": points, "jump": {"before_s": 1.5, "after_s": 1.75, "has_faults": False}}
+    assert sentences_of(explanation)[0] == (
+        "The faults decide it: with them, 10 of 10 fail by other randomness from the load's beginning on, 3 of 10 from "
+        "the start on."
+    )
+
+
 def test_the_faults_may_decide_it() -> None:
     points = [point(0.0, 10, 0, has_faults=True), point(0.0, 0, 10), point(1.5, 1, 9), point(1.75, 10, 0)]
     explanation = {"points": points, "jump": {"before_s": 1.5, "after_s": 1.75, "has_faults": False}}
