@@ -28,7 +28,7 @@ from harness.exploration.search import Tally, elects_leaders, explore, mix_for, 
 from harness.pasteable import as_typed_here, harness_command, pasteable
 from harness.report import OutputConsole
 from harness.report.checks import verdict_word
-from harness.signals import interrupted_by_signals
+from harness.signals import heed_no_repeats, interrupted_by_signals
 from harness.store import Store, require_writable
 from harness.test import Test
 from harness.units import plural
@@ -78,9 +78,11 @@ def explore_command(arguments: argparse.Namespace) -> int:
     try:
         with interrupted_by_signals():
             tally = _explore(test, arguments, first, on_result, console, guide)
-    except (KeyboardInterrupt, BrokenPipeError):
+    except (KeyboardInterrupt, BrokenPipeError) as error:
         if not tally.runs:
             raise
+        if isinstance(error, KeyboardInterrupt):
+            heed_no_repeats()
         is_interrupted = True
     except (OperatorError, HarnessError) as error:  # a process or a cluster that is lost takes no finding with it
         if not tally.runs:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import termios
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from harness.report.console import _keys_unseen
-from harness.signals import ended_by_signals, fork, interrupted_by_signals
+from harness.signals import SAME_WISH_S, ended_by_signals, fork, heed_no_repeats, interrupted_by_signals
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,7 +41,9 @@ def test_what_nohup_ignores_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_what_comes_in_the_hooks_of_a_fork_interrupts_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_comes_in_the_hooks_of_a_fork_interrupts_after_it(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     wanted: list[int] = []
     pids: list[int] = []
     really_fork = os.fork
@@ -55,6 +58,11 @@ def test_what_comes_in_the_hooks_of_a_fork_interrupts_after_it(monkeypatch: pyte
 
     os.register_at_fork(after_in_parent=signalled)
     monkeypatch.setattr(os, "fork", noted)
+    waits = threading.Event()
+    other = threading.Thread(target=waits.wait)  # which gets what this one blocks
+    other.start()
+    request.addfinalizer(waits.set)
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     for number in (signal.SIGINT, signal.SIGTERM):
         wanted.append(number)
         with pytest.raises(KeyboardInterrupt), interrupted_by_signals():
@@ -63,7 +71,23 @@ def test_what_comes_in_the_hooks_of_a_fork_interrupts_after_it(monkeypatch: pyte
         assert not wanted
         with pytest.raises(ChildProcessError):
             os.waitpid(pids[-1], os.WNOHANG)
-    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
+
+
+@pytest.mark.usefixtures("hears_hangups")
+def test_a_second_signal_that_comes_at_once_is_no_other_wish(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pressed_again(wait_s: float) -> None:
+        assert wait_s == SAME_WISH_S
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(time, "sleep", pressed_again)
+    with interrupted_by_signals():
+        heed_no_repeats()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_a_terminal_that_was_closed_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
