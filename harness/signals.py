@@ -59,9 +59,9 @@ def fork() -> int:
     finally:
         try:
             _give_back(before)
-            for who, number in waiting:
+            for who, heard in waiting:
                 if who == os.getpid():
-                    signal.raise_signal(number)
+                    signal.raise_signal(heard)
         except BaseException:
             _give_back(before)
             if pid > 0:
@@ -81,7 +81,7 @@ def heed_no_repeats() -> None:
         _give_back(before)
 
 
-def _give_back(before: Mapping[int, Any]) -> None:
+def _give_back(before: Mapping[signal.Signals, Any]) -> None:
     for number, handler in before.items():
         signal.signal(number, handler)
 

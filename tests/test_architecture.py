@@ -281,6 +281,7 @@ PROBES = {
     ("harness/clusters/docker_engine.py", "explanation"): "what only some errors have",
     ("harness/clusters/link_proxy.py", "TCP_INFO"): "what the interpreter was built with",
     ("harness/clusters/local.py", "port"): "what only some errors have",
+    ("harness/exploration/continuations.py", "freeze"): "what only some interpreters have",
     ("harness/pidfds.py", "pidfd_open"): "what the interpreter was built with",
     ("harness/pidfds.py", "pidfd_send_signal"): "what the interpreter was built with",
     ("harness/registry.py", "description"): "of a plug-in that was never seen",

@@ -295,7 +295,7 @@ class _Conductor:
                 end_with_parent(course_pid)
                 if branch.act is not None:
                     branch.act()
-                if sys.implementation.name != "pypy":  # whose collector has no such knob
+                if hasattr(gc, "freeze"):  # PyPy's collector has no such knob
                     gc.freeze()  # what was there before is not looked through, and so not copied
                 self._self = number, seed
                 self._forked.clear()
