@@ -350,6 +350,8 @@ class _Decider:
             # A rise that is no clear one is not worth the moments that the other curve needs.
             is_doubtful = has_faults is not order[-1] and (first is None or first.rise < MOST)
             jump = self._settle(has_faults=has_faults, reserve=len(coarse) + 2 * PARTS if is_doubtful else 0)
+            if jump is not None and is_doubtful:  # the other curve needs them no more
+                jump = self._settle(has_faults=has_faults, reserve=0) or jump
             if jump is not None:
                 return jump
         return None

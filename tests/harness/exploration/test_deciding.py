@@ -230,6 +230,16 @@ def test_the_second_curve_has_its_moments_where_the_first_is_doubtful() -> None:
     assert found.jump.before.at_s < 5.0 <= found.jump.after.at_s
 
 
+@pytest.mark.parametrize("step_s", [2.6, 5.0, 7.3])
+def test_where_the_first_curve_has_the_step_after_all_it_gets_the_moments_of_the_second(step_s: float) -> None:
+    """A third fail anyhow, so that the rise is a doubtful one at first."""
+    found, points = searched(lambda at_s, has_faults: 1.0 if at_s >= step_s else 0.35 if has_faults else 0.0)
+    assert found.jump is not None and points <= 40
+    assert found.jump.before.has_faults is True
+    assert found.jump.before.at_s < step_s <= found.jump.after.at_s
+    assert found.jump.after.at_s - found.jump.before.at_s < 0.05
+
+
 def test_what_can_be_prevented_until_it_shows_is_decided_as_it_shows() -> None:
     """At the violation's own moment the faults are healed before it comes."""
     seen_s = VIOLATION.at_s
