@@ -7,6 +7,7 @@ harness itself failed. Operator errors are one line on standard error.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import os
 import sys
@@ -130,7 +131,8 @@ def _guarded(action: Callable[[], int]) -> int:
         say(f"harness: {one_line(error)}")
         return EXIT_HARNESS_FAILED
     except KeyboardInterrupt:
-        say("harness: interrupted")
+        with contextlib.suppress(KeyboardInterrupt):  # a second one
+            say("harness: interrupted")
         return EXIT_HARNESS_FAILED
     except BrokenPipeError:
         discard_output()

@@ -11,9 +11,11 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from harness import cli
 from harness.report.console import _keys_unseen
 from harness.signals import SAME_WISH_S, ended_by_signals, fork, heed_no_repeats, interrupted_by_signals
 
@@ -88,6 +90,19 @@ def test_a_second_signal_that_comes_at_once_is_no_other_wish(monkeypatch: pytest
             os.kill(os.getpid(), signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_second_ctrl_c_while_the_first_is_told_shows_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    def interrupted(*words: object) -> NoReturn:
+        said.append(str(words))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_perform", interrupted)
+    monkeypatch.setattr(cli, "say", interrupted)
+    assert cli.main(["list"]) == cli.EXIT_HARNESS_FAILED
+    assert "harness: interrupted" in said[-1]
 
 
 def test_a_terminal_that_was_closed_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
