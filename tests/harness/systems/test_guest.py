@@ -461,17 +461,29 @@ def test_a_status_that_hangs_is_not_known_to_be_the_system(
 def test_where_ready_and_state_wait_for_too_long_is_told(
     write: Write, run_state: RunState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What the program printed is quoted: `ready` hangs once that is there, however long the program takes to begin."""
     monkeypatch.setattr(guest, "QUESTION_TIMEOUT_S", 0.2)
-    hangs = """
+    unready = """
         ready_timeout_s = 0.1
-        async def {method}(self, host):
+        def programs(self, host):
+            return {"kv": ["sh", "-c", "echo serving; touch $0; exec sleep 600", host.path("printed")]}
+        async def ready(self, host):
+            while not os.path.exists(host.path("printed")):
+                time.sleep(0.01)
             await asyncio.Event().wait()
     """
-    said = blamed(write_with_asyncio(write, hangs.format(method="ready")), run_state, tmp_path)
-    assert re.search(r"on n1 mine.py:\d+: ready\(n1\) took more than 0.2 s: serving", said), said
+    name = write_with_asyncio(write, unready)
+    Path(name).write_text("import os, time\n" + Path(name).read_text())
+    said = blamed(name, run_state, tmp_path)
+    assert re.search(r"on n1 mine.py:\d+: ready\(n1\) took more than 0.2 s: serving$", said), said
+
+    stateless = """
+        async def state(self, host):
+            await asyncio.Event().wait()
+    """
 
     async def main() -> None:
-        name = write_with_asyncio(write, hangs.format(method="state").replace("0.1", "60"))
+        name = write_with_asyncio(write, stateless)
         async with system_of(name, run_state, tmp_path) as system:
             await system.recover(timeout_s=0.0)
             outcome = (await system.check(started_wall_ms=0))["replicas"]
