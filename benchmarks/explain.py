@@ -9,7 +9,7 @@ found out in another way, without any randomness: the run is continued as it was
 While that comes early enough, the violation does not show; the mistake is made at the moment from which on it comes too
 late. Results are kept in docs/explain.json, mutant by mutant, and the table is written from all that are there.
 Continuations of a run whose violation shows at its end only are performed to their ends, which takes several times as
-long: fewer of them at each moment (`--runs 12`) say as much.
+long.
 """
 
 from __future__ import annotations

@@ -62,10 +62,10 @@ async def _watch_stalls() -> AsyncIterator[_Stalls]:
             await task
 
 
-async def wait_for_recovery(system: System, *, timeout_s: float | None) -> CheckOutcome:
-    """Wait for a system whose faults are all gone, for `timeout_s` seconds or as long as it declares (None)."""
+async def wait_for_recovery(system: System, *, timeout_s: float) -> CheckOutcome:
+    """Wait for a system whose faults are all gone, for `timeout_s` seconds at most."""
     async with _watch_stalls() as stalls:
-        outcome = await system.recover(timeout_s=system.recovery_timeout_s if timeout_s is None else timeout_s)
+        outcome = await system.recover(timeout_s=timeout_s)
     return _unless_stalled(outcome, stalls)
 
 

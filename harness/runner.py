@@ -162,6 +162,8 @@ class Run:
     clock: Clock
     listener: Listener
     observed: Observed = field(default_factory=Observed)
+    recovery_timeout_s: float = field(init=False)
+    """How long the system may take to come back: what it declares itself, unless somebody has less patience."""
     _streams: Streams = field(init=False)
     """Of the clients."""
     _faults: asyncio.Task[None] | None = None
@@ -189,6 +191,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self._target = RunTarget(self.cluster, self.system)
+        self.recovery_timeout_s = self.system.recovery_timeout_s
         self._streams = harness_streams(self.cluster, self.test.seed)
         self.observed.faults_planned = sum(event.action == INJECT for event in self.schedule)
 
@@ -401,7 +404,7 @@ class Run:
         """Wait for the system. What came of it counts once: of two times, the first that was not well."""
         before = self.observed.recovery
         had_its_time = before is not None and before.valid is not True
-        recovery = await wait_for_recovery(self.system, timeout_s=0.0 if had_its_time else None)
+        recovery = await wait_for_recovery(self.system, timeout_s=0.0 if had_its_time else self.recovery_timeout_s)
         if not had_its_time:
             self.observed.recovery = recovery
 
@@ -418,7 +421,7 @@ class Run:
         if before is None:
             await self._read_all()
         else:
-            timeout_s = self.system.recovery_timeout_s
+            timeout_s = self.recovery_timeout_s
             self.observed.recovery = await read_until_answered(self._read_all, before, timeout_s=timeout_s)
 
     async def _read_all(self) -> Answers:

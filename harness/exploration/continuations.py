@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from checker.codecs.jsonl import read_batches
+from checker.faults import faults_of
 from checker.workers import end_with_parent
 from harness.clusters.base import run_harness
 from harness.clusters.sim.loop import SimLoop
@@ -36,6 +37,7 @@ from harness.exploration.account import Account, Happening
 from harness.exploration.symptoms import STUCK, is_stuck
 from harness.history_writer import MAX_LINE_BYTES, HistoryWriter
 from harness.judge import judge
+from harness.recovery import RECOVERS, judge_recovery
 from harness.runner import Observed, Run, SilentListener
 from harness.runtime import harness_runtime
 from harness.scratch import scratch_directory
@@ -47,6 +49,11 @@ OWN_DIRECTORY = "/proc/self/cwd"
 """Where hosts leave their files: a directory of each process's own, also after a fork, without any of the parts that
 know the path having to hear of it."""
 
+PATIENCE = 1 / 3
+"""The part of the time in which the system should be back, after which a continuation counts as one that does not come
+back. A simulated cluster that is not stuck is back within seconds of its 60; to wait out all of them takes more time
+than the load."""
+
 INVARIANTS, ONLINE = "invariants", "online"
 
 
@@ -56,7 +63,8 @@ class Symptom:
 
     With `until_s` (seconds on the history's clock) it counts if it shows by then, and the continuation ends with it:
     that is for `INVARIANTS`, and for `ONLINE`, the workload's online checker, which may miss violations and reports
-    none that is none. Without, the whole run with its healing and final reads is judged.
+    none that is none. Without, the whole run with its healing and final reads is judged; that it is not back after
+    `PATIENCE` settles `RECOVERS` before.
     """
 
     check: str
@@ -220,12 +228,16 @@ class KeptHistory(HistoryWriter):
 
 
 class _Watcher(SilentListener):
-    """Hears of the first violation that the workload's online checker sees."""
+    """Hears of the first violation that the workload's online checker sees, and of every phase that begins."""
 
     is_watched = True
 
-    def __init__(self, on_violation: Callable[[], None]) -> None:
-        self._on_violation = on_violation
+    def __init__(self, on_violation: Callable[[], None], on_phase: Callable[[], None]) -> None:
+        self._on_violation, self._on_phase = on_violation, on_phase
+
+    def phase(self, text: str) -> None:
+        """Pass on that one begins."""
+        self._on_phase()
 
     def so_far(self, violation: str | None) -> None:
         """Pass it on."""
@@ -244,9 +256,10 @@ class _Conductor:
         self._clock = TestClock(loop)
         self._cluster, system = make_system(parts, None, OWN_DIRECTORY)
         self._history = KeptHistory(self._clock.now_ns)
+        listener = _Watcher(self._seen_online, self._look_at_recovery)
         self._run = Run(
             test=parts.test, cluster=self._cluster, system=system, workload=parts.workload, nemeses=parts.nemeses,
-            schedule=parts.schedule, writer=self._history, clock=self._clock, listener=_Watcher(self._seen_online),
+            schedule=parts.schedule, writer=self._history, clock=self._clock, listener=listener,
         )  # fmt: skip
         self._self: tuple[int, int | None] | None = None
         """Branch and seed of this continuation; None in the course."""
@@ -303,6 +316,7 @@ class _Conductor:
                 os.mkdir(directory)
                 os.chdir(directory)
                 self._loop.continue_forked(seed)
+                self._run.recovery_timeout_s *= PATIENCE
                 if not branch.has_faults:
                     self._run.end_faults()
                 self._look()
@@ -327,6 +341,16 @@ class _Conductor:
         """Somebody has seen a violation: for a continuation this may be the end."""
         if self._self is not None and self._symptom.until_s is not None and self._shows():
             self._leave(fails=True)
+
+    def _look_at_recovery(self) -> None:
+        """A phase of the run begins. What has not come back by then is not said to have come back later."""
+        if self._self is None or self._symptom != Symptom(check=RECOVERS):
+            return
+        recovery = self._run.observed.recovery
+        if recovery is not None and recovery.valid is False:
+            faults = faults_of(self._history.events())
+            outcome = judge_recovery(recovery, faults, self._run.observed.trouble)
+            self._leave(fails=True if outcome.valid is False else None)
 
     def _shows(self) -> bool:
         """Whether the symptom has shown by now."""

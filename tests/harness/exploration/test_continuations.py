@@ -18,6 +18,7 @@ from harness.exploration import continuations
 from harness.exploration.continuations import INVARIANTS, ONLINE, Branch, Course, Passage, Symptom, follow
 from harness.exploration.mutants import SCENARIOS
 from harness.exploration.rehearsal import parts_of
+from harness.recovery import RECOVERS
 from nemesis.schedule import Schedule
 
 NOTHING = Symptom(check=INVARIANTS, rule="a rule that nothing breaks", until_s=2.5)
@@ -155,6 +156,43 @@ def test_what_only_shows_at_the_end_is_judged_there() -> None:
     ]  # fmt: skip
     course = follow(lossy, Passage(symptom=symptom, branches=branches, zero_s=first.zero_s, jobs=2))
     assert sorted((fate.branch, fate.fails) for fate in course.fates) == [(0, False), (1, True), (1, True)]
+
+
+def test_a_continuation_that_does_not_come_back_is_waited_for_a_third_as_long_and_not_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By its own randomness it is the run, which fails; the run itself has all of its time, and its final reads."""
+    leave = continuations._Conductor._leave
+
+    def dated(self: continuations._Conductor, *, fails: bool | None) -> None:
+        course = self._run.observed.recovery, self._run.observed.final_reads_from is not None
+        name = "course" if self._self is None else "continuation"
+        left_s = self._loop.now - (self._clock.zero_s or 0.0)
+        (tmp_path / name).write_text(f"{left_s} {course[1]} {course[0].reason if course[0] else ''}")
+        leave(self, fails=fails)
+
+    monkeypatch.setattr(continuations._Conductor, "_leave", dated)
+    lost = parts_of(*SCENARIOS["vote-without-fsync"].run_of("vote-without-fsync", 1))
+    symptom = Symptom(check=RECOVERS)
+    zero_s = follow(lost, Passage(symptom=symptom)).zero_s
+    branches = [Branch(at_s=0.5, seeds=(None,))]
+    course = follow(lost, Passage(symptom=symptom, branches=branches, zero_s=zero_s))
+    assert (course.fails, [fate.fails for fate in course.fates]) == (True, [True])
+    (whole_s, was_read, said), (part_s, part_was_read, part_said) = (
+        (tmp_path / name).read_text().split(" ", 2) for name in ("course", "continuation")
+    )
+    assert said.startswith("not back after 60 s") and part_said.startswith("not back after 20 s")
+    assert float(part_s) < float(whole_s) - 40.0
+    assert (was_read, part_was_read) == ("True", "False")
+
+
+def test_a_continuation_that_comes_back_is_known_to() -> None:
+    lost = parts_of(*SCENARIOS["vote-without-fsync"].run_of("vote-without-fsync", 1))
+    symptom = Symptom(check=RECOVERS)
+    zero_s = follow(lost, Passage(symptom=symptom)).zero_s
+    branches = [Branch(at_s=0.0, has_faults=False, seeds=(1,))]
+    course = follow(lost, Passage(symptom=symptom, branches=branches, zero_s=zero_s))
+    assert [fate.fails for fate in course.fates] == [False]
 
 
 def test_an_act_is_done_in_the_continuation_only(zero_s: float, tmp_path: Path) -> None:
