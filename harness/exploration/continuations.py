@@ -133,6 +133,8 @@ class Passage:
     """Between which moments to keep an account of what happens."""
     history_path: Path | None = None
     """The stored history to compare with."""
+    is_whole: bool = True
+    """Whether the run itself goes on to its end; else no further than its last branch, and nobody knows how it ends."""
     jobs: int = 1
 
 
@@ -264,6 +266,8 @@ class _Conductor:
         self._self: tuple[int, int | None] | None = None
         """Branch and seed of this continuation; None in the course."""
         self._forked: set[int] = set()
+        self._parted = 0
+        """Branches whose continuations were forked."""
         self._online_has_seen = False
         self._account = None if passage.account_s is None else Account(self._cluster, self._clock)
         self._cluster.invariants.on_violation = lambda _: self._look()
@@ -322,6 +326,9 @@ class _Conductor:
                 self._look()
                 return
             self._forked.add(pid)
+        self._parted += 1
+        if not self._passage.is_whole and self._parted == len(self._passage.branches):
+            self._leave(fails=None)
 
     def _wait(self, most: int) -> None:
         """Wait until at most so many continuations are under way."""

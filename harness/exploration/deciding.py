@@ -53,12 +53,16 @@ COARSE_HALVES = 7
 """The first moments halve the way to the violation so often: to a hundredth of it. What decides it mostly lies shortly
 before, and a continuation from there takes the least time."""
 
-COARSE_EVENLY = 8
+COARSE_EVENLY = 4
 """The first moments where the violation has no time of its own: parts of the load. What follows it, healing, waiting
 and the last reads, may take ten times as long and is one part more."""
 
 PARTS = 6
 """Into how many parts more, at most, the steepest rises are cut at a time; each time the run is performed once."""
+
+PARTS_TO_THE_END = 1
+"""The same where the violation has no time of its own. Each continuation is performed to the run's end then: the ten of
+one moment take longer than the run up to it, and of the moments of two halves fewer are needed."""
 
 NOISE = 0.25
 """A rise between neighbours that is smaller is not looked into: with 30 continuations two shares differ by so much in
@@ -291,6 +295,7 @@ class _Decider:
     def __init__(self, parts: Parts, found: Deciding, search: Search, *, zero_s: float, left: int) -> None:
         self._parts, self._found, self._search, self._zero_s = parts, found, search, zero_s
         self.left = left
+        self._cuts = PARTS_TO_THE_END if found.violation.at_s is None else PARTS
         self._seeds, self._fresh_seeds = (
             [seeded(f"{search.seed}/{name}/{number}").getrandbits(32) for number in range(search.runs)]
             for name in ("continuation", "confirmation")
@@ -331,7 +336,7 @@ class _Decider:
     def refine(self, *, has_faults: bool, reserve: int) -> None:
         """Look closer where the curve rises, while there is something to look at; `reserve` moments are left."""
         while moments := next_moments(
-            self._found.curve(has_faults=has_faults), max(0, min(PARTS, self.left - reserve))
+            self._found.curve(has_faults=has_faults), max(0, min(self._cuts, self.left - reserve))
         ):
             self.add(moments, has_faults=has_faults)
 
@@ -401,7 +406,7 @@ class _Decider:
             self._parts,
             Passage(
                 symptom=self._found.violation.symptom, branches=branches, zero_s=self._zero_s, account_s=account_s,
-                jobs=self._search.jobs,
+                is_whole=not branches, jobs=self._search.jobs,
             ),
         )  # fmt: skip
 

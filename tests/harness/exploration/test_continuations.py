@@ -135,6 +135,15 @@ def test_the_same_seeds_give_the_same_whatever_the_number_of_jobs(
     assert seen[0] == seen[1]
 
 
+def test_a_run_that_need_not_go_on_ends_with_its_last_branch(zero_s: float) -> None:
+    branches = [Branch(at_s=2.0, seeds=(1, 2)), Branch(at_s=1.0, has_faults=False, seeds=(1, 2, 3))]
+    whole = passage(zero_s, *branches, symptom=Symptom(check=INVARIANTS, rule="quorum", until_s=4.2))
+    course, part = follow(parts(), whole), follow(parts(), dataclasses.replace(whole, is_whole=False))
+    assert sorted(map(repr, part.fates)) == sorted(map(repr, course.fates)) and len(part.fates) == 5
+    assert (course.fails, course.end_s) == (True, pytest.approx(4.2))
+    assert (part.fails, part.end_s) == (None, pytest.approx(2.0))
+
+
 def test_the_symptom_shows_in_all_or_in_none_where_it_must(zero_s: float) -> None:
     """Without faults the quorum is never lost; once the violation is there it stays."""
     symptom = Symptom(check=INVARIANTS, rule="quorum", until_s=4.2)

@@ -62,13 +62,18 @@ def made_up(chance: Callable[[float, bool], float], asked: list[int]) -> Callabl
 
 
 def searched(
-    chance: Callable[[float, bool], float], *, points: int = 40, runs: int = 30, seed: int = 1
+    chance: Callable[[float, bool], float],
+    *,
+    points: int = 40,
+    runs: int = 30,
+    seed: int = 1,
+    violation: Violation = VIOLATION,
 ) -> tuple[Deciding, int]:
     """What is found, and how many moments were looked at."""
     asked: list[int] = []
     search = Search(seed=seed, points=points, runs=runs, jobs=1, say=quiet, perform=made_up(chance, asked))
     parts = parts_of(*SCENARIOS["no-step-down"].run_of("no-step-down", 1))
-    found = decide(parts, [VIOLATION], Path("none"), search)
+    found = decide(parts, [violation], Path("none"), search)
     return found, len(found.points)
 
 
@@ -98,6 +103,18 @@ def test_a_step_is_found_to_the_width_of_a_message(step_s: float) -> None:
     assert found.jump.after.at_s - found.jump.before.at_s < 20 * MIN_WIDTH_S
     assert points <= 40
     assert found.jump.before.runs == found.jump.after.runs == 30, "those that are named have all their continuations"
+
+
+@settings(max_examples=100, deadline=None)
+@given(step_s=st.floats(0.001, 7.9))
+def test_what_shows_at_the_end_is_found_by_halving(step_s: float) -> None:
+    """Each continuation is performed to the end, and six cuts at a time would take more than 400 of them."""
+    at_the_end = dataclasses.replace(VIOLATION, at_s=None)
+    found, points = searched(lambda at_s, has_faults: float(has_faults and at_s >= step_s), violation=at_the_end)
+    assert found.jump is not None
+    assert found.jump.before.at_s < step_s <= found.jump.after.at_s
+    assert found.jump.after.at_s - found.jump.before.at_s < 4 * MIN_WIDTH_S
+    assert points <= 24 and sum(point.runs for point in found.points) <= 290
 
 
 def test_a_step_among_accidents_is_found_mostly() -> None:
@@ -311,7 +328,7 @@ def test_the_first_moments_have_both_ends() -> None:
 
 def test_what_shows_at_the_end_is_looked_for_in_the_load_first() -> None:
     moments = coarse_moments(-0.1, 80.0, load_s=6.0)
-    assert [at_s for at_s in moments if 0 <= at_s <= 6] == [number * 0.75 for number in range(9)]
+    assert [at_s for at_s in moments if 0 <= at_s <= 6] == [number * 1.5 for number in range(5)]
     assert moments[-2:] == [6.0, 80.0]
 
 
