@@ -61,7 +61,7 @@ PARTS = 6
 """Into how many parts more, at most, the steepest rises are cut at a time; each time the run is performed once."""
 
 PARTS_TO_THE_END = 1
-"""The same where the violation has no time of its own. Each continuation is performed to the run's end then: the ten of
+"""The same where the violation has no time of its own. Each continuation is performed to the run's end then: the six of
 one moment take longer than the run up to it, and of the moments of two halves fewer are needed."""
 
 NOISE = 0.25
@@ -84,7 +84,12 @@ more of them would say the same: the ends of what is found get the rest. The fir
 violation, which makes their continuations the longest, and get no more otherwise."""
 
 FEWEST_FIRST = 6
-"""Of one of the other moments: fewer agree too often by accident (six where half fail, once in 32 times)."""
+"""Of one of the other moments: fewer agree too often by accident (six where half fail, once in 32 times). More are not
+performed first where each goes on to the run's end; that the ends of what is found get the rest mends an accident."""
+
+FEWEST_CONFIRMING = 10
+"""The first of the other continuations that have to confirm what was found: where none of so many fails before it and
+all do after it, it is more than an accident, and the rest would not change that."""
 
 WITH_FAULTS, WITHOUT_FAULTS = True, False
 
@@ -295,7 +300,10 @@ class _Decider:
     def __init__(self, parts: Parts, found: Deciding, search: Search, *, zero_s: float, left: int) -> None:
         self._parts, self._found, self._search, self._zero_s = parts, found, search, zero_s
         self.left = left
-        self._cuts = PARTS_TO_THE_END if found.violation.at_s is None else PARTS
+        self._first = -(-search.runs // FIRST_SHARE)
+        self._cuts = PARTS
+        if found.violation.at_s is None:
+            self._first, self._cuts = min(self._first, FEWEST_FIRST), PARTS_TO_THE_END
         self._seeds, self._fresh_seeds = (
             [seeded(f"{search.seed}/{name}/{number}").getrandbits(32) for number in range(search.runs)]
             for name in ("continuation", "confirmation")
@@ -310,7 +318,7 @@ class _Decider:
         self.left -= len(moments)
         points = [Point(at_s=at_s, has_faults=has_faults) for at_s in moments]
         self._found.points += points
-        first = -(-len(self._seeds) // FIRST_SHARE)
+        first = self._first
         if is_coarse:
             self._perform(points, self._seeds[:first])
         else:
@@ -393,7 +401,10 @@ class _Decider:
     def _shows_again(self, jump: Jump) -> bool:
         """Whether continuations by other seeds rise there too. The curve's own made it the steepest of many pairs."""
         before, after = points = [Point(at_s=end.at_s, has_faults=end.has_faults) for end in (jump.before, jump.after)]
-        self._perform(points, self._fresh_seeds)
+        first = max(-(-len(self._fresh_seeds) // FIRST_SHARE), FEWEST_CONFIRMING)
+        self._perform(points, self._fresh_seeds[:first])
+        if before.fails or after.holds or before.undecided or after.undecided:  # else it is as plain as can be
+            self._perform(points, self._fresh_seeds[first:])
         return Jump(before=before, after=after).is_significant
 
     def account(self, jump: Jump) -> list[Happening]:

@@ -114,7 +114,26 @@ def test_what_shows_at_the_end_is_found_by_halving(step_s: float) -> None:
     assert found.jump is not None
     assert found.jump.before.at_s < step_s <= found.jump.after.at_s
     assert found.jump.after.at_s - found.jump.before.at_s < 4 * MIN_WIDTH_S
-    assert points <= 24 and sum(point.runs for point in found.points) <= 290
+    assert points <= 24 and sum(point.runs for point in found.points) <= 200
+
+
+@pytest.mark.parametrize(("lucky", "confirming"), [(0.0, 10), (0.2, 30)])
+def test_what_is_found_is_confirmed_by_others_and_by_all_of_them_where_it_is_not_plain(
+    lucky: float, confirming: int
+) -> None:
+    seen: list[tuple[float, int | None]] = []
+    perform = made_up(lambda at_s, _: 1.0 - lucky if at_s >= 3.0 else 0.0, [])
+
+    def noted(parts: Parts, passage: Passage) -> Course:
+        seen.extend((branch.at_s, seed) for branch in passage.branches for seed in branch.seeds)
+        return perform(parts, passage)
+
+    search = Search(seed=1, points=40, runs=30, jobs=1, say=quiet, perform=noted)
+    parts = parts_of(*SCENARIOS["no-step-down"].run_of("no-step-down", 1))
+    jump = decide(parts, [VIOLATION], Path("none"), search).jump
+    assert jump is not None
+    for end in (jump.before, jump.after):
+        assert len({seed for at_s, seed in seen if at_s == end.at_s}) == end.runs + confirming
 
 
 def test_a_step_among_accidents_is_found_mostly() -> None:
