@@ -113,6 +113,14 @@ def _pages(slots: array[int], first: int, last: int | None = None) -> bytes:
     return piece.tobytes()
 
 
+def _used_pages(data: bytes) -> list[int]:
+    """The pages of slots, as they lie in a file, that hold anything."""
+    size = 4 * _PAGE_SLOTS
+    empty = bytes(size)
+    starts = range(0, len(data), size)
+    return [page for page, start in enumerate(starts) if data[start : start + size] != empty[: len(data) - start]]
+
+
 class _IndexFile:
     """One file. Everything from entry `flushed` on is in memory, the slots wholly while the file is written to."""
 
@@ -200,9 +208,10 @@ class _IndexFile:
             fresh = self.tail[_ENTRY.size * (self.summed - self.flushed) :]
             self.entries_crc, self.summed = zlib.crc32(fresh, self.entries_crc), self.header.count
 
-    def sum_anew(self, slots: array[int]) -> int:
-        """The checksum of `slots`, noted page by page."""
-        for page in range(len(self._page_crcs)):
+    def sum_anew(self, slots: array[int], used: Iterable[int]) -> int:
+        """The checksum of `slots`, noted page by page; all but the `used` pages are empty."""
+        self.sum_empty()
+        for page in used:
             self._page_crcs[page] = zlib.crc32(_pages(slots, page))
         return zlib.crc32(self._page_crcs.tobytes())
 
@@ -367,8 +376,8 @@ class MessageIndex:
                     raise ValueError(f"{index_file.path} is too short")
                 self._check_entries(index_file, file, entries_crc)
                 is_newest = name == state["files"][-1][0]
-                slots = self._read_slots(index_file, file)
-                if index_file.sum_anew(slots) != slots_crc:
+                slots, used = self._read_slots(index_file, file)
+                if index_file.sum_anew(slots, used) != slots_crc:
                     raise ValueError(f"{index_file.path} is damaged: the checksum of its slots is another")
                 index_file.entries_crc, index_file.slots_crc = entries_crc, slots_crc
                 index_file.slots = slots if is_newest else None
@@ -389,17 +398,23 @@ class MessageIndex:
         if crc != wanted:
             raise ValueError(f"{index_file.path} is damaged: the checksum of its entries is another")
 
-    def _read_slots(self, index_file: _IndexFile, file: File) -> array[int]:
-        """The slots, led back to the entries that the snapshot knows."""
+    def _read_slots(self, index_file: _IndexFile, file: File) -> tuple[array[int], list[int]]:
+        """The slots, led back to the entries that the snapshot knows, and the pages of them that are not empty: few of
+        a file's millions of slots are used for long, and a start need not look at each."""
         data = file.read(_HEADER.size, 4 * self._slots)
         if len(data) != 4 * self._slots:
             raise ValueError(f"{index_file.path} is too short for its slots")
+        used = _used_pages(data)
         slots = array("i", data)
         if sys.byteorder == "little":
             slots.byteswap()
         count = index_file.header.count
-        if max(slots, default=0) >= count or min(slots, default=0) < 0:
-            for slot, number in enumerate(slots):
+        for page in used:
+            first = page * _PAGE_SLOTS
+            numbers = slots[first : first + _PAGE_SLOTS]
+            if max(numbers) < count and min(numbers) >= 0:
+                continue
+            for slot, number in enumerate(numbers, start=first):
                 while number >= count:
                     data = file.read(index_file.entry_at(number), _ENTRY.size)
                     before = _ENTRY.unpack(data)[3] if len(data) == _ENTRY.size else number
@@ -408,8 +423,8 @@ class MessageIndex:
                     number = before
                 if number != slots[slot]:
                     slots[slot] = number
-                    index_file.marks[slot // _PAGE_SLOTS] |= _UNWRITTEN
-        return slots
+                    index_file.marks[page] |= _UNWRITTEN
+        return slots, used
 
     async def flush(self) -> None:
         """Carry what is in memory to the files, durably. Raises OSError; what failed is written again next time."""

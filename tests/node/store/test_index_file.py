@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.store.index_file import MessageIndex, _Header, _IndexFile, key_hash, keys_of
+from node.store.index_file import MessageIndex, _Header, _IndexFile, _pages, _used_pages, key_hash, keys_of
 from node.store.record import RecordSummary, java_string_hash
 
 
@@ -231,6 +231,20 @@ def test_slots_ahead_of_the_snapshot_are_led_back_and_then_checked(new_index: An
 @pytest.mark.parametrize("slots", [1, 7, 1023, 1024, 1025, 5000])
 def test_empty_slots_have_the_checksums_of_slots_that_are_looked_at(slots: int) -> None:
     looked_at, known = (_IndexFile("f", slots, _Header()) for _ in range(2))
-    looked_at.sum_anew(array("i", bytes(4 * slots)))
+    looked_at.sum_anew(array("i", bytes(4 * slots)), range(-(-slots // 1024)))
     known.sum_empty()
     assert known._page_crcs == looked_at._page_crcs
+
+
+@given(size=st.integers(1, 9 * 1024), used=st.dictionaries(st.integers(0, 9 * 1024 - 1), st.integers(0, 2**31 - 1)))
+def test_pages_that_are_not_looked_at_are_empty(size: int, used: dict[int, int]) -> None:
+    slots = array("i", bytes(4 * size))
+    for slot, number in used.items():
+        if slot < size:
+            slots[slot] = number
+    pages = -(-size // 1024)
+    found = _used_pages(_pages(slots, 0, pages - 1))
+    assert found == sorted({slot // 1024 for slot, number in used.items() if slot < size and number})
+    one, other = (_IndexFile("f", size, _Header()) for _ in range(2))
+    assert one.sum_anew(slots, found) == other.sum_anew(slots, range(pages))
+    assert one._page_crcs == other._page_crcs
