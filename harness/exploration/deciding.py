@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +57,13 @@ COARSE_EVENLY = 4
 """The first moments where the violation has no time of its own: parts of the load. What follows it, healing, waiting
 and the last reads, may take ten times as long and is one part more."""
 
-PARTS = 6
-"""Into how many parts more, at most, the steepest rises are cut at a time; each time the run is performed once."""
+PARTS = 2
+"""Into how many parts more, at most, the steepest rises are cut at a time; each time the run is performed once. Six
+parts need fewer passages and half as many moments again, whose continuations take longer than the passages."""
 
 PARTS_TO_THE_END = 1
-"""The same where the violation has no time of its own. Each continuation is performed to the run's end then: the six of
-one moment take longer than the run up to it, and of the moments of two halves fewer are needed."""
+"""The same where the violation has no time of its own. Each continuation is performed to the run's end then, so that
+the six of one moment take much longer than the run up to it."""
 
 NOISE = 0.25
 """A rise between neighbours that is smaller is not looked into: with 30 continuations two shares differ by so much in
@@ -80,8 +81,9 @@ ALWAYS = 0.9
 
 FIRST_SHARE = 3
 """Every moment gets this part of the continuations first. Most lie where none fails, or all do, and where so many agree
-more of them would say the same: the ends of what is found get the rest. The first moments lie furthest from the
-violation, which makes their continuations the longest, and get no more otherwise."""
+more of them would say the same, or where the curve does not rise: the ends of what is looked into and of what is found
+get the rest. The first moments lie furthest from the violation, which makes their continuations the longest, and get
+the rest only where they are ends of what is found."""
 
 FEWEST_FIRST = 6
 """Of one of the other moments: fewer agree too often by accident (six where half fail, once in 32 times). More are not
@@ -302,6 +304,8 @@ class _Decider:
         self.left = left
         self._first = -(-search.runs // FIRST_SHARE)
         self._cuts = PARTS
+        self._finer: list[Point] = []
+        """Those of the moments that were no first ones."""
         if found.violation.at_s is None:
             self._first, self._cuts = min(self._first, FEWEST_FIRST), PARTS_TO_THE_END
         self._seeds, self._fresh_seeds = (
@@ -323,8 +327,10 @@ class _Decider:
             self._perform(points, self._seeds[:first])
         else:
             first = max(first, FEWEST_FIRST)
+            self._finer += points
             self._perform(points, self._seeds[:first])
-            self._perform([point for point in points if 0 < point.fails < point.runs], self._seeds[first:])
+            while short := self._with_too_few(has_faults=has_faults):
+                self._perform(short, self._seeds[first:])
         curve = self._found.curve(has_faults=has_faults)
         jump = best_jump(curve)
         if jump is not None:
@@ -333,6 +339,21 @@ class _Decider:
                 f"{kind}, {len(curve)} moments: from {jump.before.share:.0%} to {jump.after.share:.0%} "
                 f"between {jump.before.at_s:.4f} s and {jump.after.at_s:.4f} s"
             )
+
+    def _with_too_few(self, *, has_faults: bool) -> list[Point]:
+        """Moments whose share decides where is looked next, while their first continuations do not agree."""
+        curve = self._found.curve(has_faults=has_faults)
+        rises = [pair for pair in pairwise(curve) if pair[1].share - pair[0].share > NOISE]
+        jump = best_jump(curve)
+        if jump is not None:
+            rises.append((jump.before, jump.after))
+        deciding = {point.at_s for rise in rises for point in rise}
+        return [
+            point
+            for point in self._finer
+            if point.has_faults is has_faults and point.at_s in deciding and 0 < point.fails < point.runs
+            and point.runs + point.undecided < len(self._seeds)
+        ]  # fmt: skip
 
     def _perform(self, points: Sequence[Point], seeds: Sequence[int]) -> None:
         if not points or not seeds:
