@@ -20,6 +20,7 @@ import gc
 import json
 import os
 import resource
+import statistics
 import sys
 import tempfile
 import time
@@ -284,7 +285,16 @@ def _measured_on(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
             limits = f"{'' if most is None else f'at most {most} moments, '}{results[name]['runs']} runs each"
             which = f"commit {commit[:12]}" if commit else "a commit that was not kept"
             by_commit.setdefault(f"Of {which}, {limits}", []).append(name)
-    return [f"- {which}: {', '.join(names)}." for which, names in by_commit.items()]
+    lines = [f"- {which}: {', '.join(names)}." for which, names in by_commit.items()]
+    walls = {name: result["wall_s"] for name, result in results.items() if "wall_s" in result}
+    if walls:
+        longest = max(walls, key=walls.__getitem__)
+        middle_s = statistics.median(walls.values())
+        lines += [
+            "",
+            f"Looking for a moment took {middle_s:.0f} s in the median, {walls[longest]:.0f} s at most ({longest}).",
+        ]
+    return lines
 
 
 def _reasons(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
