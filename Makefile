@@ -13,8 +13,6 @@ DOCS := $(VENV)/.docs-done
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # compat: the project's folder on the path, where the finder that is the default imports a dozen modules in every process.
 EDITABLE := --config-settings editable_mode=compat --editable
-COLLECT := $(BIN)/python -m pytest --collect-only -q >/dev/null 2>&1
-FILES_WITH = $(shell grep -rl --include='test_*.py' 'mark\.$(1)\b' tests 2>/dev/null)
 NODE_SOURCES := $(shell find node -name '*.py' 2>/dev/null)
 
 .PHONY: help setup host demo demo-plan test test-long test-systems gallery docs pictures lint bench node shim spark wheel release-check clean
@@ -89,35 +87,15 @@ demo: demo-plan $(RUNTIME) host
 demo-plan:
 	@echo "make demo sets the harness up in $(VENV) (once), then breaks a cluster twice: two minutes in all, one from then on."
 
-# Four at a time where safe (many wait most of the time) and beside them, for what these leave of the cores, Spark's
-# tests, those of the embedded Spark in one process and the others in another; then whole runs of real clusters, four
-# at a time, but for those that try `harness clean`, which takes whatever is dead: one after the other. These wait half
-# of the time; beside them, at the lowest priority, run the tests that only compute. Every stage runs, whatever became
-# of those before it. All tests are collected once before: this compiles them, which the workers would all do at once,
-# each for itself. The later stages are given the files that have their tests: to collect all others costs each of
-# their workers some seconds.
 # Python keeps what it has compiled, also where the environment says not to: the tests start hundreds of processes.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(TESTED) host
 	@$(BIN)/python scripts/build_shims.py --if-needed || echo "make test: tests of clock and disk faults will be skipped" >&2
-	@$(COLLECT) tests/harness & $(COLLECT) tests --ignore=tests/harness; wait
-	@failed=; output=$$(mktemp); \
-	stage() { name=$$1; shift; echo "== $$name"; $(BIN)/python -m pytest -q "$$@" || failed="$$failed $$name"; }; \
-	beside() { nice -n $$1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "$$2 and not long" $$3 >"$$output" 2>&1 & other=$$!; }; \
-	join() { wait $$other || failed="$$failed $$1"; echo "== $$1"; cat "$$output"; }; \
-	trap 'kill $$other 2>/dev/null; rm -f "$$output"' EXIT; trap 'exit 130' INT TERM; \
-	beside 0 spark "$(call FILES_WITH,spark)"; \
-	stage many-at-a-time -n 4 -m "not serial and not spark and not computed and not long"; \
-	join spark; \
-	beside 19 computed "$(call FILES_WITH,computed)"; \
-	stage whole-runs -n 4 --dist loadgroup -m "serial and not systems and not long" $(call FILES_WITH,serial); \
-	join computed; \
-	if [ -n "$$failed" ]; then echo "make test: failed stages:$$failed" >&2; exit 1; fi; \
-	echo "make test: every stage passed"
+	@$(BIN)/python scripts/run_tests.py $(BIN)/python
 
 # What make test leaves out: more seeds and versions, and tests of a minute of processor time.
 test-long: $(TESTED) host
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "long and not systems" $(call FILES_WITH,long)
+	@$(BIN)/python scripts/run_tests.py $(BIN)/python --long
 
 # One at a time: some of them are three Java programs. What is fetched is said as it is; what could not be, at the end.
 test-systems: $(SETUP) host

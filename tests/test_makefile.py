@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import select
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -16,6 +18,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 STAMPS = (".runtime-done", ".setup-done", ".spark-done", ".tested-done", ".docs-done")
 INSTALL = "-m pip install --quiet --disable-pip-version-check --config-settings editable_mode=compat --editable"
+STAGES_SCRIPT = "scripts/run_tests.py"
+REAL_STAGES = f'case "$1" in {STAGES_SCRIPT}) exec {sys.executable} "$@";; esac'
 STAGES = ["many-at-a-time", "spark", "whole-runs", "computed"]
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed (apt-get install make)")
@@ -30,12 +34,11 @@ def script(path: Path, text: str) -> None:
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A checkout that is set up, whose Python notes what it was asked; pytest fails where its words have $FAIL."""
-    for name in ("Makefile", "pyproject.toml"):
+    for name in ("Makefile", "pyproject.toml", STAGES_SCRIPT):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(ROOT / name, tmp_path / name)
-    script(
-        tmp_path / ".venv" / "bin" / "python",
-        'echo "$@" >>asked; case "$*" in *pytest*"${FAIL-nothing}"*) exit 1;; *build_shims*) exit "${SHIM-0}";; esac',
-    )
+    choice = 'case "$*" in *pytest*"${FAIL-nothing}"*) exit 1;; *build_shims*) exit "${SHIM-0}";; esac'
+    script(tmp_path / ".venv" / "bin" / "python", f'{REAL_STAGES}; echo "$@" >>asked; {choice}')
     for name in ("ruff", "mypy", "mkdocs"):
         script(tmp_path / ".venv" / "bin" / name, f'echo {name} >>asked; [ "${{FAIL-}}" != {name} ]')
     script(tmp_path / "scripts" / "setup-host.sh", "")
@@ -91,10 +94,8 @@ def heed_interrupts() -> None:
 def test_an_interrupt_ends_the_stage_that_runs_beside_another(checkout: Path, beside: str, other: str) -> None:
     stage = "echo $$ >beside.new; mv beside.new beside; exec sleep 600"
     choice = f'case "$*" in *"-m {beside}"*) {stage};; *"-m {other}"*) exec sleep 600;; esac'
-    script(checkout / ".venv" / "bin" / "python", choice)
-    with subprocess.Popen(
-        ["make", "test"], cwd=checkout, stderr=subprocess.DEVNULL, start_new_session=True, preexec_fn=heed_interrupts
-    ) as make:
+    script(checkout / ".venv" / "bin" / "python", f"{REAL_STAGES}; {choice}")
+    with make_test(checkout) as make:
         while not (checkout / "beside").exists():
             time.sleep(0.01)
         beside = os.pidfd_open(int((checkout / "beside").read_text()))
@@ -104,6 +105,38 @@ def test_an_interrupt_ends_the_stage_that_runs_beside_another(checkout: Path, be
         assert select.select([beside], [], [], 60)[0], "it runs on"
     finally:
         os.close(beside)
+
+
+def make_test(checkout: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        ["make", "test"], cwd=checkout, stderr=subprocess.DEVNULL, start_new_session=True, preexec_fn=heed_interrupts
+    )
+
+
+def test_an_interrupt_is_heard_whenever_it_comes(checkout: Path) -> None:
+    """Also between the fork and the exec of a stage: a shell loses it there, and waits for the stage."""
+    script(checkout / ".venv" / "bin" / "python", f'{REAL_STAGES}; case "$*" in *-n*-m*) exec sleep 600;; esac')
+    for number in range(20):
+        with make_test(checkout) as make:
+            time.sleep(0.02 * number)
+            os.killpg(make.pid, signal.SIGINT)
+            assert make.wait(timeout=60) != 0, f"after {20 * number} ms"
+            with contextlib.suppress(ProcessLookupError):
+                while True:  # until nobody is left
+                    os.killpg(make.pid, 0)
+                    time.sleep(0.01)
+
+
+def test_stages_take_down_what_they_have_started_where_the_command_is_terminated(checkout: Path) -> None:
+    stage = "trap 'echo taken down >>ended; exit 2' INT; echo >>begun; while :; do sleep 0.05; done"
+    script(checkout / ".venv" / "bin" / "python", f'case "$*" in *-n*-m*) {stage};; esac')
+    argv = [sys.executable, STAGES_SCRIPT, ".venv/bin/python"]
+    with subprocess.Popen(argv, cwd=checkout, start_new_session=True, preexec_fn=heed_interrupts) as command:
+        while not (checkout / "begun").exists() or (checkout / "begun").read_text() != "\n\n":
+            time.sleep(0.01)
+        command.terminate()
+        assert command.wait(timeout=60) == 130
+    assert (checkout / "ended").read_text() == "taken down\n" * 2
 
 
 @pytest.mark.parametrize("mark", ["spark", "serial", "computed", "long"])

@@ -1,0 +1,207 @@
+"""The stages of `make test`, two at a time, and that of `make test-long`.
+
+    python scripts/run_tests.py INTERPRETER [--long]
+
+INTERPRETER is the one whose pytest runs them. Every stage runs, whatever became of those before it; the exit status is
+1 when one of them failed. Ctrl-C and SIGTERM end all that is under way and the command: 130.
+
+Four tests at a time where that is safe (many wait most of the time) and beside them, for what these leave of the cores,
+Spark's, those of the embedded Spark in one process and the others in another; then whole runs of real clusters, four at
+a time, but for those that try `harness clean`, which takes whatever is dead: one after the other. These wait half of
+the time; beside them, at the lowest priority, run the tests that only compute. All tests are collected once before:
+this compiles them, which the workers would all do at once, each for itself. The later stages are given the files that
+have their tests: to collect all others costs each of their workers some seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, NamedTuple
+
+__all__ = ["main"]
+
+PATIENCE_S = 20.0
+"""How long a stage that hears of a Ctrl-C may take for its end: pytest takes down what its tests have started."""
+
+WAIT_S = 600.0
+"""How often a stage is looked at although nobody has said that it ended."""
+
+HELD = {signal.SIGCHLD, signal.SIGINT, signal.SIGTERM}
+"""Signals that only `_next_signal` takes. A shell that runs the stages itself loses one that comes between the fork and
+the exec of a stage, and waits for its end."""
+
+
+class Stage(NamedTuple):
+    """What pytest is asked for."""
+
+    name: str
+    arguments: Sequence[str]
+    mark: str = ""
+    """The files that have it are those with the stage's tests; without, any may have some."""
+    niceness: int = 0
+
+
+BESIDE = ("-n", "2", "--dist", "loadgroup", "-m")
+
+PAIRS = (
+    (
+        Stage("many-at-a-time", ("-n", "4", "-m", "not serial and not spark and not computed and not long")),
+        Stage("spark", (*BESIDE, "spark and not long"), mark="spark"),
+    ),
+    (
+        Stage(
+            "whole-runs", ("-n", "4", "--dist", "loadgroup", "-m", "serial and not systems and not long"), mark="serial"
+        ),
+        Stage("computed", (*BESIDE, "computed and not long"), mark="computed", niceness=19),
+    ),
+)
+"""Each with the one that runs beside it, whose output follows when it has ended."""
+
+LONG = Stage("long", (*BESIDE, "long and not systems"), mark="long")
+
+
+class Interrupted(Exception):
+    """By this signal: a Ctrl-C, or SIGTERM."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class Stages:
+    """Runs stages, and ends them with this process."""
+
+    def __init__(self, interpreter: str) -> None:
+        self._interpreter = interpreter
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # a background process of a shell heeds no Ctrl-C
+                signal.signal(number, signal.SIG_DFL)  # as the stages inherit them
+        signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+
+    def start(self, arguments: Sequence[str], *, niceness: int = 0, output: IO[bytes] | int | None = None) -> int:
+        """Run pytest; its place among all that were started is returned. Raises Interrupted."""
+        argv = [self._interpreter, "-m", "pytest", "-q", *arguments]
+        if niceness:
+            argv = ["nice", "-n", str(niceness), *argv]
+        errors = None if output is None else subprocess.STDOUT
+        process = subprocess.Popen(argv, stdout=output, stderr=errors, preexec_fn=self._release)
+        self._processes.append(process)
+        try:
+            self._heed(0.0)
+        except Interrupted:
+            process.terminate()  # it may be younger than the Ctrl-C, and has nothing to take down yet
+            raise
+        return len(self._processes) - 1
+
+    def _release(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+    def wait(self, place: int) -> int:
+        """The exit status of what was started there. Raises Interrupted."""
+        while True:
+            status = self._processes[place].poll()
+            self._heed(WAIT_S if status is None else 0.0)  # what is heard may be why it has ended
+            if status is not None:
+                return status
+
+    def _heed(self, timeout_s: float) -> None:
+        """Wait so long for the end of some stage. Raises Interrupted."""
+        number = self._next_signal(timeout_s)
+        if number is not None and number != signal.SIGCHLD:
+            raise Interrupted(number)
+
+    def _next_signal(self, timeout_s: float) -> signal.Signals | None:
+        """The next of those that are held and heeded; SIGCHLD last."""
+        heeded = {number for number in HELD if signal.getsignal(number) is not signal.SIG_IGN}
+        for numbers, at_most_s in ((heeded - {signal.SIGCHLD}, 0.0), (heeded, timeout_s)):
+            taken = signal.sigtimedwait(numbers, at_most_s)
+            if taken is not None:
+                return signal.Signals(taken.si_signo)
+        return None
+
+    def end(self, heard: signal.Signals | None = None) -> None:
+        """End what is under way. A Ctrl-C has been `heard` by all of it, which takes down what tests have started;
+        another one cuts that short."""
+        for word in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+            deadline_s = time.monotonic() + PATIENCE_S
+            for process in self._under_way() if word != heard else ():
+                process.send_signal(word)
+            while self._under_way() and (left_s := deadline_s - time.monotonic()) > 0:
+                if self._next_signal(left_s) not in (None, signal.SIGCHLD):
+                    break
+
+    def _under_way(self) -> list[subprocess.Popen[bytes]]:
+        return [process for process in self._processes if process.poll() is None]
+
+
+def _files_with(mark: str) -> list[str]:
+    """Files of tests that have a mark."""
+    marked = re.compile(rf"mark\.{mark}\b")
+    found = [path for path in Path("tests").rglob("test_*.py") if marked.search(path.read_text(encoding="utf-8"))]
+    return sorted(str(path) for path in found)
+
+
+def _arguments(stage: Stage) -> list[str]:
+    return [*stage.arguments, *(_files_with(stage.mark) if stage.mark else ())]
+
+
+def _run_all(stages: Stages) -> list[str]:
+    """Run every stage. Returns the names of those that failed."""
+    collecting = [
+        stages.start(["--collect-only", *where], output=subprocess.DEVNULL)
+        for where in (("tests/harness",), ("tests", "--ignore=tests/harness"))
+    ]
+    for place in collecting:
+        stages.wait(place)  # what cannot be collected is said by the stage that has it
+    failed = []
+    for stage, beside in PAIRS:
+        with tempfile.TemporaryFile() as output:
+            other = stages.start(_arguments(beside), niceness=beside.niceness, output=output)
+            print(f"== {stage.name}", flush=True)
+            if stages.wait(stages.start(_arguments(stage))) != 0:
+                failed.append(stage.name)
+            if stages.wait(other) != 0:
+                failed.append(beside.name)
+            print(f"== {beside.name}", flush=True)
+            output.seek(0)
+            shutil.copyfileobj(output, sys.stdout.buffer)
+            sys.stdout.flush()
+    return failed
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run them. Returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("interpreter", metavar="INTERPRETER")
+    parser.add_argument("--long", action="store_true", help="the tests that take long, in the place of all others")
+    options = parser.parse_args(argv)
+    stages = Stages(options.interpreter)
+    try:
+        if options.long:
+            return stages.wait(stages.start(_arguments(LONG)))
+        failed = _run_all(stages)
+    except Interrupted as interrupted:
+        stages.end(interrupted.number)
+        return 130
+    finally:
+        stages.end()
+    if failed:
+        print(f"make test: failed stages: {' '.join(failed)}", file=sys.stderr)
+        return 1
+    print("make test: every stage passed")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
