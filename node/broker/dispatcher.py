@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from node.broker.dispatch_batch import DispatchBatch, Queue, append_parts
-from node.broker.internal_topics import DELAY_LEVELS_MS, REVIVE_PREFIX, SCHEDULE_TOPIC
+from node.broker.internal_topics import DELAY_LEVELS_MS, SCHEDULE_TOPIC, tells_by_body
 from node.broker.ledger import EntryBatch, LedgerStore
 from node.broker.log_batches import RecordRun, read_batch
 from node.broker.pending_dispatch import PendingBatch, PendingDispatch
@@ -412,7 +412,7 @@ class Dispatcher:
         )
         if added:
             arrived[queue] = None
-            if fields.topic.startswith(REVIVE_PREFIX):
+            if tells_by_body(fields):
                 fields = fields._replace(body=decode_record(body)[0].body)
             for derive in self._derive:
                 derive(fields)

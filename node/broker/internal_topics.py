@@ -6,6 +6,7 @@ Names are RocketMQ's (R: TopicValidator, MixAll); tools know them.
 from __future__ import annotations
 
 from node.config import PERM_READ, PERM_WRITE, TopicConfig, check_topic_name
+from node.store.record import RecordSummary
 
 __all__ = [
     "AUTO_CREATE_QUEUES",
@@ -26,6 +27,7 @@ __all__ = [
     "named_topics",
     "retry_topic",
     "system_topics",
+    "tells_by_body",
 ]
 
 AUTO_CREATE_TOPIC = "TBW102"
@@ -114,3 +116,11 @@ def system_topics() -> tuple[TopicConfig, ...]:
         TopicConfig(name=OP_TOPIC, queues=1, perm=0),
         TopicConfig(name=UNRESOLVED_TOPIC, queues=1),
     )
+
+
+def tells_by_body(record: RecordSummary) -> bool:
+    """Whether what is derived from the log needs a message's body: POP's, and an op message without the half message's
+    physical offset, which Apache's brokers leave 0."""
+    if record.topic == OP_TOPIC:
+        return record.prepared_transaction_offset == 0
+    return record.topic.startswith(REVIVE_PREFIX)

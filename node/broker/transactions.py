@@ -52,10 +52,19 @@ from node.store.record import (
 )
 from node.store.record_batch import batch_of_one, encode_record
 
-__all__ = ["MAX_OPEN_TRANSACTIONS", "EndTransactionProcessor", "OpenTransactions", "TransactionChecks"]
+__all__ = [
+    "DONE_BEFORE",
+    "MAX_OPEN_TRANSACTIONS",
+    "EndTransactionProcessor",
+    "OpenTransactions",
+    "TransactionChecks",
+    "names_half",
+]
 
 logger = logging.getLogger("node.broker")
 
+DONE_BEFORE = b"-1"
+"""Body of an op message that ends no half message, in Apache's eyes: it looks at none before its consumer offset."""
 MAX_OPEN_TRANSACTIONS = 100_000
 """Beyond it half messages are refused; each open one costs about 300 bytes."""
 MAX_AGE_MS = 72 * 3_600_000
@@ -101,6 +110,11 @@ class _Half:
         return self.old_since_s is not None and loop_s - self.old_since_s >= OLD_FOR_S
 
 
+def names_half(body: bytes, number: int) -> bool:
+    """Whether an op message says that the half message of this number is done with."""
+    return body == DONE_BEFORE or str(number).encode() in body.split(b",")  # more than one: RocketMQ 5
+
+
 class OpenTransactions:
     """The open transactions by the physical offset of their half message, as the log tells it."""
 
@@ -126,7 +140,15 @@ class OpenTransactions:
             self.halves[record.physical_offset] = _Half(record.queue_offset, stored_ms, stored_ms + timeout_ms)
             self.on_opened(record.physical_offset)
         elif record.topic == OP_TOPIC or record.sys_flag & SYS_FLAG_TRANSACTION_MASK == SYS_FLAG_TRANSACTION_COMMIT:
-            self.halves.pop(record.prepared_transaction_offset, None)
+            self._end(record)
+
+    def _end(self, record: RecordSummary) -> None:
+        offset = record.prepared_transaction_offset
+        if offset == 0 and record.topic == OP_TOPIC:  # the log's first message, or Apache's, which name numbers only
+            half = self.halves.get(0)
+            if half is None or not names_half(record.body, half.queue_offset):
+                return
+        self.halves.pop(offset, None)
 
     def is_ending(self, offset: int, term: int) -> bool:
         """Whether the transaction's end was put in this term."""

@@ -130,7 +130,7 @@ class _Export:
                 self._inventory.take(record.summary)
                 self._delays.dispatch(record.summary)
                 self._transactions.dispatch(record.summary)
-                self._waiting.take(record.summary, record.data)
+                self._waiting.take(record.summary)
             self._writer.write(record.data)
         position, reason = log.stop
         if position < durable.position:

@@ -22,7 +22,7 @@ from node.broker.internal_topics import DELAY_LEVELS_MS, HALF_TOPIC, OP_TOPIC, S
 from node.broker.requeue import delay_source
 from node.broker.subscription_groups import SubscriptionGroups
 from node.broker.topics import TopicTable
-from node.broker.transactions import REMOVE_TAG
+from node.broker.transactions import DONE_BEFORE, REMOVE_TAG, names_half
 from node.config import BrokerConfig
 from node.exchange.apache_queues import queue_ends
 from node.exchange.exporting import TRANSACTION_GROUP
@@ -47,8 +47,6 @@ __all__ = ["import_store"]
 
 MAX_UNENDED_HALVES = 1_000_000
 """Half messages without a committed copy that are remembered, with some 200 bytes of memory each."""
-DONE_BEFORE = b"-1"
-"""Body of an op message that ends no half message, in Apache's eyes: it looks at none before its consumer offset."""
 TABLES: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("topics.json", {"topicConfigTable": {}, "dataVersion": {"timestamp": 0, "counter": 0}}),
     ("consumerOffset.json", {"offsetTable": {}}),
@@ -83,8 +81,11 @@ class _ApacheTransactions:
                 raise ExchangeError(f"more than {MAX_UNENDED_HALVES} half messages of the log have no committed copy")
             self._unended[record.position] = summary.queue_offset
         elif summary.topic == OP_TOPIC:
-            self._unended.pop(summary.prepared_transaction_offset, None)
-            for text in decode_record(record.data)[0].body.split(b","):  # more than one: RocketMQ 5
+            body = decode_record(record.data)[0].body
+            position = summary.prepared_transaction_offset
+            if position in self._unended and (position != 0 or names_half(body, self._unended[position])):
+                del self._unended[position]
+            for text in body.split(b","):  # more than one: RocketMQ 5
                 if text.isdigit() and int(text) >= self._first:
                     self._removed.add(int(text))
         elif summary.sys_flag & SYS_FLAG_TRANSACTION_MASK == SYS_FLAG_TRANSACTION_COMMIT:
@@ -179,7 +180,7 @@ class _Import:
                 self._inventory.take(record.summary)
                 self._delays.dispatch(record.summary)
                 self._halves.take(record, record.summary)
-                self._waiting.take(record.summary, record.data)
+                self._waiting.take(record.summary)
             self._writer.write(record.data)
         position, reason = log.stop
         durable_ms, newest_ms = self._durable_ms(), self._inventory.newest_ms

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from node.broker.internal_topics import tells_by_body
 from node.exchange.staging import ExchangeError, sync_file
 from node.store.commit_log import BLANK_HEAD_SIZE_BYTES
 from node.store.record import (
@@ -20,6 +21,7 @@ from node.store.record import (
     RECORD_MAGIC,
     RecordError,
     RecordSummary,
+    decode_record,
     summarize_record,
 )
 from node.store.record_batch import RecordBatch
@@ -172,6 +174,8 @@ def _looked_at(record: bytes, position: int, file_end: int) -> tuple[str, Record
     """What is wrong with a record, and its summary."""
     try:
         summary = summarize_record(record)
+        if tells_by_body(summary):
+            summary = summary._replace(body=decode_record(record)[0].body)
     except RecordError as error:
         return error.reason, None
     if summary.physical_offset != position:

@@ -3,11 +3,10 @@ consumers have in hand. A log in which nothing of it is left can be taken over."
 
 from __future__ import annotations
 
-from node.broker.internal_topics import REVIVE_PREFIX
 from node.broker.pop_checkpoints import OpenCheckpoints
 from node.broker.timers import OpenTimers
 from node.exchange.staging import ExchangeError
-from node.store.record import RecordSummary, decode_record
+from node.store.record import RecordSummary
 
 __all__ = ["Waiting"]
 
@@ -19,11 +18,9 @@ class Waiting:
         self._timers = OpenTimers()
         self._checkpoints = OpenCheckpoints()
 
-    def take(self, summary: RecordSummary, record: bytes) -> None:
+    def take(self, summary: RecordSummary) -> None:
         """The next message."""
         self._timers.dispatch(summary)
-        if summary.topic.startswith(REVIVE_PREFIX):
-            summary = summary._replace(body=decode_record(record)[0].body)
         self._checkpoints.dispatch(summary)
 
     def check(self) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.elapsed_line import elapsed_line
+from tests.terminals import open_terminal
 
 ROOT = Path(__file__).resolve().parents[2]
 HISTORY = '{"process": 0, "type": "invoke", "f": "write", "value": 1}\n{"process": 0, "type": "ok", "f": "write"}\n'
@@ -20,7 +21,7 @@ FIRST = "import harness.elapsed_line as module; module.EVERY_S = 0.001; "
 
 def on_terminal(code: str, *words: str) -> tuple[int, str, str]:
     """A Python with a terminal as its standard error; its status, its output and what the terminal got."""
-    ours, its = os.openpty()
+    ours, its = open_terminal()
     argv = [sys.executable, "-c", FIRST + code, *words]
     try:
         done = subprocess.run(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=its, text=True, timeout=60)
@@ -67,7 +68,7 @@ def test_nothing_is_told_where_there_is_no_terminal() -> None:
 
 
 def test_another_thread_and_a_timer_of_somebody_elses_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, its = os.openpty()
+    ours, its = open_terminal()
     with open(its, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
         failed: list[BaseException] = []

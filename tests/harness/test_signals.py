@@ -18,6 +18,7 @@ import pytest
 from harness import cli
 from harness.report.console import _keys_unseen
 from harness.signals import SAME_WISH_S, ended_by_signals, fork, heed_no_repeats, interrupted_by_signals
+from tests.terminals import open_terminal
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -106,7 +107,7 @@ def test_a_second_ctrl_c_while_the_first_is_told_shows_no_traceback(monkeypatch:
 
 
 def test_a_terminal_that_was_closed_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, its = os.openpty()
+    ours, its = open_terminal()
     with open(its, "rb", buffering=0) as terminal:
         monkeypatch.setattr(sys, "stdin", terminal)
         with _keys_unseen():

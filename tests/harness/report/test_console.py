@@ -3,7 +3,6 @@
 import asyncio
 import io
 import os
-import pty
 import sys
 import termios
 from pathlib import Path
@@ -19,6 +18,7 @@ from harness.live_stats import FaultStatus, LiveStats
 from harness.pasteable import harness_command
 from harness.report import LiveProgress, OutputConsole, print_summary
 from harness.report.console import sparkline
+from tests.terminals import open_terminal
 
 S = 1_000_000_000
 
@@ -215,7 +215,7 @@ def test_a_reader_that_is_gone_is_an_error_unless_the_work_goes_on_without():
 
 
 def test_what_is_typed_leaves_no_trace_while_the_panel_is_shown(monkeypatch):
-    main, terminal = pty.openpty()
+    main, terminal = open_terminal()
     try:
         with open(terminal, "rb", closefd=False) as typed:
             monkeypatch.setattr(sys, "stdin", typed)

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from node.broker import transactions as transactions_module
+from node.broker.internal_topics import HALF_TOPIC, OP_TOPIC, tells_by_body
 from node.broker.ledger import DLedgerCode, Role, StoredInPart
-from node.broker.transactions import OpenTransactions, _Half
+from node.broker.transactions import DONE_BEFORE, OpenTransactions, _Half
 from node.remoting import Command, RemotingClient
-from node.store.record import Message, decode_record, decode_records
+from node.store.record import Message, decode_record, decode_records, summarize_record
+from node.store.record_batch import batch_of_one
 
 TRANSACTION_ROW = (
     "Transactions: prepared/rollback never queued; END checks group, tranStateTableOffset, commitLogOffset;"
@@ -190,6 +192,30 @@ def test_open_transactions_survive_restarts_with_and_without_the_checkpoint(
     run_case(second, ledger=ledger)
     (tmp_path / "data" / "consumequeue.checkpoint").unlink()
     run_case(third, ledger=ledger)
+
+
+@pytest.mark.parametrize(
+    ("prepared", "body", "left"),
+    [
+        (0, b"1", [0, 500]), (0, b"", [0, 500]), (0, b"10", [0, 500]),
+        (0, b"0", [500]), (0, b"1,0", [500]), (0, DONE_BEFORE, [500]), (500, b"1", [0]),
+    ],
+)  # fmt: skip
+def test_an_op_message_of_apaches_ends_the_first_message_of_the_log_only_where_it_names_it(
+    prepared: int, body: bytes, left: list[int]
+) -> None:
+    """Its field for the half message's place is 0, whichever that is; ours may be 0 for the one that lies there."""
+    derived = OpenTransactions(timeout_ms=6000)
+
+    def told(topic: str, number: int, position: int, *, prepared: int = 0, body: bytes = b"") -> None:
+        batch = batch_of_one(topic=topic, queue_id=0, body=body, prepared_transaction_offset=prepared)
+        summary = summarize_record(batch.record(position, number, 1))
+        derived.dispatch(summary._replace(body=body) if tells_by_body(summary) else summary)
+
+    told(HALF_TOPIC, 0, 0)
+    told(HALF_TOPIC, 1, 500)
+    told(OP_TOPIC, 0, 1000, prepared=prepared, body=body)
+    assert list(derived.halves) == left
 
 
 @pytest.mark.mechanism("start/shutdownProcessorByHa")
