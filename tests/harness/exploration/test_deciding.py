@@ -79,6 +79,11 @@ def searched(
     return found, len(found.points)
 
 
+def stepped(step_s: float, *, before: float, after: float) -> Deciding:
+    """What is found where these parts fail before a moment and from it on."""
+    return searched(lambda at_s, _: after if at_s >= step_s else before)[0]
+
+
 @settings(max_examples=60, deadline=None)
 @given(step_s=st.floats(0.1, 7.9), width_s=st.floats(0.0, 2.0), runs=st.integers(2, 40))
 def test_where_continuations_agree_there_are_no_more_of_them(step_s: float, width_s: float, runs: int) -> None:
@@ -104,8 +109,7 @@ def test_where_the_curve_does_not_rise_few_continuations_do() -> None:
     performed = 0
     for _ in range(20):
         step_s = rng.uniform(0.5, 7.5)
-        found, _ = searched(lambda at_s, has_faults, step_s=step_s: 1.0 if at_s >= step_s else 0.3)  # type: ignore[misc]
-        performed += sum(point.runs for point in found.points)
+        performed += sum(point.runs for point in stepped(step_s, before=0.3, after=1.0).points)
     assert performed <= 20 * 480, "it would be 507 each if all moments had all of theirs, of six parts 680"
 
 
@@ -158,7 +162,7 @@ def test_a_step_among_accidents_is_found_mostly() -> None:
     near = 0
     for _ in range(40):
         step_s = rng.uniform(0.1, 7.9)
-        found, _ = searched(lambda at_s, has_faults, step_s=step_s: 0.9 if at_s >= step_s else 0.1)  # type: ignore[misc]
+        found = stepped(step_s, before=0.1, after=0.9)
         near += found.jump is not None and abs(found.jump.after.at_s - step_s) < 0.05
     assert near >= 36
 
