@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["make_server", "require_serve", "serve_command"]
 
 ADDRESS = "127.0.0.1"
-MAX_CONNECTIONS = 128
-"""Connections at a time, live views included. A new one takes the place of one that asks nothing; where all are at work
-it gets 503."""
-
 MAX_HEAD_BYTES = 32_768
 """Of a request's line and headers, before anything is looked at."""
 
@@ -95,17 +91,15 @@ def make_server(app: App) -> uvicorn.Server:
     of proxies mean nothing."""
     import uvicorn
 
+    from harness.serve.accepting import MAX_CONNECTIONS, RoomyServer
     from harness.serve.connections import PatientProtocol
 
-    # asyncio takes as many as wait in one go: of more than there are descriptors for (1,024 by default) it does not
-    # recover.
     config = uvicorn.Config(
         app, loop="asyncio", http=PatientProtocol, ws="none", lifespan="off", log_level="warning", access_log=False,
         proxy_headers=False, server_header=False, limit_concurrency=MAX_CONNECTIONS,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES, timeout_graceful_shutdown=GRACE_S,
-        backlog=MAX_CONNECTIONS,
     )  # fmt: skip
-    return uvicorn.Server(config)
+    return RoomyServer(config)
 
 
 def require_serve() -> None:
@@ -125,7 +119,7 @@ def _listen(port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((ADDRESS, port))
-        listener.listen(MAX_CONNECTIONS)  # who asks between here and the server's start is answered then
+        listener.listen()  # who asks between here and the server's start is answered then
     except OSError as error:
         listener.close()
         reason = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror

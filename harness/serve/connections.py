@@ -9,6 +9,8 @@ from __future__ import annotations
 __all__ = ["PATIENCE_S", "PatientProtocol"]
 
 import asyncio
+import fcntl
+import termios
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -18,8 +20,7 @@ no more can be sent until a client has taken 48 KB of it. A browser does either 
 
 
 class PatientProtocol(H11Protocol):  # type: ignore[misc]
-    """A connection that ends when its client is waited for too long. Where there are as many connections as may be, the
-    one whose request is waited for longest makes room for a new one."""
+    """A connection that ends when its client is waited for too long."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Begin to wait for a request."""
@@ -27,10 +28,6 @@ class PatientProtocol(H11Protocol):  # type: ignore[misc]
         self._is_full = False
         self._wait()
         self._look()
-        if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
-            silent = [one for one in self.connections if one is not self and one.is_silent]
-            if silent:
-                min(silent, key=lambda one: one.waiting_since_s).give_up()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Look no more."""
@@ -58,6 +55,12 @@ class PatientProtocol(H11Protocol):  # type: ignore[misc]
     def is_silent(self) -> bool:
         """Whether no request is at work: none has come as a whole, or it is answered."""
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether something of the client's has come that was not looked at yet. The connection must be open."""
+        unread = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.FIONREAD, bytes(4))
+        return unread != bytes(4)
 
     def give_up(self) -> None:
         """End the connection, whatever is on its way; it counts no more from now on."""

@@ -50,8 +50,9 @@ def make_run(store: Store, minutes: int = 0, name: str = "broker-register-kill",
 class Client:
     """Requests to one server."""
 
-    def __init__(self, port: int, end: Callable[[], None]) -> None:
-        self.port = port
+    def __init__(self, listener: socket.socket, end: Callable[[], None]) -> None:
+        self.listener = listener
+        self.port: int = listener.getsockname()[1]
         self.end = end
         """Ends the server. Idempotent."""
 
@@ -122,7 +123,7 @@ def serve(store: Store) -> Iterator[Callable[..., Client]]:
             assert not thread.is_alive()
 
         ends.append(end)
-        return Client(port, end)
+        return Client(listener, end)
 
     yield start
     for end in ends:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import errno
 import http.client
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from harness.commands.serve import MAX_CONNECTIONS
 from harness.serve.launch import Launcher
 from harness.store import RunDir, Store
 
 from .conftest import DEADLINE_S, Client, make_run
 
 connections = pytest.importorskip("harness.serve.connections", reason="the extra `serve` is not installed")
+accepting = pytest.importorskip("harness.serve.accepting", reason="the extra `serve` is not installed")
 
 PATIENCE_S = 0.5
 
@@ -56,15 +60,86 @@ def read_to_end(connection: socket.socket) -> bytes:
 
 
 def test_who_only_holds_connections_keeps_nobody_out(serve: Callable[..., Client]) -> None:
-    """At once, long before any of them is given up for its age."""
+    """Within seconds, long before any of them is given up for its age."""
     client = serve()
     with contextlib.ExitStack() as stack:
-        held = [connect(stack, client) for _ in range(2 * MAX_CONNECTIONS)]
-        for connection in held[MAX_CONNECTIONS:]:
+        held = [connect(stack, client) for _ in range(2 * accepting.MAX_CONNECTIONS)]
+        for connection in held[accepting.MAX_CONNECTIONS :]:
             with contextlib.suppress(ConnectionError):
                 connection.sendall(b"GET / HTTP/1.1\r\nHost: ")
         assert client.ask("/")[0] == 200
         assert read_to_end(held[0]) == b"", "the oldest of them made room"
+
+
+def test_many_requests_at_one_moment_are_all_answered(serve: Callable[..., Client], store: Store) -> None:
+    """More than there may be connections: they wait in the kernel's queue."""
+    run = make_run(store)
+    client = serve()
+    with concurrent.futures.ThreadPoolExecutor(2 * accepting.MAX_CONNECTIONS) as pool:
+        answers = list(pool.map(client.ask, ["/", f"/runs/{run.name}"] * 2 * accepting.MAX_CONNECTIONS))
+    assert {status for status, _, _ in answers} == {200}
+
+
+def test_who_has_asked_keeps_its_place_though_the_server_was_long_elsewhere(
+    serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All requests come while the server is at something else, for longer than a silent client keeps its place."""
+    monkeypatch.setattr(accepting, "PATIENCE_WHEN_FULL_S", 0.3)
+    client = serve()
+    has_room = accepting.Acceptor._has_room
+    is_full, is_sent = threading.Event(), threading.Event()
+
+    def look_late(acceptor: Any) -> bool:
+        if len(acceptor._server.server_state.connections) == accepting.MAX_CONNECTIONS - 1:
+            is_full.set()
+            assert is_sent.wait(DEADLINE_S)
+        return bool(has_room(acceptor))
+
+    monkeypatch.setattr(accepting.Acceptor, "_has_room", look_late)
+    request = f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\nConnection: close\r\n\r\n".encode()
+    with contextlib.ExitStack() as stack:
+        waiting = [connect(stack, client) for _ in range(accepting.MAX_CONNECTIONS)]
+        assert is_full.wait(DEADLINE_S)
+        time.sleep(2 * accepting.PATIENCE_WHEN_FULL_S)
+        for connection in waiting:
+            connection.sendall(request)
+        is_sent.set()
+        assert {read_to_end(connection)[:12] for connection in waiting} == {b"HTTP/1.1 200"}
+
+
+def test_where_all_are_at_work_others_are_told_so(
+    serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accepting, "PATIENCE_WHEN_FULL_S", 0.2)
+    monkeypatch.setattr(connections.PatientProtocol, "is_silent", False)
+    client = serve()
+    with contextlib.ExitStack() as stack:
+        for _ in range(accepting.MAX_CONNECTIONS - 1):
+            connect(stack, client)
+        for _ in range(20):
+            assert client.ask("/")[0] == 503
+    deadline_s = time.monotonic() + DEADLINE_S
+    while client.ask("/")[0] == 503:
+        assert time.monotonic() < deadline_s, "they have gone"
+
+
+def test_where_no_descriptor_is_left_others_wait(serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch) -> None:
+    client = serve()
+    refusals = 3
+
+    class Refusing(socket.socket):
+        __slots__ = ()
+
+        def accept(self) -> tuple[socket.socket, Any]:
+            nonlocal refusals
+            if refusals:
+                refusals -= 1
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return super().accept()
+
+    monkeypatch.setattr(client.listener, "__class__", Refusing)
+    assert client.ask("/")[0] == 200
+    assert refusals == 0
 
 
 def test_live_views_make_no_room(run_at_work: RunDir, serve: Callable[..., Client]) -> None:
@@ -74,7 +149,7 @@ def test_live_views_make_no_room(run_at_work: RunDir, serve: Callable[..., Clien
         view.request("GET", f"/runs/{run_at_work.name}/events")
         answer = view.getresponse()
         assert answer.readline() == b"event: state\n"
-        for _ in range(2 * MAX_CONNECTIONS):
+        for _ in range(2 * accepting.MAX_CONNECTIONS):
             connect(stack, client)
         assert client.ask("/")[0] == 200
         run_at_work.write_results({"valid": True})
