@@ -24,12 +24,16 @@ __all__ = [
     "add_trace_option",
     "duration_s",
     "given_options",
+    "job_count",
     "positive_count",
     "seed_number",
     "whole_number",
 ]
 
 MAX_SEED = 2**63 - 1
+MAX_JOBS = 1024
+"""Simulations at a time: of 60 MB at least, each."""
+
 SIMULATED = "sim"
 DEFAULT_INTERVAL_S = 5.0
 """Of faults that come one after the other."""
@@ -68,6 +72,11 @@ def duration_s(text: str) -> float:
 def positive_count(text: str) -> int:
     """A whole number from 1 on. Raises ArgumentTypeError."""
     return whole_number(text, 1, math.inf, "must be at least 1")
+
+
+def job_count(text: str) -> int:
+    """How many processes at a time. Raises ArgumentTypeError."""
+    return whole_number(text, 1, MAX_JOBS, f"must be 1 to {MAX_JOBS}: each is a process of its own")
 
 
 def _setting(text: str) -> tuple[str, str]:
@@ -256,7 +265,7 @@ def add_exploration_commands(commands: Any) -> None:
         "--budget", type=duration_s, default="5m", metavar="TIME", help="such as 90s, 5m, 1h (default: 5m)"
     )
     explore.add_argument("--seeds", type=positive_count, metavar="N", help="at most so many, from --seed on")
-    explore.add_argument("--jobs", type=positive_count, metavar="N", help="at a time (default: one per core)")
+    explore.add_argument("--jobs", type=job_count, metavar="N", help="at a time (default: one per core)")
     explore.add_argument("--guide", action="store_true", help="make runs of earlier ones that did something new")
     explore.add_argument("--stop-at-first", action="store_true", help="end with the first run that is not valid")
     explore.add_argument("--json", action="store_true", help="print the tally on standard output")
@@ -270,7 +279,7 @@ def add_exploration_commands(commands: Any) -> None:
     audit = commands.add_parser("audit", help="run each simulated seed twice and show where the two part, if they do")
     add_simulated_test_options(audit)
     audit.add_argument("--seeds", type=positive_count, default=4, metavar="N", help="from --seed on (default: 4)")
-    audit.add_argument("--jobs", type=positive_count, metavar="N", help="at a time (default: one per core)")
+    audit.add_argument("--jobs", type=job_count, metavar="N", help="at a time (default: one per core)")
     audit.add_argument("--python", metavar="PATH", help="the interpreter of the second run (default: this one)")
     audit.add_argument("--json", action="store_true", help="print what was found on standard output as JSON")
 
@@ -278,7 +287,7 @@ def add_exploration_commands(commands: Any) -> None:
     shrink.add_argument("run", metavar="RUN", help="a run's directory, TEST/TIME in the store, or latest")
     shrink.add_argument("--store", default="store", metavar="DIR")
     shrink.add_argument("--budget", type=duration_s, default="2m", metavar="TIME", help="(default: 2m)")
-    shrink.add_argument("--jobs", type=positive_count, metavar="N", help="at a time (default: one per core)")
+    shrink.add_argument("--jobs", type=job_count, metavar="N", help="at a time (default: one per core)")
     shrink.add_argument("--out", metavar="DIR", help="for schedule and test (default: shrunk in the run's directory)")
 
     explain = commands.add_parser("explain", help="where the violation of a simulated run was decided")
@@ -297,7 +306,7 @@ def add_exploration_commands(commands: Any) -> None:
         "--check", default="", metavar="NAME",
         help="the check whose violation is explained, invariants and online among them (default: the first that shows)",
     )  # fmt: skip
-    explain.add_argument("--jobs", type=positive_count, metavar="N", help="at a time (default: one per core)")
+    explain.add_argument("--jobs", type=job_count, metavar="N", help="at a time (default: one per core)")
     explain.add_argument("--json", action="store_true", help="print what was found on standard output as JSON")
 
     replay = commands.add_parser("replay", help="run a schedule again, on any cluster, and count how often it fails")

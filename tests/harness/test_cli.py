@@ -45,6 +45,7 @@ def harness(*words: str, cwd: Path, timeout_s: float = 60) -> subprocess.Complet
         (["run", "--nodes", "0"], "--nodes must be 1 to"),
         (["run", "--nodes", "many"], "--nodes"),
         (["run", "--nodes", "2", "--cluster", "local", "--nemesis", "partition=majorities-ring"], "majorities-ring"),
+        (["explore", "--seeds", "1", "--jobs", "9" * 30], "--jobs: must be 1 to 1024: each is a process of its own"),
         (["run", "--time-limit", "0"], "--time-limit must be above 0"),
         (["run", "--time-limit", "nan"], "--time-limit must be above 0"),
         (["run", "--concurrency", "-3"], "--concurrency must be 1 to"),
