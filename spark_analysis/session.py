@@ -293,17 +293,21 @@ def _silence_accumulators(spark: SparkSession) -> None:
 @contextlib.contextmanager
 def _quiet_gateway() -> Iterator[None]:
     """What lies between Python and Java logs a traceback, by the root logger, when it finds the connection to an ended
-    Java reset rather than closed, which is a matter of moments; what that means is said in one line."""
+    Java reset rather than closed, which is a matter of moments; and by a logger of its own when Ctrl-C comes while it
+    waits for an answer. What that means is said in one line."""
 
     def is_of_others(record: logging.LogRecord) -> bool:
         return Path(record.pathname).parent.name != "py4j"
 
-    root = logging.getLogger()
+    root, own = logging.getLogger(), logging.getLogger("py4j")
+    before = own.level
     root.addFilter(is_of_others)
+    own.setLevel(logging.CRITICAL + 1)
     try:
         yield
     finally:
         root.removeFilter(is_of_others)
+        own.setLevel(before)
 
 
 def heap_bytes(spark: SparkSession) -> int:

@@ -14,13 +14,13 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("pyspark", reason="the spark extra is not installed")
-from py4j.clientserver import ClientServer, JavaParameters, PythonParameters
+from py4j.clientserver import ClientServer, ClientServerConnection, JavaParameters, PythonParameters
 from py4j.protocol import Py4JError
 
 from spark_analysis.errors import AnalysisError
@@ -123,6 +123,19 @@ def test_a_connection_that_java_resets_is_not_logged_with_a_traceback(
     logging.getLogger().warning("of others")
     assert [record.getMessage() for record in caplog.records] == ["of others"]
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_what_is_said_to_a_java_that_is_asked_no_more_is_not_logged_either(caplog: pytest.LogCaptureFixture) -> None:
+    """After Ctrl-C: the answer that was waited for is on its way, and the connection is closed by both."""
+    ours, javas = socket.socketpair()
+    javas.close()
+    connection = ClientServerConnection(JavaParameters(), PythonParameters(), SimpleNamespace(pool=None), None)
+    with ours, ours.makefile("rb") as stream:
+        connection.init_socket_from_python_server(ours, stream)
+        for context, expected in ((_quiet_gateway(), 0), (contextlib.nullcontext(), 1)):
+            with context:
+                connection.shutdown_socket(1, 2)
+            assert len(caplog.records) == expected
 
 
 def scratch_of(pid: int, place: Path | None = None) -> list[Path]:
