@@ -85,4 +85,7 @@ def unreached(
             return f"{name} is {kind_in_words(each['kind'])}: the preloaded shim is of no use (--mechanism seccomp)"
         if any(path not in each["maps"] for path in needed_files):
             return f"{name} has not loaded the fault shim (--mechanism seccomp reaches any program)"
+        if each["root"] and not needs_clock:
+            # It finds its files by /proc, which there shows other paths, or nothing.
+            return f"{name} has a root of its own (chroot), where the shim finds no file (--mechanism seccomp)"
     return None

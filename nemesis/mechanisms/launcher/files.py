@@ -193,10 +193,13 @@ class Files:
         return os.path.join(os.path.realpath(parent), name)
 
     def _asked(self, call: Call, where: tuple[int | None, int]) -> str:
-        """The path that a call names, from the root on."""
+        """The path that a call names, from the root on: that of this process, where the thread has another one."""
         directory, argument = where
         path = self._text(call.thread, call.arguments[argument])
-        if not path.startswith("/"):
+        if path.startswith("/"):
+            root = os.readlink(f"/proc/{call.thread}/root")
+            path = path if root == "/" else root + path
+        else:
             descriptor = _AT_FDCWD if directory is None else _signed(call.arguments[directory])
             link = "cwd" if descriptor == _AT_FDCWD else f"fd/{descriptor}"
             path = os.path.join(os.readlink(f"/proc/{call.thread}/{link}"), path)

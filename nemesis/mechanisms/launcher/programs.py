@@ -108,7 +108,8 @@ def look(pid: int) -> list[dict[str, Any]]:
     `kind`; the paths that it has mapped (`maps`); by how many nanoseconds its `clock` is moved by its vDSO (None: not
     at all); how many seccomp `filters` it has more than this process (None: the kernel does not say, before Linux 5.9);
     by what it may read and write that nobody reports (`unseen`: io_uring, io_submit); the files that it has mapped to
-    write to them (`written`). `problem` says what could not be found out. Nothing for processes that have ended."""
+    write to them (`written`); whether it has another `root` directory than this process (chroot). `problem` says what
+    could not be found out. Nothing for processes that have ended."""
     mark = mark_of(pid)
     pids = dict.fromkeys([*_descendants(pid), *(marked(mark) if mark is not None else ())])
     own = _filters(os.getpid())
@@ -124,12 +125,13 @@ def _filters(pid: int) -> int | None:
 
 def _look_at(pid: int, own_filters: int | None) -> dict[str, Any] | None:
     found: dict[str, Any] = {"pid": pid, "program": "", "kind": "", "maps": [], "clock": None, "problem": ""}
-    found |= {"filters": None, "unseen": [], "written": []}
+    found |= {"filters": None, "unseen": [], "written": [], "root": False}
     thread = living_thread(pid)
     if thread is None:
         return None
     try:
         found["program"] = os.readlink(f"/proc/{thread}/exe")
+        found["root"] = os.readlink(f"/proc/{thread}/root") != os.readlink("/proc/self/root")
         found["kind"] = program_kind(f"/proc/{thread}/exe")
         with open(f"/proc/{thread}/maps", encoding="utf-8", errors="surrogateescape") as file:
             lines = (line.rstrip("\n").split(maxsplit=5) for line in file)

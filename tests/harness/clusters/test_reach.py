@@ -562,6 +562,42 @@ def test_a_program_that_may_write_unseen_proves_nothing_of_the_disk(tmp_path: Pa
     on_a_host(tmp_path, command, scenario, mechanism=mechanism)
 
 
+JAILED = """
+import itertools, os, sys, time
+log = os.open(os.path.join(sys.argv[1], "log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+os.chroot(sys.argv[1])
+for number in itertools.count():
+    os.close(os.open(f"/{number}", os.O_WRONLY | os.O_CREAT))
+    os.pwrite(log, b"%9d" % number, 0)
+    os.fsync(log)
+    time.sleep(0.02)
+"""
+"""Opens its log and makes the data its root directory, as daemons do. It syncs the log, which has the number of the
+file that it has made last, and never a name."""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="chroot is for root")
+@pytest.mark.parametrize("mechanism", ["preload", "seccomp"])
+def test_of_a_program_with_a_root_of_its_own_nothing_is_lost_that_it_synced(tmp_path: Path, mechanism: str) -> None:
+    """The preloaded shim sees what such a program opened before, and none of its syncs."""
+
+    async def scenario(target: Target) -> None:
+        power = fault(POWER, "cut-posix@n1", model="posix")
+        if mechanism == "preload":
+            with pytest.raises(RuntimeError, match="has a root of its own"):
+                await POWER.inject(target, power)
+            return
+        await POWER.inject(target, power)
+        proof = await POWER.prove(target, power)
+        assert proof.proven and proof.exercised, proof
+        data = Path(target.cluster.data_dir("n1"))
+        last = int((data / "log").read_text())
+        assert (data / "0").exists() and not (data / str(last)).exists(), proof
+        await POWER.heal(target, power)
+
+    on_a_host(tmp_path, lambda data: [sys.executable, "-c", JAILED, data], scenario, mechanism=mechanism)
+
+
 @pytest.mark.parametrize("kind", ["static", "dynamic"])
 def test_a_program_that_was_started_without_its_mechanism_proves_nothing(
     tmp_path: Path, programs: dict[str, str], kind: str, monkeypatch: pytest.MonkeyPatch

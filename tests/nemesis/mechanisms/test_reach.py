@@ -164,7 +164,7 @@ def test_who_may_read_and_write_unseen_is_known(kept: str, unseen: str) -> None:
 
 def seen(**other: Any) -> dict[str, Any]:
     process = {"pid": 7, "program": "/p", "kind": DYNAMIC, "maps": ["/lib", "/control"], "clock": 5, "problem": ""}
-    return {**process, "filters": 1, "unseen": [], **other}
+    return {**process, "filters": 1, "unseen": [], "root": False, **other}
 
 
 @pytest.mark.parametrize(
@@ -178,6 +178,9 @@ def seen(**other: Any) -> dict[str, Any]:
         (PRELOAD, [seen(), seen(kind=GO)], False, "a Go program"),
         (PRELOAD, [seen(maps=[], problem="Permission denied")], False, "Permission denied"),
         (PRELOAD, [], False, "has ended"),
+        (PRELOAD, [seen(), seen(root=True)], False, "has a root of its own (chroot)"),
+        (PRELOAD, [seen(root=True)], True, None),
+        (SECCOMP, [seen(root=True)], False, None),
         (SECCOMP, [seen(kind=GO, maps=[])], True, None),
         (SECCOMP, [seen(kind=GO), seen(kind=GO, clock=None)], True, "is not moved"),
         (SECCOMP, [seen(kind=GO, clock=None)], False, None),
