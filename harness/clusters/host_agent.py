@@ -47,6 +47,8 @@ __all__ = [
     "NO_AGENT_STATUS",
     "RUN_VARIABLE",
     "SOCKET",
+    "TIME_WAIT",
+    "TIME_WAIT_S",
     "Agent",
     "adopt_orphans",
     "ancestors",
@@ -99,6 +101,8 @@ _IN_FORCE_AT, _IN_FORCE_BYTES = 16, 72
 """Where its flags and its delay are (nemesis/mechanisms/shim/control.h); a clock slot without its flag does nothing."""
 LISTENING = "0A"
 """The state of a TCP socket that listens, as the kernel's tables show it."""
+TIME_WAIT, TIME_WAIT_S = "06", 60.0
+"""And of a connection that is closed, and for how long the kernel then keeps its numbers from others."""
 UNCONNECTED = "07"
 """And of a UDP socket that takes from everybody."""
 SOCKET = "agent.sock"
@@ -110,6 +114,7 @@ _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
 _SIOCSIFFLAGS, _SIOCSIFADDR, _SIOCSIFNETMASK, _IFF_UP = 0x8914, 0x8916, 0x891C, 1
 _PF_KTHREAD = 0x00200000
 """In a process's flags (linux/sched.h)."""
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _MAPPED = bytes(10) + b"\xff\xff"
 """How an IPv6 address begins that stands for one of IPv4."""
 _ADMIN_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
@@ -168,13 +173,15 @@ class _End(NamedTuple):
 
 
 class _Socket(NamedTuple):
-    """A socket in the kernel's tables; `state` as in linux/tcp_states.h, in hexadecimal, also of UDP."""
+    """A socket in the kernel's tables; `state` as in linux/tcp_states.h, in hexadecimal, also of UDP. `timer_s` is what
+    its timer has left, in seconds."""
 
     inode: int
     own: _End
     peer: _End
     state: str
     unsent_bytes: int
+    timer_s: float
 
 
 class Agent:
@@ -849,9 +856,10 @@ def sockets_here(*tables: str) -> list[_Socket]:
     for name in tables:
         with contextlib.suppress(OSError):
             for line in Path("/proc/net", name).read_text(encoding="ascii").splitlines()[1:]:
-                _, own, peer, state, queues, _, _, _, _, inode, *_ = line.split()
+                _, own, peer, state, queues, timer, _, _, _, inode, *_ = line.split()
                 unsent_bytes = int(queues.partition(":")[0], 16)
-                found.append(_Socket(int(inode), _end(own), _end(peer), state, unsent_bytes))
+                timer_s = int(timer.partition(":")[2], 16) / _TICKS_PER_S
+                found.append(_Socket(int(inode), _end(own), _end(peer), state, unsent_bytes, timer_s))
     return found
 
 

@@ -9,7 +9,8 @@ A program gets the link's address in place of the host's (`address_from`), so ev
 through the proxy, which knows by the address which link it is. Nodes must therefore be given their peers'
 addresses one by one, as each of them sees them; nobody may hand an address on to another host. Where one does, or
 programs of two hosts meet at 127.0.0.1 or ::1, connections go past the link that they belong to: they are found among
-those of the hosts' programs, by who has the other end, and disprove a cut.
+those of the hosts' programs, by who has the other end, and disprove a cut. So does one to a host's own address that has
+been closed since the cut, unless it may have been the host's own: the kernel does not say whose it was.
 
 Names may be handed on where the harness may make mount namespaces (as root, or in user namespaces): every host's
 programs have an /etc/hosts of their own, in which the name of another host stands for their own link to it.
@@ -20,8 +21,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import math
 import os
 import socket
+import time
 import zlib
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from itertools import permutations
@@ -32,10 +35,10 @@ from harness.clusters.abilities import SendQueue
 from harness.clusters.agent_access import put_file
 from harness.clusters.agent_cluster import ClusterArguments
 from harness.clusters.agent_helper import START_TIMEOUT_S, AgentHelper, HelperRefused
-from harness.clusters.agent_link import AgentLink
+from harness.clusters.agent_link import DEFAULT_TIMEOUT_S, AgentLink
 from harness.clusters.agent_processes import AgentProcess
 from harness.clusters.base import CLIENTS_HOST, ClusterUnavailable, Program
-from harness.clusters.host_agent import LISTENING, sockets_here, sockets_of
+from harness.clusters.host_agent import LISTENING, TIME_WAIT, TIME_WAIT_S, sockets_here, sockets_of
 from harness.clusters.host_names import HOSTS_FILE, NamedHost, hosts_file
 from harness.clusters.link_probe import LinkProbe
 from harness.clusters.link_proxy import raise_descriptor_limit
@@ -79,7 +82,8 @@ MAX_SHOWN = 3
 
 class Bypass(NamedTuple):
     """A connection of a process of `source` to `destination` that does not go over the link between them. Where both
-    are the same host, a process of it hears UDP at `address`, from whoever knows that."""
+    are the same host, a process of it hears UDP at `address`, from whoever knows that. Of one that is closed nobody
+    knows the process: `source` is empty."""
 
     source: str
     destination: str
@@ -97,6 +101,18 @@ def _shown_connections(found: Sequence[Bypass]) -> list[str]:
     return [
         f"{', '.join(shown[:MAX_SHOWN])}{more}, past {proxies}, because an address was handed on or is the whole "
         "machine's: use --cluster netns, where there is no way past"
+    ]
+
+
+def _shown_closed(found: Sequence[Bypass]) -> list[str]:
+    """The same of what is closed."""
+    if not found:
+        return []
+    shown = [f"{one.destination} was reached at {one.address}" for one in found]
+    more = f" and {len(found) - MAX_SHOWN} more" if len(found) > MAX_SHOWN else ""
+    return [
+        f"{', '.join(shown[:MAX_SHOWN])}{more}, past the proxies, by itself or by another host, which of connections "
+        "that are closed cannot be told: use --cluster netns, where there is no way past"
     ]
 
 
@@ -128,15 +144,17 @@ class LocalNetwork:
         probe: LinkProbe,
         pairs: Collection[Link],
         *,
-        bypasses: Callable[[], Awaitable[Collection[Bypass]]],
+        bypasses: Callable[[float], Awaitable[Collection[Bypass]]],
     ) -> None:
-        """`bypasses` looks for connections of the hosts' programs that get around the proxy."""
+        """`bypasses` looks for connections of the hosts' programs that get around the proxy, or did since a time."""
         self._proxy = proxy
         self._find_bypasses = bypasses
         self._probe = probe
         self._links = frozenset(pairs) | {Link(b, a) for a, b in pairs}
         self._cuts: dict[str, frozenset[Link]] = {}
         self._shaped: dict[Link, LinkShape] = {}
+        self._disturbed_s: dict[Link, float] = {}
+        """Since when each link has been cut, late or slow, by time.monotonic."""
 
     async def cut(self, fault_id: str, grudge: Grudge) -> None:
         """Drop packets as `grudge` says; in force on return. Raises ValueError for a link that there is not,
@@ -183,13 +201,15 @@ class LocalNetwork:
         return {link: found.get(link, LinkTraffic()) for link in links}
 
     async def bypasses(self, links: Collection[Link]) -> Sequence[str]:
-        """Connections between the ends of these links that the proxy does not see, and where they hear what no proxy
-        carries. Raises ShellError."""
+        """Connections between the ends of these links that the proxy does not see, or did not since they were
+        disturbed, and where they hear what no proxy carries. Raises ShellError."""
         ends, hosts = {frozenset(link) for link in links}, {host for link in links for host in link}
-        every = sorted(await self._find_bypasses())
+        since_s = min((self._disturbed_s[link] for link in links if link in self._disturbed_s), default=math.inf)
+        every = sorted(await self._find_bypasses(since_s))
+        closed = [one for one in every if not one.source and one.destination in hosts]
         heard = [one for one in every if one.source == one.destination in hosts]
         found = [one for one in every if frozenset((one.source, one.destination)) in ends]
-        return [*_shown_connections(found), *_shown_udp(heard)]
+        return [*_shown_connections(found), *_shown_closed(closed), *_shown_udp(heard)]
 
     def _require_known(self, links: Collection[Link]) -> None:
         unknown = sorted(set(links) - self._links)
@@ -200,6 +220,8 @@ class LocalNetwork:
         cut = sorted(frozenset[Link]().union(*self._cuts.values()))
         shaped = [[*link, s.delay_ms, s.jitter_ms, s.rate_bytes_per_s] for link, s in self._shaped.items()]
         await self._proxy.request("gates", cut=cut, shaped=shaped)
+        now_s = time.monotonic()
+        self._disturbed_s = {link: self._disturbed_s.get(link, now_s) for link in {*cut, *self._shaped}}
 
 
 class LocalLinks(ShapedLinks):
@@ -271,6 +293,10 @@ class LocalCluster(OwnMachineCluster):
         self._names_missing = ""
         """Why programs cannot be shown names."""
         self._names_were_asked_for = False
+        self._commanded_s: dict[str, float] = {}
+        """When the last command ended that was run on a host, by time.monotonic."""
+        self._own_ports: set[int] = set()
+        """Ports at which programs were seen to reach their own host."""
         self._far_ports: dict[int, int] = {}
         """Port from which the proxy has connected on for a client -> the client's own."""
         self._reservation: socket.socket | None = None
@@ -438,11 +464,21 @@ class LocalCluster(OwnMachineCluster):
             raise ValueError(f"this cluster has no host {host}")
         return await super().spawn(host, program)
 
-    async def _bypasses(self) -> set[Bypass]:
+    async def run(
+        self, host: str, argv: Sequence[str], *, stdin: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> tuple[int, str, str]:
+        """See AgentCluster.run."""
+        try:
+            return await super().run(host, argv, stdin=stdin, timeout_s=timeout_s)
+        finally:
+            self._commanded_s[host] = time.monotonic()
+
+    async def _bypasses(self, since_s: float) -> set[Bypass]:
         """The connections that replicas' programs have opened to another replica's host otherwise than by their own
         link to it: to a program there, whatever address both of them have met at, to the host's own address, or by the
         link that a third host has to it. Whom UDP sockets send to that are not connected is not seen; that they hear on
-        one of the system's ports, which the links carry no UDP to, is. Raises ShellError."""
+        one of the system's ports, which the links carry no UDP to, is. Those that have been closed since `since_s`
+        (time.monotonic) are told without their process, which the kernel has forgotten. Raises ShellError."""
         programs = {process.host_pid: process.host for process in self._processes.running}
         astray = {self.bind_address(host): host for host in self._hosts}
         astray |= {self._link_ip(pair): pair.destination for pair in self._pairs if pair.destination in self._hosts}
@@ -450,6 +486,8 @@ class LocalCluster(OwnMachineCluster):
         found = set()
         for program_pid, pid, ip, port, peer_pid in answer["connections"]:
             source, destination = programs[program_pid], programs.get(peer_pid) or astray.get(ip)
+            if source == destination:
+                self._own_ports.add(port)
             if not {source, destination} <= {*self._hosts} or destination is None or destination == source:
                 continue
             if peer_pid or ip != self._link_ip(Link(source, destination)):
@@ -458,6 +496,24 @@ class LocalCluster(OwnMachineCluster):
             host = programs[program_pid]
             if host in self._hosts and port in self._ports and ip in (self.bind_address(host), "0.0.0.0", "::"):
                 found.add(Bypass(host, host, pid, f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"))
+        return found | self._reached_directly(since_s)
+
+    def _reached_directly(self, since_s: float) -> set[Bypass]:
+        """Connections to hosts' own addresses that have been closed since then (time.monotonic), and were not those of
+        the proxies, which come from the hosts' addresses. Who had them the kernel has forgotten. So nothing is told of
+        ports at which a host was seen to reach itself, nor of hosts on which a command was run since."""
+        at_s, hosts = time.monotonic(), {self.bind_address(host): host for host in self._hosts}
+        proxies = {self._address(host) for host in self._numbers}
+        found = set[Bypass]()
+        for each in sockets_here("tcp", "tcp6") if since_s < at_s else ():
+            if each.state != TIME_WAIT or at_s - (TIME_WAIT_S - each.timer_s) < since_s:
+                continue
+            for end, other in ((each.own, each.peer), (each.peer, each.own)):
+                host = hosts.get(end.address)
+                if host is None or other.address in proxies or end.port in self._own_ports:
+                    continue
+                if self._commanded_s.get(host, 0.0) < since_s:
+                    found.add(Bypass("", host, 0, f"{end.address}:{end.port}"))
         return found
 
     async def send_queues(self, host: str, peer_ports: Collection[int]) -> Sequence[SendQueue]:

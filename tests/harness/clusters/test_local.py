@@ -331,6 +331,57 @@ def test_a_program_that_dials_past_its_link_proves_nothing_of_a_late_one(
     asyncio.run(main())
 
 
+ASKER = """
+import socket, sys, time
+while True:
+    for address in sys.argv[1:]:
+        ip, _, port = address.rpartition(":")
+        try:
+            with socket.create_connection((ip, int(port)), timeout=0.2) as connection:
+                connection.sendall(b"x")
+                connection.recv(100)
+                print("asked", flush=True)
+        except OSError:
+            pass
+    time.sleep(0.05)
+"""
+"""Has a connection of its own for each request, as HTTP without keep-alive does."""
+
+
+@pytest.mark.parametrize("way", ["its own link", "the address of the host", "the same, and a command of the host"])
+def test_a_program_with_a_connection_for_each_request_past_its_link_is_found_out(
+    way: str, tmp_path: Path, run_state: RunState, eventually: Eventually
+) -> None:
+    """Each is gone before anybody looks. A command of a host may have been its own."""
+
+    async def main() -> None:
+        async with cluster_of(run_state, tmp_path) as cluster:
+            serve = [sys.executable, "-c", NODE, "n2", cluster.bind_address("n2"), str(PORT)]
+            server = await cluster.spawn("n2", Program(name="node", argv=serve, log_name="node.log"))
+            await eventually(lambda: "up" in Path(server.log_path).read_text())
+            own, direct = cluster.address_from("n1", "n2", PORT), f"{cluster.bind_address('n2')}:{PORT}"
+            argv = [sys.executable, "-c", ASKER, own if way == "its own link" else direct]
+            asker = await cluster.spawn("n1", Program(name="asker", argv=argv, log_name="asker.log"))
+            await eventually(lambda: "asked" in Path(asker.log_path).read_text())
+            target: Any = SimpleNamespace(hosts=cluster.hosts, network=cluster.network)
+            planned = await PARTITION.plan(target, random.Random(0), fault_id="f1", variant="n1|n2+n3")
+            await PARTITION.inject(target, planned)
+            proof = await PARTITION.prove(target, planned)
+            lines = len(Path(asker.log_path).read_text())
+            if way != "its own link":
+                await eventually(lambda: len(Path(asker.log_path).read_text()) > lines)
+            if way == "the same, and a command of the host":
+                await cluster.run("n2", ["true"])
+            seen = await PARTITION.prove_met(target, replace(planned, evidence={**planned.evidence, **proof.evidence}))
+            if way == "the address of the host":
+                assert not seen.proven, seen
+                assert f"n2 was reached at {direct}, past the proxies, by itself or by another host" in seen.detail
+            else:
+                assert seen.proven, seen
+
+    asyncio.run(main())
+
+
 MEETING = """
 import socket, sys, time
 part, kind, address, port = sys.argv[1], *sys.argv[2:4], int(sys.argv[4])
