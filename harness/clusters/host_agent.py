@@ -101,6 +101,8 @@ _IN_FORCE_AT, _IN_FORCE_BYTES = 16, 72
 """Where its flags and its delay are (nemesis/mechanisms/shim/control.h); a clock slot without its flag does nothing."""
 LISTENING = "0A"
 """The state of a TCP socket that listens, as the kernel's tables show it."""
+_OPEN = ("01", "02", "04", "05", "08")
+"""Those of one that is being opened, is open, or of which one end has said all that it will."""
 TIME_WAIT, TIME_WAIT_S = "06", 60.0
 """And of a connection that is closed, and for how long the kernel then keeps its numbers from others."""
 UNCONNECTED = "07"
@@ -833,11 +835,11 @@ def sockets_of(pid: int) -> set[int]:
 
 def _connections() -> Iterator[tuple[int, _End, int]]:
     """(inode, where it goes, inode of the other end) of each TCP connection that was opened here and not accepted,
-    those included that are not established yet, and of each connected UDP socket. The last is 0 where the other end is
-    not here."""
+    those included that are not established yet or carry one way only, and of each connected UDP socket. The last is 0
+    where the other end is not here."""
     tcp, udp = sockets_here("tcp", "tcp6"), sockets_here("udp", "udp6")
     listening = {each.own.port for each in tcp if each.state == LISTENING}
-    opened = [each for each in tcp if each.state in ("01", "02") and each.own.port not in listening]
+    opened = [each for each in tcp if each.state in _OPEN and each.own.port not in listening]
     for table, sockets in ((tcp, opened), (udp, [each for each in udp if each.state == "01"])):
         other_ends = {(each.own, each.peer): each.inode for each in table}
         # What takes from everybody, at one address or at all: it has what nobody has accepted yet, and all UDP.

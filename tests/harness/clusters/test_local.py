@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from harness.clusters.base import CLIENTS_HOST, ClusterUnavailable, Program
+from harness.clusters.host_agent import LISTENING, sockets_here
 from harness.clusters.local import LocalCluster, LocalNetwork
 from harness.run_state import RunState, process_start_ticks
 from harness.sdk import Host
@@ -378,6 +379,54 @@ def test_a_program_with_a_connection_for_each_request_past_its_link_is_found_out
                 assert f"n2 was reached at {direct}, past the proxies, by itself or by another host" in seen.detail
             else:
                 assert seen.proven, seen
+
+    asyncio.run(main())
+
+
+COPYING = """
+import socket, sys, time
+part, address, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
+if part == "sends":
+    end, _ = socket.create_server((address, port)).accept()
+else:
+    end = socket.create_connection((address, port))
+    end.shutdown(socket.SHUT_WR)
+while True:
+    end.sendall(b"x") if part == "sends" else end.recv(100)
+    print("up", flush=True)
+    time.sleep(0.05)
+"""
+"""A copy of everything, for who asks by its end of the stream that it will say nothing more."""
+
+
+@pytest.mark.parametrize("way", ["its own link", "the address of the host"])
+def test_a_connection_past_its_link_that_carries_one_way_only_is_found_out(
+    way: str, tmp_path: Path, run_state: RunState, eventually: Eventually
+) -> None:
+    """By its own link it is one as any other, also where the sender listens no more."""
+
+    async def main() -> None:
+        async with cluster_of(run_state, tmp_path) as cluster:
+            address = cluster.bind_address("n2")
+            argv = [sys.executable, "-c", COPYING]
+            sends = [*argv, "sends", address, str(PORT)]
+            await cluster.spawn("n2", Program(name="sender", argv=sends, log_name="sender.log"))
+            await eventually(
+                lambda: any(each.state == LISTENING and each.own == (address, PORT) for each in sockets_here("tcp"))
+            )
+            dialled = cluster.address_from("n1", "n2", PORT) if way == "its own link" else f"{address}:{PORT}"
+            takes = [*argv, "takes", *dialled.split(":")]
+            taker = await cluster.spawn("n1", Program(name="taker", argv=takes, log_name="taker.log"))
+            await eventually(lambda: "up" in Path(taker.log_path).read_text())
+            target: Any = SimpleNamespace(hosts=cluster.hosts, network=cluster.network)
+            planned = await PARTITION.plan(target, random.Random(0), fault_id="f1", variant="n1|n2+n3")
+            await PARTITION.inject(target, planned)
+            proof = await PARTITION.prove(target, planned)
+            if way == "its own link":
+                assert proof.proven, proof
+            else:
+                assert not proof.proven, proof
+                assert f"n1 (process {taker.pid}) reaches n2 at {address}:{PORT}, past the prox" in proof.detail
 
     asyncio.run(main())
 
