@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import os
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,10 @@ _LOOK_PAUSE_S = 0.1
 """Between two looks at a program that seems to be out of reach: one of its processes may be executing another program
 at that moment."""
 
+
+BEGIN_TIMEOUT_S = 10.0
+"""From a program's start, for its supervisor and the driver of its clock to begin: these are Pythons, which take 0.1 s
+and much longer on a busy machine."""
 
 ATTACH_TIMEOUT_S = 15.0
 """For supervisors to have calls reported; it takes them some 60 ms, and they give up after 5 s."""
@@ -90,8 +95,14 @@ class StartedProgram:
     attaches: bool = False
     pid: int | None = None
     is_running: Callable[[], bool] = field(default=lambda: True)
+    started_s: float = field(default_factory=time.monotonic)
     written: frozenset[str] = frozenset()
     """Files of its data that it had mapped to write to them, when it was last looked at."""
+
+    @property
+    def may_be_starting(self) -> bool:
+        """Whether what acts on it may not have begun yet."""
+        return self.is_running() and time.monotonic() - self.started_s < BEGIN_TIMEOUT_S
 
 
 class ShimControls:
@@ -233,8 +244,22 @@ class ShimControls:
             program.written = frozenset()
         return found
 
+    async def _counted(self, host: str, program: StartedProgram) -> ProgramCounts | None:
+        """What a program did so far; of one that was started just now, once its supervisor has begun and has its calls
+        reported where they are to be. None where none has begun."""
+        while True:
+            counts = (await self.counts(host)).get(program.number)
+            is_ready = counts is not None and not self._awaits_traps(host, program, counts)
+            if is_ready or not program.may_be_starting:
+                return counts
+            await asyncio.sleep(ATTACH_POLL_S)
+
+    def _awaits_traps(self, host: str, program: StartedProgram, counts: ProgramCounts) -> bool:
+        is_decided = counts.traps_reached or counts.traps_failed or counts.lost
+        return program.attaches and self.faults[host].wants_traps and not is_decided
+
     async def _supervised(self, host: str, program: StartedProgram | None) -> str | None:
-        counts = None if program is None else (await self.counts(host)).get(program.number)
+        counts = None if program is None else await self._counted(host, program)
         if counts is None:
             return f"the replica of {host} is not counted: its supervisor has not begun"
         if counts.lost:
@@ -250,7 +275,7 @@ class ShimControls:
                 f"{counts.passed} files of the replica of {host} have, or had meanwhile, descriptors whose calls are "
                 "not reported (by dup2, or it took them from another program, or changed its user)"
             )
-        if program is not None and program.attaches and self.faults[host].wants_traps and not counts.traps_reached:
+        if program is not None and self._awaits_traps(host, program, counts):
             return f"the calls of the replica of {host} are not reported yet: its supervisor does nothing"
         return None
 

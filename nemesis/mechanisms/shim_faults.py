@@ -108,11 +108,15 @@ class ShimClocks:
         while True:
             counts = await self._controls.counts(host)
             driven = {
-                each.number
+                each.number: each
                 for each in self._controls.running(host)
                 if each.mechanism != PRELOAD and each.clock_problem is None
             }
-            if all(counts[number].clock_generation >= generation for number in driven & counts.keys()):
+            awaited = (
+                each.may_be_starting if number not in counts else counts[number].clock_generation < generation
+                for number, each in driven.items()
+            )
+            if not any(awaited):
                 return
             if loop.time() > deadline_s:
                 raise RuntimeError(f"the clock driver of the replica of {host} does nothing")

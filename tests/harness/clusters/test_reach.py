@@ -190,6 +190,23 @@ def test_a_stall_is_met_by_whatever_is_linked_however(
     on_a_host(tmp_path, lambda data: [programs[kind], data], scenario)
 
 
+def test_a_fault_that_comes_while_a_program_starts_is_met(tmp_path: Path, programs: dict[str, str]) -> None:
+    """Its supervisor, or the driver of its clock, has not begun by then."""
+
+    async def scenario(target: Target) -> None:
+        assert target.process is not None
+        bump = fault(CLOCK, "bump@n1", skews={"n1": {"offset_ms": 3_600_000}})
+        for nemesis, injection in ((DISK_STALL, fault(DISK_STALL, "fsync@n1")), (CLOCK, bump)):
+            await target.process.kill()
+            await target.start()
+            await nemesis.inject(target, injection)  # type: ignore[arg-type]
+            proof = await nemesis.prove(target, injection)  # type: ignore[arg-type]
+            assert proof.proven, proof
+            await nemesis.heal(target, injection)  # type: ignore[arg-type]
+
+    on_a_host(tmp_path, lambda data: [programs["static"], data], scenario)
+
+
 def test_a_running_program_that_cannot_be_given_a_filter_proves_nothing(
     tmp_path: Path, programs: dict[str, str]
 ) -> None:
