@@ -111,8 +111,8 @@ def _shown_closed(found: Sequence[Bypass]) -> list[str]:
     shown = [f"{one.destination} was reached at {one.address}" for one in found]
     more = f" and {len(found) - MAX_SHOWN} more" if len(found) > MAX_SHOWN else ""
     return [
-        f"{', '.join(shown[:MAX_SHOWN])}{more}, past the proxies, by itself or by another host, which of connections "
-        "that are closed cannot be told: use --cluster netns, where there is no way past"
+        f"{', '.join(shown[:MAX_SHOWN])}{more}, past the proxies, by another host, or by itself or a client: of "
+        "connections that are closed that cannot be told: use --cluster netns, where there is no way past"
     ]
 
 
@@ -296,7 +296,7 @@ class LocalCluster(OwnMachineCluster):
         self._commanded_s: dict[str, float] = {}
         """When the last command ended that was run on a host, by time.monotonic."""
         self._own_ports: set[int] = set()
-        """Ports at which programs were seen to reach their own host."""
+        """Ports at which programs were seen to reach their own host, or clients to reach one past the proxies."""
         self._far_ports: dict[int, int] = {}
         """Port from which the proxy has connected on for a client -> the client's own."""
         self._reservation: socket.socket | None = None
@@ -501,11 +501,14 @@ class LocalCluster(OwnMachineCluster):
     def _reached_directly(self, since_s: float) -> set[Bypass]:
         """Connections to hosts' own addresses that have been closed since then (time.monotonic), and were not those of
         the proxies, which come from the hosts' addresses. Who had them the kernel has forgotten. So nothing is told of
-        ports at which a host was seen to reach itself, nor of hosts on which a command was run since."""
+        ports at which a host was seen to reach itself, or a client a host, nor of hosts on which a command was run
+        since."""
         at_s, hosts = time.monotonic(), {self.bind_address(host): host for host in self._hosts}
         proxies = {self._address(host) for host in self._numbers}
-        found = set[Bypass]()
-        for each in sockets_here("tcp", "tcp6") if since_s < at_s else ():
+        found, here = set[Bypass](), sockets_here("tcp", "tcp6") if since_s < at_s else []
+        clients = sockets_of(os.getpid()) if here else set[int]()
+        self._own_ports |= {each.peer.port for each in here if each.inode in clients and each.peer.address in hosts}
+        for each in here:
             if each.state != TIME_WAIT or at_s - (TIME_WAIT_S - each.timer_s) < since_s:
                 continue
             for end, other in ((each.own, each.peer), (each.peer, each.own)):
