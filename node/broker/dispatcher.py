@@ -20,11 +20,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from node.broker.dispatch_batch import DispatchBatch, Queue, append_parts
-from node.broker.internal_topics import DELAY_LEVELS_MS, SCHEDULE_TOPIC, tells_by_body
+from node.broker.internal_topics import DELAY_LEVELS_MS, SCHEDULE_TOPIC, check_stored_topic, tells_by_body
 from node.broker.ledger import EntryBatch, LedgerStore
 from node.broker.log_batches import RecordRun, read_batch
 from node.broker.pending_dispatch import PendingBatch, PendingDispatch
-from node.config import check_topic_name
 from node.logs import LogLimiter
 from node.store.consume_queue import QueueGap
 from node.store.queue_store import NOTHING_DISPATCHED, DispatchMark, QueueStore, StoreTimestamps
@@ -399,7 +398,7 @@ class Dispatcher:
             raise ValueError(f"lies at {entry.body_pos} and says {fields.physical_offset}")
         queue = (fields.topic, fields.queue_id)
         if self._queues.find(*queue) is None:
-            check_topic_name(fields.topic)
+            check_stored_topic(fields.topic)
         added = self._queues.append(
             fields.topic,
             fields.queue_id,

@@ -6,6 +6,7 @@ Names are RocketMQ's (R: TopicValidator, MixAll); tools know them.
 from __future__ import annotations
 
 from node.config import PERM_READ, PERM_WRITE, TopicConfig, check_topic_name
+from node.config_reader import check_name
 from node.store.record import RecordSummary
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "SCHEDULE_TOPIC",
     "TIMER_TOPIC",
     "UNRESOLVED_TOPIC",
+    "check_stored_topic",
     "dlq_topic",
     "is_internal",
     "named_topics",
@@ -79,6 +81,15 @@ def dlq_topic(group: str) -> str:
 def is_internal(topic: str) -> bool:
     """Whether clients may not send to `topic`, because the broker gives its messages a meaning."""
     return topic in _INTERNAL or topic.startswith(REVIVE_PREFIX)
+
+
+def check_stored_topic(topic: str) -> None:
+    """Raise ValueError for a topic of which the log cannot hold a message. The log of what POP consumers were given is
+    called after the cluster, whose name may have dots, which no topic that clients name has."""
+    if topic.startswith(REVIVE_PREFIX):
+        check_name(topic.removeprefix(REVIVE_PREFIX))
+    else:
+        check_topic_name(topic)
 
 
 def named_topics(cluster_name: str, broker_name: str) -> tuple[TopicConfig, ...]:

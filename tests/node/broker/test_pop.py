@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from node.broker import due_queue, pop, pop_acks, pop_checkpoints, pop_revive
+from node.broker.internal_topics import REVIVE_PREFIX, check_stored_topic
 from node.broker.ledger import DLedgerCode, Role
 from node.broker.pop_checkpoints import Handle
 from node.client import BrokerClient, NotLeader
@@ -536,6 +537,29 @@ def test_clients_cannot_write_checkpoints(run_case: Any) -> None:
         assert message.tags == "ck" and json.loads(message.body)["d"] == [0]
 
     run_case(scenario)
+
+
+def test_the_name_of_a_cluster_may_have_dots(run_case: Any) -> None:
+    ledger = None
+
+    async def scenario(case: Any) -> None:
+        nonlocal ledger
+        ledger = case.ledger
+        await fill(case, b"x", b"y")
+        await ack(case, min(await popped(case)))
+        assert (await case.send(b"z")).code == 0 and case.broker.dispatcher.failure is None
+
+    async def restarted(case: Any) -> None:
+        assert bodies(await popped(case)) == [b"z"] and (await case.table())["openPopMessages"] == "2"
+
+    run_case(scenario, cluster_name="prod.eu-1")
+    run_case(restarted, ledger=ledger, cluster_name="prod.eu-1")
+
+
+@pytest.mark.parametrize("name", ["prod.eu/1", "", "x" * 101])
+def test_no_damaged_name_of_a_cluster_is_believed(name: str) -> None:
+    with pytest.raises(ValueError):
+        check_stored_topic(REVIVE_PREFIX + name)
 
 
 def test_a_group_that_pulled_goes_on_where_it_was(run_case: Any) -> None:
