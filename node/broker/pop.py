@@ -61,6 +61,8 @@ RETRY_FIRST_PERCENT = 20
 """R: popFromRetryProbability."""
 MAX_INVISIBLE_MS = 24 * 3_600_000
 """Longest time for which a message is given out: a day, twice the most that clients of RocketMQ 5 ask for."""
+MAX_ANSWER_BYTES = 8 << 20
+"""Bytes in one answer, of all queues together, unless its first message alone is longer: half of the largest frame."""
 MAX_AHEAD = 100_000
 """Queues of groups of which it is noted what was given out; at so many, those are forgotten that are dispatched."""
 _INIT_FROM_MIN = 0
@@ -252,7 +254,7 @@ class PopProcessor:
         clock in ms. Raises RequestError where the log takes no checkpoint and nothing is given."""
         lots: list[_Lot] = []
         written: list[asyncio.Future[None]] = []
-        rest, look_again_ms, left = 0, float("inf"), request.max_messages
+        rest, look_again_ms, left, room_bytes = 0, float("inf"), request.max_messages, MAX_ANSWER_BYTES
         for queue in self._in_turn(request):
             key = (request.group, *queue)
             stored_queue = self._store.queues.find(*queue)
@@ -267,6 +269,11 @@ class PopProcessor:
             may_give = request.in_order or self._checkpoints.may_give(key)
             if left and offset < stored_queue.max_offset and may_give:
                 lot, following = self._read(request, queue, stored_queue, offset, left)
+                room_bytes -= sum(map(len, lot.records))
+                if lots and room_bytes < 0:  # what is too much for this answer comes with the next one
+                    left = 0
+                    rest += stored_queue.max_offset - offset
+                    continue
                 try:
                     if lot.records:
                         lot = self._write(request, key, lot, pop_time_ms, written)

@@ -19,6 +19,10 @@ from node.remoting import Command
 from node.store.record import Message, decode_records
 
 POP, ACK, BATCH_ACK, CHANGE = 200050, 200051, 200151, 200053
+ASKED = {
+    "consumerGroup": "g", "topic": "t", "queueId": -1, "maxMsgNums": 32, "invisibleTime": 60_000, "pollTime": 0,
+    "bornTime": 0, "initMode": 0,
+}  # fmt: skip
 REVIVE_TOPIC = "rmq_sys_REVIVE_LOG_splitbrain"
 
 
@@ -75,11 +79,8 @@ def handles(reply: Command) -> list[Got]:
 async def popped(
     case: Any, count: int = 32, *, invisible_ms: int = 60_000, poll_ms: int = 0, **fields: Any
 ) -> list[Got]:
-    given = {
-        "consumerGroup": "g", "topic": "t", "queueId": -1, "maxMsgNums": count, "invisibleTime": invisible_ms,
-        "pollTime": poll_ms, "bornTime": 0, "initMode": 1, **fields,
-    }  # fmt: skip
-    reply = await case.ask(POP, given)
+    given = {"maxMsgNums": count, "invisibleTime": invisible_ms, "pollTime": poll_ms, "initMode": 1, **fields}
+    reply = await case.ask(POP, ASKED | given)
     assert reply.code in (0, 210), reply
     assert bool(reply.body) is (reply.code == 0)
     return handles(reply)
@@ -560,6 +561,23 @@ def test_the_name_of_a_cluster_may_have_dots(run_case: Any) -> None:
 def test_no_damaged_name_of_a_cluster_is_believed(name: str) -> None:
     with pytest.raises(ValueError):
         check_stored_topic(REVIVE_PREFIX + name)
+
+
+@pytest.mark.parametrize("order", [False, True])
+def test_an_answer_with_the_largest_messages_of_several_queues_fits_into_a_frame(run_case: Any, order: bool) -> None:
+    limits = {"limits.max_message_size_bytes": str(8 << 20), "topics": '[{name = "t", queues = 3}]'}
+
+    async def scenario(case: Any) -> None:
+        for queue_id in range(3):
+            assert (await case.send(b"%d" % queue_id * (8 << 20), queue_id=queue_id)).code == 0
+        got = []
+        for left in (2, 1, 0):
+            reply = await case.ask(POP, {**ASKED, "order": order})
+            assert reply.code == 0 and reply.get_int("restNum") == left
+            got += handles(reply)
+        assert [body[:1] for body in bodies(got)] == [b"0", b"1", b"2"]
+
+    run_case(scenario, **limits)
 
 
 def test_a_group_that_pulled_goes_on_where_it_was(run_case: Any) -> None:
