@@ -20,7 +20,7 @@ from node.broker.append_errors import PUT_REFUSALS, refusal, stored
 from node.broker.consumer_offsets import ConsumerOffsets, TooManyOffsets
 from node.broker.dispatch_batch import Queue
 from node.broker.due_queue import loop_ms
-from node.broker.internal_topics import RETRY_PREFIX
+from node.broker.internal_topics import RETRY_PREFIX, dlq_topic
 from node.broker.memory_window import MemoryWindow
 from node.broker.message_store import MessageStore
 from node.broker.pop_checkpoints import (
@@ -108,6 +108,7 @@ class _PopRequest:
             raise RequestError(ResponseCode.INVALID_PARAMETER, f"invisibleTime {invisible_ms} ms, at most a day")
         try:
             check_topic_name(pop_retry_topic(group, name))
+            check_topic_name(dlq_topic(group))
         except ValueError as error:  # nothing that is not acknowledged could come again
             raise RequestError(ResponseCode.INVALID_PARAMETER, str(error)) from error
         expression = command.get_str("exp", "") or "*"

@@ -15,7 +15,7 @@ from node.broker.internal_topics import REVIVE_PREFIX, check_stored_topic
 from node.broker.ledger import DLedgerCode, Role
 from node.broker.pop_checkpoints import Handle
 from node.client import BrokerClient, NotLeader
-from node.remoting import Command
+from node.remoting import Command, ResponseCode
 from node.store.record import Message, decode_records
 
 POP, ACK, BATCH_ACK, CHANGE = 200050, 200051, 200151, 200053
@@ -578,6 +578,20 @@ def test_an_answer_with_the_largest_messages_of_several_queues_fits_into_a_frame
         assert [body[:1] for body in bodies(got)] == [b"0", b"1", b"2"]
 
     run_case(scenario, **limits)
+
+
+@pytest.mark.parametrize("group", ["a.b", "a/b", "g" * 123])
+def test_a_group_that_no_dead_letters_can_be_of_gets_nothing_of_a_retry_topic_either(run_case: Any, group: str) -> None:
+    async def scenario(case: Any) -> None:
+        tried_often = {"b": "%RETRY%x", "e": 0, "j": 16, "l": 100}
+        assert (await case.ask(310, tried_often, b"m")).code == 0
+        refused = await case.ask(POP, {**ASKED, "topic": "%RETRY%x", "consumerGroup": group, "invisibleTime": 1})
+        assert refused.code == ResponseCode.INVALID_PARAMETER and "topic name" in refused.remark
+        (got,) = await popped(case, topic="%RETRY%x", invisible_ms=1)
+        (dead,) = await again(case, 1, topic="%DLQ%g", consumerGroup="looks")
+        assert (got.body, dead.body) == (b"m", b"m") and case.broker.dispatcher.failure is None
+
+    run_case(scenario)
 
 
 def test_a_group_that_pulled_goes_on_where_it_was(run_case: Any) -> None:
