@@ -86,6 +86,14 @@ class PullConsumer(GroupConsumer):
         if reader is None:
             raise ValueError(f"{queue} is not assigned to this consumer")
         reader.seek(offset)
+        # Nothing that was read before counts any more: its offsets are those of messages that are read anew.
+        self._handed_out = [each for each in self._handed_out if each[0] is not reader]
+        if self._rest is not None and self._rest[0] is reader:
+            self._rest = None
+        for _ in range(self._arrived.qsize()):
+            waiting = self._arrived.get_nowait()
+            if waiting[0] is not reader:
+                self._arrived.put_nowait(waiting)
 
     async def take(self, reader: QueueReader, messages: list[ReceivedMessage]) -> None:
         self._arrived.put_nowait((reader, messages))  # bounded: a reader waits when it has too many open

@@ -139,9 +139,12 @@ class QueueReader:
             await self._changed.wait()
 
     def seek(self, offset: int) -> None:
-        """Read on at `offset`. Messages that are out already stay out."""
+        """Read on at `offset`, at once: a pull that is held, or a wait for room, is over. Messages that are out already
+        stay out."""
         self.tracker = OffsetTracker(offset)
-        self._changed.set()
+        if self._task is not None:
+            self._task.cancel()
+            self.start()
 
     def forget_position(self) -> None:
         """Load the offset again before reading on: somebody else may have read meanwhile."""

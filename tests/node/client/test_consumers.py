@@ -26,6 +26,7 @@ from node.client import (
     StartFrom,
     TransactionState,
 )
+from node.client import reader as reader_module
 from node.remoting import Command, RequestError
 from node.remoting.tool_json import Place, parse_queue_table
 from node.store.record import RecordError
@@ -654,6 +655,34 @@ def test_polling(serving: Any) -> None:
                 assert await polled(own, 20) == list(range(20))
                 with pytest.raises(ValueError, match="either"):
                     client.pull_consumer("x", {"t": "*"}, queues=[queue])
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_seek_reads_each_message_anew_whatever_was_read_ahead(
+    serving: Any, wait_until: Any, monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    """Where the whole queue was read, and where no more may be read ahead."""
+    if is_full:
+        monkeypatch.setattr(reader_module, "MAX_OPEN_MESSAGES", 32)
+
+    async def scenario() -> None:
+        async with serving({"t": 1}) as served, Client([served.name_server], timings=served.timings) as client:
+            await send(client, [b"%d" % number for number in range(100)])
+            consumer = client.pull_consumer("g", {"t": "*"}, **FIRST)
+            await consumer.start()
+            first = await consumer.poll(timeout_ms=5000, max_messages=10)
+            assert first[0].queue_offset == 0
+            (reader,) = consumer._readers.values()
+            for offset in (5, 0, 50):
+                consumer.seek(first[0].queue, offset)
+                least = 32 if is_full else 100 - offset
+                await wait_until(lambda least=least: reader.tracker is not None and reader.tracker.open_count >= least)
+                found: list[int] = []
+                while len(found) < (100 - offset if offset == 50 else 7):
+                    found += [message.queue_offset for message in await consumer.poll(max_messages=7)]
+                assert found == list(range(offset, offset + len(found)))
 
     run(scenario)
 
