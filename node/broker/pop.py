@@ -125,11 +125,19 @@ class _PopRequest:
             attempt=command.get_str("attemptId", ""),
         )
 
+    def own_queues(self) -> list[Queue]:
+        """Those that it names."""
+        ids = range(self.topic.read_queues) if self.queue_id < 0 else (self.queue_id,)
+        return [(self.topic.name, queue_id) for queue_id in ids]
+
+    def retry_queues(self) -> list[Queue]:
+        """Where what was given out comes again, unless that is the very topic that it names."""
+        name = pop_retry_topic(self.group, self.topic.name)
+        return [] if self.in_order or name == self.topic.name else [(name, 0)]
+
     def queues(self) -> list[Queue]:
         """Every queue that may have something for it."""
-        own = range(self.topic.read_queues) if self.queue_id < 0 else (self.queue_id,)
-        again = [] if self.in_order else [(pop_retry_topic(self.group, self.topic.name), 0)]
-        return [*((self.topic.name, queue_id) for queue_id in own), *again]
+        return self.own_queues() + self.retry_queues()
 
 
 class _Lot(NamedTuple):
@@ -297,8 +305,7 @@ class PopProcessor:
 
     def _in_turn(self, request: _PopRequest) -> Iterable[Queue]:
         """Its queues, beginning with another one each time."""
-        queues = request.queues()
-        again = [] if request.in_order else [queues.pop()]
+        queues, again = request.own_queues(), request.retry_queues()
         first = self._random.randrange(len(queues))
         queues = queues[first:] + queues[:first]
         return again + queues if self._random.randrange(100) < RETRY_FIRST_PERCENT else queues + again

@@ -594,6 +594,21 @@ def test_a_group_that_no_dead_letters_can_be_of_gets_nothing_of_a_retry_topic_ei
     run_case(scenario)
 
 
+def test_a_retry_topic_that_is_popped_itself_gives_one_lot_of_each_queue(run_case: Any) -> None:
+    async def scenario(case: Any) -> None:
+        for number in range(4):
+            again = {"b": "%RETRY%g", "e": 0, "j": 1, "l": 16}
+            assert (await case.ask(310, again, b"%d" % number * 200_000)).code == 0
+        for left in (3, 2, 1, 0):
+            reply = await case.ask(POP, {**ASKED, "topic": "%RETRY%g"})
+            assert reply.get_str("startOffsetInfo") == f"1 0 {3 - left}" and reply.get_int("restNum") == left
+            (got,) = handles(reply)
+            await ack(case, got)
+        assert (await case.table())["openPopMessages"] == "0"
+
+    run_case(scenario)
+
+
 def test_a_group_that_pulled_goes_on_where_it_was(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         for number in range(3):
