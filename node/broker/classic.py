@@ -170,7 +170,8 @@ class ClassicLedger:
         self.before_removed: Callable[[int], Awaitable[bool]] = _may_go
         """Asked before files go whether what lies before a position may. Raises OSError."""
         self.on_removed: Callable[[int], None] = lambda begin_position: None
-        """Called with the log's new begin when files were removed."""
+        """Called with the log's new begin when files are about to go: who reads while they do is to find nothing that
+        points to them. Raises OSError."""
         self._tasks: list[asyncio.Task[None]] = []
         self._dirty = asyncio.Event()
         self._checkpoint_lock = asyncio.Lock()
@@ -281,11 +282,11 @@ class ClassicLedger:
         before = log.begin_position
         try:
             while (position := self._may_be_removed()) is not None and await self.before_removed(position):
+                self.on_removed(position)
                 await log.remove_before(position)
         finally:  # some may be gone where the next could not be removed
             if log.begin_position != before:
                 logger.info("removed the log up to %d", log.begin_position)
-                self.on_removed(log.begin_position)
 
     def _may_be_removed(self) -> int | None:
         """Where the oldest file ends, if it is to go."""

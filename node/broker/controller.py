@@ -512,8 +512,9 @@ class BrokerController:
         return queue.max_offset if queue is not None else 0
 
     def _log_removed(self, begin_position: int) -> None:
-        """Files of the log are gone: what points into them follows."""
+        """Files of the log go, or are gone: what points into them goes before."""
         self.dispatcher.trim(begin_position)
+        self.index.begin_at(begin_position)
         self._removals.append(asyncio.get_running_loop().create_task(self.index.remove_before(begin_position)))
         self._removals = [task for task in self._removals if not task.done()]
 

@@ -29,8 +29,8 @@ SEARCHED_ENTRIES = 64
 
 
 class LogExpiry:
-    """Looks for files to remove from time to time. `on_removed` gets the log's new first position; `restate` has the
-    log say once more who belongs to the group, if this member leads."""
+    """Looks for files to remove from time to time. `on_removed` gets the log's new first position when files are about
+    to go; `restate` has the log say once more who belongs to the group, if this member leads."""
 
     def __init__(
         self,
@@ -84,7 +84,6 @@ class LogExpiry:
         finally:  # some may be gone where the next could not be removed
             if store.begin_pos != before:
                 logger.info("removed the log up to %d, entry %d", store.begin_pos, store.ledger_begin_index)
-                self._on_removed(store.begin_pos)
 
     async def _remove_what_may_go(self) -> None:
         store = self._store
@@ -101,7 +100,9 @@ class LogExpiry:
             if is_due and says_who_belongs:
                 await self._restate()  # and the next look finds that it may go
                 break
-            if not is_due or not await self._has_snapshot(first.index - 1) or not await store.remove_before(first):
+            if not is_due or not await self._has_snapshot(first.index - 1):
+                break
+            if not await store.remove_before(first, on_begin=self._on_removed):
                 break
 
     async def _has_snapshot(self, index: int) -> bool:

@@ -369,13 +369,15 @@ class DLedgerStore:
         entry = self._read(pos, HEADER_SIZE_BYTES)
         return entry if self.get(entry.index) == entry else None
 
-    async def remove_before(self, first: Entry) -> bool:
+    async def remove_before(self, first: Entry, *, on_begin: Callable[[int], None] = lambda position: None) -> bool:
         """Remove the files below `first`, which begins one. False where that is not possible now: only what is
-        committed and durable goes, and the newest file stays. Raises OSError."""
+        committed and durable goes, and the newest file stays. `on_begin` gets the log's new first position when they
+        are about to go. Raises OSError."""
         await self._checkpoint()
         async with self._files.index_lock:
             if not self.ledger_begin_index <= first.index <= self._files.checkpoint.committed_index:
                 return False  # not durable yet, or the whole log was replaced meanwhile
+            on_begin(first.pos)
             self.ledger_begin_index = first.index
             await self._files.remove_before(first.pos, first.index)
         return True

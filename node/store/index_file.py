@@ -474,10 +474,13 @@ class MessageIndex:
             start = at + 1
         return runs
 
-    async def remove_before(self, physical_offset: int) -> None:
-        """The log begins at `physical_offset` now: find nothing before it, and remove the files that have nothing else;
-        the newest stays. Raises OSError."""
+    def begin_at(self, physical_offset: int) -> None:
+        """The log begins at `physical_offset` now: find nothing before it."""
         self._begin_offset = physical_offset
+
+    async def remove_before(self, physical_offset: int) -> None:
+        """As `begin_at`, and remove the files that have nothing else; the newest stays. Raises OSError."""
+        self.begin_at(physical_offset)
         while len(self._files) > 1 and self._files[0].header.end_offset < physical_offset:
             oldest = self._files.pop(0)
             if oldest.file is not None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import re
+from bisect import insort
 from collections import OrderedDict
 from collections.abc import Iterator
 from functools import partial
@@ -285,11 +286,14 @@ class SegmentedFile:
     async def remove_before(self, position: int) -> None:
         """Remove, from the front, the files that hold nothing at or behind `position`; the last file stays.
 
-        Raises OSError.
+        The row begins behind a file from the moment on at which that begins to go. Raises OSError.
         """
         while len(self._bases) > 1 and self._bases[1] <= position:
-            await self._remove(self._bases[0])
-            self._begin = self._bases[0]
+            base, self._begin = self._bases[:2]
+            try:
+                await self._remove(base)
+            finally:
+                self._begin = self._bases[0]  # the former one, where it could not be removed
 
     def close(self) -> None:
         """Release the files; writes nothing."""
@@ -350,8 +354,13 @@ class SegmentedFile:
         file = self._open.pop(base, None)
         if file is not None:
             file.close()
-        await self._disk.remove(self.path_at(base))
-        self._bases.remove(base)
+        self._bases.remove(base)  # before it goes: a reader who opened it meanwhile would make it again, without bytes
+        try:
+            await self._disk.remove(self.path_at(base))
+        except OSError:
+            if self._disk.exists(self.path_at(base)):
+                insort(self._bases, base)
+            raise
         self._dirty.pop(base, None)
 
     def _file(self, base: int) -> File:

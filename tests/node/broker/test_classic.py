@@ -521,6 +521,38 @@ def test_what_points_into_removed_files_follows_where_not_all_can_be_removed(
     run(scenario, "classic.disk_capacity_bytes=70000")
 
 
+def test_who_reads_where_files_go_meanwhile_is_corrected_and_the_store_stays_whole(
+    run: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    capacity = "classic.disk_capacity_bytes=70000"
+
+    async def scenario(case: Case) -> None:
+        await fill(case)
+        disk, codes = case.broker._runtime.disk, []
+        remove = disk.remove
+
+        async def slow(path: str) -> None:
+            is_log = "/commitlog/" in path
+            for goes in (False, True) if is_log else (True,):
+                if goes:
+                    await remove(path)
+                if is_log:
+                    pulled = await case.ask(11, {"topic": "t", "queueId": 0, "queueOffset": 0})
+                    by_key = await case.ask(12, {"topic": "t", "key": "k", "maxNum": 64})
+                    codes.append((pulled.code, by_key.code))
+
+        monkeypatch.setattr(disk, "remove", slow)
+        await case.broker.ledger.expire()
+        assert len(codes) >= 2 and set(codes) == {(21, 0)}
+
+    async def again(case: Case) -> None:
+        assert case.broker.queues.find("t", 0).min_offset > 0 and (await case.bodies(119)) == SENT[119:]
+
+    run(scenario, capacity)
+    assert (tmp_path / "data" / "consumequeue.checkpoint").exists()
+    run(again, capacity)
+
+
 def test_files_are_looked_at_by_themselves(run: Any, helpers: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(classic_module, "EXPIRY_CHECK_S", 0.01)
 

@@ -79,6 +79,41 @@ def test_a_power_cut_while_files_go_loses_nothing_else(bench: Any, which: int) -
     bench(scenario)
 
 
+@pytest.mark.parametrize("which", range(8))
+def test_a_stop_while_files_go_loses_nothing(bench: Any, which: int) -> None:
+    async def scenario(bench: Any) -> None:
+        store = await filled(bench)
+        first = bench.on("n1", store.first_of_next_file)
+        task = bench.on("n1", lambda: asyncio.get_running_loop().create_task(store.remove_before(first)))
+        for _ in range(which):
+            await asyncio.sleep(0.0007)
+        task.cancel()
+        await asyncio.wait((task,))
+        bench.append(store, b"one more")
+        await bench.close(store)
+        store = await bench.open()
+        assert store.ledger_begin_index in (0, first.index) and store.ledger_end_index == 60
+        assert store.get(first.index) == first
+
+    bench(scenario)
+
+
+def test_who_points_into_files_is_told_before_they_go(bench: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        store = await filled(bench)
+        first = bench.on("n1", store.first_of_next_file)
+        told: list[tuple[int, bool]] = []
+        oldest = bench.path(0)
+
+        def on_begin(position: int) -> None:
+            told.append((position, oldest in bench.disk.paths()))
+
+        assert await bench.run("n1", lambda: store.remove_before(first, on_begin=on_begin))
+        assert told == [(first.pos, True)] and oldest not in bench.disk.paths()
+
+    bench(scenario)
+
+
 def test_only_what_is_committed_and_durable_goes(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         store = await bench.open()

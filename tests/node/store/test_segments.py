@@ -140,6 +140,33 @@ def test_remove_before_keeps_what_is_needed_and_the_last_file(disk: Any) -> None
     assert disk.list(DIRECTORY) == [segment_name(192)]
 
 
+@pytest.mark.parametrize("fails", ["", "before", "after"])
+def test_who_reads_while_a_file_goes_does_not_make_it_again(
+    disk: Any, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """Opening a file makes it where there is none. `fails` says on which side of the removal the disk does."""
+    row = opened(disk)
+    run(row.append(bytes(range(150))))
+    remove, found = disk.remove, []
+
+    async def slow(path: str) -> None:
+        found.append((row.begin_position, row.read(0, 5)))
+        if fails != "before":
+            await remove(path)
+        found.append((row.begin_position, row.read(0, 5)))
+        if fails:
+            raise OSError(errno.EIO, "Input/output error", path)
+
+    monkeypatch.setattr(disk, "remove", slow)
+    with pytest.raises(OSError, match="Input/output") if fails else contextlib.nullcontext():
+        run(row.remove_before(64))
+    begin = 0 if fails == "before" else 64
+    assert found == [(64, b""), (64, b"")]
+    assert (row.begin_position, row.read(0, 5)) == (begin, bytes(range(5)) if begin == 0 else b"")
+    assert disk.list(DIRECTORY) == [segment_name(base) for base in range(begin, 150, 64)]
+    assert opened(disk).first_gap(150) == ""
+
+
 def test_another_segment_size_is_recognized(disk: Any) -> None:
     run(opened(disk).append(bytes(100)))
     with pytest.raises(SegmentError, match="another segment size"):
