@@ -4,6 +4,8 @@ Everything else about a queue follows from the log, whenever its files are lost 
 next message gets does not, once all messages of a queue have gone with the log's oldest files: it would begin at 0
 again, and a group that had consumed up to 100 would be given nothing of the next hundred. So before files go, the ends
 of all queues are written into a table. A DLedger log has its snapshots for this (`broker_snapshots.py`).
+A slave whose log has begun anew, as a copy of a master's that goes on much further, still has the table of its former
+one: then the first message of each queue says what its number is.
 """
 
 from __future__ import annotations
@@ -54,11 +56,11 @@ class QueueEnds:
         anew. Raises OSError."""
         if state is not None:
             for topic, queue_id in state.get("presumed", ()):
-                self._queues.presume(topic, queue_id, None)
+                self._queues.presume(topic, queue_id, None, may_be_later=True)
         elif self._log.ledger_begin_index > 0:
             for topic, ends in self._read().items():
                 for queue_id, end in ends.items():
-                    self._queues.presume(topic, int(queue_id), int(end))
+                    self._queues.presume(topic, int(queue_id), int(end), may_be_later=True)
 
     def _read(self) -> dict[str, dict[str, int]]:
         try:

@@ -77,7 +77,8 @@ class QueueStore:
         self._files = FileCache(disk)
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._unflushed_bytes = 0
-        self._presumed: set[tuple[str, int]] = set()
+        self._presumed: dict[tuple[str, int], bool] = {}
+        """Queues whose next number is presumed, and whether it may as well be a later one."""
         self._is_trusted = True
         self.timestamps = StoreTimestamps()
         """Those of the last checkpoint that was written or restored."""
@@ -119,8 +120,8 @@ class QueueStore:
             queue.begin_at(first_offset)
             self._queues[topic, queue_id] = queue
         elif self._presumed and (topic, queue_id) in self._presumed:
-            self._presumed.discard((topic, queue_id))
-            if queue_offset < queue.max_offset == queue.min_offset:
+            may_be_later = self._presumed.pop((topic, queue_id))
+            if queue.max_offset == queue.min_offset and (may_be_later or queue_offset < queue.max_offset):
                 queue.begin_at(queue_offset)
         added = queue.append(queue_offset, physical_offset, size_bytes, tag_hash, crc)
         if added:
@@ -133,17 +134,18 @@ class QueueStore:
         if queue is None or not queue.append_units(queue_offset, units, crcs):
             return False
         if self._presumed:
-            self._presumed.discard((topic, queue_id))
+            self._presumed.pop((topic, queue_id), None)
         self._unflushed_bytes += len(units) + len(crcs)
         return True
 
-    def presume(self, topic: str, queue_id: int, offset: int | None) -> None:
+    def presume(self, topic: str, queue_id: int, offset: int | None, *, may_be_later: bool = False) -> None:
         """The next message of a queue that is not here is number `offset`, unless the log still holds earlier ones,
-        which then come first. None: that was said before, of a queue that is here."""
+        which then come first; `may_be_later` where it may be another log's by now. None: that was said before, of a
+        queue that is here."""
         if offset is not None:
             queue = self._queues[topic, queue_id] = self._make(topic, queue_id)
             queue.begin_at(offset)
-        self._presumed.add((topic, queue_id))
+        self._presumed[topic, queue_id] = may_be_later
 
     @property
     def presumed(self) -> list[tuple[str, int]]:

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from node.ha.frames import Frame
 from node.ha.replica import Diverged, Mismatch, Replica, StartsAt
-from node.store.record import BLANK_MAGIC
+from node.store.record import BLANK_MAGIC, decode_records
 from node.store.record_batch import batch_of_one
 
 HEAL = 'classic.ha_mismatch="heal"'
+PLACE = {"topic": "t", "queueId": 0}
 SEGMENT = 1000
 
 
@@ -219,6 +220,30 @@ def test_a_slave_that_may_heal_gives_up_what_the_master_lost(ha: Any, slave_also
         assert await group.bodies("n2") == kept + more
 
     ha(scenario, *LOSES, HEAL)
+
+
+def test_a_slave_that_begins_anew_and_had_removed_files_itself_numbers_as_the_master_does(ha: Any) -> None:
+    """It has a table of where its queues ended when its own files went; the master's have gone on much further."""
+
+    async def scenario(group: Any) -> None:
+        bodies = await group.fill(500)
+        await group.following("n2")
+        await group.run("n2", group.ledger("n2").expire)
+        assert group.ledger("n2").log.begin_position > 0
+        await group.stop("n2")
+        bodies += await group.fill(500)
+        await group.run("n1", group.ledger("n1").expire)
+        await group.start("n2", "SLAVE")
+        await group.following("n2")
+        bodies += await group.fill(5, mark=b"later ")
+        await group.following("n2")
+        low, high = [int((await group.ask("n2", code, PLACE)).ext_fields["offset"]) for code in (31, 30)]
+        assert 500 < low < high == len(bodies)
+        reply = await group.ask("n2", 11, PLACE | {"queueOffset": high - 5})
+        assert [message.body for message in decode_records(reply.body)] == bodies[-5:]
+
+    options = ("classic.disk_capacity_bytes=140000", "classic.disk_max_ratio_percent=75", "slave_read_enable=true")
+    ha(scenario, *options, HEAL)
 
 
 @pytest.mark.parametrize("heals", [False, True])
