@@ -131,8 +131,9 @@ class MetricsServer:
                 f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
             )
             writer.write(head.encode() + (b"" if parts[0] == b"HEAD" else body))
-            await asyncio.wait_for(writer.drain(), REQUEST_TIMEOUT_S)
+            writer.close()  # behind what was written, as far as that is taken
+            await asyncio.wait_for(writer.wait_closed(), REQUEST_TIMEOUT_S)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # whoever asks so gets no answer
         finally:
-            writer.close()
+            writer.transport.abort()

@@ -9,7 +9,7 @@ import pytest
 
 from node.broker import message_store as store_module
 from node.broker import metrics as module
-from node.broker.metrics import Histogram, render
+from node.broker.metrics import Histogram, MetricsServer, render
 
 
 def test_a_histogram_is_cumulative() -> None:
@@ -74,6 +74,27 @@ def test_scrapers_are_bounded(run_case: Any, monkeypatch: Any) -> None:
         silent.close()
 
     run_case(scenario, metrics_listen="127.0.0.1:0")
+
+
+def test_a_scraper_that_does_not_read_is_given_up(monkeypatch: Any) -> None:
+    """However much is unsent: nothing of it waits for whoever only keeps the connection open."""
+    monkeypatch.setattr(module, "REQUEST_TIMEOUT_S", 0.1)
+    body = bytes(32 << 20)
+
+    async def scenario() -> None:
+        server = MetricsServer("127.0.0.1:0", lambda: body)
+        await server.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=4096)
+        writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        await reader.readline()
+        while server._tasks:
+            await asyncio.gather(*server._tasks)
+        with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+            await asyncio.wait_for(reader.readexactly(len(body)), 10)
+        writer.close()
+        await server.stop()
+
+    asyncio.run(scenario())
 
 
 def test_topics_are_counted_and_removed(run_case: Any) -> None:
