@@ -64,7 +64,7 @@ class OrderedQueues:
         if before is not None:
             again = 0 if attempt and attempt == before.attempt else 1
             tries = {each: before.tries.get(each, 0) + again for each in given if each in before.open}
-        done = before.done if before is not None else set()
+        done = {each for each in before.done if each > given[0]} if before is not None else set()
         following = given[-1] + 1
         while following in done:
             following += 1
@@ -80,7 +80,10 @@ class OrderedQueues:
         held.done.add(offset)
         if held.open:
             return held.open[0]
-        del self._in_hand[queue]
+        held.done = {each for each in held.done if each > held.following}
+        held.until_ms = 0
+        if not held.done:  # else it stays known of them, which were given out before with more than the last time
+            del self._in_hand[queue]
         return held.following
 
     def postpone(self, queue: QueueOfGroup, offset: int, pop_time_ms: int, until_ms: int) -> bool:

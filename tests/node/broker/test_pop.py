@@ -609,6 +609,28 @@ def test_a_retry_topic_that_is_popped_itself_gives_one_lot_of_each_queue(run_cas
     run_case(scenario)
 
 
+def test_in_order_what_was_acknowledged_does_not_come_again_where_fewer_are_asked_for(
+    run_case: Any, hands: Hands
+) -> None:
+    async def scenario(case: Any) -> None:
+        for number in range(7):
+            assert (await case.send(b"%d" % number)).code == 0
+        got = await popped(case, 6, order=True, invisible_ms=1000)
+        assert bodies(got) == [b"%d" % number for number in range(6)]
+        for number in (3, 5):
+            await ack(case, got[number])
+        for count, wanted in ((2, b"01"), (1, b"2"), (2, b"4"), (9, b"6")):
+            hands.now_ms += 1000
+            got = await popped(case, count, order=True, invisible_ms=1000)
+            assert b"".join(bodies(got)) == wanted
+            for each in got:
+                await ack(case, each)
+        assert (await case.ask(14, {"consumerGroup": "g", "topic": "t", "queueId": 0})).ext_fields["offset"] == "7"
+        assert case.broker._pops.in_order._in_hand == {}
+
+    run_case(scenario)
+
+
 def test_a_group_that_pulled_goes_on_where_it_was(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         for number in range(3):
