@@ -200,6 +200,8 @@ class _Queue:
         self._appended: dict[Any, int] = {}
         #: The appends of each value that several of them append.
         self._repeated: dict[Any, list[int]] = {}
+        #: At how many places each of them may be, and at how many it was seen.
+        self._allowed: dict[Any, int] = {}
         self._copies: dict[Any, int] = {}
         self._seen: set[Any] = set()
         self._divergent: set[tuple[int, Any]] = set()
@@ -252,6 +254,7 @@ class _Queue:
         for value, rows in self._repeated.items():
             # Of those that can have put it there the one that began first, for it allows most.
             self._appended[value] = min(rows, key=lambda row: (self._history.status[row] == FAIL, row))
+            self._allowed[value] = sum(self._history.status[row] != FAIL for row in rows)
 
     def _is_recovered(self, value: Any) -> bool:
         """Whether a value is there though none of its appends was acknowledged."""
@@ -307,7 +310,7 @@ class _Queue:
     def _is_once_too_often(self, value: Any) -> bool:
         """Whether a value that is appended several times is at one more place than that."""
         self._copies[value] = self._copies.get(value, 1) + 1
-        return self._copies[value] > len([row for row in self._repeated[value] if self._history.status[row] != FAIL])
+        return self._copies[value] > self._allowed[value]
 
     def _named(self, row: int) -> str:
         return named_row(self._recorded, row)

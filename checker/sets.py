@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
@@ -89,13 +90,19 @@ def check_set_full(events: Events, *, linearizable: bool = False) -> Result:
 
 
 def _elements(history: History, rows: Any, tally: Tally, latencies: list[float]) -> tuple[int, int]:
-    """Judge the elements of a set: how many stayed visible, and after how many no read began once they were known."""
+    """Judge the elements of a set: how many stayed visible, and after how many no read began once they were known.
+
+    Of each element only the reads that show it are looked at, so that all takes time for what was read: many reads of
+    few elements, beside many elements that are lost, would take the product of the two otherwise.
+    """
     invoked, returned = history.invoked, history.returned
-    reads: list[tuple[int, int, set[Any]]] = []
     adds: dict[Any, int] = {}
     acked: set[Any] = set()
     known: dict[Any, int] = {}
     shown_until: dict[Any, int] = {}
+    reads = [row for row in rows if history.f[row] == "read" and history.status[row] == OK]
+    place = {row: at for at, row in enumerate(sorted(reads, key=invoked.__getitem__))}
+    shown_at: dict[Any, list[int]] = {}
     for row in rows:
         if history.f[row] == "add" and history.status[row] != FAIL:
             value = exact(history.value[row])
@@ -103,40 +110,51 @@ def _elements(history: History, rows: Any, tally: Tally, latencies: list[float])
             if history.status[row] == OK:
                 acked.add(value)
                 known[value] = min(known.get(value, returned[row]), returned[row])
-        elif history.f[row] == "read" and history.status[row] == OK:
+        elif row in place:
             items = [exact(item) for item in history.result[row] or ()]
-            shown = set(items)
-            reads.append((invoked[row], row, shown))
+            shown = dict.fromkeys(items)  # in the read's own order: the first witness must not hang on hashes
             if len(shown) < len(items):
                 tally.add("duplicated", (row,), f"{named_row(history, row)} shows an element twice")
-            for value in items:  # in the read's own order: the first witness must not hang on hashes
+            for value in shown:
                 known[value] = min(known.get(value, returned[row]), returned[row])
                 shown_until[value] = max(shown_until.get(value, -1), returned[row])
-    reads.sort(key=lambda read: read[0])
+                shown_at.setdefault(value, []).append(place[row])
+    in_order = list(place)
+    begun = [invoked[row] for row in in_order]
     stable = unread = 0
     for value, since in known.items():
-        later = [(row, value in shown) for start, row, shown in reads if start > since]
         source = [adds[value]] if value in adds else []
-        if not later:
+        first_later = bisect_right(begun, since)
+        if first_later == len(in_order):
             unread += 1
             if value in acked:
                 tally.add("never-read", source, f"no read began after {short(value)} was acknowledged")
             continue
-        absent = [position for position, (_, present) in enumerate(later) if not present]
-        if absent and invoked[row := later[absent[-1]][0]] > shown_until.get(value, -1):
+        last_absent = _last_without(shown_at.get(value, ()), len(in_order))
+        is_absent = last_absent >= first_later
+        row = in_order[last_absent]
+        if is_absent and invoked[row] > shown_until.get(value, -1):
             text = f"{short(value)} was known, but {named_row(history, row)[:200]} and every later read lacks it"
             tally.add("lost", (*source, row), text)
             continue
         stable += 1
-        if absent:
-            row = later[absent[-1]][0]
+        if is_absent:
             tally.add("stale", (*source, row), f"{short(value)} was known, but a later read lacks it for a while")
-        visible = later[absent[-1] + 1 :] if absent else later
-        if not visible:  # who lacks it last, and who shows it last, read at the same time
+        visible = max(first_later, last_absent + 1)
+        if visible == len(in_order):  # who lacks it last, and who shows it last, read at the same time
             continue
-        first = visible[0][0]
         start_ns = history.returned_ns[adds[value]] if value in adds else None
-        seen_ns = history.invoked_ns[first]
+        seen_ns = history.invoked_ns[in_order[visible]]
         if start_ns is not None and seen_ns is not None:
-            latencies.append(max(0.0, (seen_ns - start_ns) / 1e6) if absent else 0.0)
+            latencies.append(max(0.0, (seen_ns - start_ns) / 1e6) if is_absent else 0.0)
     return stable, unread
+
+
+def _last_without(places: Sequence[int], count: int) -> int:
+    """The last of the numbers below ``count`` that is not among ``places``; -1 where all of them are."""
+    last = count - 1
+    for at in sorted(places, reverse=True):
+        if at != last:
+            break
+        last -= 1
+    return last

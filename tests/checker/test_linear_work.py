@@ -1,0 +1,55 @@
+"""Checkers that are said to need little more time than reading: twice the history takes about twice the steps."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from checker import Result, check_log, check_set_full
+
+Operations = list[tuple[Any, ...]]
+#: Of the larger history; a checker that grows with the square takes four times the steps of half of it.
+OPERATIONS = 400
+
+
+def _steps(checker: Callable[..., Result], history: Any) -> int:
+    """How many lines of the checker's own module are executed, each turn of a loop anew."""
+    source, steps = checker.__code__.co_filename, 0
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal steps
+        steps += event == "line"
+        return trace if frame.f_code.co_filename == source else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        checker(history)
+    finally:
+        sys.settrace(before)
+    return steps
+
+
+def _lost_elements(count: int) -> Operations:
+    """Of a set that forgets everything: many elements, and many reads of none."""
+    added: Operations = [(0, "add", value, value) for value in range(count)]
+    return [*added, *[(0, "read", None, [])] * count]
+
+
+def _one_value_again(count: int) -> Operations:
+    """Of a log to which one value is appended again and again."""
+    appended: Operations = [(0, "append", "beat", [offset, "beat"]) for offset in range(count)]
+    return [*appended, (0, "read", {"offset": 0}, {"offset": 0, "messages": ["beat"] * count, "tail": count})]
+
+
+@pytest.mark.parametrize(
+    ("checker", "made"), [(check_set_full, _lost_elements), (check_log, _one_value_again)], ids=["set-full", "log"]
+)
+def test_the_work_grows_with_the_history(
+    done, checker: Callable[..., Result], made: Callable[[int], Operations]
+) -> None:
+    half, whole = (_steps(checker, done(*made(count))) for count in (OPERATIONS // 2, OPERATIONS))
+    assert 0 < whole < 3 * half
