@@ -176,6 +176,13 @@ class Budget:
         self.used_bytes()  # what is gained counts from here, at the latest
         return _Watch(self.exhausted)
 
+    def watched_anyway(self) -> contextlib.AbstractContextManager[None]:
+        """The same whatever is expected, for work of which one part alone may take too long, on CPython."""
+        if sys.implementation.name != "cpython":
+            return contextlib.nullcontext()
+        self.used_bytes()
+        return _Watch(self.exhausted)
+
     def refuses_bytes(self, expected: int) -> str | None:
         """Why an engine expected to need ``expected`` bytes should not start, or ``None``."""
         if self._memory_bytes is None and expected < _SURELY_THERE_BYTES:

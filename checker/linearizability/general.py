@@ -18,7 +18,7 @@ from typing import Any
 
 from checker.history import History
 from checker.linearizability.lookahead import Lookahead, Need
-from checker.linearizability.problem import Problem, Transitions
+from checker.linearizability.problem import Problem, Transitions, state_bytes
 from checker.models.base import Model
 
 __all__ = ["Search"]
@@ -42,6 +42,9 @@ PATIENCE_GROWTH = 2
 EASE_STEPS = 20
 #: Operations looked at between two looks at the clock.
 WEIGHT_PER_LOOK = 1 << 16
+#: Bytes of states that steps may have made between two looks at the memory, and steps before any is known to be large.
+BYTES_PER_LOOK = 4 << 20
+FIRST_STEPS = 32
 
 #: Next return, state, open operations that took effect (and above them those that may have, see ``lookahead``), crashed
 #: operations used, what is to be done.
@@ -107,16 +110,23 @@ class Search:
     def run(self, max_steps: int) -> bool | None:
         """Search on for at most ``max_steps`` stops.
 
-        Returns ``True`` when a linearization was found, ``False`` when there is none, ``None`` when steps ran out.
+        Returns ``True`` when a linearization was found, ``False`` when there is none, ``None`` when steps ran out, or
+        when states are so large that somebody should look at the clock and the memory before so many steps.  (A log
+        grows by every step, and a step copies it: no more steps are made at once than were before.)
         """
-        while max_steps > 0:
+        states = self._problem.space.states
+        bytes_left = BYTES_PER_LOOK
+        while max_steps > 0 and bytes_left > 0:
             before = self.steps
             reached = self._reached
-            done = self._run(min(max_steps, self._patience - self._stuck))
+            size = state_bytes(states[-1] if states else None)
+            some = min(max(before, FIRST_STEPS), bytes_left // size + 1)
+            done = self._run(min(max_steps, some, self._patience - self._stuck))
             self.deepest = max(self.deepest, self._reached)
             if done is not None:
                 return done
             max_steps -= self.steps - before
+            bytes_left -= (self.steps - before) * size
             if self._reached > reached:
                 self._stuck = 0
                 continue

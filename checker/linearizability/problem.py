@@ -18,11 +18,14 @@ from checker.linearizability.steps import checked_step, unknown_functions
 from checker.models.base import ILLEGAL, UNKNOWN, Model
 from checker.values import exact
 
-__all__ = ["Problem", "Space", "Transitions", "expected_bytes"]
+__all__ = ["Problem", "Space", "Transitions", "expected_bytes", "state_bytes"]
 
 #: Memory the compiled form of one operation takes, with a configuration; and of every operation open at a return.
 BYTES_PER_ROW = 1_000
 BYTES_PER_OPEN = 80
+#: Memory of a state, beside its parts, and of each of these.
+BYTES_OF_STATE = 100
+BYTES_OF_PART = 16
 #: What no machine misses: not worth a closer look.
 _SMALL_BYTES = 16 << 20
 #: Returns compiled at a time, and those looked at to say how many operations are open at each.
@@ -48,6 +51,14 @@ def _open_at_returns(history: History, rows: Sequence[int]) -> int:
         return int(sum(ends)) - count_ends * count_ends  # every position is an event of these rows
     ends.sort()
     return sum(map(bisect_left, repeat(sorted(invoked)), ends)) - count_ends * (count_ends + 1) // 2
+
+
+def state_bytes(state: Any) -> int:
+    """About how much memory a state takes that shares its parts with others: a register's little, a log's by length."""
+    if isinstance(state, (tuple, frozenset)):
+        inner = sum(len(part) for part in state if part.__class__ is tuple)
+        return BYTES_OF_STATE + BYTES_OF_PART * (len(state) + inner)
+    return BYTES_OF_STATE + (len(state) if isinstance(state, str) else 0)
 
 
 def _tuples(values: Sequence[Any]) -> list[Any]:

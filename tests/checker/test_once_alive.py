@@ -528,6 +528,25 @@ def test_a_search_ends_at_its_number_of_steps() -> None:
     assert 0 < search.steps <= 4
 
 
+def test_states_that_grow_are_bounded_by_the_memory_before_the_steps_are() -> None:
+    # A thousand steps make a thousand strings, 500 MB in all; the next look was due after 4,096 steps.
+    text = "x" * 1_000
+    lines = [line for _ in range(1_000) for line in done(0, "append", text, text)]
+    history = History.of(made(*lines, *done(0, "get", None, text * 1_000)))
+    result = check(history, KeyValue(), memory_mb=32)
+    assert result.verdict is Verdict.UNKNOWN and "the memory limit of 32 MiB was reached" in result.reason
+    assert check(history, KeyValue()).verdict is Verdict.VALID
+
+
+@pytest.mark.skipif(sys.implementation.name != "cpython", reason="only CPython can interrupt a step")
+def test_the_time_ends_within_a_step_that_would_not_end() -> None:
+    # Every send makes four times as many topics possible: 40 of them more than any machine holds.
+    lines = [line for value in range(40) for line in done(0, "send", value, None)]
+    read = done(0, "read", {"queue": 0, "offset": 0}, {"queue": 0, "offset": 0, "messages": [0], "tail": 1})
+    result = check(made(*lines, *read), Topic(), timeout_s=0.5)
+    assert result.verdict is Verdict.UNKNOWN and "the time limit of 0.5 s was reached" in result.reason
+
+
 @dataclass(frozen=True, kw_only=True)
 class Dial(Model):
     """Turned by one or two of three places; every turn fits every state, and leads somewhere else from each."""
