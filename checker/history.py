@@ -397,7 +397,8 @@ class HistoryBuilder:
         if row is None:
             return
         f, kind = event.get("f"), event.get("type")
-        if kind == "invoke" or (kind in _COMPLETIONS and f is not None and f != self.history.f[row]):
+        is_completion = kind.__class__ is str and kind in _COMPLETIONS
+        if kind == "invoke" or (is_completion and f is not None and f != self.history.f[row]):
             del self._open[event["process"]]
             self.history.missing_events += 1
             lost = f"{self.history.f[row]!r} of process {event['process']}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import call
 from typing import Any
 
@@ -36,6 +36,10 @@ _NAMED_CHARS = {"newline": "\n", "space": " ", "tab": "\t", "return": "\r"}
 _MAX_REMEMBERED = 1 << 16
 #: Digits of numbers worth remembering: longer ones are times, which never repeat.
 _SHORT_NUMBER = 4
+#: Deepest nesting that is read: what looks into values goes no deeper, and a file of braces would fill the memory.
+_MAX_DEPTH = 1_000
+#: Tokens between two looks at the memory: what one form holds is held as a whole.
+_TOKENS_PER_LOOK = 1 << 16
 #: Shapes of lines that are looked for: most histories have two to four, and each one more is tried on every line.
 _MAX_SHAPES = 8
 
@@ -54,7 +58,7 @@ class _Atoms(dict[str, Any]):
 
     def __missing__(self, token: str) -> Any:
         if token.isdecimal():
-            value: Any = int(token)
+            value: Any = _whole(token)
             if len(token) <= _SHORT_NUMBER:
                 self[token] = value
             return value
@@ -79,14 +83,34 @@ def _atom(token: str) -> Any:
     if first == "#":
         return _SYMBOLIC.get(token, token)
     if (first.isdigit() or first in "+-") and "_" not in token:
-        try:
-            return int(token[:-1] if token[-1] == "N" else token)
-        except ValueError:
-            try:
-                return float(token[:-1] if token[-1] == "M" else token)
-            except ValueError:
-                return token
+        return _number(token)
+    if first == "^":
+        raise EdnError("metadata (^) is no EDN", 1)
     return _CONSTANTS.get(token, token)
+
+
+def _number(token: str) -> Any:
+    """The number that a token is; the token itself where it is none. Raises :class:`EdnError` for one that is so large
+    that it would equal every other such number."""
+    digits = token[:-1] if token[-1] == "N" else token
+    if digits.lstrip("+-").isdecimal():
+        return _whole(digits)
+    try:
+        found = float(token[:-1] if token[-1] == "M" else token)
+    except ValueError:
+        return token
+    if math.isfinite(found):
+        return found
+    if any(map(str.isdigit, token)):
+        raise EdnError(f"{short(token)} is larger than any number that can be told from others", 1)
+    return token  # a symbol, as +inf
+
+
+def _whole(digits: str) -> int:
+    try:
+        return int(digits)
+    except ValueError:
+        raise EdnError(f"a number of {len(digits)} digits is too long to be read", 1) from None
 
 
 def _escaped(name: str, names: dict[str, str]) -> str:
@@ -99,19 +123,25 @@ def parse_edn(text: str) -> list[Any]:
     return [form for form, _ in _forms(text, _Atoms())]
 
 
-def _forms(text: str, atoms: _Atoms, first_line: int = 1) -> list[tuple[Any, int]]:
-    """Top-level forms, each with the offset at which it ends."""
+def _forms(
+    text: str, atoms: _Atoms, first_line: int = 1, look: Callable[[str], None] = lambda reached: None
+) -> list[tuple[Any, int]]:
+    """Top-level forms, each with the offset at which it ends; ``look`` is told now and then how far reading is."""
     out: list[tuple[Any, int]] = []
     stack: list[tuple[str, list[Any], int]] = []
     items: list[Any] | None = None
     discard: list[int] = []
     end = 0
-    for match in _TOKEN.finditer(text):
+    for count, match in enumerate(_TOKEN.finditer(text), 1):
+        if count % _TOKENS_PER_LOOK == 0:
+            look(f"line {_line(text, end, first_line):,}")
         if not text[end : match.start()].strip(" \t\r\n,\f") == "" and text[end : match.start()]:
             raise EdnError(f"unexpected {text[end : match.start()].strip()[:20]!r}", _line(text, end, first_line))
         end = match.end()
         token = match.group()
         if token in "[({" or token == "#{":
+            if len(stack) == _MAX_DEPTH:
+                raise EdnError("nested too deeply", _line(text, match.start(), first_line))
             stack.append((token, [], match.start()))
             items = stack[-1][1]
             continue
@@ -261,7 +291,7 @@ class _Reader:
                 if match is not None:
                     try:
                         add(shape.event(match))
-                    except EdnError:
+                    except ValueError:
                         self._read_line(raw, number)
                         continue
                     add_line(number)
@@ -302,7 +332,7 @@ class _Reader:
     def _read_whole(self, line: str, number: int) -> bool:
         """Take what stands on a line, if its forms end there."""
         try:
-            forms = _forms(line, self._atoms, number)
+            forms = _forms(line, self._atoms, number, self._file.check_memory)
         except EdnError:
             return False
         for form, _ in forms:
@@ -313,7 +343,7 @@ class _Reader:
         text, first_line = "\n".join(self._pending), self._pending_line
         self._pending.clear()
         try:
-            forms = _forms(text, self._atoms, first_line)
+            forms = _forms(text, self._atoms, first_line, self._file.check_memory)
         except EdnError as error:
             self._file.refuse(error.line, error.reason, error)
             return

@@ -101,7 +101,17 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "open.edn": (b"{:process 0 :type :invoke :f :read\n", ":1: '{' is never closed"),
     "odd.edn": (b"{:process 0 :type}\n", ":1: a map has a key without a value"),
     "prose.txt": (b"hello\nthis is a text\n", ":1: an event must be a map"),
-    "deep.edn": (b"[" * 50_000, ":1: '[' is never closed"),
+    "deep.edn": (b"[" * 50_000, ":1: nested too deeply"),
+    "braces.edn": (b"[0 :invoke :read nil]\n" + b"{" * 2_000_000, ":2: nested too deeply"),
+    "huge.edn": (b"[0 :invoke :write 1]\n[0 :ok :write 1e400]\n", ":2: '1e400' is larger than any number"),
+    "vast.edn": (b"[0 :invoke :write [-2e999M]]\n", ":1: '-2e999M' is larger than any number"),
+    "long.edn": (b"[0 :invoke :read nil]\n[0 :ok :read %s]\n" % (b"9" * 5_000), ":2: a number of 5000 digits"),
+    "long-time.edn": (
+        b"{:process 0, :time 1, :type :invoke, :f :read}\n{:process 0, :time 2, :type :ok, :f :read}\n"
+        b"{:process 0, :time %s, :type :invoke, :f :read}\n" % (b"9" * 5_000),
+        ":3: a number of 5000 digits",
+    ),
+    "metadata.edn": (b"{:process 0, :type :invoke, :f :write, :value ^{:a 1} 1}\n", ":1: metadata (^) is no EDN"),
     "trace.limo": (b"[1] call add(1)\n[1] return\n[1] return\n", ":3: process 1 completes"),
 }
 
@@ -119,6 +129,14 @@ def test_broken_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: 
         assert len(lines) == (2 if extra else 1)  # one for each time that the file is named
         for line in lines:
             assert str(path) in line and message in line and len(line) < 1000
+
+
+def test_a_type_of_another_kind_is_left_out_by_a_lenient_reader(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    path.write_text(GOOD.replace('"index": 0, ', "").replace('"index": 1, ', "").replace('"ok"', '["ok"]'))
+    history = read(path, lenient=True)
+    assert history.status == ["info"] and history.skipped_events == 1
+    assert history.problems[0].startswith(f"{path}:2: type must be invoke, ok, fail or info, not ['ok']")
 
 
 @pytest.mark.parametrize("size", [1, 60, 600])

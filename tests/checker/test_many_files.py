@@ -145,6 +145,11 @@ def test_reading_ends_at_the_limit_of_memory(tmp_path: Path, capsys: pytest.Capt
         told = json.loads(capsys.readouterr().out)
         assert told["valid"] == "unknown" and "the memory limit of 20 MiB was reached" in told["reason"]
     assert len(read_jsonl(jsonl)) == 150_000
+    # On one line, as a program prints a vector, all of it is one text to be taken apart.
+    one_line = tmp_path / "one_line.edn"
+    one_line.write_text(f"[{edn.read_text().replace(chr(10), ' ')}]")
+    with pytest.raises(MemoryLimitError, match="at line 1, with 0 operations"):
+        read(one_line, budget=Budget(memory_mb=150))
 
 
 @INTERRUPTED
