@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -71,6 +71,7 @@ _SNAPSHOT_LEVELS = (
     ("snapshot-isolation", "no-snapshot-order", 0, "serializable"),
 )
 _OF_SNAPSHOTS = frozenset(level for level, *_ in _SNAPSHOT_LEVELS)
+_OF_ORDERS = frozenset(level for level, *_ in _ORDERED_LEVELS)
 #: Anomalies of which a read does not tell whose write it saw.
 _AMBIGUOUS = ("duplicate-append", "duplicate-write", "null-write")
 #: Seconds that cutting down transactions without an order may take.
@@ -167,6 +168,7 @@ class _Findings:
             is_possible = find_order(transactions, rows, extra, budget.exhausted)
             if is_possible is None:
                 self.order = "neither found nor excluded within the limits of the search"
+                self._stop_at(budget, _OF_ORDERS)
                 return
             if is_possible:
                 self.order = f"found for {level}"
@@ -196,12 +198,20 @@ class _Findings:
             is_possible = find_snapshot_order(transactions, graph, extra, budget.exhausted)
             if is_possible is None:
                 self.snapshots = "neither found nor excluded within the limits of the search"
+                self._stop_at(budget, _OF_SNAPSHOTS)
                 return
             if is_possible:
                 self.snapshots = f"found for {level}"
                 return
             limits = partial(_first_limit, budget, Budget(timeout_s=CUT_TIMEOUT_S))
             self._add_no_order(name, self._few_of(rows, partial(self._has_no_snapshots, extra, limits), limits))
+
+    def _stop_at(self, budget: Budget, levels: Collection[str]) -> None:
+        """Leave it open, where the level asked for is one of these, if a limit of time or memory ended the search; that
+        of what is tried is the checker's own."""
+        limit = budget.exhausted()
+        if limit and self._question.level in levels:
+            self.stopped = f"{limit} before an order of the transactions that explains them was found or excluded"
 
     def _few_of(self, rows: list[int], is_enough: Callable[[list[int]], bool], is_over: Callable[[], Any]) -> list[int]:
         """Few of the transactions that show it, sought first among those that showed it of the level before."""

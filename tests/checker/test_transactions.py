@@ -9,8 +9,8 @@ import pytest
 
 from checker import History, Operation, Verdict, check_transactions
 from checker.testing.large import large_history
+from checker.transactions import ISOLATION_LEVELS, orders, serial
 from checker.transactions import check as checking
-from checker.transactions import orders, serial
 
 
 def txn(process: int, *steps: tuple) -> tuple:
@@ -163,6 +163,35 @@ def test_a_search_for_an_order_that_ends_at_its_limits_is_said(events, monkeypat
     assert result.reason.endswith("was neither found nor excluded within the limits of the search")
     monkeypatch.setattr(checking, "MAX_TRANSACTIONS", 3)
     assert check_transactions(history, "rw-register").reason.endswith("was not searched: more than 3 transactions")
+
+
+@pytest.mark.parametrize(
+    ("search", "levels"),
+    [
+        ("find_order", {level for level in ISOLATION_LEVELS if "read" not in level}),
+        ("find_snapshot_order", {level for level in ISOLATION_LEVELS if "snapshot" in level}),
+    ],
+)
+def test_a_search_for_an_order_that_ends_at_the_time_leaves_open_what_it_could_have_ruled_out(
+    events, monkeypatch: pytest.MonkeyPatch, search: str, levels: set[str]
+) -> None:
+    history = overlapping(
+        events, txn(0, ("w", "x", 1)), txn(1, ("w", "x", 2)), txn(2, ("r", "x", 1)), txn(3, ("r", "x", 2))
+    )
+    searched = getattr(checking, search)
+
+    def too_late(*args: Any) -> bool | None:
+        *_, is_over = args
+        is_over.__self__.timeout_s = 1e-9
+        return searched(*args)
+
+    if search == "find_snapshot_order":  # which is asked where no serial order is known
+        monkeypatch.setattr(checking, "MAX_TRANSACTIONS", 3)
+    monkeypatch.setattr(checking, search, too_late)
+    for level in ISOLATION_LEVELS:
+        result = check_transactions(history, "rw-register", level=level)
+        assert result.verdict is (Verdict.UNKNOWN if level in levels else Verdict.VALID), level
+        assert (level not in levels) or "s was reached before an order of the transactions" in result.reason
 
 
 def test_an_append_made_twice_leaves_it_open_unless_every_order_was_tried(
