@@ -10,14 +10,17 @@ process that goes on after it does not wait for it.  So every linearizable histo
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from checker.history import FAIL, INFO, History, HistoryError
 from checker.linearizability.booleans import exact_model
-from checker.linearizability.budget import Budget
+from checker.linearizability.budget import Budget, LimitReached
+from checker.linearizability.problem import state_bytes
 from checker.linearizability.steps import VALUE_ERRORS, checked_step, is_ours, unknown_functions, unusable
 from checker.models.base import ILLEGAL, UNKNOWN, Model, ModelError
+from checker.models.logs import Topic
 from checker.tally import Events, Tally
 from checker.values import exact
 from checker.verdict import Result, Verdict
@@ -25,8 +28,12 @@ from checker.words import named_row
 
 __all__ = ["check_sequential"]
 
-#: Configurations between two looks at the budget.
-STEPS_BETWEEN_CHECKS = 4096
+ENGINE = "sequential search"
+#: About how much memory configurations may take between two looks at the budget: some ten milliseconds of search.
+BYTES_PER_LOOK = 4 << 20
+#: Of a configuration, beside its states, and of each process in it.
+BYTES_OF_CONFIGURATION = 300
+BYTES_OF_PLACE = 8
 
 #: How many operations each process has completed, which of the crashed ones took effect (bits), the state of each key.
 Configuration = tuple[tuple[int, ...], int, tuple[Any, ...]]
@@ -59,8 +66,14 @@ def check_sequential(
     :class:`ModelError` for operations that the model lacks.
     """
     history = History.of(events)
+    budget = Budget(timeout_s=timeout_s, memory_mb=memory_mb)
     try:
-        return _check(history, model, Budget(timeout_s=timeout_s, memory_mb=memory_mb))
+        # Where messages may be in any queue of a topic one step may take longer than the rest.
+        with budget.watched_anyway() if isinstance(model, Topic) else nullcontext():
+            return _check(history, model, budget)
+    except LimitReached as limit:
+        stats = {"model": model.name, "operations": len(history), "engines": {ENGINE: 1}}
+        return Result(verdict=Verdict.UNKNOWN, stats=stats, reason=f"{limit} within a step")
     except VALUE_ERRORS as error:
         if isinstance(error, (HistoryError, ModelError)) or not is_ours(model):
             raise
@@ -72,12 +85,13 @@ def _check(history: History, model: Model, budget: Budget) -> Result:
         model = exact_model(model)
     program = _program_of(history, model)
     described, model = model, program.model
-    stats: dict[str, Any] = {"model": model.name, "operations": len(history), "engines": {"sequential search": 1}}
+    stats: dict[str, Any] = {"model": model.name, "operations": len(history), "engines": {ENGINE: 1}}
     start: Configuration = ((0,) * len(program.lanes), 0, (model.start(),) * program.keys)
     stack, seen = [start], {_token(start, model)}
     step = checked_step(model)
     best = start[0]
-    steps = 0
+    each = BYTES_OF_CONFIGURATION + BYTES_OF_PLACE * len(program.lanes)
+    steps = made = 0
     while stack:
         places, used, states = stack.pop()
         if all(place == len(lane) for place, lane in zip(places, program.lanes, strict=True)):
@@ -87,18 +101,21 @@ def _check(history: History, model: Model, budget: Budget) -> Result:
         if sum(places) > sum(best):
             best = places
         steps += 1
-        if steps % STEPS_BETWEEN_CHECKS == 0:
+        if made >= BYTES_PER_LOOK:
+            made = 0
             stopped = budget.exhausted()
             if stopped:
                 stats["steps"] = steps
                 return Result(verdict=Verdict.UNKNOWN, stats=stats, reason=f"{stopped} after {steps} steps")
         for following, taken, (_, key, f, value, result) in _choices(program, places, used):
             after = step(states[key], f, value, result)
+            made += each
             if after is ILLEGAL:
                 continue
             moved = (following, taken, (*states[:key], after, *states[key + 1 :]))
             token = _token(moved, model)
             if token not in seen:
+                made += state_bytes(after)
                 seen.add(token)
                 stack.append(moved)
     stats["steps"] = steps

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from checker import (
     FIFOQueue,
     History,
     HistoryError,
+    KeyValue,
     Log,
     Model,
     ModelError,
@@ -163,3 +165,18 @@ def test_many_alike_that_crashed_are_one_choice(events) -> None:
 
 def test_the_unknown_results_of_a_crash_are_those_that_the_model_lists() -> None:
     assert list(UnorderedQueue().outcomes("enqueue", 1, [])) == [UNKNOWN]
+
+
+def test_states_that_grow_are_bounded_by_the_memory_before_the_steps_are(done) -> None:
+    text = "x" * 1_000
+    history = done(*[(0, "append", text, text)] * 1_000, (0, "get", None, text * 1_000))
+    result = check_sequential(history, KeyValue(), memory_mb=32)
+    assert result.verdict is Verdict.UNKNOWN and "the memory limit of 32 MiB was reached" in result.reason
+    assert check_sequential(history, KeyValue()).verdict is Verdict.VALID
+
+
+@pytest.mark.skipif(sys.implementation.name != "cpython", reason="only CPython can interrupt a step")
+def test_the_time_ends_within_a_step_that_would_not_end(done) -> None:
+    result = check_sequential(done(*[(0, "send", value, None) for value in range(40)]), Topic(), timeout_s=0.5)
+    assert result.verdict is Verdict.UNKNOWN and result.reason == "the time limit of 0.5 s was reached within a step"
+    assert result.stats["operations"] == 40
