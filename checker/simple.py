@@ -144,7 +144,7 @@ def check_long_fork(events: Events) -> Result:
     Reads carry ``[r, key, value]`` steps, ``None`` for not yet written.  Two reads that each see a write the other
     lacks are a ``fork``, which is counted and invalid: parallel snapshot isolation allows it, snapshot isolation does
     not.  Where the history has keys beside those of the steps, each is a store of its own.  Unknown where no such read
-    completed.
+    completed, and where a key may have got two values: a read that shows one of them does not tell about the other.
     """
     history = History.of(events)
     tally = Tally("long-fork", history, wrong=("fork",))
@@ -172,5 +172,21 @@ def check_long_fork(events: Events) -> Result:
                     f"{short(sorted(larger - smaller, key=repr))}; {named_row(history, second)} the other way round"
                 )
                 tally.add("fork", (first, second), text)
-    unknown = None if reads else "no read of [r, key, value] steps completed"
+    unknown = _written_again(history) if reads else "no read of [r, key, value] steps completed"
     return tally.result(fine=f"{reads} reads, no two forked", unknown=unknown)
+
+
+def _written_again(history: History) -> str | None:
+    """Says of the first key that may have got two different values which write was the second, if any was."""
+    first: dict[Any, tuple[Any, int]] = {}
+    for row, steps in enumerate(history.value):
+        if history.status[row] == FAIL or not isinstance(steps, (list, tuple)):
+            continue
+        for step in steps:
+            if not isinstance(step, (list, tuple)) or len(step) < 3 or step[0] not in ("w", "write"):
+                continue
+            value, writer = first.setdefault((exact(history.key[row]), exact(step[1])), (exact(step[2]), row))
+            if value != exact(step[2]):
+                rows = f"{named_row(history, writer)} and {named_row(history, row)}"
+                return f"{short(step[1])} was written twice, by {rows}: each key is to be written once"
+    return None

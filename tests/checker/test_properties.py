@@ -284,6 +284,15 @@ def test_bank_and_long_fork(done) -> None:
     assert check_long_fork(done((0, "read", None, views[0]))).verdict is Verdict.VALID
 
 
+def test_a_long_fork_of_keys_that_are_written_again_is_not_looked_for(done) -> None:
+    reads = [(2, "read", None, [["r", "x", seen], ["r", "y", None]]) for seen in (2, 1)]
+    writes = [(process, "write", [["w", "x", process + 1]], [["w", "x", process + 1]]) for process in range(2)]
+    result = check_long_fork(done(*writes, *reads))
+    assert result.verdict is Verdict.UNKNOWN and result.reason.startswith("'x' was written twice, by process 0's write")
+    again = (1, "write", [["w", "x", 1]], [["w", "x", 1]])  # tried once more, after an answer that was lost
+    assert check_long_fork(done(writes[0], again, reads[1])).verdict is Verdict.VALID
+
+
 @pytest.mark.parametrize(("received_ms", "kind"), [(50, "early"), (5000, "late"), (110, None), (None, "lost")])
 def test_delay(received_ms: int | None, kind: str | None) -> None:
     def at(ms: int, process: int, type: str, f: str, value: object) -> dict[str, object]:
