@@ -75,6 +75,20 @@ def test_what_so_few_runs_could_never_show_is_no_comparison() -> None:
     assert invalid["p_adjusted"] == 2 * fisher_exact(0, 5, 5, 5)
 
 
+def test_what_chance_does_to_few_runs_is_not_worse() -> None:
+    """None of twenty runs lost anything, and two of four did: one such pair of sets in 23 is chance."""
+    from spark_analysis.comparison import SAME, compare_groups
+
+    first = [{**run, "lost": 0, "duplicated": 0} for run in runs_of("v" * 20, list(range(100, 120)))]
+    second = [
+        {**run, "lost": n, "duplicated": 0}
+        for n, run in zip((0, 0, 1, 2), runs_of("vvvv", [101, 112, 107, 115]), strict=True)
+    ]
+    result = compare_groups({("b",): first}, {("b",): second}, by=BY, alpha=0.05, min_effect=0)
+    (row,) = [row for row in result.table.rows if row["figure"] == "lost"]
+    assert (row["outcome"], result.worse) == (SAME, 0)
+
+
 def test_more_successes_are_better_not_worse() -> None:
     from spark_analysis.comparison import BETTER, compare_groups
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from fractions import Fraction
 from types import ModuleType
 
@@ -78,15 +79,43 @@ def test_mann_whitney_counts_every_arrangement(values: list[int], data: st.DataO
     assert test.effect == pytest.approx(sum((b > a) - (b < a) for a in first for b in second) / (size * len(second)))
 
 
+@given(st.lists(st.integers(0, 4), min_size=2, max_size=10), st.data())
+def test_mann_whitney_counts_every_arrangement_of_equal_values_too(values: list[int], data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, len(values) - 1))
+
+    def u_of(places: tuple[int, ...]) -> Fraction:
+        ones, others = [values[i] for i in places], [values[i] for i in range(len(values)) if i not in places]
+        return sum((Fraction((b > a) + (b >= a), 2) for a in ones for b in others), Fraction(0))
+
+    seen = u_of(tuple(range(size)))
+    every = [u_of(places) for places in itertools.combinations(range(len(values)), size)]
+    below, above = sum(u <= seen for u in every), sum(u >= seen for u in every)
+    test = mann_whitney(values[:size], values[size:])
+    assert test.exact
+    assert test.u == seen
+    assert test.p == pytest.approx(min(1.0, 2 * min(below, above) / len(every)))
+
+
+@pytest.mark.parametrize(("first", "second", "harmed", "runs"), [(100, 30, 2, 130), (20, 4, 2, 24), (900, 40, 3, 940)])
+def test_few_runs_with_harm_among_many_without_any(first: int, second: int, harmed: int, runs: int) -> None:
+    """Chance puts all of the harm into the second set in so many of the ways to choose who is harmed."""
+    test = mann_whitney([0] * first, [0] * (second - harmed) + list(range(1, harmed + 1)))
+    assert test.p == pytest.approx(2 * math.comb(second, harmed) / math.comb(runs, harmed))
+    other = mann_whitney([0] * (second - harmed) + list(range(1, harmed + 1)), [0] * first)
+    assert (other.p, other.effect) == (test.p, -test.effect)
+
+
 def test_mann_whitney_with_ties_and_large_samples() -> None:
-    # Reference values of SciPy 1.17, mannwhitneyu(..., method="asymptotic").
-    test = mann_whitney([1, 2, 2, 3, 3, 3], [2, 3, 3, 4, 4, 5])
-    assert not test.exact
-    assert test.u == 29
-    assert test.p == pytest.approx(0.07840293453326791)
+    # Reference value of SciPy 1.17, mannwhitneyu(..., method="asymptotic").
     large = mann_whitney(list(range(60)), [value + 0.5 for value in range(60)])
     assert not large.exact
     assert large.p == pytest.approx(0.8769515201868247)
+    first, second = [value // 2 for value in range(600)], [value // 2 + 10 for value in range(600)]
+    tied = mann_whitney(first, second)
+    assert not tied.exact
+    ties = sum(size**3 - size for size in Counter(first + second).values())
+    variance = 600 * 600 / 12 * (1201 - ties / (1200 * 1199))
+    assert tied.p == pytest.approx(math.erfc((tied.u - 180_000 - 0.5) / math.sqrt(2 * variance)))
     assert mann_whitney([1, 1], [1, 1]).p == 1
     assert mann_whitney([], [1]).p == 1
 
