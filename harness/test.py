@@ -186,8 +186,8 @@ class Test:
             words += ["--nemesis", ",".join(map(str, self.nemesis)) or "none"]
         else:
             words += ["--nemesis-schedule", self.nemesis_schedule]
-        words += ["--nemesis-interval", f"{self.nemesis_interval_s:g}", "--time-limit", f"{self.time_limit_s:g}"]
-        words += ["--concurrency", str(self.concurrency), "--rate", f"{self.rate:g}", "--seed", str(self.seed)]
+        words += ["--nemesis-interval", _exact(self.nemesis_interval_s), "--time-limit", _exact(self.time_limit_s)]
+        words += ["--concurrency", str(self.concurrency), "--rate", _exact(self.rate), "--seed", str(self.seed)]
         defaults = {f.name: f.default for f in dataclasses.fields(self)}
         for option, name in (
             ("--operation-timeout", "operation_timeout_s"),
@@ -195,7 +195,7 @@ class Test:
             ("--checker-memory", "checker_memory_mb"),
         ):
             if getattr(self, name) != defaults[name]:
-                words += [option, f"{getattr(self, name):g}"]
+                words += [option, _exact(getattr(self, name))]
         if self.fail_fast:
             words.append("--fail-fast")
         if self.client is not None:
@@ -205,6 +205,12 @@ class Test:
         for key, value in sorted(self.settings.items()):
             words += ["--set", f"{key}={value}"]
         return shlex.join(words)
+
+
+def _exact(number: float) -> str:
+    """A number in the fewest digits that are read back as the same: in the simulation the next one is another run."""
+    short = f"{number:g}"
+    return short if "e" not in short and float(short) == number else str(number).removesuffix(".0")
 
 
 def test_from_json(data: Mapping[str, Any]) -> Test:

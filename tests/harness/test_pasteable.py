@@ -13,9 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import pasteable as module
+from harness.cli_parser import build_parser
 from harness.commands.report import require_spark
+from harness.commands.run import test_from as made_of
 from harness.errors import OperatorError
 from harness.pasteable import harness_command, pasteable, python_command
+from harness.test import NemesisChoice, Test
 
 NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=12).filter(
     lambda name: name not in (".", "..")
@@ -62,6 +65,22 @@ def test_the_line_that_repeats_a_run_can_be_pasted(tmp_path: Path) -> None:
         ["sh", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == again.returncode == 0, again.stderr
+
+
+@given(
+    numbers=st.lists(st.floats(1e-9, 604_800, exclude_min=True), min_size=5, max_size=5),
+    memory_mb=st.integers(16, 10**9),
+    setting=st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12).map(str.strip),
+)
+def test_the_line_that_repeats_a_run_has_all_of_it(numbers: list[float], memory_mb: int, setting: str) -> None:
+    """To the last digit: in the simulation a rate of 33.3333 is another run than one of 33.3333333."""
+    test = Test(
+        system="broker", cluster="sim", nodes=3, workload="log", nemesis=(NemesisChoice("partition", "n1+n2|n3"),),
+        nemesis_interval_s=numbers[0], time_limit_s=numbers[1], concurrency=3, rate=numbers[2], seed=7,
+        settings={"read_mode": setting}, operation_timeout_s=numbers[3], checker_timeout_s=numbers[4],
+        checker_memory_mb=memory_mb, fail_fast=True,
+    )  # fmt: skip
+    assert made_of(build_parser().parse_args(shlex.split(test.replay_line())[1:])) == test
 
 
 def test_what_is_missing_for_spark_is_installed_into_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
