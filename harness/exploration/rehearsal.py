@@ -107,8 +107,10 @@ def usable_choices(test: Test) -> list[tuple[str, list[str]]]:
         system_class=registry.load("systems", test.system),
         settings=test.system_settings,
     )
-    asked = {choice.name: choice.variant for choice in test.nemesis if choice.name != ALL}
-    if len(asked) < len(test.nemesis) or not asked:
+    asked: dict[str, list[str | None]] = {}
+    for choice in test.nemesis:  # one that is named twice has the variants of both
+        asked.setdefault(choice.name, []).append(choice.variant)
+    if asked.pop(ALL, None) is not None or not asked:
         nemeses = registry.load_all("nemeses")
         if problems := test.nemesis_problems(nemeses):
             raise OperatorError("; ".join(problems))
@@ -117,14 +119,17 @@ def usable_choices(test: Test) -> list[tuple[str, list[str]]]:
         nemeses = {name: registry.load("nemeses", name) for name in asked}
     found = []
     for name, nemesis in nemeses.items():
-        try:
-            usable, problems = target.usable(nemesis, asked.get(name))
-        except ValueError as error:
-            raise OperatorError(str(error)) from None
+        usable: list[str] = []
+        for variant in asked.get(name, [None]):
+            try:
+                fitting, problems = target.usable(nemesis, variant)
+            except ValueError as error:
+                raise OperatorError(str(error)) from None
+            if not fitting and name in asked:
+                raise OperatorError(f"--nemesis {name}: {'; '.join(problems)}")
+            usable += [one for one in fitting if one not in usable]
         if usable:
             found.append((name, usable))
-        elif name in asked:
-            raise OperatorError(f"--nemesis {name}: {'; '.join(problems)}")
     return found
 
 

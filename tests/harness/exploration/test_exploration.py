@@ -299,6 +299,12 @@ def test_choices_of_simulation() -> None:
     assert {"partition", "kill", "pause", "clock", "disk-stall", "power", "link"} <= names
     only = usable_choices(make_test(nemesis=(NemesisChoice("kill", "sigkill@leader"),)))
     assert only == [("kill", ["sigkill@leader"])]
+    twice = (
+        NemesisChoice("partition", "leader"),
+        NemesisChoice("kill", "sigkill@one"),
+        NemesisChoice("partition", "one"),
+    )
+    assert usable_choices(make_test(nemesis=twice)) == [("partition", ["leader", "one"]), ("kill", ["sigkill@one"])]
     classic = {"settings": {"replication": "sync"}}
     every = usable_choices(make_test(nemesis=(NemesisChoice("all"),), **classic))
     assert every == usable_choices(make_test(**classic)) and "promote" not in dict(every)
