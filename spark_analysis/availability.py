@@ -35,7 +35,7 @@ _FAULT_COLUMNS = {
     "away_after_heal": "boolean", "recovery_after_heal_ns": "long",
 }  # fmt: skip
 
-_OF_KIND = ("variant", "proven", "exercised", "in_force_ns", "ok", "fail", "info")
+_OF_KIND = ("variant", "end_ns", "proven", "exercised", "in_force_ns", "ok", "fail", "info")
 """What `fault_kinds` takes of each fault, beside its recoveries."""
 
 
@@ -111,6 +111,7 @@ def fault_kinds(runs: DataFrame) -> Table:
         .groupBy(*GROUP, *kind)
         .agg(
             F.count(F.lit(1)).alias("faults"),
+            F.count("end_ns").alias("healed"),
             F.sum(F.col("proven").cast("long")).alias("proven"),
             F.sum((F.coalesce(F.col("exercised"), F.lit(True)) == F.lit(False)).cast("long")).alias("unmet"),
             *[F.sum(name).alias(name) for name in ("in_force_ns", "ok", "fail", "info")],
@@ -131,13 +132,15 @@ def fault_kinds(runs: DataFrame) -> Table:
     for row in rows:
         total = row.ok + row.fail + row.info
         per_s = 1e9 / row.in_force_ns if row.in_force_ns else None
+        # One that was never healed has no recovery from its heal, and lacks none.
+        recoverable = dict(zip(recoveries, (row.faults, row.healed), strict=True))
         table.rows.append(
             {
                 **{name: row[name] for name in (*GROUP, *kind, "faults", "proven", "unmet", "in_force_ns")},
                 **{name: row[name] for name in ("ok", "fail", "info")},
                 "ok_share": row.ok / total if total else None,
                 **{f"{name}_per_s": row[name] * per_s if per_s else None for name in ("ok", "fail", "info")},
-                **{f"{name}_missing": row.faults - row[name].n for name in recoveries},
+                **{f"{name}_missing": recoverable[name] - row[name].n for name in recoveries},
                 **{f"{name}_{part}": row[name][part] for name in recoveries for part in quantiles},
             }
         )
@@ -166,7 +169,7 @@ def measures(runs: DataFrame) -> Table:
     per_fault = (
         runs.filter("timed")
         .select(*GROUP, F.explode("faults").alias("fault"))
-        .select(*GROUP, *[F.col(f"fault.{name}").alias(name) for name in recovery])
+        .select(*GROUP, *[F.col(f"fault.{name}").alias(name) for name in ("end_ns", *recovery)])
     )
     table = Table(
         name="availability",
@@ -178,7 +181,8 @@ def measures(runs: DataFrame) -> Table:
         },
     )
     _measure(table, per_run, tuple(name for name in MEASURES if name not in recovery))
-    _measure(table, per_fault, recovery)
+    _measure(table, per_fault, recovery[:1])
+    _measure(table, per_fault.filter("end_ns is not null"), recovery[1:])
     table.rows.sort(key=lambda row: (*group_key(row, GROUP), list(MEASURES).index(row["measure"])))
     return table
 

@@ -128,7 +128,8 @@ def test_every_kind_of_fault(analysis: Any, runs: Any, recounting: ModuleType) -
                 known = [recovery[at] for _, _, recovery in found if recovery[at] is not None]
                 quantiles = recounting.quantiles(known)
                 row |= {f"{name}_{part}": quantiles[part] for part in ("p50", "p90", "max")}
-                row[f"{name}_missing"] = len(found) - len(known)
+                of = len(found) if at == 0 else sum(fault["end"] is not None for _, fault, _ in found)
+                row[f"{name}_missing"] = of - len(known)
     rows = {(*group_of(row), row["fault_nemesis"], row["variant"]): row for row in analysis.table("fault_kinds").rows}
     assert rows.keys() == expected.keys() != set()
     for key, row in expected.items():
@@ -149,7 +150,12 @@ def test_availability(analysis: Any, runs: Any, recounting: ModuleType) -> None:
     for group, members in recounting.grouped(runs).items():
         lengths = [[b - a for a, b, _ in run.spans] for run in members]
         starts = [value for run in members for value in run.recoveries()[0]]
-        heals = [value for run in members for value in run.recoveries()[1]]
+        heals = [
+            value
+            for run in members
+            for fault, value in zip(run.faults, run.recoveries()[1], strict=True)
+            if fault["end"] is not None
+        ]
         expected: dict[str, list[int | None]] = {
             "unavailable_ns": [sum(of_run) for of_run in lengths],
             "longest_unavailable_ns": [max(of_run, default=0) for of_run in lengths],
@@ -158,7 +164,9 @@ def test_availability(analysis: Any, runs: Any, recounting: ModuleType) -> None:
             "duplicated": [run.count_of("duplicated") for run in members],
         }
         if starts:
-            expected |= {"recovery_after_start_ns": starts, "recovery_after_heal_ns": heals}
+            expected |= {"recovery_after_start_ns": starts}
+        if heals:
+            expected |= {"recovery_after_heal_ns": heals}
         for measure, every in expected.items():
             row = found.pop((*group, measure))
             values = [value for value in every if value is not None]
@@ -166,6 +174,25 @@ def test_availability(analysis: Any, runs: Any, recounting: ModuleType) -> None:
             assert {name: row[name] for name in recounting.quantiles([])} == recounting.quantiles(values), measure
             assert row["mean"] == (sum(values) / len(values) if values else None)
     assert found == {}
+
+
+def test_what_was_never_healed_has_no_heal_that_nobody_came_back_from(
+    spark: Any, synthetic: ModuleType, tmp_path: Path
+) -> None:
+    """Of two runs with a fault each one was killed before its heal."""
+    from spark_analysis.analysis import Options, analyse
+
+    synthetic.make_run(tmp_path, 1, faults=1)
+    killed = synthetic.make_run(tmp_path, 2, faults=1, finished=False)
+    events = killed.history_path.read_text().splitlines(keepends=True)
+    healed_at = next(at for at, line in enumerate(events) if '"heal"' in line)
+    killed.history_path.write_text("".join(events[:healed_at]))
+    found = analyse(spark, str(tmp_path), Options())
+    rows = {row["measure"]: (row["n"], row["missing"]) for row in found.table("availability").rows}
+    assert rows["recovery_after_heal_ns"] == (1, 0)
+    assert sum(rows["recovery_after_start_ns"]) == 2
+    (kind,) = found.table("fault_kinds").rows
+    assert (kind["faults"], kind["recovery_after_heal_ns_missing"]) == (2, 0)
 
 
 def test_latency(analysis: Any, runs: Any, recounting: ModuleType) -> None:
