@@ -14,6 +14,7 @@ from harness.commands.run import test_from
 from harness.errors import OperatorError
 from harness.exploration.audit import Parting, audit_seed, require_interpreter
 from harness.exploration.rehearsal import require_faults, require_simulated, usable_choices
+from harness.exploration.search import require_room
 from harness.report import OutputConsole
 from harness.signals import interrupted_by_signals
 from harness.units import plural
@@ -27,6 +28,7 @@ def audit_command(arguments: argparse.Namespace) -> int:
     require_simulated(arguments.system, "only what is simulated is the same twice by its seed")
     test = test_from(arguments)
     require_faults(test)
+    require_room(test)
     usable_choices(test)  # what cannot be simulated is said once and here, not by each child
     other = sys.executable if arguments.python is None else shutil.which(arguments.python)
     if other is None:

@@ -94,6 +94,7 @@ def harness(*words: str, cwd: Path, timeout_s: float = 60) -> subprocess.Complet
         (["audit", "--nemesis-schedule", "s.json"], "unknown option --nemesis-schedule"),
         (["explore", "--storage", "image"], "unknown option --storage"),
         (["explore", "--time-limit", "3"], "leaves random faults no room"),
+        (["audit", "--time-limit", "3"], "leaves random faults no room"),
         (["explore", "--nemesis", "partition", "--store", "/dev/null/x"], "a part of the path is a file"),
         (["explore", "--set", "read_mode=fast"], "read_mode must be one of"),
         (["explore", "--workload", "stack"], "workload stack needs a client of harness.sdk"),

@@ -15,7 +15,7 @@ from harness.cli import main
 from harness.exploration.audit import Audited, Parting, first_difference
 from harness.test import Test
 
-SMALL = ("--nodes", "3", "--time-limit", "3", "--rate", "40", "--jobs", "1")
+SMALL = ("--nodes", "3", "--time-limit", "4", "--rate", "40", "--jobs", "1")
 
 DEPENDS_ON_THE_HASH_SEED = """
 import random
