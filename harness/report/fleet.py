@@ -11,6 +11,7 @@ __all__ = ["FleetData", "check_tallies", "headline", "labels_of", "render_fleet"
 import json
 import math
 import os
+import re
 import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -407,10 +408,10 @@ def _checks(data: FleetData) -> dict[str, Any] | None:
 
 
 def _local(place: str) -> Path | None:
-    """A place as a path of this machine; None for one that only Hadoop reaches, or that is no place."""
-    found = urllib.parse.urlsplit(place)
-    if found.scheme == "file":
-        return Path(urllib.parse.unquote(found.path))
+    """A place as a path of this machine; None for one that only Hadoop reaches, or that is no place. Hadoop and Spark
+    write paths into URIs as they are: of `#`, `?` and `%41` there every character is the name's."""
+    if place.startswith("file:"):
+        return Path("/" + re.sub("^file:(//[^/]*)?", "", place).lstrip("/"))
     return Path(place) if place.startswith("/") else None
 
 

@@ -122,6 +122,14 @@ def test_the_page_is_one_file_and_escapes_what_runs_say() -> None:
     assert page.index("broke a promise") < page.index("What went wrong")
 
 
+def test_the_link_of_a_run_whose_folder_has_signs_of_a_uri_in_its_name(tmp_path: Path) -> None:
+    run = tmp_path / "runs #7 50%25 what?" / "20260101T000000Z"
+    run.mkdir(parents=True)
+    (run / "report.html").write_text("")
+    link = report_link(f"file:{run}", str(tmp_path / "report"))
+    assert link == "../runs%20%237%2050%2525%20what%3F/20260101T000000Z/report.html"
+
+
 def test_a_run_has_a_link_where_a_browser_gets_to_its_report(tmp_path: Path) -> None:
     run = tmp_path / "store" / "a+b" / "20260101T000000Z"
     run.mkdir(parents=True)
