@@ -175,7 +175,7 @@ def explore(
         begin()
         while running:
             done, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
-            for future in done:
+            for future in sorted(done, key=lambda each: each.exception() is not None):  # no finding is lost to a kill
                 candidate = running.pop(future)
                 try:
                     rehearsal = future.result()

@@ -589,6 +589,24 @@ def test_a_search_goes_on_from_the_first_seed_that_was_not_run(left: int) -> Non
         )  # fmt: skip
 
 
+def test_what_had_ended_when_a_process_was_killed_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever of them the pool names first."""
+
+    def failing(test: Test, schedule: Schedule) -> Rehearsal:
+        return Rehearsal(
+            seed=test.seed, valid=False, reason="wrong", failed_checks=("log",), faults=1, operations=1, took_s=0.0
+        )
+
+    monkeypatch.setattr("harness.exploration.search.rehearse_test", failing)
+    heard: list[int] = []
+    with pytest.raises(HarnessError, match="--seed 31 goes on from here"):
+        explore(
+            make_test(nemesis=(NemesisChoice("partition"),)), seeds=iter(range(32)), jobs=32, budget_s=60,
+            stop_at_first=False, on_result=lambda _, found: heard.append(found.seed), pool=_Dying(31),
+        )  # fmt: skip
+    assert sorted(heard) == list(range(31))
+
+
 def test_a_run_that_was_cut_short_is_not_passed_off_as_the_failure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
