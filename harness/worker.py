@@ -14,9 +14,9 @@ What an exception of a client means:
 A client may raise asyncio.CancelledError though nobody cancelled it: it awaited a task of its own that it had
 cancelled. That must not end its thread, without which the load would go on as if nothing were missing. Nor must a
 client that calls sys.exit end the harness, whose exit status is a verdict; the same goes for a KeyboardInterrupt of its
-own. One that goes on though it was cancelled is left behind after a while, and another one takes its place: drivers
-wait for a rollback then, or for the server to say that it has cancelled a statement, which one that is paused or cut
-off does not.
+own, and for what else is no Exception, such as the panic of a driver in Rust. One that goes on though it was cancelled
+is left behind after a while, and another one takes its place: drivers wait for a rollback then, or for the server to
+say that it has cancelled a statement, which one that is paused or cut off does not.
 """
 
 from __future__ import annotations
@@ -463,11 +463,6 @@ class Workers:
             return Outcome("info", error="timeout")
         except TimeoutError:
             return Outcome("info", error="timeout")
-        except (SystemExit, KeyboardInterrupt) as error:
-            if not _is_its_own(error, limit.cancelling):
-                raise
-            self._note_unexpected(error)
-            return Outcome("info", error=f"unexpected {_describe(error)}")
         except Exception as error:
             if not isinstance(error, TellsOutcome):
                 if not thread.is_left_behind:
@@ -475,6 +470,11 @@ class Workers:
                 return Outcome("info", error=f"unexpected {_describe(error)}")
             node = error.node if isinstance(error, NamesNode) else None
             return Outcome("fail" if error.is_definite else "info", error=_describe(error), node=node)
+        except BaseException as error:
+            if not _is_its_own(error, limit.cancelling):
+                raise
+            self._note_unexpected(error)
+            return Outcome("info", error=f"unexpected {_describe(error)}")
         finally:
             limit.is_done = True
 
@@ -564,11 +564,12 @@ def _times_cancelled() -> int:
 
 def _is_its_own(error: BaseException, asked: int) -> bool:
     """Whether a client raised of its own accord what would end its task, or the harness: CancelledError though nobody
-    has asked its task to end since that was done `asked` times; SystemExit, whose status is no verdict of ours; and
-    KeyboardInterrupt, unless it is Ctrl-C's."""
+    has asked its task to end since that was done `asked` times; SystemExit, whose status is no verdict of ours;
+    KeyboardInterrupt, unless it is Ctrl-C's; and whatever else is no Exception, but GeneratorExit: a task that is thrown
+    away gets that."""
     if isinstance(error, asyncio.CancelledError):
         return _times_cancelled() <= asked
-    return isinstance(error, SystemExit | KeyboardInterrupt) and not is_ctrl_c(error)
+    return not isinstance(error, GeneratorExit) and not is_ctrl_c(error)
 
 
 def is_ctrl_c(error: BaseException) -> bool:

@@ -19,6 +19,7 @@ knows what its connection is still going to answer.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import math
@@ -236,12 +237,16 @@ class CapabilityClient:
             raise ClientMistake(str(mistake) if place.strip(" ()") in str(mistake) else f"{mistake}{place}") from None
         except Happened as happened:
             value, is_broken = happened.value, True
-        except (*MISTAKES, SystemExit, KeyboardInterrupt) as error:
-            if is_ctrl_c(error):
-                raise
+        except MISTAKES as error:
             raise ClientMistake(described(error, self._client, call.method)) from error
         except Exception as error:
             return self._failed(error, call.method, call.only_reads(op.value))
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:
+            if is_ctrl_c(error):
+                raise
+            raise ClientMistake(described(error, self._client, call.method)) from error
         if (what := take_unawaited()) is not None:
             raise ClientMistake(f"{call.method}: {what}")
         is_plain = -_LARGEST_PLAIN < value < _LARGEST_PLAIN if type(value) is int else type(value) in _PLAIN

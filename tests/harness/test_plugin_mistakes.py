@@ -70,6 +70,7 @@ def test_a_client_without_mistakes_gets_its_verdict(tmp_path: Path) -> None:
         ),
         ("    async def read(self, key):\n        await asyncio.sleep(600)\n", "timeout"),
         ("    async def read(self, key):\n        raise KeyboardInterrupt\n", "read: KeyboardInterrupt (mine.py:24)"),
+        ("    async def read(self, key):\n        raise BaseException('panic')\n", "read: BaseException: panic (mine.py:24)"),
     ],
 )
 def test_a_mistake_of_a_client_is_in_the_results(tmp_path: Path, client: str, expected: str) -> None:

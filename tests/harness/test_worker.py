@@ -215,7 +215,11 @@ def test_a_client_that_raises_a_cancellation_of_its_own_keeps_its_thread(method:
     assert bool(workers.unexpected_errors) == (method == "invoke")
 
 
-@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+class Panic(BaseException):
+    """What PyO3 makes of a panic in Rust is no Exception either."""
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, Panic])
 @pytest.mark.parametrize("method", ["open", "invoke", "close"])
 def test_a_client_that_exits_does_not_end_the_harness(method: str, kind: type[BaseException]) -> None:
     """The exit status of a run is its verdict: 0 would say that the system is right."""
