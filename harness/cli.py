@@ -25,6 +25,7 @@ from harness.errors import (
     SystemUnderTestError,
     one_line,
 )
+from harness.left_behind import end_without_threads
 from harness.nursery import restart_with_nursery
 from harness.standard_streams import complete_streams, discard_output, say
 
@@ -116,7 +117,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.given = given_options(words)
     if argv is None and (arguments.command in SIMULATING or getattr(arguments, "cluster", None) == "sim"):
         restart_with_nursery([sys.executable, "-m", "harness", *words])
-    return _guarded(lambda: _perform(arguments))
+    status = _guarded(lambda: _perform(arguments))
+    if argv is None:
+        end_without_threads(status)
+    return status
 
 
 def _guarded(action: Callable[[], int]) -> int:
@@ -140,7 +144,9 @@ def _guarded(action: Callable[[], int]) -> int:
     except MemoryError:
         say("harness: out of memory: the machine, or a limit such as `ulimit -v`, gives no more; have it give more")
         return EXIT_OPERATOR
-    except Exception as error:
+    except SystemExit:
+        raise
+    except BaseException as error:  # Python would end with 1 for what is no Exception, which is a verdict
         if isinstance(error, OSError) and error.errno in NO_ROOM:
             discard_output()
             what = one_line(error.filename or "the store or the output")

@@ -29,6 +29,7 @@ from harness.clusters.abilities import OwnWorld
 from harness.clusters.base import CLIENTS_HOST, Cluster, HostProcess, Program
 from harness.clusters.options import require_cluster
 from harness.clusters.select import choose
+from harness.clusters.threads import let_threads_go
 from harness.errors import HarnessError, OperatorError
 from harness.faults.target import prepare
 from harness.run_state import RunState
@@ -154,9 +155,10 @@ class ClusterSession:
 
         def serve() -> None:
             with asyncio.Runner() as runner:
-                self._loop = runner.get_loop()
+                loop = self._loop = runner.get_loop()
                 is_ready.set()
                 runner.run(self._serve())
+            let_threads_go(loop)
 
         self._thread = threading.Thread(target=serve, name="splitbrain-cluster", daemon=True)
         self._thread.start()

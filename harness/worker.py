@@ -36,6 +36,7 @@ from types import CoroutineType, FrameType
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from harness.generator import Context, Generator, Op, Wait
+from harness.left_behind import leave_task
 
 __all__ = [
     "CLOSE_TIMEOUT_S",
@@ -48,6 +49,8 @@ __all__ = [
     "TellsUse",
     "Workers",
     "is_ctrl_c",
+    "is_its_own",
+    "times_cancelled",
 ]
 
 logger = logging.getLogger(__name__)
@@ -70,9 +73,6 @@ REOPEN_PAUSE_S = 0.05
 """Between a failed `open` and the next try, so that an unreachable system is not hammered."""
 
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
-
-_LEFT_BEHIND = set[asyncio.Task[None]]()
-"""Threads whose client does not end: kept, for who is collected as garbage is closed, and would not end then either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +259,6 @@ class Workers:
         error = None if task.cancelled() else task.exception()
         if self._running.pop(task, None) is None:
             self._left_behind -= 1
-            _LEFT_BEHIND.discard(task)
             return
         if error is not None:
             self._errors.append(error)
@@ -270,9 +269,7 @@ class Workers:
         """Wait no more for a thread, nor have the event loop do so when it is closed."""
         self._running.pop(task).is_left_behind = True
         self._left_behind += 1
-        _LEFT_BEHIND.add(task)
-        asyncio._unregister_task(task)
-        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        leave_task(task)
 
     def _leave(self, thread: _Thread, task: asyncio.Task[None], *, after: str) -> None:
         """Go on without a thread whose client was cancelled and does not end. What it was asked for may still happen;
@@ -403,7 +400,7 @@ class Workers:
         A client that could not be opened is closed and forgotten, so that the next operation tries with another one.
         """
         client = self.make_client(thread.process, thread.number)
-        asked = _times_cancelled()
+        asked = times_cancelled()
         try:
             with self._unless_left_behind(thread, self.operation_timeout_s, "open"):
                 async with asyncio.timeout(self.operation_timeout_s):
@@ -411,7 +408,7 @@ class Workers:
         except BaseException as error:
             thread.client = client
             await self._close(thread)
-            if not isinstance(error, Exception) and not _is_its_own(error, asked):
+            if not isinstance(error, Exception) and not is_its_own(error, asked):
                 raise
             await asyncio.sleep(REOPEN_PAUSE_S)
             return Outcome("fail", error=f"open: {_describe(error)}")
@@ -424,13 +421,13 @@ class Workers:
         if client is None:
             return
         closing: Awaitable[None] = client.close()
-        asked = _times_cancelled()
+        asked = times_cancelled()
         try:
             with self._unless_left_behind(thread, CLOSE_TIMEOUT_S, "close"):
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
                     await closing
         except BaseException as error:
-            if not isinstance(error, Exception) and not _is_its_own(error, asked):
+            if not isinstance(error, Exception) and not is_its_own(error, asked):
                 raise
             logger.debug("closing a client: %s", _describe(error))
 
@@ -454,7 +451,7 @@ class Workers:
         try:
             return await client.invoke(op)
         except asyncio.CancelledError as error:
-            if not limit.is_over and _is_its_own(error, limit.cancelling):
+            if not limit.is_over and is_its_own(error, limit.cancelling):
                 self._note_unexpected(error)
                 return Outcome("info", error=f"unexpected {_describe(error)}")
             # As asyncio.timeout does: somebody else may have cancelled the thread as well.
@@ -471,7 +468,7 @@ class Workers:
             node = error.node if isinstance(error, NamesNode) else None
             return Outcome("fail" if error.is_definite else "info", error=_describe(error), node=node)
         except BaseException as error:
-            if not _is_its_own(error, limit.cancelling):
+            if not is_its_own(error, limit.cancelling):
                 raise
             self._note_unexpected(error)
             return Outcome("info", error=f"unexpected {_describe(error)}")
@@ -557,18 +554,19 @@ def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _times_cancelled() -> int:
+def times_cancelled() -> int:
+    """How often somebody has asked the current task to end."""
     task = asyncio.current_task()
     return 0 if task is None else task.cancelling()
 
 
-def _is_its_own(error: BaseException, asked: int) -> bool:
+def is_its_own(error: BaseException, asked: int) -> bool:
     """Whether a client raised of its own accord what would end its task, or the harness: CancelledError though nobody
     has asked its task to end since that was done `asked` times; SystemExit, whose status is no verdict of ours;
-    KeyboardInterrupt, unless it is Ctrl-C's; and whatever else is no Exception, but GeneratorExit: a task that is thrown
-    away gets that."""
+    KeyboardInterrupt, unless it is Ctrl-C's; and whatever else is no Exception, but GeneratorExit, with which a task is
+    thrown away."""
     if isinstance(error, asyncio.CancelledError):
-        return _times_cancelled() <= asked
+        return times_cancelled() <= asked
     return not isinstance(error, GeneratorExit) and not is_ctrl_c(error)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 import os
@@ -11,6 +10,7 @@ import tarfile
 from collections.abc import Callable, Mapping, Sequence
 
 from harness.clusters.agent_link import AgentLink
+from harness.clusters.threads import begin_in_thread
 from nemesis.mechanisms.shell import ShellError
 
 __all__ = ["MAX_FILE_BYTES", "AgentAccess", "fetch_directory", "get_file", "put_file"]
@@ -110,7 +110,7 @@ async def fetch_directory(link: AgentLink, path: str, local_path: str) -> None:
                 if not piece:
                     raise ShellError(link.host, ["read", packed["path"]], 1, "the file ended early")
                 file.write(piece)
-        await asyncio.to_thread(_unpack, archive_path, local_path)
+        await begin_in_thread(_unpack, archive_path, local_path)
     except (tarfile.TarError, EOFError) as error:
         raise ShellError(link.host, ["pack", path], 1, f"what came is no archive: {error}") from None
     finally:

@@ -17,7 +17,7 @@ from harness.clusters.agent_helper import START_TIMEOUT_S, AgentHelper
 from harness.clusters.agent_link import AgentLink
 from harness.clusters.base import ClusterUnavailable
 from harness.clusters.clock_helper import RESTORE_SCRIPT
-from harness.clusters.threads import all_of
+from harness.clusters.threads import all_of, begin_in_thread
 from nemesis.target import ClockReading, Clocks, ClockSkew, FaultMet
 
 __all__ = ["AgentClocks"]
@@ -140,7 +140,7 @@ async def _require_clocks_of_their_own(links: Mapping[str, AgentLink]) -> None:
     """Machines are distinguished by the boots that they are in: namespaces and containers share this machine's."""
     hosts = list(links)
     boots = await asyncio.gather(*(_boot_id(links[host]) for host in hosts))
-    seen = {await asyncio.to_thread(_own_boot_id): "this machine"}
+    seen = {await begin_in_thread(_own_boot_id): "this machine"}
     for host, boot_id in zip(hosts, boots, strict=True):
         other = seen.setdefault(boot_id, host)
         if other != host:

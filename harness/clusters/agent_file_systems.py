@@ -19,7 +19,7 @@ from harness.clusters.agent_link import AgentLink
 from harness.clusters.agent_shim import UNDO_INSIDE
 from harness.clusters.base import ClusterUnavailable
 from harness.clusters.loop_devices import image_mark
-from harness.clusters.threads import all_of
+from harness.clusters.threads import all_of, begin_in_thread
 from harness.clusters.trials import TrialFailed, TrialUnfinished, run_trial
 from harness.programs import find_program
 from harness.scratch import scratch_directory
@@ -197,7 +197,7 @@ class AgentFileSystems:
         path = self._places[host].path_here
         if path is not None:
             if os.path.ismount(path):
-                await asyncio.wait_for(asyncio.to_thread(OPERATIONS[operation], path, *arguments), CALL_TIMEOUT_S)
+                await asyncio.wait_for(begin_in_thread(OPERATIONS[operation], path, *arguments), CALL_TIMEOUT_S)
             return
         argv = self._operation(host, operation, *arguments)
         status, _, errors = await self._links[host].run(argv, stdin=_operations(), timeout_s=CALL_TIMEOUT_S)

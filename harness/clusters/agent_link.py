@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from harness.clusters.host_agent import MAX_LINE_BYTES
-from harness.clusters.threads import to_its_end
+from harness.clusters.threads import begin_in_thread, to_its_end
 from nemesis.mechanisms.shell import ShellError
 
 __all__ = ["DEFAULT_TIMEOUT_S", "FIRST_WORD_TIMEOUT_S", "AgentGone", "AgentLink", "ByteStream", "ConnectFailure"]
@@ -122,7 +122,7 @@ class AgentLink:
         if connector is not None:
             connector.cancel()
             if self._stream is not None:
-                await asyncio.to_thread(self._stream.close)
+                await begin_in_thread(self._stream.close)
             await asyncio.gather(connector, return_exceptions=True)
         self._fail_pending("the link was closed")
 
@@ -187,7 +187,7 @@ class AgentLink:
             return
         async with self._send_lock:
             with contextlib.suppress(OSError):  # the reader of this stream notices too, and connects again
-                await asyncio.to_thread(stream.send, line)
+                await begin_in_thread(stream.send, line)
 
     async def _keep_connected(self) -> None:
         pause_s = _MIN_PAUSE_S
@@ -215,7 +215,7 @@ class AgentLink:
             finally:
                 self._stream = None
                 self._trouble = "the connection broke"
-                await asyncio.shield(asyncio.to_thread(stream.close))
+                await asyncio.shield(begin_in_thread(stream.close))
         self._fail_pending("the agent on this host has ended")
 
     async def _until_silent(self, ended: asyncio.Future[None]) -> None:
@@ -233,7 +233,7 @@ class AgentLink:
 
     async def _connected(self) -> ByteStream:
         """A new connection, closed again if we are cancelled while it is made."""
-        making = asyncio.ensure_future(asyncio.to_thread(self._connect))
+        making = begin_in_thread(self._connect)
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:

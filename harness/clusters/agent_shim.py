@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from harness.clusters.agent_access import AgentAccess, put_file
 from harness.clusters.agent_link import AgentLink
 from harness.clusters.base import ClusterUnavailable, HostProcess, Program
-from harness.clusters.threads import all_of
+from harness.clusters.threads import all_of, begin_in_thread
 from harness.errors import OperatorError
 from nemesis.mechanisms.hosts import EMPTY_SCRIPT, CheckedShell, script_arguments
 from nemesis.mechanisms.launcher.control import CONTROL_BYTES, ProgramCounts, parse_programs
@@ -154,7 +154,7 @@ class AgentShim:
                 f"{host}: LD_PRELOAD cannot name {place.library_path}, for the blank, colon or $ in it: "
                 "give the host another `directory` in the inventory"
             )
-        library = await asyncio.to_thread(build_shim)
+        library = await begin_in_thread(build_shim)
         await put_file(link, place.library_path, library)
         problem = await self._trial_problem(host)
         if problem is not None and await self._put_prebuilt(host):

@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from harness.clusters.abilities import OwnWorld
+from harness.clusters.threads import let_threads_go, renew_threads
 from harness.errors import OperatorError
+from harness.left_behind import run_loop
 from harness.outcome import CheckOutcome
 from nemesis.target import Network, ProcessMember
 
@@ -263,4 +265,12 @@ def run_harness(cluster_class: Any, main: Coroutine[Any, Any, _T], *, seed: int)
     if isinstance(cluster_class, OwnWorld):
         result: _T = cluster_class.run_harness(main, seed=seed)
         return result
-    return asyncio.run(main)
+    return run_loop(_with_threads(main))
+
+
+async def _with_threads(main: Coroutine[Any, Any, _T]) -> _T:
+    renew_threads()
+    try:
+        return await main
+    finally:
+        let_threads_go(asyncio.get_running_loop())

@@ -49,7 +49,7 @@ from harness.clusters.options import MECHANISM_OPTION
 from harness.clusters.own_machine import OwnMachineCluster
 from harness.clusters.own_resources import GROUP_KINDS, group_names
 from harness.clusters.shaped_links import NETEM, RELAY
-from harness.clusters.threads import all_of, in_thread, renew_threads
+from harness.clusters.threads import all_of, begin_in_thread, in_thread, renew_threads
 from harness.faults.file_system_disks import FILE_SYSTEM_KINDS
 from harness.programs import require_programs
 from harness.run_state import KIND_CGROUP, KIND_IMAGE, KIND_NETNS, Claim
@@ -313,7 +313,7 @@ class NetnsCluster(OwnMachineCluster):
             source = place.path_here
             if source is not None and os.path.ismount(source):
                 try:
-                    await asyncio.to_thread(_keep_files, source, f"{place.mount_point}{_KEPT}")
+                    await begin_in_thread(_keep_files, source, f"{place.mount_point}{_KEPT}")
                     self._kept.append(host)
                 except OSError as error:
                     problems.append(error)
@@ -338,7 +338,7 @@ class NetnsCluster(OwnMachineCluster):
         inner_first = (*self._program_groups.values(), *self._cgroups.values())
         for path in (path for paths in inner_first for path in paths if (KIND_CGROUP, path) in claimed):
             try:
-                await asyncio.to_thread(remove_group, path, timeout_s=_BUSY_TIMEOUT_S)
+                await begin_in_thread(remove_group, path, timeout_s=_BUSY_TIMEOUT_S)
                 self._run.release(KIND_CGROUP, path)
             except OSError as error:
                 problems.append(error)
@@ -354,7 +354,7 @@ class NetnsCluster(OwnMachineCluster):
         while (devices := loop_devices_of(image_id, run_id)) and loop.time() < deadline_s:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
         for device in devices:
-            await asyncio.to_thread(release_device, device)
+            await begin_in_thread(release_device, device)
         if host in self._kept:
             os.rmdir(place.mount_point)
             os.rename(f"{place.mount_point}{_KEPT}", place.mount_point)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness import registry
+from harness.cli import main
 from harness.clusters.ssh_connection import require_paramiko
 from harness.commands.report import require_spark
 from harness.descriptors import require_descriptors, wanted_descriptors
@@ -276,3 +278,16 @@ def test_what_pypy_has_not_says_which_python_has(monkeypatch: pytest.MonkeyPatch
         require_spark()
     with pytest.raises(OperatorError, match="package paramiko is missing: use CPython, for pypy there are no wheels"):
         require_paramiko()
+
+
+def test_what_is_no_exception_ends_with_no_verdict(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python itself ends with 1 for it, which says that the system is invalid."""
+
+    def cancelled(*_: object) -> int:
+        raise asyncio.CancelledError("why")
+
+    monkeypatch.setattr("harness.commands.list.list_command", cancelled)
+    assert main(["list"]) == 255
+    assert "internal error: CancelledError: why" in capsys.readouterr().err

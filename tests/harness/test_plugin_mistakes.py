@@ -70,7 +70,7 @@ def test_a_client_without_mistakes_gets_its_verdict(tmp_path: Path) -> None:
         ),
         ("    async def read(self, key):\n        await asyncio.sleep(600)\n", "timeout"),
         ("    async def read(self, key):\n        raise KeyboardInterrupt\n", "read: KeyboardInterrupt (mine.py:24)"),
-        ("    async def read(self, key):\n        raise BaseException('panic')\n", "read: BaseException: panic (mine.py:24)"),
+        ("    async def read(self, key):\n        raise BaseException(7)\n", "read: BaseException: 7 (mine.py:24)"),
     ],
 )
 def test_a_mistake_of_a_client_is_in_the_results(tmp_path: Path, client: str, expected: str) -> None:
@@ -89,3 +89,55 @@ def test_a_workload_that_the_client_cannot_do_is_refused_before_the_start(tmp_pa
     assert (status, results) == (254, {})
     assert printed.startswith("harness: workload cas-register needs the method cas, which client Talk lacks")
     assert printed.count("\n") == 1
+
+
+DRIVER = """
+    async def open(self):
+        self.calls = 0
+    async def read(self, key):
+        return await asyncio.to_thread(self.registers.get, key)
+    async def write(self, key, value):
+        self.calls += 1
+        await asyncio.to_thread(HELD.wait if self.calls == 2 else int)  # the second call of each connection blocks
+        self.registers[key] = value
+
+import threading
+HELD = threading.Event()
+"""
+
+
+@pytest.mark.cluster
+def test_drivers_that_block_in_threads_hold_up_neither_faults_nor_the_end(tmp_path: Path) -> None:
+    """More calls than asyncio has threads: the harness's own calls in threads must not stand in line behind them."""
+    status, results, printed = run(
+        tmp_path, DRIVER, "--nemesis", "pause", "--nemesis-interval", "2", "--time-limit", "8", "--concurrency", "12",
+        "--operation-timeout", "1",
+    )  # fmt: skip
+    assert (status, results["valid"]) == (0, True), printed
+    assert results["ops"]["info"] > 32, printed
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    "begun",
+    [
+        "threading.Thread(target=time.sleep, args=[600]).start()",
+        "self.task = asyncio.create_task(keep_alive())",
+    ],
+)
+def test_what_a_client_has_begun_and_does_not_end_is_left_behind(tmp_path: Path, begun: str) -> None:
+    client = f"""
+    async def open(self):
+        {begun}
+
+async def keep_alive():
+    while True:
+        try:
+            await asyncio.sleep(1)
+        except:
+            pass
+
+import threading, time
+"""
+    status, results, printed = run(tmp_path, client)
+    assert (status, results["valid"]) == (0, True), printed
