@@ -33,6 +33,7 @@ from nemesis.corruption import BitFlip
 from nemesis.forms import HasForms
 
 __all__ = [
+    "NoExceptionError",
     "Plugin",
     "PluginError",
     "blamed",
@@ -63,6 +64,10 @@ _PLAIN = ("command", "programs", "files", "environment")
 
 class PluginError(OperatorError):
     """Something is wrong with a plug-in; the message is one line that begins with its file and line."""
+
+
+class NoExceptionError(Exception):
+    """In the place of what a plug-in raised that is no Exception, which is its cause."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +173,8 @@ def source_line(found: Any) -> str:
 def blamed(error: BaseException, path: str, what: str) -> PluginError:
     """An exception of a plug-in's code, in one line with where in its file it came from."""
     text = " ".join(str(error).split())
-    said = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    raised = error.__cause__ if isinstance(error, NoExceptionError) else error
+    said = f"{type(raised).__name__}: {text}" if text else type(raised).__name__
     if isinstance(error, PluginError):
         return error
     return PluginError(f"{place_of(error, path)}: {what} raised {said[:400]}")

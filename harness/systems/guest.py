@@ -19,7 +19,7 @@ import tarfile
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from harness.clusters.abilities import SeesStrays
 from harness.clusters.base import Cluster, HostProcess, KeepsLogs, Program, RemoteHosts, RunsCommands
@@ -30,6 +30,7 @@ from harness.sdk import Client, Host, Recipe, Status, System
 from harness.sdk.install import cache_directory, fetched, find_file, is_fetched
 from harness.sdk.known import Known
 from harness.sdk.plugin import (
+    NoExceptionError,
     Plugin,
     PluginError,
     blamed,
@@ -46,6 +47,7 @@ from harness.systems.host_user import user_of, words_for_user
 from harness.systems.planned_hosts import PlannedHosts
 from harness.systems.program_logs import last_lines
 from harness.unawaited import take_unawaited
+from harness.worker import is_its_own, times_cancelled
 from harness.workloads.base import CLIENT
 from harness.workloads.capability import json_problem
 from nemesis.target import PAUSED
@@ -53,6 +55,8 @@ from nemesis.target import PAUSED
 __all__ = ["GuestSystem", "adapted", "with_client"]
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 POLL_S = 0.1
 """Between two questions whether a host serves; each starts a short command there."""
@@ -402,7 +406,7 @@ class GuestSystem:
         while True:
             try:
                 async with asyncio.timeout(QUESTION_TIMEOUT_S) as limit:
-                    await self._system.start_together()
+                    await _answer_of(self._system.start_together())
                 return self._require_awaited("start_together", "start_together()")
             except OperatorError:
                 raise
@@ -515,7 +519,7 @@ class GuestSystem:
         limit = asyncio.timeout(QUESTION_TIMEOUT_S)
         try:
             async with limit:
-                answer: Any = await system.ready(host)
+                answer: Any = await _answer_of(system.ready(host))
             if inspect.iscoroutine(answer):
                 answer.close()
                 raise self._wrong("ready", f"ready({host.name}) returned a coroutine: await what it asks")
@@ -577,7 +581,7 @@ class GuestSystem:
         await self._start_anew(name)
 
     async def _members_of(self, name: str) -> Collection[str]:
-        return await self._system.members(self._hosts[name])
+        return await _answer_of(self._system.members(self._hosts[name]))
 
     async def _leave(self, name: str) -> None:
         await self._call(f"leave({name})", self._system.leave(self._hosts[name]))
@@ -671,7 +675,7 @@ class GuestSystem:
         limit = asyncio.timeout(timeout_s)
         try:
             async with limit:
-                found: Any = await self._system.status(host)
+                found: Any = await _answer_of(self._system.status(host))
             if found is None:
                 return None
             if isinstance(found, Status):
@@ -782,7 +786,7 @@ class GuestSystem:
             limit = asyncio.timeout(QUESTION_TIMEOUT_S)
             try:
                 async with limit:
-                    state = await self._system.state(host)
+                    state = await _answer_of(self._system.state(host))
             except (Exception, SystemExit) as error:
                 if limit.expired():
                     error = self._hung(f"state({host.name})", QUESTION_TIMEOUT_S, error)
@@ -883,7 +887,7 @@ class GuestSystem:
         timeout_s = self._system.ready_timeout_s if timeout_s is None else timeout_s
         try:
             async with asyncio.timeout(timeout_s) as limit:
-                await work
+                await _answer_of(work)
             self._require_awaited(what.partition("(")[0], what)
         except OperatorError:
             raise
@@ -907,6 +911,20 @@ class GuestSystem:
         cls = self.plugin.system_class
         function = getattr(cls, method)
         return PluginError(f"{source_line(cls if function is getattr(System, method) else function)}: {what}")
+
+
+async def _answer_of(work: Awaitable[_T]) -> _T:
+    """Await what a plug-in does. What it raises of its own accord and would end the harness, as it is no Exception, is
+    raised as one."""
+    asked = times_cancelled()
+    try:
+        return await work
+    except (Exception, SystemExit):
+        raise
+    except BaseException as error:
+        if not is_its_own(error, asked):
+            raise
+        raise NoExceptionError(*error.args).with_traceback(error.__traceback__) from error
 
 
 class _Hung(OperatorError):
