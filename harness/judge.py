@@ -11,12 +11,16 @@ valid     everything that was asked for happened, was proven, was checked, and h
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
+import os
+import traceback
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from checker.faults import count_unmet, faults_of, is_proven
+from harness.errors import HarnessError, OperatorError, SystemUnderTestError, one_line
 from harness.large_history import TooLarge, counts_by_f
 from harness.recovery import RECOVERS, judge_recovery
 from harness.runner import Observed
@@ -26,6 +30,8 @@ from harness.units import clip, plural
 from harness.workloads.base import CheckContext, TellsWrites, Workload
 
 __all__ = ["faults_of", "judge"]
+
+logger = logging.getLogger(__name__)
 
 Event = Mapping[str, Any]
 
@@ -60,7 +66,7 @@ def judge(
     ops: Mapping[str, int]
     ops_by_f: Mapping[str, Mapping[str, int]]
     if too_large is None:
-        checks = {name: _of_whole(check, missing) for name, check in workload.check(clients, context).items()}
+        checks = {name: _of_whole(check, missing) for name, check in _found(workload, clients, context).items()}
         ops, ops_by_f = Counter(event["type"] for event in clients), counts_by_f(clients)
     else:
         checks = {name: CheckOutcome("unknown", too_large.reason) for name in workload.check_names}
@@ -105,6 +111,32 @@ def judge(
         "system": dict(observed.system_facts),
         "seed": test.seed,
         "replay": test.replay_line(),
+    }
+
+
+def _found(
+    workload: Workload, clients: Sequence[Mapping[str, Any]], context: CheckContext
+) -> Mapping[str, CheckOutcome]:
+    """What the workload's checks say. Where they break off, or say nothing, that is unknown: it may be somebody else's
+    workload, and sys.exit(0) in it would be a verdict."""
+    try:
+        found: Any = workload.check(clients, context)
+    except (OperatorError, HarnessError, SystemUnderTestError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        logger.exception("the checks of workload %s failed", workload.name)
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{os.path.basename(frame.filename)}:{frame.lineno}"
+        said = f"the check of workload {workload.name} raised {type(error).__name__}: {one_line(error)} ({place})"
+        return {name: CheckOutcome("unknown", said) for name in workload.check_names or ("check",)}
+    if not isinstance(found, Mapping) or not found:
+        said = f"the check of workload {workload.name} returned {found!r:.60}, which says nothing of the history"
+        return {name: CheckOutcome("unknown", said) for name in workload.check_names or ("check",)}
+    return {
+        name: outcome
+        if isinstance(outcome, CheckOutcome)
+        else CheckOutcome("unknown", f"the check of workload {workload.name} returned {outcome!r:.60}, no CheckOutcome")
+        for name, outcome in found.items()
     }
 
 

@@ -298,3 +298,26 @@ def test_an_error_is_told_to_its_end_within_reason() -> None:
         events[1]["error"] = error
         [told] = judge(make_test(nemesis=""), VALID, events, Observed())["errors"]
         assert told == error if len(error) < MAX_ERROR_CHARS else error.startswith(told[:-1]) and told[-1] == "…"
+
+
+@pytest.mark.parametrize(
+    ("answer", "word"),
+    [
+        (SystemExit(0), "the check of workload fixed raised SystemExit: 0 (test_judge.py:"),
+        (ValueError("no such key"), "the check of workload fixed raised ValueError: no such key (test_judge.py:"),
+        (None, "returned None, which says nothing of the history"),
+        ({}, "returned {}, which says nothing of the history"),
+        ({"linearizable": True}, "returned True, no CheckOutcome"),
+    ],
+)
+def test_a_check_that_breaks_off_or_says_nothing_is_unknown(answer: Any, word: str) -> None:
+    class Broken(FixedWorkload):
+        def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
+            if isinstance(answer, BaseException):
+                raise answer
+            return answer  # type: ignore[no-any-return]
+
+    results = judge(make_test(), Broken(CheckOutcome(True, "")), [*operations(), *fault()], Observed())
+    assert results["valid"] == "unknown"
+    assert word in results["reason"]
+    assert results["checks"]["linearizable"]["valid"] == "unknown"
