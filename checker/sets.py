@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from checker.history import FAIL, INFO, OK, History
+from checker.models.collections import elements_shown
 from checker.tally import Events, Tally
 from checker.values import exact
 from checker.verdict import Result
@@ -40,7 +41,7 @@ def check_set(events: Events) -> Result:
 
 def _last_elements(history: History, rows: Sequence[int], last: int, tally: Tally) -> int:
     """Judge the last read of a set; how many elements it shows."""
-    shown = {exact(item) for item in history.result[last]}
+    shown = set(map(exact, elements_shown(history.result[last])))
     attempted: set[Any] = set()
     for row in rows:
         status = history.status[row]
@@ -56,6 +57,10 @@ def _last_elements(history: History, rows: Sequence[int], last: int, tally: Tall
     for value in sorted(shown - attempted, key=repr):
         tally.add("unexpected", (last,), f"{short(value)} is in the last read, but nobody added it")
     return len(shown)
+
+
+def _shown(result: Any) -> Collection[Any]:
+    return () if result is None else elements_shown(result)
 
 
 def check_set_full(events: Events, *, linearizable: bool = False) -> Result:
@@ -111,7 +116,7 @@ def _elements(history: History, rows: Any, tally: Tally, latencies: list[float])
                 acked.add(value)
                 known[value] = min(known.get(value, returned[row]), returned[row])
         elif row in place:
-            items = [exact(item) for item in history.result[row] or ()]
+            items = [exact(item) for item in _shown(history.result[row])]
             shown = dict.fromkeys(items)  # in the read's own order: the first witness must not hang on hashes
             if len(shown) < len(items):
                 tally.add("duplicated", (row,), f"{named_row(history, row)} shows an element twice")

@@ -14,7 +14,7 @@ from typing import Any
 from checker.history import FAIL, NEVER, OK, History
 from checker.linearizability.outcome import NotApplicable, Violation
 from checker.linearizability.ranks import rank_conflict
-from checker.models.collections import GrowOnlySet
+from checker.models.collections import GrowOnlySet, elements_shown
 from checker.words import named_row, short
 
 __all__ = ["check_grow_only_set"]
@@ -36,7 +36,7 @@ def check_grow_only_set(history: History, rows: Sequence[int], model: GrowOnlySe
             count += 1
             adds[history.value[row]] = row
         elif status == OK:
-            reads.append((frozenset(history.result[row]), row))
+            reads.append((frozenset(elements_shown(history.result[row])), row))
     if len(adds) != count:
         raise NotApplicable("an element is added twice")
     reads.sort(key=lambda read: len(read[0]))

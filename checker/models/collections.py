@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, ClassVar
@@ -11,9 +11,26 @@ from typing import Any, ClassVar
 from checker.models.base import ILLEGAL, UNKNOWN, Model, shortened
 from checker.values import exact, truth
 
-__all__ = ["PUT_NOTHING", "FIFOQueue", "GrowOnlySet", "PriorityQueue", "Set", "Stack", "UnorderedQueue"]
+__all__ = [
+    "PUT_NOTHING",
+    "FIFOQueue",
+    "GrowOnlySet",
+    "PriorityQueue",
+    "Set",
+    "Stack",
+    "UnorderedQueue",
+    "elements_shown",
+]
 
 PUT_NOTHING = "null was put in, which nobody could tell from finding nothing when it is taken"
+
+
+def elements_shown(result: Any) -> Collection[Any]:
+    """What a read of a set shows. Raises ValueError where that is no collection: of a string those would be the
+    characters, of a map the keys."""
+    if not isinstance(result, (list, tuple, set, frozenset)):
+        raise ValueError(f"a read of a set must show a list, not {shortened(result)}")
+    return result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +158,7 @@ class Set(Model):
 
     def step(self, state: Any, f: str, value: Any, result: Any) -> Any:
         if f == "read":
-            return state if result is UNKNOWN or frozenset(result) == state else ILLEGAL
+            return state if result is UNKNOWN or frozenset(elements_shown(result)) == state else ILLEGAL
         present = value in state
         if f == "contains":
             return state if result is UNKNOWN or truth(result) is present else ILLEGAL
@@ -155,7 +172,7 @@ class Set(Model):
     def possible_states(self, operations: Sequence[tuple[str, Any, Any]]) -> Iterable[Hashable] | None:
         elements: set[Any] = set()
         for f, value, result in operations:
-            elements.update([value] if f != "read" else () if result is UNKNOWN else result)
+            elements.update([value] if f != "read" else () if result is UNKNOWN else elements_shown(result))
             if len(elements) > MAX_ELEMENTS_OF_STATES:
                 return None
         sizes = range(len(elements) + 1)
@@ -182,4 +199,4 @@ class GrowOnlySet(Model):
     def step(self, state: Any, f: str, value: Any, result: Any) -> Any:
         if f == "add":
             return state | {value}
-        return state if result is UNKNOWN or frozenset(result) == state else ILLEGAL
+        return state if result is UNKNOWN or frozenset(elements_shown(result)) == state else ILLEGAL

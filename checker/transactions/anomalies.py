@@ -8,7 +8,7 @@ from typing import Any
 
 from checker.history import FAIL, INFO, OK, History
 from checker.values import exact
-from checker.words import short
+from checker.words import named_row, short
 
 __all__ = ["Anomalies", "Step", "Transactions", "described"]
 
@@ -41,7 +41,9 @@ class Transactions:
 
     ``steps`` holds one list per row: ``(write | r, key, value)``, where ``write`` is ``append`` or ``w`` and keys and
     values are as :func:`checker.values.exact` makes them.  A committed transaction without a result did what was asked,
-    and what it read is not known.  Raises ValueError for other steps, and for reads of lists that show none.
+    and what it read is not known.  ``altered`` says of the first one that answered with other writes than it was asked
+    for, if any did: what became of those nobody knows then.  Raises ValueError for other steps, and for reads of lists
+    that show none.
     """
 
     def __init__(self, history: History, write: str) -> None:
@@ -49,11 +51,14 @@ class Transactions:
         self.write = write
         self.steps: list[list[Step]] = []
         self.status = history.status
+        self.altered: str | None = None
         lists: list[list[Any]] = []
         for row, (status, asked, done) in enumerate(zip(history.status, history.value, history.result, strict=True)):
             steps = _steps(done if status == OK and done is not None else asked or (), write, row, lists)
             if status == OK and done is None:
                 steps = [step for step in steps if step[0] != "r"]
+            elif status == OK and asked and self.altered is None and not _has_writes_of(steps, asked):
+                self.altered = f"{named_row(history, row)} answered with other writes than it was asked for"
             self.steps.append(steps)
         if not _UNLIKE_JSON.isdisjoint(map(type, chain.from_iterable(lists))):
             self.steps = [
@@ -126,6 +131,21 @@ def _steps(steps: Any, write: str, row: int, lists: list[list[Any]]) -> list[Ste
             value = exact(value)
         out.append((name, key, value))
     return out
+
+
+def _has_writes_of(steps: Sequence[Step], asked: Any) -> bool:
+    """Whether those of a transaction are the writes that it was asked for, in their order."""
+    writes = iter([step for step in steps if step[0] != "r"])
+    unlike = _UNLIKE_JSON
+    for f, key, value in asked:
+        name = _NAMES.get(f)
+        if name == "r":
+            continue
+        if key.__class__ in unlike or value.__class__ in unlike:
+            key, value = exact(key), exact(value)
+        if next(writes, None) != (name, key, value):
+            return False
+    return next(writes, None) is None
 
 
 def described(transactions: Transactions, row: int) -> str:

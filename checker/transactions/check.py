@@ -139,6 +139,8 @@ class _Findings:
         ambiguous = next((name for name in _AMBIGUOUS if name in self.anomalies.counts), None)
         if ambiguous and not self.open:
             self.open = self.anomalies.examples[ambiguous][0][1]
+        if not self.open:
+            self.open = self.transactions.altered
         if self.stopped:
             return
         if ambiguous:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import time
 
 from harness.commands.shrink import replaying
@@ -74,7 +75,7 @@ def explain_command(arguments: argparse.Namespace) -> int:
         if found.is_interrupted:
             heed_no_repeats()
     again = f"{harness_command()} explain {pasteable(str(run_dir.path))} --points {search.points} --runs {search.runs}"
-    again += f" --seed {seed}" + (f" --check {arguments.check}" if arguments.check else "")
+    again += f" --seed {seed}" + (f" --check {shlex.quote(arguments.check)}" if arguments.check else "")
     explanation = {**found.to_json(), "repeat": again}
     is_kept = found.jump is not None or not found.is_interrupted or _jump_before(run_dir) is None
     if is_kept:

@@ -839,7 +839,7 @@ class GuestSystem:
         first = next(iter(texts))
         other = next((name for name in texts if texts[name] != texts[first]), None)
         if other is None:
-            return {"replicas": CheckOutcome(True, f"{len(texts)} replicas hold the same")}
+            return {"replicas": CheckOutcome(True, f"{len(texts)} replicas hold the same state")}
         at = _first_difference(texts[first], texts[other])
         quoted = " and ".join(f"{name} holds {_around(texts[name], at)}" for name in (first, other))
         return {"replicas": CheckOutcome(False, f"replicas differ: {quoted}")}

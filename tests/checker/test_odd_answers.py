@@ -8,7 +8,21 @@ from typing import Any
 
 import pytest
 
-from checker import Counter, FetchAndAdd, History, Operation, Topic, Verdict, check, check_counter
+from checker import (
+    Counter,
+    FetchAndAdd,
+    GrowOnlySet,
+    History,
+    Model,
+    Operation,
+    Set,
+    Topic,
+    Verdict,
+    check,
+    check_counter,
+    check_set,
+    check_set_full,
+)
 from checker.history import freeze
 from checker.testing import SAMPLED_MODELS, linearizable_by_force, random_history
 
@@ -205,3 +219,17 @@ def test_bounds_of_a_counter_of_floats_leave_room_for_rounding_and_no_more(off: 
     assert check_counter(history).valid is valid
     whole = [replace(one, value=None if one.value is None else round(10 * one.value), result=1) for one in history]
     assert check_counter(History.from_operations(whole)).valid is True
+
+
+@pytest.mark.parametrize("answer", ["1", "", {"1": 2}, 1])
+@pytest.mark.parametrize("of", [Set(), GrowOnlySet(), check_set, check_set_full])
+def test_a_read_of_a_set_that_shows_no_elements_is_refused(of: Any, answer: Any) -> None:
+    """A string has characters, and a map keys: they are no elements."""
+    history = History.from_operations(
+        [
+            Operation(process=0, f="add", value="1", result=True, invoked=0, returned=1),
+            Operation(process=0, f="read", value=None, result=answer, invoked=2, returned=3),
+        ]
+    )
+    with pytest.raises(ValueError, match="a read of a set must show a list, not"):
+        check(history, of) if isinstance(of, Model) else of(history)

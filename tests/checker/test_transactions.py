@@ -221,6 +221,31 @@ def test_a_value_written_again_may_be_needed_later(events) -> None:
     assert check_transactions(history, "rw-register").verdict is Verdict.VALID
 
 
+@pytest.mark.parametrize(
+    ("asked", "answered"),
+    [
+        ([["append", "x", 1]], []),
+        ([["append", "x", 1]], [["append", "x", 2]]),
+        ([["append", "x", 1]], [["r", "x", None]]),
+        ([["append", "x", 1], ["append", "y", 1]], [["append", "y", 1], ["append", "x", 1]]),
+        ([["r", "x", None]], [["append", "x", 1]]),
+    ],
+)
+@pytest.mark.parametrize("workload", ["list-append", "rw-register"])
+def test_other_writes_than_were_asked_for_leave_it_open(events, workload: str, asked: list, answered: list) -> None:
+    """What became of those that were asked for nobody knows."""
+    if workload == "rw-register":
+        asked, answered = ([[f.replace("append", "w"), k, v] for f, k, v in steps] for steps in (asked, answered))
+    result = check_transactions(events((0, "invoke", "txn", asked), (0, "ok", "txn", answered)), workload)
+    assert result.verdict is Verdict.UNKNOWN and "answered with other writes than it was asked for" in result.reason
+
+
+def test_an_answer_may_leave_out_reads_and_name_functions_otherwise(events) -> None:
+    asked, answered = [["read", "x", None], ["w", "x", 1.0], ["r", "y", None]], [["write", "x", 1], ["r", "y", None]]
+    history = events((0, "invoke", "txn", asked), (0, "ok", "txn", answered))
+    assert check_transactions(history, "rw-register").verdict is Verdict.VALID
+
+
 FUTURES = {
     "own future": [(("r", "x", [1]), ("append", "x", 1))],
     "own future, then not": [(("r", "x", [1]), ("r", "x", []), ("append", "x", 1))],
