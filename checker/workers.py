@@ -8,15 +8,19 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.process import BaseProcess
-from typing import TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 __all__ = ["end_with_parent", "map_in_processes", "worker_pool"]
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+Given = ParamSpec("Given")
+
+_INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _PR_SET_PDEATHSIG = 1
 """From linux/prctl.h."""
@@ -28,6 +32,38 @@ class _WorkerPool(concurrent.futures.ProcessPoolExecutor):
     That of the standard library waits for its own thread. An interrupt meanwhile has `Thread.join` take that thread for
     ended: the interpreter's exit then waits for processes which nobody tells to end any more.
     """
+
+    def __init__(self, processes: int) -> None:
+        self._handlers: dict[signal.Signals, Any] = {}
+        super().__init__(
+            max_workers=processes,
+            mp_context=multiprocessing.get_context("fork"),
+            initializer=_begin,
+            initargs=(os.getpid(), self._handlers),
+        )
+
+    def submit(
+        self, fn: Callable[Given, Answer], /, *args: Given.args, **kwargs: Given.kwargs
+    ) -> concurrent.futures.Future[Answer]:
+        """As the base class has it, but who interrupts waits until it is done: an interrupt between two of its lines
+        leaves something to do that no process is ever given, and for which the end of the pool waits for ever."""
+        if threading.current_thread() is not threading.main_thread():
+            return super().submit(fn, *args, **kwargs)  # handlers are called in the main thread only
+        heard: list[int] = []
+        self._handlers.update((number, signal.getsignal(number)) for number in _INTERRUPTING)
+        try:
+            for number, handler in self._handlers.items():
+                if callable(handler):
+                    signal.signal(number, lambda number, frame: heard.append(number))
+            return super().submit(fn, *args, **kwargs)
+        finally:
+            try:
+                _give_back(self._handlers)
+                for each in heard:
+                    signal.raise_signal(each)
+            except BaseException:
+                _give_back(self._handlers)
+                raise
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """As the base class has it. An interrupt while it waits kills the processes, and is raised."""
@@ -51,12 +87,19 @@ def worker_pool(processes: int) -> concurrent.futures.ProcessPoolExecutor:
     wait for work for ever. Ctrl-C is the caller's affair, who cancels what is not begun; another one while the pool is
     waited for kills them.
     """
-    return _WorkerPool(
-        max_workers=processes,
-        mp_context=multiprocessing.get_context("fork"),
-        initializer=end_with_parent,
-        initargs=(os.getpid(),),
-    )
+    return _WorkerPool(processes)
+
+
+def _begin(parent_pid: int, handlers: Mapping[signal.Signals, Any]) -> None:
+    """In a process that was forked while interrupts waited."""
+    _give_back(handlers)
+    end_with_parent(parent_pid)
+
+
+def _give_back(handlers: Mapping[signal.Signals, Any]) -> None:
+    for number, handler in handlers.items():
+        if handler is not None:  # None: not Python's
+            signal.signal(number, handler)
 
 
 def end_with_parent(parent_pid: int, number: int = signal.SIGKILL) -> None:

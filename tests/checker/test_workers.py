@@ -15,7 +15,7 @@ from checker.cli import main
 from checker.linearizability import engine, parallel
 from checker.linearizability.check import check
 from checker.verdict import Verdict
-from checker.workers import map_in_processes
+from checker.workers import map_in_processes, worker_pool
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a wish that only Linux grants")
 
@@ -103,7 +103,7 @@ def test_no_process_outlives_whoever_began_it(tmp_path: Path) -> None:
 
 ENDED = """
 import os, signal, sys, time
-from checker.workers import map_in_processes
+from checker.workers import map_in_processes, worker_pool
 
 def work(number):
     if number == 1:
@@ -157,6 +157,39 @@ def test_a_second_interrupt_ends_what_the_first_waited_for(tmp_path: Path) -> No
     done = subprocess.run([sys.executable, "-c", IMPATIENT, str(marks)], timeout=60, check=False)
     assert done.returncode == 7
     assert not [pid for pid in marks.read_text().split() if Path(f"/proc/{pid}").exists()]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_something_is_handed_out_leaves_a_pool_that_ends(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is heard once that is done: half done, nobody would be given it, and all would wait for it."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(number, interrupt)
+    try:
+        with worker_pool(1) as pool:
+            assert pool.submit(handler_of, number).result() == (repr(interrupt) if number == signal.SIGTERM else "1")
+            put = pool._work_ids.put
+
+            def interrupted(item: int) -> None:
+                signal.raise_signal(number)
+                put(item)
+
+            monkeypatch.setattr(pool._work_ids, "put", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                pool.submit(square_or_die, 2)
+            assert signal.getsignal(number) is interrupt
+    finally:
+        signal.signal(number, before)
+
+
+def handler_of(number: int) -> str:
+    found = signal.getsignal(number)
+    return "1" if found is signal.SIG_IGN else repr(found)
 
 
 def test_only_the_one_that_is_killed_is_lost() -> None:
