@@ -20,6 +20,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from checker.faults import count_unmet, faults_of, is_proven
+from checker.history import History
+from checker.history import HistoryError as DisorderedHistory
 from harness.errors import HarnessError, OperatorError, SystemUnderTestError, one_line
 from harness.large_history import TooLarge, counts_by_f
 from harness.recovery import RECOVERS, judge_recovery
@@ -124,6 +126,8 @@ def _found(
     except (OperatorError, HarnessError, SystemUnderTestError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
+        if isinstance(error, DisorderedHistory):
+            History.of(clients)  # raises that where it is the run's own history, and not one that the check has made
         logger.exception("the checks of workload %s failed", workload.name)
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{os.path.basename(frame.filename)}:{frame.lineno}"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from checker.history import HistoryError
 from harness.execution import exit_status_of
 from harness.generator import Generator, Nothing
 from harness.judge import MAX_ERROR_CHARS, faults_of, judge
@@ -305,6 +306,7 @@ def test_an_error_is_told_to_its_end_within_reason() -> None:
     [
         (SystemExit(0), "the check of workload fixed raised SystemExit: 0 (test_judge.py:"),
         (ValueError("no such key"), "the check of workload fixed raised ValueError: no such key (test_judge.py:"),
+        (HistoryError("no index"), "the check of workload fixed raised HistoryError: no index (test_judge.py:"),
         (None, "returned None, which says nothing of the history"),
         ({}, "returned {}, which says nothing of the history"),
         ({"linearizable": True}, "returned True, no CheckOutcome"),
