@@ -163,9 +163,18 @@ async def _committed(session: SqlSession, work: Callable[[], Awaitable[T]]) -> T
         await session.query("BEGIN")
         result = await work()
     except (OSError, EOFError) as error:  # what was never asked to commit will not
-        is_over = False
-        with contextlib.suppress(OSError, EOFError):
-            is_over = isinstance(error, SqlError) and await session.query("ROLLBACK") == []
+        is_over = isinstance(error, SqlError) and await _rolled_back(session)
         raise Refused(f"not committed: {error}", reopen=not is_over) from None
-    await session.change("COMMIT")
+    try:
+        await session.change("COMMIT")
+    except Refused as refused:  # a server that looks at no statement (1047) keeps the transaction, which BEGIN commits
+        refused.reopen = not await _rolled_back(session)
+        raise
     return result
+
+
+async def _rolled_back(session: SqlSession) -> bool:
+    """Whether the server says that no transaction is open any more."""
+    with contextlib.suppress(OSError, EOFError):
+        return await session.query("ROLLBACK") == []
+    return False

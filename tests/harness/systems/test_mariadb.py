@@ -123,10 +123,27 @@ def test_a_transaction_that_is_refused_at_its_commit_did_not_happen() -> None:
             await client.transact([["r", 4, None], ["append", 4, 3]])
         return caught.value.reopen
 
-    again, asked = with_server([[OK], rows(["[1,2"]), [OK], [error(1213)]], scenario)
+    again, asked = with_server([[OK], rows(["[1,2"]), [OK], [error(1213)], [OK]], scenario)
     assert again is False
     assert asked[3] == b"\3INSERT INTO t1 VALUES (4, '[3') ON DUPLICATE KEY UPDATE v = CONCAT(t1.v, ',3')"
-    assert [words[1:7] for words in asked[1:]] == [b"BEGIN", b"SELECT", b"INSERT", b"COMMIT"]
+    assert [words[1:7] for words in asked[1:]] == [b"BEGIN", b"SELECT", b"INSERT", b"COMMIT", b"ROLLBA"]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_transaction_whose_commit_the_server_did_not_look_at_is_not_left_open(kept: bool) -> None:
+    """A host that left the group refuses COMMIT as it refuses every statement, and keeps the transaction, which the
+    next BEGIN would commit: what was said not to have happened."""
+
+    async def scenario(session: Session) -> Any:
+        client = MariaDBClient()
+        client.session = client.reader = session
+        with pytest.raises(Refused, match="1047") as caught:
+            await client.transact([["append", 4, 3]])
+        return caught.value.reopen
+
+    rolled_back = [error(1047)] if kept else [OK]
+    again, asked = with_server([[OK], [OK], [error(1047)], rolled_back], scenario)
+    assert again is kept and asked[-1] == b"\3ROLLBACK"
 
 
 @given(st.lists(st.none() | st.text(max_size=400), min_size=1, max_size=5))
