@@ -161,10 +161,11 @@ class ZooKeeperClient(Client):
 
     async def dequeue(self) -> Any:
         await self.up_to_date()
-        for name in sorted(texts(await self.session.call(GET_CHILDREN, text("/queue"), b"\0"))):
-            value, version = await self.session.look(f"/queue/{name}")
-            if version >= 0 and await self.session.tried(NO_NODE, DELETE, *one(f"/queue/{name}")) is not None:
-                return value
+        while names := sorted(texts(await self.session.call(GET_CHILDREN, text("/queue"), b"\0"))):
+            for name in names:
+                value, version = await self.session.look(f"/queue/{name}")
+                if version >= 0 and await self.session.tried(NO_NODE, DELETE, *one(f"/queue/{name}")) is not None:
+                    return value  # else others took all of these: what came meanwhile may have been there all the time
         return None
 
     async def lock(self, name: str) -> bool:

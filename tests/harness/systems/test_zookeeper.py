@@ -140,6 +140,16 @@ def test_a_job_that_somebody_else_took_is_passed_over() -> None:
     assert found == 12 and asked[0] == GET_CHILDREN
 
 
+def test_a_queue_is_empty_where_it_has_no_jobs_and_not_where_others_took_those_it_had() -> None:
+    def names(*found: str) -> bytes:
+        return struct.pack(">i", len(found)) + b"".join(map(text, found))
+
+    took = [names("0000000001"), NO_NODE]  # a second job came before the first was taken by somebody else
+    assert calling([*took, names("0000000002"), data("12", 0), b""], lambda client: client.dequeue())[0] == 12
+    found, asked = calling([*took, names()], lambda client: client.dequeue())
+    assert found is None and asked == [GET_CHILDREN, GET_DATA, GET_CHILDREN]
+
+
 def test_the_configuration_names_every_server() -> None:
     system = ZooKeeper()
     cluster: Any = PlannedHosts(())
