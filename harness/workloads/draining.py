@@ -20,7 +20,8 @@ PAUSE_NS = 50_000_000
 
 @dataclass(frozen=True, slots=True)
 class TakeUntilQuiet(Unpaced):
-    """One thread's operations `f`, which take what is there, until none brought anything for `quiet_s`."""
+    """One thread's operations `f`, which take what is there, until none brought anything for `quiet_s`; for no longer
+    than `DRAIN_LIMIT_S`, or `quiet_s` where that is longer."""
 
     f: str
     quiet_s: float
@@ -32,7 +33,8 @@ class TakeUntilQuiet(Unpaced):
         now_ns = context.time_ns
         if self.began_ns < 0:
             return Op(self.f), replace(self, began_ns=now_ns, found_ns=now_ns)
-        if now_ns - self.found_ns > self.quiet_s * 1e9 or now_ns - self.began_ns > DRAIN_LIMIT_S * 1e9:
+        limit_s = max(self.quiet_s, DRAIN_LIMIT_S)
+        if now_ns - self.found_ns > self.quiet_s * 1e9 or now_ns - self.began_ns > limit_s * 1e9:
             return None, self
         if self.pause:
             return Wait(now_ns + PAUSE_NS), replace(self, pause=False)
@@ -105,10 +107,11 @@ def unless_taken_unseen(
     taken: str,
     lost: str,
     certain: Sequence[str],
+    due_ms: float = 0.0,
 ) -> CheckOutcome:
     """`outcome`, unless it only says (under the count `lost`) that values are missing which operations `taken` of
-    unknown outcome may have taken, or which nobody looked for after the last `put`. Counts in `certain` are wrong all
-    the same."""
+    unknown outcome may have taken, or which nobody looked for after the last `put`, and `due_ms` after it, when the
+    last value is there to be taken. Counts in `certain` are wrong all the same."""
     counts = outcome.details["stats"]["counts"]
     missing = counts[lost]
     if outcome.valid is not False or not missing or any(counts[kind] for kind in certain):
@@ -117,23 +120,26 @@ def unless_taken_unseen(
     if missing <= unseen:
         reason = f"{missing} values never came out, and {unseen} {taken}s of unknown outcome may have taken them"
         return CheckOutcome("unknown", reason, outcome.details)
-    if not _was_found_empty(history, put, taken):
+    if not _was_found_empty(history, put, taken, due_ms):
         reason = f"{missing} values never came out, but nobody found the queue empty after the last one was put in"
         return CheckOutcome("unknown", reason, outcome.details)
     return outcome
 
 
-def _was_found_empty(history: Sequence[Mapping[str, Any]], put: str, taken: str) -> bool:
-    """Whether a `taken` that began after the last acknowledged `put` found nothing."""
+def _was_found_empty(history: Sequence[Mapping[str, Any]], put: str, taken: str, due_ms: float) -> bool:
+    """Whether a `taken` that began `due_ms` or more after the last acknowledged `put` found nothing."""
     asked: set[Any] = set()
     found = False
+    due_ns = 0.0
     for event in history:
         if event["f"] == put:
             if event["type"] == "ok":
                 asked.clear()
                 found = False
+                due_ns = event["time"] + due_ms * 1e6 if due_ms else 0.0
         elif event["type"] == "invoke":
-            asked.add(event["process"])
+            if not due_ns or event["time"] >= due_ns:
+                asked.add(event["process"])
         elif event["type"] == "ok" and event["value"] is None and event["process"] in asked:
             found = True
     return found

@@ -20,6 +20,7 @@ from harness.workloads.base import CLIENT, ByCapability, CheckContext, Workload
 from harness.workloads.capability import missing_capabilities
 from harness.workloads.cas_register import CasRegisterWorkload
 from harness.workloads.choice import make_workload, require_capabilities
+from harness.workloads.client_delay import ClientDelayWorkload
 from harness.workloads.client_register import ClientRegisterWorkload
 from harness.workloads.queues import MAX_FINAL_ATTEMPTS
 from harness.workloads.versioned_register import VersionedRegisterWorkload
@@ -410,6 +411,28 @@ def test_a_queue_that_nobody_saw_empty_is_unknown() -> None:
 
     done = run(made("queue"), Store(fault))
     assert done.outcomes["total-queue"].valid == "unknown" and "nobody found" in done.outcomes["total-queue"].reason
+
+
+@pytest.mark.parametrize(("empty_at_s", "valid"), [(0.5, "unknown"), (5.5, False)])
+def test_a_delayed_value_is_not_lost_where_nobody_found_the_queue_empty_once_it_was_due(
+    empty_at_s: float, valid: object
+) -> None:
+    """A system that refuses everybody in the middle of the last receives was found empty before anything was due."""
+    history: list[dict[str, Any]] = []
+
+    def operation(f: str, at_s: float, value: Any, found: Any) -> None:
+        time_ns, end_ns = int(at_s * 1e9), int((at_s + 0.1) * 1e9)
+        history.append({"process": 0, "type": "invoke", "f": f, "value": value, "time": time_ns})
+        history.append({"process": 0, "type": "ok", "f": f, "value": found, "time": end_ns})
+
+    for number in range(2):
+        sent = {"message": number, "delay_ms": 5000}
+        operation("send", number * 0.2, sent, sent)
+    for at_s, found in sorted([(empty_at_s, None), (7.0, 1)]):
+        operation("receive", at_s, None, found)
+    outcome = ClientDelayWorkload().check(history, CheckContext(timeout_s=5, memory_mb=256))["delay"]
+    assert outcome.valid == valid, outcome.reason
+    assert "nobody found the queue empty" in outcome.reason or valid is False
 
 
 @settings(max_examples=15, deadline=None)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from harness.generator import Context, Generator, Op, Wait
+from harness.workloads.client_delay import ClientDelayWorkload
 from harness.workloads.consumer_progress import ConsumerProgressWorkload
 from harness.workloads.delay import DelayWorkload
 from harness.workloads.draining import DRAIN_LIMIT_S
@@ -104,3 +105,10 @@ def test_a_group_that_nobody_serves_is_not_asked_without_a_pause(kind: str) -> N
     asked = drive(DelayWorkload().final_generator(), lambda op, _: {"type": kind, "value": None})
     assert asked[-1][1] <= DRAIN_LIMIT_S * 1e9
     assert THREADS <= len(asked) <= THREADS * DRAIN_LIMIT_S * 1e9 / 50_000_000
+
+
+def test_what_is_due_late_is_waited_for_as_long_as_it_may_take() -> None:
+    """Nothing comes before the longest delay is over: a minute is no limit then."""
+    late = ClientDelayWorkload({"longest_ms": "60000", "drain_s": "3"})
+    asked = drive(late.final_generator(), lambda op, _: {"type": "ok", "value": None})
+    assert 62.5e9 < asked[-1][1] <= 63e9
