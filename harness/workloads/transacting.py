@@ -11,11 +11,14 @@ in:
 
 from __future__ import annotations
 
+from collections import Counter, deque
+from collections.abc import Mapping
 from typing import Any
 
-from harness.generator import Context, Generator, IgnoresEvents, Op, Step
+from harness.generator import Context, Generator, IgnoresEvents, Op, Step, Unpaced, Wait
 from harness.systems.base import Setting
 from harness.workloads.capability import Call, ClientMistake, number_from, numbers_from
+from harness.workloads.queues import MAX_FINAL_ATTEMPTS, RETRY_NS
 
 __all__ = ["ISOLATION", "TRANSACT", "TRANSACT_LISTS", "FinalTransactions", "Transactions", "completed"]
 
@@ -111,18 +114,34 @@ class Transactions(IgnoresEvents):
             self.next_key += 1
 
 
-class FinalTransactions(IgnoresEvents):
-    """Reads of every key that was ever in use, `FINAL_KEYS` at a time, each once."""
+class FinalTransactions(Unpaced):
+    """Reads of every key that was ever in use, `FINAL_KEYS` at a time; each again while it is not answered, at most
+    `MAX_FINAL_ATTEMPTS` times."""
 
-    __slots__ = ("_load", "_next_key")
+    __slots__ = ("_load", "_tries", "_waiting")
 
     def __init__(self, load: Transactions) -> None:
         self._load = load
-        self._next_key = 0
+        self._waiting: deque[tuple[int, int]] | None = None
+        """(when it is due, first key)"""
+        self._tries: Counter[int] = Counter()
 
     def next(self, context: Context) -> tuple[Step, Generator]:
-        first, end = self._next_key, min(self._next_key + FINAL_KEYS, self._load.next_key)
-        if first >= end:
-            return None, self
-        self._next_key = end
-        return Op("txn", None, [["r", key, None] for key in range(first, end)]), self
+        if self._waiting is None:
+            self._waiting = deque((0, first) for first in range(0, self._load.next_key, FINAL_KEYS))
+        if not self._waiting:
+            return None, self  # a thread whose transaction was not answered puts it back before it asks again
+        due_ns, first = self._waiting[0]
+        if context.time_ns < due_ns:
+            return Wait(due_ns), self
+        self._waiting.popleft()
+        self._tries[first] += 1
+        keys = range(first, min(first + FINAL_KEYS, self._load.next_key))
+        return Op("txn", None, [["r", key, None] for key in keys]), self
+
+    def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
+        if event["type"] in ("fail", "info") and self._waiting is not None:
+            first = event["value"][0][1]
+            if self._tries[first] < MAX_FINAL_ATTEMPTS:
+                self._waiting.append((context.time_ns + RETRY_NS, first))
+        return self

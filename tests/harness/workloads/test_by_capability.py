@@ -413,6 +413,24 @@ def test_a_queue_that_nobody_saw_empty_is_unknown() -> None:
     assert done.outcomes["total-queue"].valid == "unknown" and "nobody found" in done.outcomes["total-queue"].reason
 
 
+def test_what_was_lost_is_missed_where_its_last_read_was_refused_at_first() -> None:
+    """What a crash at the end of the load took is seen by the final reads alone."""
+    store, operations = Store(), 200
+    refused: list[int] = []
+
+    class Crashed(ToyClient):
+        async def transact(self, steps: list[list[Any]]) -> Any:
+            is_final = all(step[0] == "r" for step in steps) and len({step[1] for step in steps}) > 4
+            if is_final and not refused:
+                key = max(key for _, key, _ in steps if self.store.registers.get(key))
+                refused.append(self.store.registers[key].pop())
+                raise Refused("not now")
+            return await super().transact(steps)
+
+    done = run(made("list-append"), store, operations=operations, client=Crashed)
+    assert refused and done.outcomes["isolation"].valid is False, done.outcomes
+
+
 @pytest.mark.parametrize(("empty_at_s", "valid"), [(0.5, "unknown"), (5.5, False)])
 def test_a_delayed_value_is_not_lost_where_nobody_found_the_queue_empty_once_it_was_due(
     empty_at_s: float, valid: object

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -14,6 +15,7 @@ from harness.workloads.client_delay import ClientDelayWorkload
 from harness.workloads.consumer_progress import ConsumerProgressWorkload
 from harness.workloads.delay import DelayWorkload
 from harness.workloads.draining import DRAIN_LIMIT_S
+from harness.workloads.list_append import ListAppendWorkload
 from harness.workloads.log import LogWorkload
 from harness.workloads.queues import MAX_FINAL_ATTEMPTS, RETRY_NS
 
@@ -112,3 +114,31 @@ def test_what_is_due_late_is_waited_for_as_long_as_it_may_take() -> None:
     late = ClientDelayWorkload({"longest_ms": "60000", "drain_s": "3"})
     asked = drive(late.final_generator(), lambda op, _: {"type": "ok", "value": None})
     assert 62.5e9 < asked[-1][1] <= 63e9
+
+
+def transactions_at_the_end() -> tuple[int, Generator]:
+    """How many keys were in use, and the reads of them."""
+    workload, context = ListAppendWorkload({"writes_per_key": "2"}), Context(random.Random(1))
+    keys = 0
+    for _ in range(50):
+        step, _ = workload.generator().next(context)
+        assert isinstance(step, Op)
+        keys = max(keys, *(key + 1 for f, key, _ in step.value if f == "append"), 0)
+    return keys, workload.final_generator()
+
+
+@pytest.mark.parametrize("kind", ["fail", "info"])
+def test_every_key_of_transactions_is_read_where_the_first_tries_are_refused(kind: str) -> None:
+    keys, final = transactions_at_the_end()
+
+    def elects(op: Op, time_ns: int) -> dict[str, Any]:
+        return {"type": "ok" if time_ns > 1e9 else kind, "value": op.value}
+
+    read = [step[1] for _, time_ns, op in drive(final, elects) if time_ns + TAKES_NS > 1e9 for step in op.value]
+    assert sorted(read) == list(range(len(read))) and len(read) >= keys > 20
+
+
+def test_keys_of_transactions_that_nobody_answers_are_asked_for_so_often() -> None:
+    asked = drive(transactions_at_the_end()[1], refused)
+    tries = Counter(op.value[0][1] for _, _, op in asked)
+    assert set(tries.values()) == {MAX_FINAL_ATTEMPTS} and asked[-1][1] > 1.8e9
