@@ -12,6 +12,7 @@ The first snapshot is not synced. A server that lost its content in a power cut 
 snapshot found, but there are log entries", unless `--set trust_empty_snapshot=true`.
 """
 
+import asyncio
 import json
 import struct
 from typing import Any
@@ -37,12 +38,15 @@ LOGGING = """<configuration>
 </configuration>
 """
 
-CREATE, DELETE, EXISTS, GET_DATA, SET_DATA, GET_CHILDREN, SYNC, CLOSE = 1, 2, 3, 4, 5, 8, 9, -11
+CREATE, DELETE, EXISTS, GET_DATA, SET_DATA, GET_CHILDREN, SYNC, PING, CLOSE = 1, 2, 3, 4, 5, 8, 9, 11, -11
 NO_NODE, BAD_VERSION, NODE_EXISTS = -101, -103, -110
 LASTING, EPHEMERAL, SEQUENTIAL = 0, 1, 2
 MAX_FRAME_BYTES = 16 << 20
 """Of one answer: the names of some hundred thousand nodes."""
 SESSION_MS = 8_000
+"""After which a session ends, and its locks with it, of which no server has heard anything."""
+NUMBER_OF_PINGS = -2
+"""In the place of a request's number, in its answer too."""
 
 
 class ZooKeeper(System):
@@ -103,9 +107,11 @@ class ZooKeeper(System):
 class ZooKeeperClient(Client):
     async def open(self) -> None:
         self.session, self.node = await opened(await self.connect(self.address("client"))), self.host.name
+        self.pings = asyncio.create_task(self.session.stay())
 
     async def close(self) -> None:
         if "session" in self.__dict__:
+            self.pings.cancel()
             self.session.send(CLOSE)
         await super().close()
 
@@ -193,6 +199,12 @@ class Session:
         self.requests += 1
         self.writer.write(counted(struct.pack(">ii", self.requests, kind), *fields))
 
+    async def stay(self) -> None:
+        """Keep the session while nothing is asked, as every client of ZooKeeper does."""
+        while not self.writer.is_closing():
+            await asyncio.sleep(SESSION_MS / 3000)
+            self.writer.write(counted(struct.pack(">ii", NUMBER_OF_PINGS, PING)))
+
     async def frame(self) -> bytes:
         size = int.from_bytes(await self.reader.readexactly(4), "big")
         if size > MAX_FRAME_BYTES:
@@ -202,8 +214,10 @@ class Session:
     async def call(self, kind: int, *fields: bytes) -> bytes:
         """The body of the answer. Raises Refusal, OSError where the server does not know what became of it."""
         self.send(kind, *fields)
-        frame = await self.frame()
-        number, _, error = struct.unpack_from(">iqi", frame)
+        number = NUMBER_OF_PINGS
+        while number == NUMBER_OF_PINGS:
+            frame = await self.frame()
+            number, _, error = struct.unpack_from(">iqi", frame)
         if number != self.requests or -100 < error < 0:
             raise OSError(f"answer {number} to request {self.requests}, error {error}")
         if error:

@@ -14,11 +14,14 @@ from harness.systems import zookeeper
 from harness.systems.planned_hosts import PlannedHosts
 from harness.systems.zookeeper import (
     BAD_VERSION,
+    CLOSE,
     CREATE,
     GET_CHILDREN,
     GET_DATA,
     NO_NODE,
     NODE_EXISTS,
+    NUMBER_OF_PINGS,
+    PING,
     SET_DATA,
     SYNC,
     Refusal,
@@ -123,6 +126,51 @@ def test_a_session_that_has_expired_is_no_session() -> None:
 
     with pytest.raises(OSError, match="expired"):
         with_server([], scenario, timeout_ms=0)
+
+
+def test_a_session_is_kept_while_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock that is held for longer than a session lasts would be somebody else's."""
+    monkeypatch.setattr(zookeeper, "SESSION_MS", 30)
+    asked: list[tuple[int, int]] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def frame() -> bytes:
+            return await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
+
+        await frame()
+        writer.write(counted(struct.pack(">iiq", 0, 30, SESSION_ID), counted(bytes(16)), b"\0"))
+        while not asked or asked[-1][1] != CLOSE:
+            number, kind = struct.unpack_from(">ii", await frame())
+            asked.append((number, kind))
+            if kind == PING:
+                pinged.set()
+            writer.write(counted(struct.pack(">iqi", number, 9, 0), data("5", 1) if kind == GET_DATA else b""))
+        ended.set()
+        writer.close()
+
+    async def scenario() -> Any:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        client = ZooKeeperClient()
+        client.settings = {"reads": "local"}
+        port = server.sockets[0].getsockname()[1]
+        cluster: Any = PlannedHosts(())
+        client.host = Host("n1", 1, cluster, {"client": port}, lambda host, name: name)
+        await client.open()
+        await pinged.wait()
+        found = await client.read(1)
+        await client.close()
+        await ended.wait()
+        server.close()
+        return found, client.pings
+
+    async def main() -> Any:
+        found, pings = await asyncio.wait_for(scenario(), 20)
+        await asyncio.wait([pings], timeout=20)
+        return found, pings.done()
+
+    pinged, ended = asyncio.Event(), asyncio.Event()
+    assert asyncio.run(main()) == (5, True), "the answer to a ping is nobody else's"
+    assert (NUMBER_OF_PINGS, PING) in asked and asked[-1] == (2, CLOSE)
 
 
 def test_a_lock_is_given_back_by_whoever_has_it() -> None:
