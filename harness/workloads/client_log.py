@@ -24,7 +24,15 @@ from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake
 from harness.workloads.checks import linearizable, log_contents
 from harness.workloads.queues import ReadWhole, distinct_writes
 
-__all__ = ["POLL_MAX_MESSAGES", "ClientLogWorkload", "ReadToTheEnd", "polled", "untailed", "without_full_polls"]
+__all__ = [
+    "POLL_MAX_MESSAGES",
+    "ClientLogWorkload",
+    "ReadToTheEnd",
+    "polled",
+    "unless_left_unread",
+    "untailed",
+    "without_full_polls",
+]
 
 POLL_MAX_MESSAGES = 32
 """Asked for by one poll."""
@@ -121,11 +129,29 @@ class ClientLogWorkload(CapabilityWorkload):
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         if self.text("polls") == "eventual":
-            return {"log": log_contents([untailed(event) for event in history], context)}
+            contents = log_contents([untailed(event) for event in history], context)
+            return {"log": unless_left_unread(contents, history, "key")}
         return {
             "linearizable": linearizable([without_full_polls(event) for event in history], Log(), context),
-            "log": log_contents(history, context),
+            "log": unless_left_unread(log_contents(history, context), history, "key"),
         }
+
+
+def unless_left_unread(outcome: CheckOutcome, history: Sequence[Mapping[str, Any]], what: str) -> CheckOutcome:
+    """`outcome`, unless it finds nothing wrong with logs of which one was not read to its end by the final reads: what
+    the load has seen of it may be gone since. `what` is a log's name in reads: the event's `key`, or a `queue`."""
+    unread: dict[Any, bool] = {}
+    for event in history:
+        value = event["value"]
+        if event["f"] == "read" and value.get("final"):
+            log = event["key"] if what == "key" else value[what]
+            is_read = event["type"] == "ok" and value["tail"] is not None
+            unread[log] = unread.get(log, True) and not is_read
+    left = sorted(log for log, is_left in unread.items() if is_left)
+    if outcome.valid is not True or not left:
+        return outcome
+    reason = f"{outcome.reason}; but {what} {', '.join(map(str, left))} could not be read to its end when all was over"
+    return CheckOutcome("unknown", reason, outcome.details)
 
 
 def untailed(event: Mapping[str, Any]) -> Mapping[str, Any]:

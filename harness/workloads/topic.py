@@ -19,7 +19,14 @@ from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake, is_whole_number
 from harness.workloads.checks import linearizable, log_contents
-from harness.workloads.client_log import POLL_MAX_MESSAGES, ReadToTheEnd, polled, untailed, without_full_polls
+from harness.workloads.client_log import (
+    POLL_MAX_MESSAGES,
+    ReadToTheEnd,
+    polled,
+    unless_left_unread,
+    untailed,
+    without_full_polls,
+)
 from harness.workloads.queues import ReadWhole, message_numbers
 
 __all__ = ["TopicWorkload"]
@@ -110,11 +117,12 @@ class TopicWorkload(CapabilityWorkload):
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         logs = list(_as_logs(history))
         if self.text("fetches") == "eventual":
-            return {"log": log_contents([untailed(event) for event in logs], context)}
+            contents = log_contents([untailed(event) for event in logs], context)
+            return {"log": unless_left_unread(contents, history, "queue")}
         order = [without_full_polls(event) for event in history]
         return {
             "linearizable": linearizable(order, Topic(queues=self.number("partitions")), context),
-            "log": log_contents(logs, context),
+            "log": unless_left_unread(log_contents(logs, context), history, "queue"),
         }
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from harness import registry
 from harness.errors import OperatorError
+from harness.generator import Generator
 from harness.in_process import InProcessRun, run_in_process
 from harness.systems.broker import BrokerSystem
 from harness.workloads.base import CLIENT, ByCapability, CheckContext, Workload
@@ -411,6 +412,42 @@ def test_a_queue_that_nobody_saw_empty_is_unknown() -> None:
 
     done = run(made("queue"), Store(fault))
     assert done.outcomes["total-queue"].valid == "unknown" and "nobody found" in done.outcomes["total-queue"].reason
+
+
+@pytest.mark.parametrize("name", ["topic", "log"])
+@pytest.mark.parametrize("answered", [0, 1])
+def test_a_log_that_is_not_read_to_its_end_when_all_is_over_is_unknown(
+    name: str, answered: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last values are gone, which the load had seen; whoever looks for them at the end is refused."""
+    monkeypatch.setattr("harness.workloads.queues.RETRY_NS", 1_000_000)
+    workload, store = made(name), Store()
+    logs: Any = store.partitions if name == "topic" else store.logs
+    reads = {"final": math.inf}
+
+    class Refusing(ToyClient):
+        async def poll(self, key: Any, offset: int, max_messages: int) -> Any:
+            return await self.unless_over(key, super().poll, key, offset, max_messages)
+
+        async def fetch(self, partition: int, offset: int, max_messages: int) -> Any:
+            return await self.unless_over(partition, super().fetch, partition, offset, max_messages)
+
+        async def unless_over(self, log: Any, read: Any, *words: Any) -> Any:
+            if log == 0:
+                reads["final"] -= 1
+                if reads["final"] < 0:
+                    raise Refused("not now")
+            return await read(*words)
+
+    def at_the_end() -> Generator:
+        reads["final"] = answered
+        del logs[0][-5:]
+        return type(workload).final_generator(workload)  # type: ignore[arg-type]
+
+    workload.final_generator = at_the_end  # type: ignore[method-assign]
+    found = run(workload, store, operations=600, seed=2, client=Refusing).outcomes["log"]
+    assert found.valid == "unknown", found
+    assert f"{'queue' if name == 'topic' else 'key'} 0 could not be read to its end" in found.reason
 
 
 def test_what_was_lost_is_missed_where_its_last_read_was_refused_at_first() -> None:
