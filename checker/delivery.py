@@ -29,12 +29,13 @@ def check_delay(
     is ``early`` when its receive returned before the send was invoked plus the delay, by more than ``resolution_ms`` (a
     system that keeps time in whole milliseconds cuts off up to one); ``late`` when its first receive returned more than
     ``tolerance_ms`` after the send returned plus the delay; a message is ``lost`` when it was acknowledged, was due
-    with its tolerance before the last receive began, and was never received.  Late deliveries are only counted without
-    ``late_is_wrong``: a system that was kept from working may deliver afterwards.  Each key has its own messages.
+    with its tolerance before the last receive began, and was never received.  One that was received though no send of
+    it was asked for, or all failed, is ``unexpected``.  Late deliveries are only counted without ``late_is_wrong``: a
+    system that was kept from working may deliver afterwards.  Each key has its own messages.
     Needs times; unknown without them, and where no receive completed, or none of a key with an acknowledged send.
     """
     history = History.of(events)
-    wrong, noted = ["lost", "early"], ["delivered", "pending"]
+    wrong, noted = ["lost", "early", "unexpected"], ["delivered", "pending"]
     (wrong if late_is_wrong else noted).append("late")
     tally = Tally("delay", history, wrong=wrong, noted=noted)
     looked, unknown = False, None
@@ -70,6 +71,10 @@ def _check_delays(
         for message in _received(history, row):
             if message not in first or history.returned[row] < history.returned[first[message]]:
                 first[message] = row
+    known = {exact(history.value[row]["message"]) for row in sent}
+    for message, row in first.items():
+        if message not in known:
+            tally.add("unexpected", (row,), f"{named_row(history, row)} got {short(message)}, which was never sent")
     for row in sent:
         started, ended = history.invoked_ns[row], history.returned_ns[row]
         if started is None or (ended is None and history.status[row] == OK):
@@ -106,14 +111,15 @@ def check_transaction_visibility(events: Events) -> Result:
 
     Operations, each with the message as its value: ``prepare``, ``commit``, ``rollback``; and ``receive`` with a
     message or a list.  Each key has its own messages.  Counts ``rolled-back-seen``, ``prepared-seen`` (received before
-    any commit was invoked, or without one) and ``committed-lost`` (a commit was acknowledged, a receive began later,
-    and none ever showed it).  Unknown where no receive completed, or none of a key with an acknowledged commit.
+    any commit was invoked, or without one), ``committed-lost`` (a commit was acknowledged, a receive began later, and
+    none ever showed it) and ``unexpected`` (received, and nobody prepared or ended it).  Unknown where no receive
+    completed, or none of a key with an acknowledged commit.
     """
     history = History.of(events)
     tally = Tally(
         "transaction-visibility",
         history,
-        wrong=("committed-lost", "rolled-back-seen", "prepared-seen"),
+        wrong=("committed-lost", "rolled-back-seen", "prepared-seen", "unexpected"),
         noted=("committed", "rolled-back"),
     )
     looked, unknown = False, None
@@ -149,10 +155,13 @@ def _check_visibility(history: History, rows: Sequence[int], received: Sequence[
     for row in sorted(received, key=history.returned.__getitem__):
         last_start = max(last_start, history.invoked[row])
         for message in _received(history, row):
-            if message in seen or message not in known:
-                seen.add(message)
+            if message in seen:
                 continue
             seen.add(message)
+            if message not in known:
+                text = f"{named_row(history, row)} saw {short(message)}, which nobody prepared"
+                tally.add("unexpected", (row,), text)
+                continue
             commit, rollback = asked.get(message), rolled_back.get(message)
             if commit is None and rollback is not None:
                 text = f"{named_row(history, row)} saw {short(message)} of {named_row(history, rollback)}"

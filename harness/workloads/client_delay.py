@@ -72,7 +72,7 @@ class ClientDelayWorkload(CapabilityWorkload):
         found = delays(history)
         if found.valid is False:
             found = unless_taken_unseen(
-                found, history, put="send", taken="receive", lost="lost", certain=("early",),
+                found, history, put="send", taken="receive", lost="lost", certain=("early", "unexpected"),
                 due_ms=self.number("longest_ms"),
             )  # fmt: skip
         return {"delay": found}

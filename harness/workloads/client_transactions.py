@@ -83,7 +83,7 @@ class ClientTransactionsWorkload(CapabilityWorkload):
         return taking_client(connection, self.calls, "receive")
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        certain = ("rolled-back-seen", "prepared-seen")
+        certain = ("rolled-back-seen", "prepared-seen", "unexpected")
         found = as_outcome(check_transaction_visibility(list(as_prepare_and_end(history))))
         if found.valid is False:
             found = unless_taken_unseen(

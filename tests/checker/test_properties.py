@@ -307,6 +307,17 @@ def test_delay(received_ms: int | None, kind: str | None) -> None:
     assert [name for name in ("lost", "early", "late") if result.stats["counts"][name]] == ([kind] if kind else [])
 
 
+@pytest.mark.parametrize(("kind", "verdict"), [("fail", Verdict.INVALID), ("info", Verdict.VALID)])
+def test_a_delayed_message_that_was_never_sent_must_not_come(kind: str, verdict: Verdict) -> None:
+    sent = timed("send", {"message": "m", "delay_ms": 0}, {"message": "m", "delay_ms": 0}, 0)
+    unsent = timed("send", {"message": "n", "delay_ms": 0}, {"message": "n", "delay_ms": 0}, 2)
+    unsent[1]["type"] = kind
+    result = check_delay([*sent, *unsent, *timed("receive", None, ["m", "n"], 4)])
+    assert result.verdict is verdict and result.stats["counts"]["unexpected"] == (kind == "fail")
+    invented = check_delay([*sent, *timed("receive", None, ["m", "x"], 4)])
+    assert invented.verdict is Verdict.INVALID and "'x', which was never sent" in invented.reason
+
+
 def timed(f: str, asked: object, answer: object, ms: int | None) -> list[dict[str, object]]:
     """An operation of one millisecond, or without times."""
     times = [{}, {}] if ms is None else [{"time": ms * 1_000_000}, {"time": (ms + 1) * 1_000_000}]
@@ -344,6 +355,8 @@ def test_transaction_visibility(done) -> None:
     bad = check_transaction_visibility(done(*base, (1, "receive", None, ["b", "c"])))
     counts = bad.stats["counts"]
     assert (counts["committed-lost"], counts["rolled-back-seen"], counts["prepared-seen"]) == (1, 1, 1)
+    invented = check_transaction_visibility(done(*base, (1, "receive", None, ["a", "x"])))
+    assert invented.verdict is Verdict.INVALID and "'x', which nobody prepared" in invented.reason
 
 
 def test_a_commit_that_is_acknowledged_when_it_is_tried_again_is_one(events) -> None:

@@ -357,8 +357,6 @@ def _visibility_of_key(calls: Sequence[Call]) -> Verdicts:
     for receive, message in seen:
         about = [call for call in calls if call.f in ("commit", "rollback", "prepare") and _is(call, message)]
         commits = [call for call in about if call.f == "commit" and call.status != "fail"]
-        if not about:
-            return VALID | INVALID
         if not any(call.invoked < receive.returned for call in commits):
             return INVALID
         if any(call.f == "rollback" and call.status == "ok" for call in about):
@@ -380,7 +378,13 @@ def _delay_of_key(
     calls: Sequence[Call], times: Mapping[float, float], tolerance_ms: float, resolution_ms: float
 ) -> Verdicts:
     receives = _done(calls, "receive")
-    for send in (call for call in calls if call.f == "send"):
+    sends = [call for call in calls if call.f == "send"]
+    sent = [canonical(send.value["message"]) for send in sends if send.status != "fail"]
+    for receive in receives:
+        for message in receive.result if isinstance(receive.result, list | tuple) else [receive.result]:
+            if message is not None and canonical(message) not in sent:
+                return INVALID
+    for send in sends:
         message, delay_ms = canonical(send.value["message"]), send.value["delay_ms"]
         deliveries = [
             times[receive.returned]

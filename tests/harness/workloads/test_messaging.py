@@ -186,9 +186,10 @@ def test_what_was_not_reached_is_not_called_lost(workload: Any, group: Group) ->
     assert "still to be received" in outcome.reason
 
 
+@pytest.mark.parametrize("workload", WORKLOADS)
 @pytest.mark.parametrize("hidden", [0, 3])
-def test_messages_that_nobody_sent_are_found_even_when_the_group_is_behind(hidden: int) -> None:
-    _, outcome = drive(QueueWorkload(keys=2), Group(invented=[987654], hidden=hidden))
+def test_messages_that_nobody_sent_are_found_even_when_the_group_is_behind(workload: Any, hidden: int) -> None:
+    _, outcome = drive(workload, Group(invented=[987654], hidden=hidden))
     assert outcome.valid is False
     assert outcome.details["stats"]["counts"]["unexpected"] == 1
 
