@@ -414,6 +414,29 @@ def test_a_queue_that_nobody_saw_empty_is_unknown() -> None:
     assert done.outcomes["total-queue"].valid == "unknown" and "nobody found" in done.outcomes["total-queue"].reason
 
 
+@pytest.mark.parametrize(
+    ("after", "valid"),
+    [
+        ([], True),  # the first holder's client is closed when the load is over, and its session's lock is free
+        ([(2, "invoke", "acquire"), (2, "fail", "acquire")], False),  # it was not over
+        ([(1, "invoke", "release"), (1, "ok", "release")], False),
+    ],
+)
+@pytest.mark.parametrize("release", [[], [(0, "fail", "release")]])
+def test_a_lock_that_ends_with_its_client_when_the_load_is_over_may_be_had_by_who_still_asks(
+    release: list[Any], after: list[Any], valid: bool
+) -> None:
+    asked = [(0, "invoke", "release")] if release else []
+    steps = [
+        *((0, "invoke", "acquire"), (0, "ok", "acquire"), *asked, (1, "invoke", "acquire"), *release),
+        *((1, "ok", "acquire"), *after),
+    ]
+    history = [{"process": p, "type": kind, "f": f, "value": None, "key": "lock0"} for p, kind, f in steps]
+    for check in ("exclusion", "linearizable"):
+        found = made("mutex", check=check).check(history, CheckContext(timeout_s=5, memory_mb=256))[check]
+        assert found.valid is valid, found
+
+
 @pytest.mark.parametrize("name", ["topic", "log"])
 @pytest.mark.parametrize("answered", [0, 1])
 def test_a_log_that_is_not_read_to_its_end_when_all_is_over_is_unknown(
