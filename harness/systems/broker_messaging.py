@@ -194,7 +194,8 @@ class BrokerMessaging:
                 address = self._client.routes.require_master(queue.broker_name)
                 self.node = self._host_of(address)
                 end = await self._client.requests.max_offset(queue.topic, queue.queue_id, address=address)
-                waiting += end - (await self._offsets.load(queue) or 0)
+                # A group may be ahead of a queue whose end was lost, which says nothing of what others still hold.
+                waiting += max(0, end - (await self._offsets.load(queue) or 0))
             return waiting
         except ClientError as error:
             self._client.routes.failed(self._queues[0].broker_name, self._topic, error)

@@ -1,0 +1,49 @@
+"""What a member of a group says of how far the group is."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from harness.systems.broker_messaging import BrokerMessaging
+from node.client import MessageQueue
+
+
+def lag_of(ends: dict[int, int], stored: dict[int, int | None]) -> int:
+    """By the ends of the queues, and the group's offsets."""
+
+    async def end_of(topic: str, queue_id: int, *, address: str) -> int:
+        return ends[queue_id]
+
+    async def load(queue: MessageQueue) -> int | None:
+        return stored[queue.queue_id]
+
+    async def get(topic: str) -> None:
+        return None
+
+    client: Any = SimpleNamespace()
+    client.routes = SimpleNamespace(get=get, require_master=lambda name: "10.0.0.1:10911")
+    client.requests = SimpleNamespace(max_offset=end_of)
+    client.pull_consumer = client.transaction_producer = lambda *words, **options: None
+    group = BrokerMessaging(
+        client=client,
+        topic="t",
+        broker_name="b",
+        keys=len(ends),
+        host_of=lambda address: "n1",
+        decisions={},
+        timeout_s=1.0,
+    )
+    group._offsets = SimpleNamespace(load=load)  # type: ignore[assignment]
+    return asyncio.run(group.lag())
+
+
+def test_what_is_left_is_what_the_group_has_not_reached() -> None:
+    assert lag_of({0: 5, 1: 10}, {0: 5, 1: 7}) == 3
+    assert lag_of({0: 5, 1: 10}, {0: None, 1: 10}) == 5
+
+
+def test_a_group_that_is_ahead_of_a_queue_is_not_done_with_the_others() -> None:
+    assert lag_of({0: 5, 1: 10}, {0: 8, 1: 7}) == 3
+    assert lag_of({0: 5, 1: 10}, {0: 8, 1: 10}) == 0
