@@ -155,7 +155,7 @@ def over_time(
         panels.append(_track(bands))
     columns = max(1, math.ceil(end_ns / data.grid.column_ns))
     panels += _client_panels(data, end_ns, back, front, max_strokes // 3)
-    latency, dots, column_ns = _latency_panels(data, columns, back, front, max_strokes)
+    latency, dots, column_ns = _latency_panels(data, columns, end_ns, back, front, max_strokes)
     panels += latency
     per_window = max(1, math.ceil(columns / WINDOWS))
     panels += _rate_panels(data, columns, per_window, end_ns, back, front)
@@ -287,7 +287,7 @@ def _label(text: str, x: int, room: float, character_px: float, **attributes: An
 
 
 def _latency_panels(
-    data: RunData, columns: int, back: Markup, front: Markup, max_strokes: int
+    data: RunData, columns: int, end_ns: int, back: Markup, front: Markup, max_strokes: int
 ) -> tuple[list[Panel], int, int]:
     """One panel for each function, all with the same scale; the number of strokes; a column's width (ns)."""
     steps = [cell.step for cell in data.grid.cells()]
@@ -306,14 +306,15 @@ def _latency_panels(
     lines = [element("line", x1=0, x2="100%", y1=percent(at), y2=percent(at), class_="grid") for at, _ in labels]
     panels = []
     for f in data.functions:
+    # The axis ends with the run, which the last column does not: they are as wide as what there is of them.
+    length = end_ns / data.grid.column_ns
         outcomes = data.outcomes[f]
         if not any(outcomes[kind] for kind in OUTCOMES):
             continue
         dots = Markup("").join(path for path, _ in drawn[f])
-        # Merged columns are drawn at their middle: half a merged column to the right.
-        width, height = math.ceil(columns / merge), high - low
-        layer = stretched(dots, width=width, height=height)
-        curves = stretched(_quantile_lines(data, f, per_window, high), width=columns, height=height)
+        height = high - low
+        layer = stretched(dots, width=length / merge, height=height)
+        curves = stretched(_quantile_lines(data, f, per_window, length, high), width=length, height=height)
         label = f"Latency of {f} over time: " + ", ".join(f"{count(outcomes[kind])} {kind}" for kind in OUTCOMES)
         svg = _drawing(LATENCY_HEIGHT_PX, clip(label), back, *lines, layer, curves, front)
         panels.append(Panel(f"Latency of {clip(f, 40)}", svg, LATENCY_HEIGHT_PX, labels, kind="latency"))
@@ -361,8 +362,9 @@ def _latency_labels(low: int, high: int) -> list[tuple[float, str]]:
     return labels
 
 
-def _quantile_lines(data: RunData, f: str, per_window: int, high: int) -> Markup:
-    """Median and 99th percentile of ok operations by window; broken where a window has none."""
+def _quantile_lines(data: RunData, f: str, per_window: int, length: float, high: int) -> Markup:
+    """Median and 99th percentile of ok operations by window; broken where a window has none. The run is `length`
+    columns long."""
     windows = data.grid.windows(data.series([f], ["ok"]), per_window)
     lines = []
     for place, (q, name) in enumerate(_LINES):
@@ -370,7 +372,7 @@ def _quantile_lines(data: RunData, f: str, per_window: int, high: int) -> Markup
         previous = None
         for window in sorted(windows):
             y = high - quantiles_of(windows[window], [q])[0]
-            x = (window + 0.5) * per_window
+            x = (window * per_window + min((window + 1) * per_window, length)) / 2
             parts.append(f"L{x:g} {y:g}" if previous == window - 1 else f"M{x:g} {y:g}h0")
             previous = window
         if parts:
@@ -396,7 +398,8 @@ def _rate_panels(data: RunData, columns: int, per_window: int, end_ns: int, back
             if kind == "ok":
                 paths.append(element("path", d=f"M0 1000{outline}V1000Z", class_="area ok"))
             paths.append(element("path", d=f"M0 1000{outline}", class_=f"line rate {kind}"))
-        layer = stretched(Markup("").join(paths), width=math.ceil(columns / per_window), height=1000)
+        # The last window ends after the run does, and the axis with it.
+        layer = stretched(Markup("").join(paths), width=end_ns / (per_window * data.grid.column_ns), height=1000)
         height_px = RATE_HEIGHT_PX if kinds == ("ok",) else RATE_HEIGHT_PX * 2 // 3
         peaks = ", ".join(f"{kind} at most {max(values, default=0):,.0f}" for kind, values in rates.items())
         svg = _drawing(height_px, f"{caption}: {peaks}", back, *lines, layer, front)

@@ -40,10 +40,16 @@ def percent(part: float) -> str:
     return f"{text or '0'}%"
 
 
-def stretched(content: Markup, *, width: int, height: int) -> Markup:
+def stretched(content: Markup, *, width: float, height: int) -> Markup:
     """A nested drawing whose own `width` x `height` units fill the surrounding one."""
     return element(
-        "svg", content, view_box=f"0 0 {width} {height}", preserve="none", width="100%", height="100%", class_="plot"
+        "svg",
+        content,
+        view_box=f"0 0 {round(width, 4):g} {height}",
+        preserve="none",
+        width="100%",
+        height="100%",
+        class_="plot",
     )
 
 

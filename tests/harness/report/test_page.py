@@ -151,6 +151,35 @@ def test_the_longest_latency_is_the_longest(run):
     assert "read 1 " + "30.7 ms " * 3 + "31.3 ms" in report(run, runs.make_results()).text
 
 
+def test_rates_and_latencies_lie_where_the_operations_ended(run):
+    failed_ns, last = 55_300_000_000, 1210
+    events = [
+        {"process": process, "type": kind, "f": "write", "value": step, "time": time_ns}
+        for step in range(last)
+        for process, outcome in ((0, "ok"), (1, "fail"))
+        if process == 0 or step * 50_000_000 == failed_ns - 50_000_000
+        for kind, time_ns in (("invoke", step * 50_000_000), (outcome, (step + 1) * 50_000_000))
+    ]
+    events.sort(key=lambda event: event["time"])
+    run.history_path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    page = report(run, runs.make_results())
+    readout, end_ns = readout_of(page), last * 50_000_000
+    assert end_ns % readout["window"]  # the last window ends after the run
+    plots = [
+        (float(plot[1]), plot[2])
+        for plot in re.finditer(r'<svg viewBox="0 0 ([\d.]+) \d+"[^>]*class="plot">(.*?)</svg>', page.source)
+    ]
+    ((width, plot),) = [each for each in plots if "line rate fail" in each[1]]
+    path = re.search('d="([^"]*)" class="line rate fail"', plot)[1]
+    heights = [int(height) for height in re.findall(r"V(\d+)H", path)]
+    (window,) = [place for place, height in enumerate(heights) if height < 1000]
+    assert window * end_ns / width <= failed_ns < (window + 1) * end_ns / width
+    assert width * readout["window"] == pytest.approx(end_ns, rel=1e-5)
+    column_ns = readout["least"] / 16
+    others = [width for width, plot in plots if "dots" in plot or "q0" in plot]
+    assert len(others) == 2 and others == pytest.approx([end_ns / column_ns] * 2, rel=1e-5)
+
+
 def test_the_node_of_an_operation_has_a_column_only_where_one_is_known(run):
     witness = runs.make_witness()
     assert ("td", "data-label", "Node") in report(run, invalid_results(witness=witness), operations=10).attributes
