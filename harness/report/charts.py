@@ -26,6 +26,9 @@ from harness.units import clip, count, duration, instant, linear_ticks, time_tic
 MAX_BANDS = 250
 """Fault bands drawn; more would be a uniform grey at any width, and the text says how many are missing."""
 
+TINTS = 5
+"""Colours of bands; of more nemeses some share one, as the legend says."""
+
 MAX_TRACKS = 4
 """Rows of the fault track, for faults that overlap; a fifth at the same time shares the last row."""
 
@@ -84,7 +87,8 @@ class Panels:
     panels: list[Panel]
     axis: Markup
     bands_left_out: int = 0
-    nemeses: list[str] = field(default_factory=list)
+    tints: list[list[str]] = field(default_factory=list)
+    """By the number of each tint the nemeses that are drawn in it"""
     window_ns: int = 0
     column_ns: int = 0
     dots: int = 0
@@ -120,7 +124,7 @@ def bands_of(faults: Sequence[Mapping[str, Any]], end_ns: int) -> tuple[list[Ban
                 proven=proven,
                 words=what + notes,
                 title=f"{what}, {instant(start_ns)} to {instant(stop_ns)}{notes}",
-                tint=tint % 5,
+                tint=tint % TINTS,
             )
         )
     return bands, list(nemeses), skipped
@@ -166,7 +170,7 @@ def over_time(
         panels=panels,
         axis=_axis(ticks),
         bands_left_out=skipped,
-        nemeses=nemeses,
+        tints=[nemeses[tint::TINTS] for tint in range(min(TINTS, len(nemeses)))],
         window_ns=per_window * data.grid.column_ns,
         column_ns=column_ns,
         dots=dots,
@@ -302,12 +306,12 @@ def _latency_panels(
             break
         merge *= 2
     per_window = max(1, math.ceil(columns / WINDOWS))
+    # The axis ends with the run, which the last column does not: they are as wide as what there is of them.
+    length = end_ns / data.grid.column_ns
     labels = _latency_labels(low, high)
     lines = [element("line", x1=0, x2="100%", y1=percent(at), y2=percent(at), class_="grid") for at, _ in labels]
     panels = []
     for f in data.functions:
-    # The axis ends with the run, which the last column does not: they are as wide as what there is of them.
-    length = end_ns / data.grid.column_ns
         outcomes = data.outcomes[f]
         if not any(outcomes[kind] for kind in OUTCOMES):
             continue

@@ -180,6 +180,15 @@ def test_rates_and_latencies_lie_where_the_operations_ended(run):
     assert len(others) == 2 and others == pytest.approx([end_ns / column_ns] * 2, rel=1e-5)
 
 
+def test_the_legend_names_every_nemesis_beside_its_colour(run):
+    names = ["link", "clock", "disk-error", "members", "pause", "disk-slow", "kill"]
+    faults = [{**fault, "nemesis": name} for name, fault in zip(names, runs.make_faults(75), strict=True)]
+    page = report(run, runs.make_results(faults), faults=faults, operations=500)
+    legend = re.findall(r'class="band tint(\d)"/></svg>([^<]*)</li>', page.source)
+    names = ["link, disk-slow", "clock, kill", "disk-error", "members", "pause"]
+    assert legend == [(str(tint), shared) for tint, shared in enumerate(names)]
+
+
 def test_the_node_of_an_operation_has_a_column_only_where_one_is_known(run):
     witness = runs.make_witness()
     assert ("td", "data-label", "Node") in report(run, invalid_results(witness=witness), operations=10).attributes
