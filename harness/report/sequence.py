@@ -105,9 +105,9 @@ class _Drawing:
         self.window = window
         self.hosts = hosts
         self.faults = [fault for fault in faults if self._overlaps(fault)]
+        # Also hosts without a line: whoever they took the lead from has it no longer.
         self.leaders = sorted(
-            (one for one in leaders if one.host in hosts and one.start_ns <= window.to_ns),
-            key=lambda one: (one.start_ns, one.term),
+            (one for one in leaders if one.start_ns <= window.to_ns), key=lambda one: (one.start_ns, one.term)
         )
         self.scale = _Scale(self._moments())
         self.places = {host: TIME_PX + COLUMN_PX * (0.5 + number) for number, host in enumerate(hosts)}
@@ -128,7 +128,10 @@ class _Drawing:
             moments += [max(message.sent_ns, self.window.from_ns)]
             moments += [message.arrived_ns] if message.arrived_ns is not None else []
         moments += [f[name] for f in self.faults for name in ("start_ns", "end_ns") if self._within(f.get(name))]
-        return moments + [one.start_ns for one in self.leaders if self._within(one.start_ns)]
+        return moments + [one.start_ns for one in self._leaders_drawn() if self._within(one.start_ns)]
+
+    def _leaders_drawn(self) -> list[Leadership]:
+        return [one for one in self.leaders if one.host in self.hosts]
 
     def parts(self) -> list[Markup]:
         """Everything, from the back to the front."""
@@ -219,7 +222,7 @@ class _Drawing:
         parts = []
         for number, one in enumerate(self.leaders):
             following = self.leaders[number + 1].start_ns if number + 1 < len(self.leaders) else None
-            if following is not None and following < self.window.from_ns:
+            if one.host not in self.places or (following is not None and following < self.window.from_ns):
                 continue
             x, begins = self.places[one.host], self._within(one.start_ns)
             top = self.scale(one.start_ns) if begins else float(HEAD_PX - 6)
@@ -231,7 +234,7 @@ class _Drawing:
     def _flags(self) -> list[Markup]:
         """Who became leader in this window, to the left of the host's line."""
         parts = []
-        for one in self.leaders:
+        for one in self._leaders_drawn():
             if self._within(one.start_ns):
                 x, y, text = self.places[one.host] - BAR_PX / 2, self.scale(one.start_ns), f"leads term {one.term}"
                 width = 6.2 * len(text) + 10

@@ -177,3 +177,16 @@ def test_the_rule_is_stated_when_it_applied() -> None:
     messages = [message(number, "heartbeat", arrived_ns=number + 5) for number in range(10)]
     page = sequence_page(choose(Window(0, 100, messages), 4), title="t", hosts=["n1", "n2"])
     assert "4 messages of 10" in page and "Left out: 6 of heartbeats" in page
+
+
+def test_who_lost_the_lead_to_a_host_without_a_line_leads_no_longer(tmp_path: Path) -> None:
+    window = window_of(write(tmp_path / "trace.jsonl", EVENTS), 0, 40, hosts=["n1", "n2"])
+    leaders = [Leadership("n1", 1, -5_000_000), Leadership("n3", 2, 20_000_000)]
+    bars = []
+    for known in (leaders[:1], leaders):
+        root = ElementTree.fromstring(sequence_svg(window, title="t", hosts=["n1", "n2"], leaders=known))
+        titles = [(rect, rect.find(f"{SVG}title")) for rect in root.iter(f"{SVG}rect") if rect.get("class") == "leads"]
+        bars += [float(rect.get("height", "")) for rect, title in titles if title is not None]
+        assert "leads term 2" not in "".join(root.itertext())
+    whole, until_then = bars
+    assert 0 < until_then < whole
