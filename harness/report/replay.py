@@ -27,7 +27,7 @@ from harness.report.trace_window import LogState, Message, TraceError, Window, c
 from harness.report.witness import witness_from
 from harness.roles import read_roles
 from harness.store import RunDir
-from harness.units import clip, operation_text, plural
+from harness.units import clip, instant, operation_text, plural
 
 MAX_REPLAY_BYTES = 5_000_000
 """No page is larger: a minute of five replicas at the default rate takes half of it."""
@@ -131,6 +131,9 @@ def _take_history(replay: Replay, run_dir: RunDir, from_ns: int, to_ns: int) -> 
             replay.notes.append(f"the history is not whole: {clip(str(error), 200)}")
         if history.truncated:
             replay.notes.append("the history is not whole: its last line was cut short")
+    if window.stopped_ns is not None:
+        at = instant(window.stopped_ns)
+        replay.notes.append(f"no messages and no logs from {at} on: there the trace reached its bound")
     for invoked in opened.values():
         left_out += not _take_operation(replay, invoked, None, from_ns, to_ns)
     if left_out:

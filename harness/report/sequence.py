@@ -390,11 +390,14 @@ def sequence_page(
 def _summary(window: Window) -> str:
     """What is drawn, and by which rule anything is not."""
     shown = f"{instant(window.from_ns)} to {instant(window.to_ns)}, {plural(len(window.messages), 'message')}"
+    ends = ""
+    if window.stopped_ns is not None:
+        ends = f" The trace reached its bound at {instant(window.stopped_ns)}: nothing is known of what came after."
     left_out = window.left_out.total()
     if not left_out:
-        return f"{shown}. Time runs down; gaps are shortened, their order is exact."
+        return f"{shown}. Time runs down; gaps are shortened, their order is exact.{ends}"
     names = [f"{count(window.left_out[name])} of {name}" for name, _ in RANKS if window.left_out[name]]
     return (
         f"{shown} of {count(left_out + len(window.messages))}: kinds are drawn in order of what they tell, up to "
-        f"{MAX_ARROWS} messages, the earliest of the last kind. Left out: {', '.join(names)}."
+        f"{MAX_ARROWS} messages, the earliest of the last kind. Left out: {', '.join(names)}.{ends}"
     )

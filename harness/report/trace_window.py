@@ -98,6 +98,8 @@ class Window:
     """Every host that sent or received anything in the whole trace."""
     logs: list[LogState] = field(default_factory=list)
     """Changes of the replicas' logs until the window's end; of those before its beginning, the last of each."""
+    stopped_ns: int | None = None
+    """When the trace reached its bound, if that was by the window's end: what came after it was not kept."""
     left_out: Counter[str] = field(default_factory=Counter)
     """How many messages of each kind are not among `messages`, by RANKS' names."""
 
@@ -157,6 +159,7 @@ def read_window(path: Path, *, from_ns: int, to_ns: int, hosts: Collection[str] 
         raise TraceError(f"{path}:{line.number}: {line.reason}; make the run again") from None
     window.spoke = frozenset(spoke)
     window.logs = _logs_of_window(logs, window)
+    window.stopped_ns = limit_ns if limit_ns is not None and limit_ns <= to_ns else None
     if unknown := sorted(set(hosts) - spoke):
         raise TraceError(f"--hosts: {', '.join(unknown)} never spoke; these did: {', '.join(sorted(spoke))}")
     # What was lost long before and never came is no news in this window, unless it is being sent again and again.
@@ -199,7 +202,7 @@ def choose(window: Window, most: int) -> Window:
     """
     by_rank = sorted(range(len(window.messages)), key=lambda place: (window.messages[place].rank, place))
     kept = set(by_rank[:most])
-    chosen = Window(window.from_ns, window.to_ns, spoke=window.spoke, logs=window.logs)
+    chosen = Window(window.from_ns, window.to_ns, spoke=window.spoke, logs=window.logs, stopped_ns=window.stopped_ns)
     for place, message in enumerate(window.messages):
         if place in kept:
             chosen.messages.append(message)

@@ -212,6 +212,14 @@ def test_a_part_of_a_run(run: RunDir) -> None:
     assert [operation[0] for operation in replay.operations] == [4]
 
 
+def test_that_the_trace_reached_its_bound_is_said(run: RunDir) -> None:
+    with run.trace_path.open("a") as trace:
+        trace.write(lines({"time": 52 * MS, "kind": "limit", "events": 9}))
+    words = "no messages and no logs from 0.052 s on: there the trace reached its bound"
+    assert words in collect_replay(run).notes
+    assert words not in collect_replay(run, to_ns=51 * MS).notes
+
+
 def test_a_run_without_a_trace_says_so(run: RunDir) -> None:
     run.trace_path.unlink()
     html = replay_page(collect_replay(run))

@@ -179,6 +179,14 @@ def test_the_rule_is_stated_when_it_applied() -> None:
     assert "4 messages of 10" in page and "Left out: 6 of heartbeats" in page
 
 
+def test_that_the_trace_reached_its_bound_is_said(tmp_path: Path) -> None:
+    path = write(tmp_path / "trace.jsonl", [*EVENTS, {"time": 31_000_000, "kind": "limit", "events": 8}])
+    words = "The trace reached its bound at 0.031 s: nothing is known of what came after."
+    for most in (100, 2):
+        assert words in sequence_page(choose(window_of(path, 0, 40), most), title="t", hosts=HOSTS)
+    assert words not in sequence_page(window_of(path, 0, 30.5), title="t", hosts=HOSTS)
+
+
 def test_who_lost_the_lead_to_a_host_without_a_line_leads_no_longer(tmp_path: Path) -> None:
     window = window_of(write(tmp_path / "trace.jsonl", EVENTS), 0, 40, hosts=["n1", "n2"])
     leaders = [Leadership("n1", 1, -5_000_000), Leadership("n3", 2, 20_000_000)]
