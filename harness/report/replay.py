@@ -72,6 +72,10 @@ class Replay:
     violations: list[dict[str, Any]] = field(default_factory=list)
     decided: tuple[int, int] | None = None
     """Between which moments the violation was decided, where `harness explain` has found out"""
+    part: tuple[int | None, int | None] = (None, None)
+    """From when until when the page shows the run; None where it begins, or ends"""
+    is_asked: bool = False
+    """Whether roles are what the replicas said, and not what they logged"""
     notes: list[str] = field(default_factory=list)
 
 
@@ -95,7 +99,30 @@ def collect_replay(run_dir: RunDir, *, from_ns: int = -EVER_NS, to_ns: int = EVE
     _take_violations(replay, results, is_to_the_end=to_ns >= EVER_NS)
     moment = jump_of(run_dir.read_explanation() or {})
     replay.decided = None if moment is None else (round(moment[0] * 1e6), round(moment[1] * 1e6))
+    _cut_out(replay, from_ns, to_ns)
     return replay
+
+
+def _cut_out(replay: Replay, from_ns: int, to_ns: int) -> None:
+    """Leave of a run of which a part is shown no fault and no moment outside of it: nothing else is known there."""
+    begin_us, end_us = from_ns // 1000, to_ns // 1000
+    replay.part = (begin_us if from_ns > -EVER_NS else None, end_us if to_ns < EVER_NS else None)
+    if replay.part == (None, None):
+        return
+    words = [
+        f"{word} {instant(us * 1000)}" for word, us in zip(("from", "to"), replay.part, strict=True) if us is not None
+    ]
+    replay.notes.insert(0, f"a part of the run: {' '.join(words)}")
+    replay.faults = [
+        fault for fault in replay.faults
+        if fault["start"] <= end_us and (fault["end"] is None or fault["end"] >= begin_us)
+    ]  # fmt: skip
+    within = [one for one in replay.violations if begin_us <= one["at"] <= end_us]
+    if len(within) < len(replay.violations):
+        replay.notes.append(f"{plural(len(replay.violations) - len(within), 'violation')} outside of this part")
+    replay.violations = within
+    if replay.decided is not None and not (replay.decided[0] >= begin_us and replay.decided[1] <= end_us):
+        replay.decided = None
 
 
 def _take_messages(replay: Replay, run_dir: RunDir, from_ns: int, to_ns: int) -> None:
@@ -104,6 +131,9 @@ def _take_messages(replay: Replay, run_dir: RunDir, from_ns: int, to_ns: int) ->
         return
     window: Window = choose(read_window(run_dir.trace_path, from_ns=from_ns, to_ns=to_ns), MAX_MESSAGES)
     replay.messages = window.messages
+    if window.stopped_ns is not None:
+        at = instant(window.stopped_ns)
+        replay.notes.append(f"no messages and no logs from {at} on: there the trace reached its bound")
     every = -(-len(window.logs) // MAX_LOG_STATES) or 1
     replay.logs = [state for state in window.logs[::every] if state.host in replay.replicas]
     if every > 1:
@@ -131,9 +161,6 @@ def _take_history(replay: Replay, run_dir: RunDir, from_ns: int, to_ns: int) -> 
             replay.notes.append(f"the history is not whole: {clip(str(error), 200)}")
         if history.truncated:
             replay.notes.append("the history is not whole: its last line was cut short")
-    if window.stopped_ns is not None:
-        at = instant(window.stopped_ns)
-        replay.notes.append(f"no messages and no logs from {at} on: there the trace reached its bound")
     for invoked in opened.values():
         left_out += not _take_operation(replay, invoked, None, from_ns, to_ns)
     if left_out:
@@ -189,6 +216,7 @@ def _take_roles(replay: Replay, run_dir: RunDir, results: Mapping[str, Any], fro
         (time_ns // 1000, clip(host, 20), clip(role, 20), term) for time_ns, host, role, term in read_roles(results)
     ]
     if asked:
+        replay.is_asked = True
         replay.roles = sorted(change for change in asked[:MAX_ROLES] if change[0] * 1000 <= to_ns)
         replay.notes.append("roles are what the replicas said when they were asked, once a second")
         return
@@ -331,7 +359,7 @@ def _packed(replay: Replay, messages: Sequence[Message]) -> dict[str, Any]:
         "title": replay.title, "hosts": hosts, "replicas": len(replay.replicas), "messages": columns, "logs": logs,
         "kinds": list(kinds.texts), "details": list(details.texts), "operations": operations,
         "texts": list(texts.texts), "roles": replay.roles, "faults": replay.faults, "violations": replay.violations,
-        "decided": replay.decided,
+        "decided": replay.decided, "part": replay.part,
     }  # fmt: skip
 
 
@@ -363,5 +391,6 @@ def _render(replay: Replay, messages: Sequence[Message], notes: Sequence[str]) -
         notes=[clip(note, 300) for note in notes],
         violations=replay.violations,
         has_logs=bool(replay.logs),
+        has_logged_roles=bool(replay.roles) and not replay.is_asked,
         has_messages=bool(messages),
     )

@@ -69,8 +69,14 @@
   data.faults.forEach(function (fault) { begin = Math.min(begin, fault.start); end = Math.max(end, fault.end || fault.start); });
   data.violations.forEach(function (one) { begin = Math.min(begin, one.at); end = Math.max(end, one.at); });
   if (data.decided) { begin = Math.min(begin, data.decided[0]); end = Math.max(end, data.decided[1]); }
+  for (i = 0; i < messageCount; i++) end = Math.max(end, sent[i] + M.flight[i]);
+  for (i = 0; i < operationCount; i++) end = Math.max(end, started[i] + O.length[i]);
   if (begin > end) { begin = 0; end = 1000; }
   end += 20000;
+  // Of a part nothing is known outside of it.
+  if (data.part[0] !== null) begin = data.part[0];
+  if (data.part[1] !== null) end = data.part[1];
+  if (begin >= end) { if (data.part[1] === null) end = begin + 1000; else begin = end - 1000; }
 
   // Everything that one can step to, in order: [moment, kind of event, its number].
   var MESSAGE = 0, ARRIVAL = 1, INVOKE = 2, COMPLETE = 3, FAULT = 4, HEAL = 5, ROLE = 6, VIOLATION = 7;
@@ -80,6 +86,7 @@
   data.faults.forEach(function (fault, n) { steps.push([fault.start, FAULT, n]); if (fault.end !== null) steps.push([fault.end, HEAL, n]); });
   data.roles.forEach(function (change, n) { steps.push([change[0], ROLE, n]); });
   data.violations.forEach(function (one, n) { steps.push([one.at, VIOLATION, n]); });
+  if (data.part[0] !== null || data.part[1] !== null) steps = steps.filter(function (step) { return step[0] >= begin && step[0] <= end; });
   steps.sort(function (a, b) { return a[0] - b[0] || a[1] - b[1]; });
   var stepTimes = Float64Array.from(steps, function (step) { return step[0]; });
 
@@ -229,6 +236,7 @@
       var x = xOf(fault.start, begin, end, f.w), to = xOf(fault.end === null ? end : fault.end, begin, end, f.w);
       c.globalAlpha = 0.25; c.fillStyle = colours.fail; c.fillRect(x, 0, Math.max(2, to - x), f.h); c.globalAlpha = 1;
       // Its name where that has room before the next one, else its number.
+      x = Math.max(0, x);
       var next = data.faults[n + 1], room = (next ? xOf(next.start, begin, end, f.w) : f.w) - x - 6, number = fault.name.split(" ")[0];
       c.fillStyle = colours.ink;
       [fault.name, number].some(function (text) { var fits = c.measureText(text).width <= room; if (fits) c.fillText(text, x + 3, 11); return fits; });
@@ -358,9 +366,10 @@
       jump.appendChild(list);
     }
     if (data.decided) group("Where it was decided", [{ at: data.decided[0], text: "before it" }, { at: data.decided[1], text: "after it" }]);
-    group("Violations", data.violations); group("Elections", elections);
-    group("Faults", data.faults.map(function (fault) { return { at: fault.start, text: fault.name }; }));
-    group("Ends of faults", data.faults.filter(function (fault) { return fault.end !== null; }).map(function (fault) { return { at: fault.end, text: fault.name }; }));
+    function shown(item) { return data.part[0] === null && data.part[1] === null || item.at >= begin && item.at <= end; }
+    group("Violations", data.violations); group("Elections", elections.filter(shown));
+    group("Faults", data.faults.map(function (fault) { return { at: fault.start, text: fault.name }; }).filter(shown));
+    group("Ends of faults", data.faults.filter(function (fault) { return fault.end !== null; }).map(function (fault) { return { at: fault.end, text: fault.name }; }).filter(shown));
     jump.addEventListener("change", function () { if (jump.value) { setPlaying(false); go(+jump.value); jump.value = ""; } });
   }
   ring.addEventListener("click", function (event) {

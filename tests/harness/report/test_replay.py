@@ -212,6 +212,18 @@ def test_a_part_of_a_run(run: RunDir) -> None:
     assert [operation[0] for operation in replay.operations] == [4]
 
 
+def test_the_page_of_a_part_shows_nothing_outside_of_it(run: RunDir) -> None:
+    """There are no messages and no operations there, which would look like silence."""
+    part = collect_replay(run, from_ns=45 * MS, to_ns=70 * MS)
+    assert (part.violations, [fault["name"] for fault in part.faults]) == ([], ["f1 partition leader"])
+    assert part.notes[0] == "a part of the run: from 0.045 s to 0.070 s"
+    assert "1 violation outside of this part" in part.notes
+    assert data_of(replay_page(part))["part"] == [45_000, 70_000]
+    assert data_of(replay_page(collect_replay(run, to_ns=24 * MS)))["part"] == [None, 24_000]
+    whole = data_of(replay_page(collect_replay(run)))
+    assert whole["part"] == [None, None] and len(whole["violations"]) == 1
+
+
 def test_that_the_trace_reached_its_bound_is_said(run: RunDir) -> None:
     with run.trace_path.open("a") as trace:
         trace.write(lines({"time": 52 * MS, "kind": "limit", "events": 9}))
@@ -231,6 +243,7 @@ def test_logs_that_cannot_be_placed_give_no_roles(run: RunDir) -> None:
     run.write_results({"valid": True, "checks": {}})
     replay = collect_replay(run)
     assert replay.roles == [] and replay.notes == ["no roles: no log says when a leader was elected"]
+    assert "what the replicas logged" not in replay_page(replay)
 
 
 def test_what_a_run_holds_is_text(run: RunDir) -> None:
