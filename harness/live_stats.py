@@ -40,7 +40,8 @@ class OpenOperation(NamedTuple):
 
 @dataclass(slots=True)
 class FaultStatus:
-    """One fault in force. `state` is injecting, proven, unproven or healing."""
+    """One fault in force, or one of which nobody knows that it is over. `state` is injecting, proven, unproven, healing
+    or unhealed."""
 
     id: str
     nemesis: str
@@ -68,7 +69,7 @@ class LiveStats:
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     """f -> type -> events of clients"""
     faults: dict[str, FaultStatus] = field(default_factory=dict)
-    """id -> faults in force"""
+    """id -> faults in force, and those whose healing is not proven"""
     open: dict[int, OpenOperation] = field(default_factory=dict)
     """process -> what it has open"""
     _recent_ns: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT_LATENCIES))
@@ -128,7 +129,14 @@ class LiveStats:
             if kind == "invoke":
                 self.faults[ident].state = "healing"
             else:
-                del self.faults[ident]
+                status = self.faults.pop(ident)
+                if not is_proven(value.get("proof")):
+                    status.state = "unhealed"
+                    self.faults[ident] = status
+
+    def faults_now(self) -> list[FaultStatus]:
+        """The faults in force, the oldest first, then those whose healing is not proven."""
+        return sorted(self.faults.values(), key=lambda fault: fault.state == "unhealed")
 
     def rates(self, now_ns: int, *, seconds: int = 40) -> list[int]:
         """Operations completed in each of the last `seconds` whole seconds before `now_ns`, oldest first."""

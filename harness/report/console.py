@@ -50,6 +50,7 @@ _FAULT_STATES = {
     "proven": ("in force, proven", "green"),
     "unproven": ("NOT PROVEN", "bold magenta"),
     "healing": ("healing", "cyan"),
+    "unhealed": ("NOT PROVEN HEALED", "bold magenta"),
 }
 
 
@@ -227,7 +228,7 @@ class LiveProgress:
         parts = [f"{now_ns / 1e9:6.1f} s", f"{stats.rate_per_s(now_ns):,.0f} ops/s", outcomes]
         if marks := stats.latency_quantiles_ns():
             parts.append(f"median {duration(marks[0])} p99 {duration(marks[1])}")
-        parts += [_fault_words(fault, now_ns) for fault in list(stats.faults.values())[:MAX_FAULTS_SHOWN]]
+        parts += [_fault_words(fault, now_ns) for fault in stats.faults_now()[:MAX_FAULTS_SHOWN]]
         return Text("  ".join(parts))
 
     def render(self) -> Panel:
@@ -271,7 +272,7 @@ class LiveProgress:
         return Panel(grid, title=Text(self._title), title_align="left", border_style="dim", padding=(0, 1))
 
     def _add_faults(self, grid: Table, now_ns: int) -> None:
-        faults = list(self._stats.faults.values())
+        faults = self._stats.faults_now()
         shown = faults[:MAX_FAULTS_SHOWN]
         for fault in shown:
             grid.add_row("fault", Text(_fault_words(fault, now_ns), style=_FAULT_STATES[fault.state][1]))

@@ -123,10 +123,10 @@ def snapshot(tail: HistoryTail, *, is_real_time: bool) -> dict[str, Any]:
         "faults": [
             {
                 "name": clip(f"{fault.nemesis} {fault.variant}".strip(), 80),
-                "state": fault.state,
+                "state": "not proven healed" if fault.state == "unhealed" else fault.state,
                 "for_s": round(max(0, now_ns - fault.since_ns) / 1e9, 1),
             }
-            for fault in list(stats.faults.values())[:MAX_FAULTS]
+            for fault in stats.faults_now()[:MAX_FAULTS]
         ],
         "more_faults": max(0, len(stats.faults) - MAX_FAULTS),
         "damage": tail.damage,

@@ -64,7 +64,8 @@ def test_the_panel_says_what_is_going_on():
 
 
 @pytest.mark.parametrize(
-    ("state", "words"), [("injecting", "injecting"), ("unproven", "NOT PROVEN"), ("healing", "healing")]
+    ("state", "words"),
+    [("injecting", "injecting"), ("unproven", "NOT PROVEN"), ("healing", "healing"), ("unhealed", "NOT PROVEN HEALED")],
 )
 def test_a_fault_s_state_is_told_in_words(state, words):
     stats = stats_of_a_run()
@@ -72,6 +73,20 @@ def test_a_fault_s_state_is_told_in_words(state, words):
     live = progress(stats, console())
     assert f"partition halves: {words}" in show(live.render())
     assert f"partition halves: {words}" in live.line().plain
+
+
+def test_a_fault_whose_healing_is_not_proven_does_not_leave_the_panel():
+    stats = stats_of_a_run()
+    proof = {"proven": False, "detail": "n1 does not hear n2"}
+    stats.nemesis("info", "heal", {"id": "f1", "proof": proof}, 5 * S)
+    for number in range(4):
+        stats.nemesis("invoke", "inject", {"id": f"g{number}", "nemesis": "clock"}, 5 * S)
+    assert [fault.id for fault in stats.faults_now()] == ["g0", "g1", "g2", "g3", "f1"]
+    for number in range(4):
+        stats.nemesis("info", "heal", {"id": f"g{number}", "proof": {"proven": True}}, 6 * S)
+    assert "partition halves: NOT PROVEN HEALED" in show(progress(stats, console()).render())
+    stats.nemesis("info", "heal", {"id": "f1", "proof": {"proven": True}}, 7 * S)  # tried again at the end
+    assert stats.faults == {}
 
 
 def test_many_faults_are_counted():

@@ -76,7 +76,8 @@ def test_faults_in_force(history: tuple[HistoryWriter, list[int], HistoryTail]) 
     assert nemesis("invoke", "inject") == [("partition leader", "injecting")]
     assert nemesis("info", "inject", proof={"proven": True}) == [("partition leader", "proven")]
     assert nemesis("invoke", "heal") == [("partition leader", "healing")]
-    assert nemesis("info", "heal") == []
+    assert nemesis("info", "heal", proof={"proven": False}) == [("partition leader", "not proven healed")]
+    assert nemesis("info", "heal", proof={"proven": True}) == []
 
 
 def test_on_a_real_clock_time_goes_on_without_events(tmp_path: Path) -> None:
