@@ -22,22 +22,21 @@ MAX_HISTORY_BYTES = 48 * 1024 * 1024
 """The largest history whose latencies are worked out for a page: 400,000 events, some seconds."""
 
 MAX_ROWS = 60
+MAX_TEXT = 240
+"""Characters of a value that are shown. Whether two differ is decided by all of them."""
+MAX_COMMIT = 12
 NONE = "–"
 _MARKS = {"median": 0.5, "95 %": 0.95, "99 %": 0.99}
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One thing of both runs, as text."""
+    """One thing of both runs, as text that may be cut; `is_different` is of the whole."""
 
     name: str
     first: str
     second: str
-
-    @property
-    def is_different(self) -> bool:
-        """Whether the two differ."""
-        return self.first != self.second
+    is_different: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,15 @@ def compare_runs(store: Store, first: Side, second: Side) -> Comparison:
 
 def _rows(first: Mapping[str, str], second: Mapping[str, str]) -> list[Row]:
     names = list(dict.fromkeys([*first, *second]))[:MAX_ROWS]
-    return [Row(name, first.get(name, NONE), second.get(name, NONE)) for name in names]
+    return [_row(name, first.get(name, NONE), second.get(name, NONE)) for name in names]
+
+
+def _row(name: str, first: str, second: str) -> Row:
+    is_different = first != second
+    first, second = clip(first, MAX_TEXT), clip(second, MAX_TEXT)
+    if is_different and first == second:
+        first, second = f"{first} (differs further on)", f"{second} (differs further on)"
+    return Row(name, first, second, is_different)
 
 
 def _asked(test: Mapping[str, Any]) -> dict[str, str]:
@@ -85,11 +92,11 @@ def _asked(test: Mapping[str, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in test.items():
         if name in ("settings", "cluster_options") and isinstance(value, Mapping):
-            found.update({clip(f"{name} {key}", 60): clip(inner, 120) for key, inner in value.items()})
+            found.update({clip(f"{name} {key}", 60): _text(inner) for key, inner in value.items()})
         elif isinstance(value, list):
-            found[clip(name, 60)] = clip(", ".join(map(_text, value)) or "none", 160)
+            found[clip(name, 60)] = ", ".join(map(_text, value)) or "none"
         else:
-            found[clip(name, 60)] = NONE if value is None else clip(value, 160)
+            found[clip(name, 60)] = NONE if value is None else _text(value)
     return found
 
 
@@ -101,7 +108,7 @@ def _outcome(side: Side) -> dict[str, str]:
     run, results = side.summary, side.results
     found = {
         "verdict": run.verdict,
-        "reason": run.reason or NONE,
+        "reason": _text(results.get("reason") or run.reason or NONE),
         "operations": operation_words(run),
         "faults": fault_words(run),
         "took": NONE if run.duration_s is None else duration(run.duration_s * 1e9),
@@ -111,9 +118,11 @@ def _outcome(side: Side) -> dict[str, str]:
         if isinstance(numbers, Mapping):
             words = (f"{count(n)} {clip(kind, 10)}" for kind, n in numbers.items() if isinstance(n, int))
             found[clip(f, 40)] = ", ".join(words)
-    for name in ("version", "git_commit"):
-        if isinstance(results.get(name), str):
-            found[name.replace("_", " ")] = clip(results[name], 12)
+    if isinstance(results.get("version"), str):
+        found["version"] = results["version"]
+    if isinstance(results.get("git_commit"), str):
+        changed = " with local changes" if results.get("git_dirty") else ""
+        found["git commit"] = results["git_commit"][:MAX_COMMIT] + changed
     return found
 
 
@@ -122,7 +131,7 @@ def _checks(results: Mapping[str, Any]) -> dict[str, str]:
     if not isinstance(checks, Mapping):
         return {}
     return {
-        clip(name, 40): f"{verdict_word(check.get('valid'))}: {clip(check.get('reason') or 'no reason given', 200)}"
+        clip(name, 40): f"{verdict_word(check.get('valid'))}: {_text(check.get('reason') or 'no reason given')}"
         for name, check in checks.items()
         if isinstance(check, Mapping)
     }

@@ -202,6 +202,20 @@ def test_two_runs_side_by_side(store: Store, serve: Callable[..., Client]) -> No
     assert re.search(r'<th scope="row">read, median</th><td>1(\.\d+)? ms</td><td>1(\.\d+)? ms</td>', page)
 
 
+def test_what_differs_is_never_the_same_because_it_is_cut(store: Store, serve: Callable[..., Client]) -> None:
+    long, commit = "a" * 300, "0123456789abcdef" * 2
+    first = make_run(
+        store, 1, reason=f"{long}1", git_commit=commit, git_dirty=True, test={"settings": {"x": f"{long}1"}}
+    )
+    second = make_run(
+        store, 2, reason=f"{long}2", git_commit=commit, git_dirty=False, test={"settings": {"x": f"{long}2"}}
+    )
+    page = serve().page(f"/compare?first={first.name}&second={second.name}")
+    rows = re.findall(r'<tr class="different"><th scope="row">([^<]*)</th><td>([^<]*)</td><td>([^<]*)</td>', page)
+    assert {"settings x", "reason"} <= {name for name, one, other in rows if "differs further on" in one == other}
+    assert ("git commit", "0123456789ab with local changes", "0123456789ab") in rows
+
+
 @pytest.mark.parametrize("query", ["", "?first=x/y&second=x/y", "?first=../x&second=..", "?first=latest&second=latest"])
 def test_a_comparison_of_runs_that_are_not_there(store: Store, serve: Callable[..., Client], query: str) -> None:
     make_run(store)
