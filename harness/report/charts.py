@@ -51,6 +51,9 @@ number only."""
 MAX_TERMS = 400
 """Leader bars drawn; the checks section counts all of them."""
 
+MAX_LEADERS = 15
+"""Rows of leaders; the caption says where more have led."""
+
 _LINES = ((0.5, "median"), (0.99, "p99"))
 
 
@@ -429,7 +432,8 @@ def _leader_panel(terms: Sequence[Mapping[str, Any]], end_ns: int, back: Markup,
     spans, left_out = leader_spans(terms, end_ns, MAX_TERMS)
     if not spans:
         return None
-    nodes = sorted({span.leader for span in spans}, key=lambda name: (len(name), name))[:15]
+    every = sorted({span.leader for span in spans}, key=lambda name: (len(name), name))
+    nodes = every[:MAX_LEADERS]
     rows = {node: row for row, node in enumerate(nodes)}
     bars = []
     for place, span in enumerate(spans):
@@ -457,5 +461,6 @@ def _leader_panel(terms: Sequence[Mapping[str, Any]], end_ns: int, back: Markup,
     height_px = len(nodes) * LEADER_HEIGHT_PX
     labels = [((row + 0.5) / len(nodes), clip(node, 12)) for node, row in rows.items()]
     caption = "Leader by node and term" + (f" (first {MAX_TERMS} of {MAX_TERMS + left_out})" if left_out else "")
+    caption += f", {len(nodes)} of {len(every)} nodes that led" if len(nodes) < len(every) else ""
     svg = _drawing(height_px, f"{caption}: {len(spans)} terms on {len(nodes)} nodes", back, *bars, front)
     return Panel(caption, svg, height_px, labels, kind="leaders")

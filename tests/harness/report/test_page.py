@@ -180,6 +180,15 @@ def test_rates_and_latencies_lie_where_the_operations_ended(run):
     assert len(others) == 2 and others == pytest.approx([end_ns / column_ns] * 2, rel=1e-5)
 
 
+@pytest.mark.parametrize(("leaders", "said"), [(15, ""), (20, ", 15 of 20 nodes that led")])
+def test_leaders_without_a_row_are_counted(run, leaders, said):
+    results = runs.make_results()
+    terms = [{"term": n, "leader": f"n{n}", "start_ns": n * 10**9} for n in range(1, leaders + 1)]
+    results["checks"]["leaders"]["terms"] = terms
+    page = report(run, results, operations=500)
+    assert f'<div class="caption">Leader by node and term{said}</div>' in page.source
+
+
 def test_the_legend_names_every_nemesis_beside_its_colour(run):
     names = ["link", "clock", "disk-error", "members", "pause", "disk-slow", "kill"]
     faults = [{**fault, "nemesis": name} for name, fault in zip(names, runs.make_faults(75), strict=True)]
