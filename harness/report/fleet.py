@@ -286,7 +286,7 @@ def _availability(data: FleetData, labels: Mapping[tuple[str, ...], str]) -> lis
                 "duplicated": _loss(measures.get("duplicated")),
             }
         )
-    return rows[:MAX_GROUPS]
+    return rows
 
 
 def _fault_kinds(data: FleetData, labels: Mapping[tuple[str, ...], str]) -> list[dict[str, Any]]:
@@ -436,6 +436,7 @@ def render_fleet(data: FleetData) -> str:
     left_out = sum(bool(row["left_out"]) for row in problems)
     verdict, sentence, below = headline(rates, data.rows("checks"), left_out=left_out)
     kept = [row for row in data.rows("notable_runs")]
+    availability = _availability(data, labels)
     return report_template("fleet.html").render(
         css=style("report.css", "fleet.css"),
         data=data,
@@ -444,11 +445,14 @@ def render_fleet(data: FleetData) -> str:
         below=_unbroken(below),
         common=common,
         rates=_rates(data, labels),
-        availability=_availability(data, labels),
+        availability=availability[:MAX_GROUPS],
+        availability_left_out=max(0, len(availability) - MAX_GROUPS),
         fault_kinds=_fault_kinds(data, labels),
         latency=_latency(data, labels),
         checks=_checks(data),
         notable=kept[:MAX_ROWS],
+        # The table has the first of them only, so they are counted by the rates.
+        notable_left_out=max(0, sum(row["invalid"] + row["unknown"] for row in rates) - min(len(kept), MAX_ROWS)),
         labels={row["run_id"]: labels.get(_group(row), "") for row in kept},
         links={row["run_id"]: report_link(row["run_dir"], data.out) for row in kept[:MAX_ROWS]},
         left_out_runs=[row for row in problems if row["left_out"]][:MAX_ROWS],

@@ -141,3 +141,24 @@ def test_a_run_has_a_link_where_a_browser_gets_to_its_report(tmp_path: Path) -> 
     assert report_link("hdfs://host/store/a", out) is None
     assert report_link(str(run), "s3a://bucket/report") is None
     assert report_link("compacted:20260101", out) is None
+
+
+def test_what_there_is_no_room_for_is_counted() -> None:
+    """Also where configurations have nothing in common."""
+    names = ("system", "configuration", "workload", "nemesis", "cluster")
+    rates = [{**rate("log", 1, 0, 5), **{name: f"{name} {number}" for name in names}} for number in range(63)]
+    groups = [{name: row[name] for name in names} for row in rates]
+    outcomes = [{**group, "in_fault": False, "ok": 1, "fail": 0, "info": 0} for group in groups]
+    notable = [
+        {**groups[0], "run_id": f"r{number}", "test_name": "t", "run_dir": "s3a://b/t", "verdict": "unknown", "seed": 1,
+         "reason": ""}
+        for number in range(200)
+    ]  # fmt: skip
+    data = FleetData(
+        place="store", runs=63, operations=1, first_started_at=None, last_started_at=None, unavailable_after_ms=1000,
+        took_s=3.0, tables={"rates": rates, "outcomes": outcomes, "notable_runs": notable},
+    )  # fmt: skip
+    page = render_fleet(data)
+    assert "3 more configurations in the table <code>rates</code>" in page
+    assert "3 more configurations in the table <code>availability</code>" in page
+    assert "115 more runs that are not valid" in page
