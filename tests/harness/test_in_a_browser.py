@@ -463,6 +463,34 @@ def test_a_replay_jumps_to_its_violation_from_anywhere(replay_path: Path, look: 
     assert "91 was stale" in page.inner_text("#content .violation")
 
 
+def test_the_replay_of_a_part_ends_where_the_part_does(run: Any, tmp_path: Path, look: Callable[..., Any]) -> None:
+    path = tmp_path / "part.html"
+    path.write_text(replay_page(collect_replay(run, from_ns=45_000_000, to_ns=55_000_000)))
+    page = look(f"file://{path}")
+    until_clock(page, "0.045000")
+    assert "in force: f1 partition leader" in page.inner_text("#content")
+    jumps = page.locator("#jump option").all_inner_texts()
+    assert jumps == ["…"], (
+        "the election, the fault's beginning and the violation are before it, the fault's end after it"
+    )
+    for moment in ("0.050000", "0.051000", "0.051000"):
+        page.keyboard.press("ArrowRight")
+        until_clock(page, moment)
+    page.evaluate("scrub.value = 1e6; scrub.dispatchEvent(new Event('input'))")
+    until_clock(page, "0.055000")
+
+
+def test_a_replay_lasts_until_the_last_operation_has_ended(run: Any, tmp_path: Path, look: Callable[..., Any]) -> None:
+    with run.history_path.open("a") as history:
+        history.write('{"time": 2000000000, "process": 4, "type": "info", "f": "write", "key": 7, "value": 92}\n')
+    path = tmp_path / "long.html"
+    path.write_text(replay_page(collect_replay(run)))
+    page = look(f"file://{path}")
+    page.fill("#find", "process 4 ends info")
+    page.click("#search")
+    until_clock(page, "2.000000")
+
+
 def test_a_replay_is_stepped_through_searched_and_played(replay_path: Path, look: Callable[..., Any]) -> None:
     page = look(f"file://{replay_path}")
 
