@@ -11,6 +11,7 @@ __all__ = [
     "instant",
     "linear_ticks",
     "operation_text",
+    "per_second",
     "plural",
     "share",
     "time_ticks",
@@ -48,6 +49,11 @@ def clip(value: Any, limit: int = MAX_TEXT) -> str:
 def count(number: int) -> str:
     """12345 -> "12,345"."""
     return f"{number:,}"
+
+
+def per_second(rate: float) -> str:
+    """A rate per second of which few are not none: "12,345", "8.5", "0.33", "0"."""
+    return f"{rate:,.0f}" if rate == 0 or rate >= 9.95 else f"{rate:.2g}"
 
 
 def share(part: int, whole: int) -> str:

@@ -30,7 +30,7 @@ from harness.pasteable import as_typed_here
 from harness.report.checks import verdict_word
 from harness.report.faults import cut_in_a_line
 from harness.report.witness import witness_from
-from harness.units import clip, count, duration, plural
+from harness.units import clip, count, duration, per_second, plural
 
 REDRAW_INTERVAL_S = 0.25
 """Between two drawings of the panel: smooth to the eye, nothing to the processor."""
@@ -225,7 +225,7 @@ class LiveProgress:
         now_ns, stats = self._clock_ns(), self._stats
         totals = stats.by_type
         outcomes = " ".join(f"{kind} {count(totals[kind])}" for kind in ("ok", "fail", "info"))
-        parts = [f"{now_ns / 1e9:6.1f} s", f"{stats.rate_per_s(now_ns):,.0f} ops/s", outcomes]
+        parts = [f"{now_ns / 1e9:6.1f} s", f"{per_second(stats.rate_per_s(now_ns))} ops/s", outcomes]
         if marks := stats.latency_quantiles_ns():
             parts.append(f"median {duration(marks[0])} p99 {duration(marks[1])}")
         parts += [_fault_words(fault, now_ns) for fault in stats.faults_now()[:MAX_FAULTS_SHOWN]]
@@ -247,7 +247,7 @@ class LiveProgress:
         if stats.events:
             rates = stats.rates(now_ns, seconds=40)
             grid.add_row(
-                "rate", Text.assemble(f"{stats.rate_per_s(now_ns):>7,.0f} ops/s  ", (sparkline(rates), "blue"))
+                "rate", Text.assemble(f"{per_second(stats.rate_per_s(now_ns)):>7} ops/s  ", (sparkline(rates), "blue"))
             )
             grid.add_row(
                 "outcomes",

@@ -34,7 +34,7 @@ from harness.report.timeline import arrowhead, timeline
 from harness.report.witness import Witness, witness_from
 from harness.store import RunDir, StoreError
 from harness.test import MAX_CONCURRENCY
-from harness.units import clip, count, duration, plural, share
+from harness.units import clip, count, duration, per_second, plural, share
 
 MAX_REPORT_BYTES = 1_000_000
 """No report is larger, whatever the run: people mail it, and browsers open it at once."""
@@ -252,7 +252,11 @@ def _tiles(data: RunData, faults: Sequence[Mapping[str, Any]]) -> list[tuple[str
     totals = {kind: data.total(kind) for kind in OUTCOMES}
     completed = sum(totals.values())
     tiles = [
-        ("Operations", count(completed), f"{completed / (data.end_ns / 1e9):,.0f} per second" if data.end_ns else ""),
+        (
+            "Operations",
+            count(completed),
+            f"{per_second(completed / (data.end_ns / 1e9))} per second" if data.end_ns else "",
+        ),
         ("Succeeded", share(totals["ok"], completed), f"{count(totals['ok'])} ok"),
         ("Failed for certain", count(totals["fail"]), share(totals["fail"], completed)),
         ("Outcome unknown", count(totals["info"]), share(totals["info"], completed)),

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from harness.report.collect import RunData
 from harness.report.grid import latency_of, quantiles_of
-from harness.units import clip, duration
+from harness.units import clip, duration, per_second
 
 LEAST_COLUMNS = 16
 """Columns of the grid that are looked at from nearest: dots nearer than that would only grow apart."""
@@ -92,7 +92,7 @@ def _words(data: RunData, f: str, window_ns: int, end_ns: int) -> dict[int, str]
     for window, steps in succeeded.items():
         length_s = min(window_ns, max(end_ns - window * window_ns, window_ns // 4)) / 1e9
         median, slowest = (duration(latency_of(step)) for step in quantiles_of(steps, (0.5, 0.99)))
-        found[window] = [f"{steps.total() / length_s:,.0f} ok/s, median {median}, p99 {slowest}"]
+        found[window] = [f"{per_second(steps.total() / length_s)} ok/s, median {median}, p99 {slowest}"]
     for kind in ("fail", "info"):
         counted: dict[int, Counter[int]] = data.grid.windows(data.series([f], [kind]), per_window)
         for window, steps in counted.items():

@@ -16,7 +16,7 @@ from harness.report.store_page import fault_words, operation_words
 from harness.run_index import RunSummary
 from harness.serve.files import NoFile, NotThere, open_beneath
 from harness.store import Store
-from harness.units import clip, count, duration
+from harness.units import clip, count, duration, per_second
 
 MAX_HISTORY_BYTES = 48 * 1024 * 1024
 """The largest history whose latencies are worked out for a page: 400,000 events, some seconds."""
@@ -172,5 +172,5 @@ def _latency(data: RunData | None) -> dict[str, str]:
     found["longest silence"] = duration(data.silence_ns[1] - data.silence_ns[0])
     completed = sum(data.total(kind) for kind in OUTCOMES)
     if data.end_ns:
-        found["operations per second"] = f"{completed / (data.end_ns / 1e9):,.0f}"
+        found["operations per second"] = per_second(completed / (data.end_ns / 1e9))
     return found

@@ -14,6 +14,7 @@ from harness.units import (
     instant,
     linear_ticks,
     operation_text,
+    per_second,
     plural,
     share,
     time_ticks,
@@ -54,6 +55,11 @@ def test_a_duration_has_three_digits_at_least_in_effect(time_ns):
 def test_moments_are_in_milliseconds_those_of_a_contradiction_exact():
     assert (instant(12_345_678_900), instant(-40 * MS)) == ("12.346 s", "0.040 s before the load")
     assert exact_instant(1_012_345_678_900) == "1,012.345679 s"
+
+
+def test_few_per_second_are_not_none():
+    rates = [0, 0.0042, 0.33, 1.0, 8.54, 9.96, 185.4, 12345.6]
+    assert list(map(per_second, rates)) == ["0", "0.0042", "0.33", "1", "8.5", "10", "185", "12,346"]
 
 
 def test_shares_do_not_round_to_all_or_none():

@@ -84,7 +84,7 @@
       var state = JSON.parse(event.data);
       findAgain();
       show("time", state.time_s.toFixed(1) + " s" + (state.is_behind ? ", reading on" : ""));
-      show("rate", number(state.rate_per_s));
+      show("rate", state.rate_per_s < 10 ? String(state.rate_per_s) : number(state.rate_per_s));
       ["ok", "fail", "info", "open"].forEach(function (name) { show(name, number(state[name])); });
       show("latency", state.median_ms === null ? "–" : state.median_ms + " ms, " + state.p99_ms + " ms");
       drawRates(state.rates);

@@ -180,6 +180,11 @@ def test_rates_and_latencies_lie_where_the_operations_ended(run):
     assert len(others) == 2 and others == pytest.approx([end_ns / column_ns] * 2, rel=1e-5)
 
 
+def test_a_slow_run_has_a_rate(run):
+    page = report(run, runs.make_results(), operations=20)
+    assert re.search(r"<dd>\d\d</dd><dd class=\"remark\">0\.3\d per second</dd>", page.source)
+
+
 @pytest.mark.parametrize(("leaders", "said"), [(15, ""), (20, ", 15 of 20 nodes that led")])
 def test_leaders_without_a_row_are_counted(run, leaders, said):
     results = runs.make_results()

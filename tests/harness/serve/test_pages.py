@@ -202,6 +202,12 @@ def test_two_runs_side_by_side(store: Store, serve: Callable[..., Client]) -> No
     assert re.search(r'<th scope="row">read, median</th><td>1(\.\d+)? ms</td><td>1(\.\d+)? ms</td>', page)
 
 
+@pytest.mark.parametrize(("rate", "said"), [(0.0, "no limit"), (0.5, "0.5")])
+def test_a_rate_of_none_is_no_limit(store: Store, serve: Callable[..., Client], rate: float, said: str) -> None:
+    run = make_run(store, test={"rate": rate})
+    assert f"<dt>Rate per second</dt><dd>{said}</dd>" in serve().page(f"/runs/{run.name}")
+
+
 def test_what_differs_is_never_the_same_because_it_is_cut(store: Store, serve: Callable[..., Client]) -> None:
     long, commit = "a" * 300, "0123456789abcdef" * 2
     first = make_run(
