@@ -3,7 +3,7 @@
 A *thread* is a slot of concurrency, a *process* the logical client in that slot. A process has one operation
 open at a time. When an operation ends `info` (nobody knows whether it happened) the process is over: it might
 still take effect at any later time, so nothing that comes after may count as "after it" in the same process.
-The thread then goes on as a new process with a fresh connection, numbered `concurrency` higher.
+The thread then goes on as a new process with a fresh connection, which has the next number that nobody has had.
 
 What an exception of a client means:
 

@@ -17,7 +17,7 @@ from typing import Any
 from checker.faults import NEMESIS
 from harness.history_writer import HistoryError, read_history
 from harness.report.grid import LatencyGrid
-from harness.report.lanes import MAX_ROWS, ClientLanes
+from harness.report.lanes import MAX_ROWS, ClientLanes, ClientSlots
 from harness.report.witness import Neighbours, Witness
 
 OUTCOMES = ("ok", "fail", "info")
@@ -114,13 +114,14 @@ def collect(
 
 
 class _Collector:
-    __slots__ = ("_data", "_is_idle", "_last_ok_ns", "_neighbours", "_numbers", "_open")
+    __slots__ = ("_data", "_is_idle", "_last_ok_ns", "_neighbours", "_numbers", "_open", "_slots")
 
     def __init__(self, data: RunData, neighbours: list[Neighbours]) -> None:
         self._data = data
         self._neighbours = neighbours
         self._open: dict[Any, dict[str, Any]] = {}
         self._numbers: dict[str, int] = {}
+        self._slots = ClientSlots(data.lanes.slots)
         self._last_ok_ns = 0
         self._is_idle = True  # nothing has been asked since the last ok, and nothing was open then
 
@@ -142,6 +143,7 @@ class _Collector:
             if self._is_idle:
                 self._last_ok_ns, self._is_idle = time_ns, False
             self._open[process] = event
+            self._slots.begin(process)
             return
         invocation = self._open.pop(process, None)
         if "error" in event:
@@ -153,7 +155,7 @@ class _Collector:
         if invocation is None:
             return
         latency_ns = time_ns - invocation["time"]
-        data.lanes.add(process, invocation["time"], time_ns, kind)
+        data.lanes.add(self._slots.end(process, kind), invocation["time"], time_ns, kind)
         data.grid.add(len(OUTCOMES) * number + OUTCOMES.index(kind), max(0, time_ns), latency_ns)
         for neighbours in self._neighbours:
             neighbours.consider(invocation, event)
@@ -188,7 +190,8 @@ class _Collector:
         if not self._is_idle and data.end_ns - self._last_ok_ns > data.silence_ns[1] - data.silence_ns[0]:
             data.silence_ns = (self._last_ok_ns, data.end_ns)
         for invocation in self._open.values():
-            data.lanes.add(invocation["process"], invocation["time"], data.end_ns, "info")
+            slot = self._slots.end(invocation["process"], "info")
+            data.lanes.add(slot, invocation["time"], data.end_ns, "info")
             for neighbours in self._neighbours:
                 neighbours.consider(invocation, None)
         data.neighbours = [neighbours.chosen() for neighbours in self._neighbours]

@@ -1,14 +1,15 @@
 """What every client did over the whole run, in bounded memory: a row for each, a cell for each piece of time.
 
-A row is a client's slot: the process that follows one whose operation ended `info` has its row. A cell holds the
-gravest of what was under way in it: an outcome that nobody knows before a failure, and that before a success. As in
-`grid`, columns are merged in pairs when the run outgrows them, so that a history of any length takes one pass.
+A row is a client's slot: the process that follows one whose operation ended `info` has its row (`ClientSlots`). A cell
+holds the gravest of what was under way in it: an outcome that nobody knows before a failure, and that before a success.
+As in `grid`, columns are merged in pairs when the run outgrows them, so that a history of any length takes one pass.
 """
 
 from __future__ import annotations
 
-__all__ = ["MAX_COLUMNS", "MAX_ROWS", "ClientLanes"]
+__all__ = ["MAX_COLUMNS", "MAX_ROWS", "ClientLanes", "ClientSlots"]
 
+from collections import deque
 from collections.abc import Iterator
 
 MAX_COLUMNS = 512
@@ -23,6 +24,58 @@ RANK = {"ok": 1, "fail": 2, "info": 3}
 OUTCOME = {rank: outcome for outcome, rank in RANK.items()}
 
 
+class ClientSlots:
+    """Which slot each process of a history has: one process at a time, in memory of so many slots.
+
+    A history does not say whom a process follows. Processes are numbered as they begin, so a new one has the slot that
+    is free for the longest time: of a process that ended `info`, and else, where a phase begins with new processes, of
+    one that has asked for nothing since.
+    """
+
+    __slots__ = ("_free", "_idle", "_slot_of", "_slots", "_unused")
+
+    def __init__(self, slots: int) -> None:
+        self._slots = max(1, slots)
+        self._slot_of: dict[int, int] = {}
+        self._unused = dict.fromkeys(range(self._slots))
+        self._free: deque[int] = deque()
+        self._idle: dict[int, int] = {}  # slot -> its process, the one idle for longest first
+
+    def begin(self, process: int) -> int:
+        """The slot of a process that begins an operation."""
+        slot = self._slot_of.get(process)
+        if slot is None:
+            slot = self._slot_of[process] = self._take(process)
+        self._idle.pop(slot, None)
+        return slot
+
+    def end(self, process: int, outcome: str) -> int:
+        """The slot of a process whose operation has ended."""
+        if process not in self._slot_of:  # taken from it, as there are more at work than slots
+            return process % self._slots
+        slot = self._slot_of[process]
+        if outcome == "info":
+            del self._slot_of[process]
+            self._free.append(slot)
+        else:
+            self._idle[slot] = process
+        return slot
+
+    def _take(self, process: int) -> int:
+        if process in self._unused:
+            del self._unused[process]
+            return process
+        if self._free:
+            return self._free.popleft()
+        if self._unused:
+            return self._unused.popitem()[0]
+        if self._idle:
+            slot = next(iter(self._idle))
+            self._slot_of.pop(self._idle[slot], None)
+            return slot
+        return process % self._slots
+
+
 class ClientLanes:
     """Cells of a run with so many client slots."""
 
@@ -34,13 +87,13 @@ class ClientLanes:
         self.column_ns = FIRST_COLUMN_NS
         self._cells: list[bytearray] = [bytearray(MAX_COLUMNS) for _ in range(self.rows)]
 
-    def add(self, process: int, start_ns: int, end_ns: int, outcome: str) -> None:
-        """Take in an operation from its invocation to its completion, or to the history's end."""
+    def add(self, slot: int, start_ns: int, end_ns: int, outcome: str) -> None:
+        """Take in an operation of a slot's client from its invocation to its completion, or to the history's end."""
         first, last = max(0, start_ns) // self.column_ns, max(0, end_ns) // self.column_ns
         while last >= MAX_COLUMNS:
             self._widen()
             first, last = max(0, start_ns) // self.column_ns, max(0, end_ns) // self.column_ns
-        cells, rank = self._cells[process % self.slots * self.rows // self.slots], RANK[outcome]
+        cells, rank = self._cells[slot * self.rows // self.slots], RANK[outcome]
         for column in range(first, last + 1):
             if cells[column] < rank:
                 cells[column] = rank

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.report.lanes import FIRST_COLUMN_NS, MAX_COLUMNS, MAX_ROWS, RANK, ClientLanes
+from harness.report.collect import collect
+from harness.report.lanes import FIRST_COLUMN_NS, MAX_COLUMNS, MAX_ROWS, RANK, ClientLanes, ClientSlots
 
 OPERATIONS = st.lists(
     st.tuples(
@@ -21,7 +25,7 @@ def test_a_cell_holds_the_gravest_of_what_was_under_way(
 ) -> None:
     lanes = ClientLanes(slots)
     for process, start_ns, length_ns, outcome in operations:
-        lanes.add(process, start_ns, start_ns + length_ns, outcome)
+        lanes.add(process % slots, start_ns, start_ns + length_ns, outcome)
     column_ns, runs = lanes.runs(most)
     drawn = {}
     for outcome, row, first, length in runs:
@@ -40,8 +44,46 @@ def test_a_cell_holds_the_gravest_of_what_was_under_way(
     assert len(runs) <= most or column_ns >= lanes.column_ns * MAX_COLUMNS // 16
 
 
-def test_clients_that_take_turns_have_a_row_each() -> None:
-    lanes = ClientLanes(3)
-    for process in (0, 1, 2, 4):  # 4 follows 1
-        lanes.add(process, process * 10**6, process * 10**6, "info" if process == 1 else "ok")
-    assert sorted(lanes.runs(100)[1]) == [("info", 1, 1, 1), ("ok", 0, 0, 1), ("ok", 1, 4, 1), ("ok", 2, 2, 1)]
+def test_who_follows_a_client_whose_operation_ended_info_has_its_row(tmp_path: Path) -> None:
+    """Processes are numbered as they begin: here 3 follows 2, and 4 follows 1, of three clients."""
+    path, lines = tmp_path / "history.jsonl", []
+    for at, process, outcome in (
+        (1, 0, "ok"),
+        (2, 1, "ok"),
+        (3, 2, "info"),
+        (5, 3, "ok"),
+        (6, 1, "info"),
+        (7, 4, "ok"),
+    ):
+        for kind, part in (("invoke", 0), (outcome, 10)):
+            time_ns = at * FIRST_COLUMN_NS + part
+            lines.append(json.dumps({"time": time_ns, "process": process, "type": kind, "f": "read", "value": None}))
+    path.write_text("\n".join(lines) + "\n")
+    assert sorted(collect(path, clients=3).lanes.runs(100)[1]) == [
+        ("info", 1, 6, 1), ("info", 2, 3, 1), ("ok", 0, 1, 1), ("ok", 1, 2, 1), ("ok", 1, 7, 1), ("ok", 2, 5, 1),
+    ]  # fmt: skip
+
+
+@given(
+    clients=st.integers(1, 9),
+    phases=st.lists(st.lists(st.tuples(st.integers(0, 8), st.booleans()), max_size=30), min_size=1, max_size=3),
+)
+def test_no_two_clients_have_a_row_at_once(clients: int, phases: list[list[tuple[int, bool]]]) -> None:
+    """As the load numbers them: by turns, each at work or not, and new ones for every phase."""
+    slots, next_process = ClientSlots(clients), 0
+    for phase in phases:
+        processes = list(range(next_process, next_process + clients))
+        next_process += clients
+        at_work: dict[int, int] = {}
+        for place, is_info in phase:
+            process = processes[place % clients]
+            if process not in at_work:
+                at_work[process] = slots.begin(process)
+                assert sorted(at_work.values()) == sorted(set(at_work.values()))
+                assert all(0 <= slot < clients for slot in at_work.values())
+                continue
+            assert slots.end(process, "info" if is_info else "ok") == at_work.pop(process)
+            if is_info:
+                processes[place % clients], next_process = next_process, next_process + 1
+        for process in at_work:
+            slots.end(process, "info")
