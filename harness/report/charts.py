@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from harness.report.collect import OUTCOMES, RunData
 from harness.report.grid import BINS_PER_DECADE, latency_of, quantiles_of
-from harness.report.readout import leader_spans, readout
+from harness.report.readout import MAX_SPANS, leader_spans, readout
 from harness.report.svg import element, percent, runs_path, stretched
 from harness.units import clip, count, duration, instant, linear_ticks, time_ticks
 
@@ -99,7 +99,9 @@ class Panels:
     """What the page's script says of each moment"""
 
 
-def bands_of(faults: Sequence[Mapping[str, Any]], end_ns: int) -> tuple[list[Band], list[str], int]:
+def bands_of(
+    faults: Sequence[Mapping[str, Any]], end_ns: int, most: int = MAX_BANDS
+) -> tuple[list[Band], list[str], int]:
     """The faults as bands, the names of their nemeses in order of appearance, and how many were left out."""
     bands: list[Band] = []
     nemeses: dict[str, int] = {}
@@ -109,7 +111,7 @@ def bands_of(faults: Sequence[Mapping[str, Any]], end_ns: int) -> tuple[list[Ban
         if not isinstance(start_ns, (int, float)) or end_ns <= 0:
             skipped += 1
             continue
-        if len(bands) >= MAX_BANDS:
+        if len(bands) >= most:
             skipped += 1
             continue
         nemesis, variant = clip(fault.get("nemesis", "fault"), 40), clip(fault.get("variant") or "", 40)
@@ -140,16 +142,18 @@ def over_time(
     *,
     moments: Sequence[tuple[int, str]] = (),
     max_strokes: int,
+    max_spans: int = MAX_SPANS,
 ) -> Panels | None:
     """Every panel of a run; None when nothing happened. `moments` (ns, words) of violations are marked in each.
 
     At most `max_strokes` strokes of latency dots are drawn: until they fit, pairs of time columns are merged.
+    Of faults and of terms at most `max_spans` are drawn.
     """
     ends = [data.end_ns, *(int(f["end_ns"]) for f in faults if isinstance(f.get("end_ns"), (int, float)))]
     end_ns = max(ends)
     if end_ns <= 0:
         return None
-    bands, nemeses, skipped = bands_of(faults, end_ns)
+    bands, nemeses, skipped = bands_of(faults, end_ns, min(MAX_BANDS, max_spans))
     ticks = time_ticks(end_ns)
     marks = [
         element("line", x1=percent(at), x2=percent(at), y1=0, y2="100%", class_="moment")
@@ -166,7 +170,7 @@ def over_time(
     panels += latency
     per_window = max(1, math.ceil(columns / WINDOWS))
     panels += _rate_panels(data, columns, per_window, end_ns, back, front)
-    leaders = _leader_panel(terms, end_ns, back, front)
+    leaders = _leader_panel(terms, end_ns, back, front, min(MAX_TERMS, max_spans))
     if leaders is not None:
         panels.append(leaders)
     return Panels(
@@ -184,6 +188,7 @@ def over_time(
             moments,
             window_ns=per_window * data.grid.column_ns,
             end_ns=end_ns,
+            max_spans=max_spans,
         ),
     )
 
@@ -426,10 +431,12 @@ def _rates(data: RunData, kind: str, columns: int, per_window: int, end_ns: int)
     return rates
 
 
-def _leader_panel(terms: Sequence[Mapping[str, Any]], end_ns: int, back: Markup, front: Markup) -> Panel | None:
+def _leader_panel(
+    terms: Sequence[Mapping[str, Any]], end_ns: int, back: Markup, front: Markup, most: int
+) -> Panel | None:
     """A row for each node, a bar for each term it led: until its end where that is known, else until the next
     term's leader."""
-    spans, left_out = leader_spans(terms, end_ns, MAX_TERMS)
+    spans, left_out = leader_spans(terms, end_ns, most)
     if not spans:
         return None
     every = sorted({span.leader for span in spans}, key=lambda name: (len(name), name))
@@ -460,7 +467,7 @@ def _leader_panel(terms: Sequence[Mapping[str, Any]], end_ns: int, back: Markup,
         )
     height_px = len(nodes) * LEADER_HEIGHT_PX
     labels = [((row + 0.5) / len(nodes), clip(node, 12)) for node, row in rows.items()]
-    caption = "Leader by node and term" + (f" (first {MAX_TERMS} of {MAX_TERMS + left_out})" if left_out else "")
+    caption = "Leader by node and term" + (f" (first {most} of {most + left_out})" if left_out else "")
     caption += f", {len(nodes)} of {len(every)} nodes that led" if len(nodes) < len(every) else ""
     svg = _drawing(height_px, f"{caption}: {len(spans)} terms on {len(nodes)} nodes", back, *bars, front)
     return Panel(caption, svg, height_px, labels, kind="leaders")

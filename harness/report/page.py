@@ -29,6 +29,7 @@ from harness.report.deciding import deciding_view
 from harness.report.faults import fault_rows, hosts_of
 from harness.report.grid import marks_of
 from harness.report.lanes import MAX_ROWS
+from harness.report.readout import MAX_SPANS
 from harness.report.templating import json_data, report_template, script, style
 from harness.report.timeline import arrowhead, timeline
 from harness.report.witness import Witness, witness_from
@@ -55,6 +56,8 @@ class _Detail(NamedTuple):
     """How much of a run is drawn; the report takes the first of `_DETAILS` that fits into its size."""
 
     strokes: int
+    spans: int
+    """Faults, and terms of leaders, in the charts"""
     fault_rows: int
     witnesses: int
     checks: int
@@ -62,10 +65,10 @@ class _Detail(NamedTuple):
 
 
 _DETAILS = (
-    _Detail(24_000, 120, MAX_WITNESSES, 40, True),
-    _Detail(8_000, 40, 2, 20, True),
+    _Detail(24_000, MAX_SPANS, 120, MAX_WITNESSES, 40, True),
+    _Detail(8_000, 300, 40, 2, 20, True),
     # What is left now is bounded by the lengths of single texts, with room to spare.
-    _Detail(1_500, 10, 1, 10, False),
+    _Detail(1_500, 60, 10, 1, 10, False),
 )
 
 
@@ -122,7 +125,9 @@ def _render(
     checks = results.get("checks")
     rows = fault_rows(faults, hosts_of(results, test), detail.fault_rows)
     moments = _moments(checks, witnesses)
-    over = over_time(data, faults, terms_of(checks), moments=moments, max_strokes=detail.strokes)
+    over = over_time(
+        data, faults, terms_of(checks), moments=moments, max_strokes=detail.strokes, max_spans=detail.spans
+    )
     views = [
         _witness_view(name, witness, near, faults)
         for (name, witness), near in zip(witnesses, data.neighbours, strict=True)

@@ -5,7 +5,7 @@ The page's script only looks up: every word is made here. Times are nanoseconds 
 
 from __future__ import annotations
 
-__all__ = ["LeaderSpan", "leader_spans", "readout"]
+__all__ = ["MAX_SPANS", "LeaderSpan", "leader_spans", "readout"]
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -53,6 +53,7 @@ def readout(
     *,
     window_ns: int,
     end_ns: int,
+    max_spans: int = MAX_SPANS,
 ) -> dict[str, Any]:
     """What the script looks up: `windows` of `window` ns with lines of text, `spans` and `moments` with one each.
 
@@ -61,7 +62,7 @@ def readout(
     spans: list[tuple[int, int, str]] = [
         (round(start * end_ns), round(end * end_ns), clip(text, 120)) for start, end, text in bands
     ]
-    leaders, _ = leader_spans(terms, end_ns, MAX_SPANS)
+    leaders, _ = leader_spans(terms, end_ns, max_spans)
     spans += [
         (int(span.start_ns), int(span.stop_ns), clip(f"leader {span.leader}, term {span.term}", 60)) for span in leaders
     ]
@@ -70,7 +71,7 @@ def readout(
         "window": window_ns,
         "least": LEAST_COLUMNS * data.grid.column_ns,
         "windows": _windows(data, window_ns, end_ns),
-        "spans": spans[:MAX_SPANS],
+        "spans": spans[:max_spans],
         "moments": [(at_ns, clip(text, 120)) for at_ns, text in moments],
     }
 

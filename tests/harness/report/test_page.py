@@ -493,6 +493,22 @@ def test_the_report_of_a_large_run_is_small(run):
     assert page.text.count("links cut") == len(faults) == 60
 
 
+def test_names_of_large_characters_still_fit(run):
+    """What the charts say is ASCII: such a character is twelve there."""
+    name = "\U0001f9e8" * 100
+    runs.write_run(run.history_path, operations=500)
+    events = [json.loads(line) for line in run.history_path.read_text().splitlines()]
+    lines = [json.dumps({**event, "f": f"{name[:23]}{number % 5}"}) for number, event in enumerate(events)]
+    run.history_path.write_text("\n".join(lines) + "\n")
+    fault = {"id": name, "nemesis": name, "variant": name, "proof": {"detail": name}}
+    faults = [{**fault, "start_ns": n * 10**8, "end_ns": (n + 1) * 10**8} for n in range(400)]
+    results = runs.make_results(faults, valid=False, reason=name)
+    terms = [{"term": n, "leader": name[:20], "start_ns": n * 10**7} for n in range(3000)]
+    results["checks"]["leaders"]["terms"] = terms
+    page = report(run, results)
+    assert "faults not drawn" in page.text and "(first 60 of 3000)" in page.text
+
+
 def test_a_run_that_shouts_on_every_side_still_fits(run):
     shout = "<&\"'" * 2000
     runs.write_run(run.history_path, operations=3000)
