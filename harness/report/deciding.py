@@ -9,17 +9,20 @@ __all__ = ["deciding_view", "jump_of", "sentences_of"]
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from markupsafe import Markup
 
 from harness.report.svg import element, percent
-from harness.units import clip, plural
+from harness.units import MAX_TIME_NS, clip, plural
 
 HEIGHT_PX = 130
 TOP_PX, BOTTOM_PX = 8, 20
 MAX_POINTS = 400
 """Drawn; explain.json has them all."""
+
+MAX_RUNS = 10**9
+"""Continuations of a moment; more, no search has made."""
 
 MAX_LINES = 12
 CLOSE_WIDTHS = 12.0
@@ -27,6 +30,16 @@ CLOSE_WIDTHS = 12.0
 
 ALWAYS = 0.9
 """The share of failing runs from which on nearly all do."""
+
+
+def _is_moment(value: Any) -> TypeGuard[float]:
+    """Whether it can be a moment (s) of a run."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and abs(value) <= MAX_TIME_NS / 1e9
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_RUNS
 
 
 class _Point(NamedTuple):
@@ -46,7 +59,7 @@ def _points(explanation: Mapping[str, Any], *, has_faults: bool) -> list[_Point]
         if not isinstance(one, Mapping) or one.get("has_faults") is not has_faults:
             continue
         at_s, fails, holds = (one.get(name) for name in ("at_s", "fails", "holds"))
-        if isinstance(at_s, (int, float)) and isinstance(fails, int) and isinstance(holds, int) and fails + holds > 0:
+        if _is_moment(at_s) and _is_count(fails) and _is_count(holds) and fails + holds > 0:
             found.append(_Point(at_s, fails, fails + holds))
     return sorted(found)[:MAX_POINTS]
 
@@ -57,7 +70,7 @@ def jump_of(explanation: Mapping[str, Any]) -> tuple[float, float] | None:
     if not isinstance(jump, Mapping):
         return None
     before_s, after_s = jump.get("before_s"), jump.get("after_s")
-    if not (isinstance(before_s, (int, float)) and isinstance(after_s, (int, float))):
+    if not (_is_moment(before_s) and _is_moment(after_s)):
         return None
     return before_s, after_s
 
@@ -165,7 +178,7 @@ def deciding_view(explanation: Mapping[str, Any] | None) -> dict[str, Any] | Non
     lines = [
         (f"{one['at_s']:,.6f} s", clip(one.get("text") or "", 160))
         for one in (account if isinstance(account, list) else ())
-        if isinstance(one, Mapping) and isinstance(one.get("at_s"), (int, float))
+        if isinstance(one, Mapping) and _is_moment(one.get("at_s"))
     ][:MAX_LINES]
     return {
         "sentences": sentences_of(explanation),

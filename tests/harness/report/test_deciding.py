@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.report.deciding import deciding_view, sentences_of
+from harness.report.deciding import deciding_view, jump_of, sentences_of
 
 
 def point(at_s: float, fails: int, holds: int, *, has_faults: bool = False) -> dict[str, Any]:
@@ -85,3 +85,16 @@ def test_the_faults_may_decide_it() -> None:
     assert view is not None
     assert view["curves"] == ["planned", "healed"]
     assert [name for name, _ in view["drawings"]] == ["Until the violation", "Around the moment"]
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), 1e300, True, "1", None])
+@pytest.mark.parametrize("name", ["at_s", "fails", "holds"])
+def test_numbers_that_are_none_of_a_search_are_left_out(odd: Any, name: str) -> None:
+    good = [point(0.0, 1, 9), point(4.0, 9, 1)]
+    jump = {"before_s": 0.0, "after_s": 4.0, "has_faults": False}
+    explanation = {"points": [*good, {**point(2.0, 5, 5), name: odd}, point(3.0, -1, 2)], "jump": jump}
+    assert sentences_of(explanation) == sentences_of({"points": good, "jump": jump})
+    view = deciding_view({**explanation, "account": [{"at_s": odd, "text": "t"}, {"at_s": 1.0, "text": "t"}]})
+    assert view is not None and len(view["account"]) == 1
+    for end in ("before_s", "after_s"):
+        assert jump_of({"jump": {**jump, end: odd}}) is None
