@@ -23,12 +23,14 @@ compares whole logs.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from harness.clusters.sim.clock import SimClock
+from harness.clusters.sim.process_disk import ProcessDisk
 from harness.clusters.sim.watch import ReplicaWatch
 from harness.systems.base import CheckOutcome
 from node.dledger import DLedgerServer
@@ -372,9 +374,12 @@ class Invariants:
 
 
 def _entry_of(ledger: DLedgerServer, index: int) -> _Seen | None:
-    """An entry as its owner would read it; None when it has none, or none that can be read."""
+    """An entry as its owner would read it from a disk that gives errors to nobody; None when it has none, or a damaged
+    one. A disk that only refuses to read it has it all the same, and the member is not the one who asks."""
+    disk = ledger.runtime.disk
     try:
-        entry = ledger.store.get(index)
+        with disk.device.looked_at() if isinstance(disk, ProcessDisk) else contextlib.nullcontext():
+            entry = ledger.store.get(index)
     except OSError:
         return None
     return None if entry is None else _Seen(entry.term, entry.chain_crc, zlib.crc32(entry.raw))

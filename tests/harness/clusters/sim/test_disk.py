@@ -528,6 +528,29 @@ def test_what_processes_meet_of_a_fault_is_counted_and_what_probes_meet_is_not(
     simulate(scenario)
 
 
+def test_who_looks_at_a_disk_from_outside_meets_no_fault_and_is_not_counted(simulate: Simulate) -> None:
+    async def scenario(world: Any) -> None:
+        device = world["a"].disk
+        device.put("/data/log", b"content")
+
+        async def read(disk: Disk) -> None:
+            file = disk.open("/data/log")
+            device.fail("read")
+            device.watched = {device.inode("/data/log"): {"f1": (0, 1, ord("c") & 1)}}
+            with device.looked_at():
+                assert file.read(0, 7) == disk.read_file("/data/log") == b"content"
+            assert device.noted == {}
+            with pytest.raises(OSError, match="error"):
+                file.read(0, 7)
+            device.fail("read", 0.0)
+            assert file.read(0, 7) == b"content"
+            assert device.noted == {"fail-read": 1, "flipped-f1": 1}
+
+        await run_on(world, "a", read)
+
+    simulate(scenario)
+
+
 def test_that_something_waits_for_an_earlier_stall_does_not_say_whom_a_later_one_meets(simulate: Simulate) -> None:
     async def scenario(world: Any) -> None:
         disks = SimDisks(world.loop, {"a": world["a"]}, {"a": "/data"})

@@ -46,6 +46,7 @@ class Ledger:
         timing = SimpleNamespace(lease_ms=500)
         self.config = SimpleNamespace(flush_mode="sync", timing=timing, members_may_change=False)
         self.elector = SimpleNamespace(leadership=None)
+        self.runtime = SimpleNamespace(disk=None)
 
     def append(self, *entries: tuple[int, int], durable: bool = True) -> None:
         self.store.entries += entries
@@ -297,7 +298,7 @@ def led(
             group.start(host, Ledger())
         ledger = group.ledgers["n1"]
         clock = SimpleNamespace(monotonic_ns=lambda: 0 if answers else int((loop.time() - began_s) * 1e9))
-        ledger.runtime = SimpleNamespace(clock=clock)
+        ledger.runtime.clock = clock
         ledger.member_state.members = SimpleNamespace(ids=("n1", "n2"), quorum_size=2, includes_self=True, index=-1)
         ledger.elector.leadership = LeaderWithoutAnswers()
         group.invariants.start()
@@ -360,5 +361,24 @@ def test_a_leader_that_was_killed_may_take_long_to_open_its_log() -> None:
     test = Test(
         system="broker", cluster="sim", nodes=3, workload="register", nemesis=(), nemesis_interval_s=5.0,
         time_limit_s=6.0, concurrency=4, rate=25.0, seed=1,
+    )  # fmt: skip
+    assert rehearse_test(test, schedule).symptoms == ()
+
+
+def test_who_leads_has_its_entries_also_while_its_disk_refuses_to_read_them() -> None:
+    """Members that have started again have nothing of their logs in memory. What judges them reads the disks."""
+    killed = ("kill", "sigkill@all")
+    events = [(2.0, INJECT, "f1", killed), (3.0, HEAL, "f1", killed)]
+    for at_s, action in ((3.0, INJECT), (5.0, HEAL)):
+        events += [(at_s, action, f"d{n}", ("disk-error", f"read@n{n}")) for n in (1, 2, 3)]
+    schedule = Schedule(
+        tuple(
+            FaultEvent(at_s=at_s, action=action, fault_id=ident, nemesis=nemesis, variant=variant)
+            for at_s, action, ident, (nemesis, variant) in events
+        )
+    )
+    test = Test(
+        system="broker", cluster="sim", nodes=3, workload="log", nemesis=(), nemesis_interval_s=5.0,
+        time_limit_s=6.0, concurrency=5, rate=30.0, seed=1,
     )  # fmt: skip
     assert rehearse_test(test, schedule).symptoms == ()
