@@ -186,7 +186,10 @@ class Inode:
         content = self.layers[0].content(cache)
         if fate >= LOSE_ALL_RATIO:
             keeps_all = fate < LOSE_ALL_RATIO + KEEP_ALL_RATIO
+            # A truncation writes zeros behind the new end in its block, and to no other: those it only gives up, with
+            # the length. Where the file is as long as before they hold what they held.
             blocks = [block for block in self.unsynced_blocks() if block not in self._lost]
+            blocks = [block for block in blocks if block * BLOCK_BYTES < len(cache)]
             size = self._size_after(rng, len(content), keeps_all)
             del content[size:]
             content.extend(bytes(size - len(content)))

@@ -238,6 +238,27 @@ def test_blocks_reach_the_disk_in_any_order_or_torn(simulate: Simulate) -> None:
     assert torn > 5
 
 
+def test_a_truncation_that_a_power_cut_takes_back_has_written_to_no_block_but_that_of_the_end(
+    simulate: Simulate,
+) -> None:
+    """Blocks that are given up are not overwritten first, so a file that is as long as before has them as before."""
+
+    async def work(disk: Disk) -> None:
+        disk.make_dirs("/d")
+        file = await disk.create("/d/f")
+        await file.write(0, b"o" * 16384, sync=True)
+        await file.truncate(1000)
+
+    ends = set()
+    for seed in range(60):
+        content = bytes(_after_power_cut(simulate, seed, work).inode("/d/f").cache)
+        assert content.startswith(b"o" * 1000)
+        if len(content) > 1000:
+            assert content[4096:] == b"o" * 12288
+        ends.add((len(content), content[1000:4096].strip(b"o")))
+    assert ends == {(1000, b""), (16384, b""), (16384, bytes(3096))}
+
+
 def test_a_kill_in_the_middle_of_a_write_leaves_it_or_not(simulate: Simulate) -> None:
     async def scenario(world: Any) -> bytes:
         async def program(process: Incarnation) -> None:
