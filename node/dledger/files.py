@@ -163,6 +163,10 @@ class LedgerFiles:
             elif self._may_be_another:
                 await self._write_checkpoint(before)
             await self.index.truncate(end_index)
+        if position < self.data.end_position:
+            # The mark goes first. A file system writes zeros behind the new end before the length: cut off in one step,
+            # the log of a power cut in between would end there, below what the mark says was durable.
+            await self.data.truncate(self.data.end_position)
         if position <= self.data.end_position:  # else what stood there was cut off before it was ever written
             await self.data.truncate(position)
         await self.mark_tail()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -307,6 +308,29 @@ def test_a_power_cut_in_the_middle_of_a_write_loses_at_most_that_write(
         assert (await bench.open()).get(len(found)) == added[0]
 
     bench(scenario, seed=seed, data_segment_size_bytes=8192)
+
+
+def test_a_power_cut_in_the_middle_of_a_truncation_leaves_a_log_that_opens(bench: Any) -> None:
+    """A file may be as long as before, with zeros behind the new end: nothing there may say how much was durable."""
+    length: list[int] = []
+
+    async def scenario(bench: Any, after_s: float) -> None:
+        store = await bench.open()
+        for number in range(60):
+            bench.append(store, b"%03d" % number + bytes(147))
+            await bench.flushed(store)
+        truncated = bench.on("n1", lambda: store.truncate(9))
+        await asyncio.sleep(after_s)
+        is_done = truncated.done()
+        bench.power_fail()
+        length.append(bench.disk.inode("/data/dledger/data/00000000000000000000").cache.rstrip(b"\0").count(b"059"))
+        again = await bench.open()
+        assert [again.get(index).body[:3] for index in range(10)] == [b"%03d" % number for number in range(10)]
+        assert again.ledger_end_index == 9 if is_done else again.ledger_end_index in (9, 59)
+
+    for seed in range(80):
+        bench(lambda bench, at_s=seed * 50e-6: scenario(bench, at_s), seed=seed, data_segment_size_bytes=1 << 20)
+    assert set(length) == {0, 1}, "some cuts came before the end of the truncation, and some after it"
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
