@@ -377,6 +377,33 @@ def test_data_for_a_closed_socket_is_answered_with_a_reset(simulate: Simulate) -
     simulate(scenario)
 
 
+@pytest.mark.parametrize("end", ["abort", "kill", "reset"])
+def test_who_closes_with_more_to_send_than_the_peer_takes_hears_of_a_reset(simulate: Simulate, end: str) -> None:
+    """A transport that is closing still writes what it has, and finds out as any writer does."""
+
+    async def scenario(world: Any) -> None:
+        accepted: list[Recorder] = []
+        world.on("b", listener(accepted, echo=False))
+        client = await dial(world, "a", "b")
+        await world.until(lambda: len(accepted) == 1)
+        accepted[0].transport.pause_reading()
+        client.transport.write(b"x" * 2_000_000)
+        client.transport.close()
+        await asyncio.sleep(1)
+        assert client.events == ["made", "pause"]
+        if end == "abort":
+            accepted[0].transport.abort()
+        elif end == "kill":
+            world["b"].kill()
+        else:
+            await world.network.reset_connections([Link("a", "b")])
+        await asyncio.sleep(10)
+        assert client.lost.done()
+        assert isinstance(client.lost.result(), ConnectionResetError)
+
+    simulate(scenario)
+
+
 def test_connections_can_be_reset(simulate: Simulate) -> None:
     async def scenario(world: Any) -> None:
         accepted: list[Recorder] = []
