@@ -405,7 +405,8 @@ async def _offset_problem(
 
 async def _victim_problem(reader: _Reader, host: str, skew: ClockSkew, in_force: Sequence[Injection]) -> str | None:
     if skew.affects_monotonic:
-        return await _rate_problem(reader, host, 1 + skew.rate_ppm / 1e6)
+        beside_ppm = sum(other.rate_ppm for other in _others_on(host, in_force) if other.affects_monotonic)
+        return await _rate_problem(reader, host, 1 + (skew.rate_ppm + beside_ppm) / 1e6)
     if skew.strobe_ms:
         return await _strobe_problem(reader, host, skew)
     if skew.step_ms:
@@ -485,7 +486,9 @@ async def _drift_problem(
         if unsure_ms > abs(looked_for.rate_ppm) * seconds / 4000:
             problem = f"the clock of {host} is known to {unsure_ms:.1f} ms only: too little to see a drift by"
             continue
-        problem = _monotonic_problem(host, first, second, looked_for) if _is_slew(looked_for) else None
+        is_moved = any(other.affects_monotonic for other in _others_on(host, in_force))
+        is_compared = _is_slew(looked_for) and not is_moved
+        problem = _monotonic_problem(host, first, second, looked_for) if is_compared else None
         if problem is None:
             return None
     return problem if reader.must_see else None

@@ -74,6 +74,28 @@ def test_a_monotonic_drift_is_proved_when_asked_for(
     run_virtual(main())
 
 
+@pytest.mark.parametrize("form", ["slow-monotonic", "fast-monotonic", "slew"])
+def test_a_drift_is_proved_beside_another_of_the_monotonic_clock(
+    form: str, make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    """Clocks go by the sum of what faults do to them."""
+
+    async def main() -> None:
+        target = make_fault_target(3)
+        other = await plan_fault(CLOCK, target, "fast-monotonic@n2")
+        injection = await plan_fault(CLOCK, target, f"{form}@n2", fault_id="f2")
+        await CLOCK.inject(target, other)
+        assert not (await CLOCK.prove(target, injection, in_force=[other])).proven
+        await CLOCK.inject(target, injection)
+        proof = await CLOCK.prove(target, injection, in_force=[other])
+        assert proof.proven, proof
+        await CLOCK.heal(target, injection)
+        healed = await CLOCK.prove_healed(target, injection, in_force=[other])
+        assert healed.proven, healed
+
+    run_virtual(main())
+
+
 def test_a_delay_is_proved_on_links_that_another_fault_reorders(
     make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
