@@ -27,6 +27,7 @@ from harness.clusters.sim.inode import Inode
 from nemesis.mechanisms.undo_log import POWER_MODELS
 
 if TYPE_CHECKING:
+    from harness.clusters.sim.lane import Lane
     from harness.clusters.sim.loop import SimLoop
 
 __all__ = ["CHANGED", "KINDS", "READ", "SYNC", "WRITE", "SimDisk", "disk_error", "flipped_key"]
@@ -300,27 +301,30 @@ class SimDisk:
         extra_s = -log(1.0 - self.random.random()) / SYNC_EXTRA_RATE
         return min(SYNC_MIN_S + extra_s, SYNC_MAX_S) + self.delay_s
 
-    def later(self, after_s: float, kind: str, resume: Callable[[], None]) -> None:
-        """Call `resume` when an operation of a kind is done: after some time, and when the disk does not stall
-        any more. Never when power fails before."""
+    def later(self, after_s: float, kind: str, resume: Callable[[], None], by: Lane) -> None:
+        """Call `resume` when an operation of a kind is done, which the process of a lane has begun: after some time,
+        and when the disk does not stall any more. Never when power fails before."""
         loop = self._loop
-        loop.event_at(loop.now + after_s, self._done, kind, self.power_cycles, resume)
+        loop.event_at(loop.now + after_s, self._done, kind, self.power_cycles, resume, by)
 
-    def _done(self, kind: str, power_cycles: int, resume: Callable[[], None], has_waited: bool = False) -> None:
+    def _done(
+        self, kind: str, power_cycles: int, resume: Callable[[], None], by: Lane, has_waited: bool = False
+    ) -> None:
         if power_cycles != self.power_cycles:
             return
         if kind in self._stalled:
-            if not has_waited:
+            if not has_waited and not by.is_dead:
                 self.note(f"stall-{kind}")
-            self._parked.append((kind, lambda: self._done(kind, power_cycles, resume, True)))
+            self._parked.append((kind, lambda: self._done(kind, power_cycles, resume, by, True)))
             return
         resume()
 
-    def fails(self, kind: str) -> bool:
-        """Whether the next operation of a kind fails with EIO."""
+    def fails(self, kind: str, by: Lane | None = None) -> bool:
+        """Whether the next operation of a kind fails with EIO. What a process that is dead has left under way (`by`) is
+        met by nobody."""
         ratio = self.error_ratios.get(kind, 0.0)
         is_failing = ratio > 0 and self.random.random() < ratio
-        if is_failing:
+        if is_failing and (by is None or not by.is_dead):
             self.note(f"fail-{kind}")
         return is_failing
 

@@ -185,7 +185,7 @@ class ProcessDisk:
                 return
             self._sync_names(directory, operation, file)
 
-        self.device.later(self.device.write_s(0), WRITE, create)
+        self.device.later(self.device.write_s(0), WRITE, create, self._lane)
         created: ProcessFile = await operation.wait()
         return created
 
@@ -232,7 +232,7 @@ class ProcessDisk:
             self.device.note(CHANGED)
             self._sync_names(os.path.dirname(path), operation)
 
-        self.device.later(self.device.write_s(len(data)), WRITE, self._unless_dead(write))
+        self.device.later(self.device.write_s(len(data)), WRITE, self._unless_dead(write), self._lane)
         await operation.wait()
 
     async def remove(self, path: str) -> None:
@@ -249,7 +249,7 @@ class ProcessDisk:
             self.device.note(CHANGED)
             self._sync_names(os.path.dirname(path), operation)
 
-        self.device.later(self.device.write_s(0), WRITE, self._unless_dead(remove))
+        self.device.later(self.device.write_s(0), WRITE, self._unless_dead(remove), self._lane)
         await operation.wait()
 
     async def sync_dir(self, path: str) -> None:
@@ -326,12 +326,12 @@ class ProcessDisk:
             try:
                 self._put(path, inode, offset, data)
             except OSError as error:
-                device.later(device.write_s(0), WRITE, partial(operation.finish, error=error))
+                device.later(device.write_s(0), WRITE, partial(operation.finish, error=error), self._lane)
                 return
             if sync:
                 self._when_synced(path, inode, operation, operation.finish, device.write_s(len(data)))
             else:
-                device.later(device.write_s(len(data)), WRITE, operation.finish)
+                device.later(device.write_s(len(data)), WRITE, operation.finish, self._lane)
             return
 
         def put() -> None:
@@ -347,7 +347,7 @@ class ProcessDisk:
             else:
                 operation.finish()
 
-        device.later(device.write_s(len(data)), WRITE, put)
+        device.later(device.write_s(len(data)), WRITE, put, self._lane)
 
     def truncate(self, path: str, inode: Inode, size_bytes: int) -> Operation:
         """Begin a truncation."""
@@ -362,7 +362,7 @@ class ProcessDisk:
             self.device.note(CHANGED)
             operation.finish()
 
-        self.device.later(self.device.write_s(0), WRITE, self._unless_dead(cut))
+        self.device.later(self.device.write_s(0), WRITE, self._unless_dead(cut), self._lane)
         return operation
 
     def sync(self, path: str, inode: Inode, operation: Operation, after_s: float = 0.0) -> None:
@@ -383,7 +383,7 @@ class ProcessDisk:
         device, name_serial = self.device, inode.name_serial
 
         def synced() -> None:
-            if device.error_ratios and device.fails(SYNC):
+            if device.error_ratios and device.fails(SYNC, self._lane):
                 inode.fail_sync(layer)
                 operation.finish(error=disk_error(errno.EIO, path))
                 return
@@ -391,7 +391,7 @@ class ProcessDisk:
             device.journal_reaches(name_serial)
             resume()
 
-        device.later(after_s + device.sync_s(), SYNC, synced)
+        device.later(after_s + device.sync_s(), SYNC, synced, self._lane)
 
     def _sync_names(self, directory: str, operation: Operation, value: Any = None) -> None:
         if self._lane.is_dead:
@@ -402,10 +402,10 @@ class ProcessDisk:
         changes = self.device.pending_changes()
 
         def synced() -> None:
-            if self.device.fails(SYNC):
+            if self.device.fails(SYNC, self._lane):
                 operation.finish(error=disk_error(errno.EIO, directory))
                 return
             self.device.sync_names(directory, changes)
             operation.finish(value)
 
-        self.device.later(self.device.sync_s(), SYNC, synced)
+        self.device.later(self.device.sync_s(), SYNC, synced, self._lane)

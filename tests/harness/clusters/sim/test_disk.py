@@ -590,6 +590,27 @@ def test_that_something_waits_for_an_earlier_stall_does_not_say_whom_a_later_one
     simulate(scenario)
 
 
+@pytest.mark.parametrize("kind", ["stall-fsync", "error-fsync"])
+def test_what_a_killed_process_has_left_under_way_is_met_by_nobody(simulate: Simulate, kind: str) -> None:
+    async def scenario(world: Any) -> None:
+        disks = SimDisks(world.loop, {"a": world["a"]}, {"a": "/data"})
+
+        async def write(disk: Disk) -> None:
+            disk.make_dirs("/data")
+            await disk.open("/data/log").write(0, b"x", sync=True)
+
+        await disks.impair("f1", {"a": DiskFault(kind="slow", delay_ms=250)})
+        world.on("a", lambda process: write(process.runtime.disk))
+        await asyncio.sleep(0.3)
+        world["a"].kill()
+        await disks.impair("f2", {"a": DiskFault(kind=kind)})
+        await asyncio.sleep(1)
+        assert await disks.met("f2") == {"a": FaultMet(None, 0)}
+        assert (await disks.met("f1"))["a"].met
+
+    simulate(scenario)
+
+
 def test_a_flipped_bit_counts_as_read_once_a_process_has_read_its_byte(simulate: Simulate) -> None:
     async def scenario(world: Any) -> None:
         disks = SimDisks(world.loop, {"a": world["a"]}, {"a": "/data"})
