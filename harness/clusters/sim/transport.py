@@ -153,7 +153,8 @@ class SimTransport(asyncio.Transport):
         self._broken = error
         self._inbox.append(error)
         self._schedule_drain()
-        if self._reading_paused or self._closing:  # nobody reads, but whoever writes gets to know it
+        # Who does not read hears of it by writing what is left.
+        if self._buffer and (self._reading_paused or self._closing):
             self._loop.call_soon(self._fail, error, context=self._context)
 
     def room_made(self) -> None:

@@ -404,6 +404,32 @@ def test_who_closes_with_more_to_send_than_the_peer_takes_hears_of_a_reset(simul
     simulate(scenario)
 
 
+@pytest.mark.parametrize("notices", ["reading", "writing"])
+def test_who_neither_reads_nor_writes_does_not_hear_of_a_reset(simulate: Simulate, notices: str) -> None:
+    async def scenario(world: Any) -> None:
+        accepted: list[Recorder] = []
+        world.on("b", listener(accepted, echo=False))
+        client = await dial(world, "a", "b")
+        await world.until(lambda: len(accepted) == 1)
+        accepted[0].transport.pause_reading()
+        client.transport.write(b"not read")
+        client.transport.pause_reading()
+        await asyncio.sleep(1)
+        await world.network.reset_connections([Link("a", "b")])
+        await asyncio.sleep(1)
+        assert client.events == accepted[0].events == ["made"]
+        for end in (client, accepted[0]):
+            if notices == "reading":
+                end.transport.resume_reading()
+            else:
+                end.transport.write(b"more")
+        await asyncio.sleep(1)
+        assert isinstance(client.lost.result(), ConnectionResetError)
+        assert isinstance(accepted[0].lost.result(), ConnectionResetError)
+
+    simulate(scenario)
+
+
 def test_connections_can_be_reset(simulate: Simulate) -> None:
     async def scenario(world: Any) -> None:
         accepted: list[Recorder] = []
