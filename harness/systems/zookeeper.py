@@ -38,15 +38,13 @@ LOGGING = """<configuration>
 </configuration>
 """
 
-CREATE, DELETE, EXISTS, GET_DATA, SET_DATA, GET_CHILDREN, SYNC, PING, CLOSE = 1, 2, 3, 4, 5, 8, 9, 11, -11
+CREATE, DELETE, EXISTS, GET_DATA, SET_DATA, GET_CHILDREN, SYNC, CLOSE = 1, 2, 3, 4, 5, 8, 9, -11
 NO_NODE, BAD_VERSION, NODE_EXISTS = -101, -103, -110
 LASTING, EPHEMERAL, SEQUENTIAL = 0, 1, 2
 MAX_FRAME_BYTES = 16 << 20
 """Of one answer: the names of some hundred thousand nodes."""
-SESSION_MS = 8_000
-"""After which a session ends, and its locks with it, of which no server has heard anything."""
-NUMBER_OF_PINGS = -2
-"""In the place of a request's number, in its answer too."""
+SESSION_MS = 8_000  # after which a session ends, and its locks with it, of which no server has heard anything
+PING = struct.pack(">ii", -2, 11)  # what is in the place of a request's number comes back in its answer
 
 
 class ZooKeeper(System):
@@ -192,32 +190,29 @@ class Session:
 
     def __init__(self, streams: Streams) -> None:
         self.reader, self.writer = streams
-        self.id = 0
-        self.requests = 0
+        self.id = self.requests = 0
 
     def send(self, kind: int, *fields: bytes) -> None:
         self.requests += 1
         self.writer.write(counted(struct.pack(">ii", self.requests, kind), *fields))
 
     async def stay(self) -> None:
-        """Keep the session while nothing is asked, as every client of ZooKeeper does."""
         while not self.writer.is_closing():
             await asyncio.sleep(SESSION_MS / 3000)
-            self.writer.write(counted(struct.pack(">ii", NUMBER_OF_PINGS, PING)))
+            self.writer.write(counted(PING))
 
     async def frame(self) -> bytes:
         size = int.from_bytes(await self.reader.readexactly(4), "big")
         if size > MAX_FRAME_BYTES:
             raise OSError(f"an answer of {size} bytes")
-        return await self.reader.readexactly(size)
+        frame = await self.reader.readexactly(size)
+        return await self.frame() if frame[:4] == PING[:4] else frame
 
     async def call(self, kind: int, *fields: bytes) -> bytes:
         """The body of the answer. Raises Refusal, OSError where the server does not know what became of it."""
         self.send(kind, *fields)
-        number = NUMBER_OF_PINGS
-        while number == NUMBER_OF_PINGS:
-            frame = await self.frame()
-            number, _, error = struct.unpack_from(">iqi", frame)
+        frame = await self.frame()
+        number, _, error = struct.unpack_from(">iqi", frame)
         if number != self.requests or -100 < error < 0:
             raise OSError(f"answer {number} to request {self.requests}, error {error}")
         if error:

@@ -20,7 +20,6 @@ from harness.systems.zookeeper import (
     GET_DATA,
     NO_NODE,
     NODE_EXISTS,
-    NUMBER_OF_PINGS,
     PING,
     SET_DATA,
     SYNC,
@@ -142,7 +141,7 @@ def test_a_session_is_kept_while_nothing_is_asked(monkeypatch: pytest.MonkeyPatc
         while not asked or asked[-1][1] != CLOSE:
             number, kind = struct.unpack_from(">ii", await frame())
             asked.append((number, kind))
-            if kind == PING:
+            if struct.pack(">ii", number, kind) == PING:
                 pinged.set()
             writer.write(counted(struct.pack(">iqi", number, 9, 0), data("5", 1) if kind == GET_DATA else b""))
         ended.set()
@@ -170,7 +169,7 @@ def test_a_session_is_kept_while_nothing_is_asked(monkeypatch: pytest.MonkeyPatc
 
     pinged, ended = asyncio.Event(), asyncio.Event()
     assert asyncio.run(main()) == (5, True), "the answer to a ping is nobody else's"
-    assert (NUMBER_OF_PINGS, PING) in asked and asked[-1] == (2, CLOSE)
+    assert struct.unpack(">ii", PING) in asked and asked[-1] == (2, CLOSE)
 
 
 def test_a_lock_is_given_back_by_whoever_has_it() -> None:
