@@ -363,7 +363,7 @@ def test_what_was_shown_is_not_forgotten_where_its_acknowledgement_is_never_answ
     """The queue has let go of the value: nobody else will see it, and it was not lost."""
 
     class Unanswered(AcknowledgingClient):
-        timeout_s = 0.2
+        timeout_s = 1.0
 
         async def ack(self, value: Any) -> None:
             await super().ack(value)
@@ -371,7 +371,7 @@ def test_what_was_shown_is_not_forgotten_where_its_acknowledgement_is_never_answ
                 await asyncio.sleep(60)
 
     store = Store()
-    done = run_in_process(made("queue"), lambda: Unanswered(store), operations=150, operation_timeout_s=0.2)
+    done = run_in_process(made("queue"), lambda: Unanswered(store), operations=150, operation_timeout_s=1.0)
     assert done.valid, reasons(done)
     taken = [event for event in done.events if event["f"] == "dequeue" and event["type"] != "invoke"]
     assert {event["type"] for event in taken} == {"ok"} and any(event["value"] == 10 for event in taken)
