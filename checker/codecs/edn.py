@@ -126,7 +126,7 @@ def parse_edn(text: str) -> list[Any]:
 def _forms(
     text: str, atoms: _Atoms, first_line: int = 1, look: Callable[[str], None] = lambda reached: None
 ) -> list[tuple[Any, int]]:
-    """Top-level forms, each with the offset at which it ends; ``look`` is told now and then how far reading is."""
+    """Top-level forms, each with the offset at which it ends; ``look`` is called with the line reached now and then."""
     out: list[tuple[Any, int]] = []
     stack: list[tuple[str, list[Any], int]] = []
     items: list[Any] | None = None

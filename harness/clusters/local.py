@@ -91,41 +91,40 @@ class Bypass(NamedTuple):
     address: str
 
 
+def _first_of(shown: Sequence[str]) -> str:
+    more = f" and {len(shown) - MAX_SHOWN} more" if len(shown) > MAX_SHOWN else ""
+    return f"{', '.join(shown[:MAX_SHOWN])}{more}"
+
+
 def _shown_connections(found: Sequence[Bypass]) -> list[str]:
     """One line of what gets around the proxies; none where nothing does."""
-    if not found:
-        return []
-    shown = [f"{one.source} (process {one.pid}) reaches {one.destination} at {one.address}" for one in found]
-    more = f" and {len(found) - MAX_SHOWN} more" if len(found) > MAX_SHOWN else ""
+    shown = _first_of([f"{one.source} (process {one.pid}) reaches {one.destination} at {one.address}" for one in found])
     proxies = "the proxy of their link" if len(found) == 1 else "the proxies"
-    return [
-        f"{', '.join(shown[:MAX_SHOWN])}{more}, past {proxies}, because an address was handed on or is the whole "
-        "machine's: use --cluster netns, where there is no way past"
-    ]
+    line = (
+        f"{shown}, past {proxies}, because an address was handed on or is the whole machine's: use --cluster "
+        "netns, where there is no way past"
+    )
+    return [line] if found else []
 
 
 def _shown_closed(found: Sequence[Bypass]) -> list[str]:
     """The same of what is closed."""
-    if not found:
-        return []
-    shown = [f"{one.destination} was reached at {one.address}" for one in found]
-    more = f" and {len(found) - MAX_SHOWN} more" if len(found) > MAX_SHOWN else ""
-    return [
-        f"{', '.join(shown[:MAX_SHOWN])}{more}, past the proxies, by another host, or by itself or a client: of "
-        "connections that are closed that cannot be told: use --cluster netns, where there is no way past"
-    ]
+    shown = _first_of([f"{one.destination} was reached at {one.address}" for one in found])
+    line = (
+        f"{shown}, past the proxies, by another host, or by itself or a client: whose a closed connection was "
+        "the kernel does not say: use --cluster netns, where there is no way past"
+    )
+    return [line] if found else []
 
 
 def _shown_udp(heard: Sequence[Bypass]) -> list[str]:
     """The same of where UDP is heard."""
-    if not heard:
-        return []
-    shown = [f"{one.destination} (process {one.pid}) at {one.address}" for one in heard]
-    more = f" and {len(heard) - MAX_SHOWN} more" if len(heard) > MAX_SHOWN else ""
-    return [
-        f"{', '.join(shown[:MAX_SHOWN])}{more} may be sent UDP, past the proxies, which carry TCP alone: use --cluster "
-        "netns, where there is no way past"
-    ]
+    shown = _first_of([f"{one.destination} (process {one.pid}) at {one.address}" for one in heard])
+    line = (
+        f"{shown} may be sent UDP, past the proxies, which carry TCP alone: use --cluster netns, where there "
+        "is no way past"
+    )
+    return [line] if heard else []
 
 
 class LocalNetwork:
@@ -478,7 +477,7 @@ class LocalCluster(OwnMachineCluster):
         link to it: to a program there, whatever address both of them have met at, to the host's own address, or by the
         link that a third host has to it. Whom UDP sockets send to that are not connected is not seen; that they hear on
         one of the system's ports, which the links carry no UDP to, is. Those that have been closed since `since_s`
-        (time.monotonic) are told without their process, which the kernel has forgotten. Raises ShellError."""
+        (time.monotonic) have no process here, which the kernel has forgotten. Raises ShellError."""
         programs = {process.host_pid: process.host for process in self._processes.running}
         astray = {self.bind_address(host): host for host in self._hosts}
         astray |= {self._link_ip(pair): pair.destination for pair in self._pairs if pair.destination in self._hosts}
@@ -500,9 +499,9 @@ class LocalCluster(OwnMachineCluster):
 
     def _reached_directly(self, since_s: float) -> set[Bypass]:
         """Connections to hosts' own addresses that have been closed since then (time.monotonic), and were not those of
-        the proxies, which come from the hosts' addresses. Who had them the kernel has forgotten. So nothing is told of
-        ports at which a host was seen to reach itself, or a client a host, nor of hosts on which a command was run
-        since."""
+        the proxies, which come from the hosts' addresses. Who had them the kernel has forgotten. So none count at
+        ports at which a host was seen to reach itself, or a client a host, nor those of hosts on which a command was
+        run since."""
         at_s, hosts = time.monotonic(), {self.bind_address(host): host for host in self._hosts}
         proxies = {self._address(host) for host in self._numbers}
         found, here = set[Bypass](), sockets_here("tcp", "tcp6") if since_s < at_s else []

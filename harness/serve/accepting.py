@@ -17,11 +17,11 @@ import uvicorn
 from harness.serve.connections import PatientProtocol
 
 MAX_CONNECTIONS = 128
-"""Connections at a time that are answered by the application, live views included. uvicorn's bound: who is told that
-there is no room counts as one of them."""
+"""Connections at a time that are answered by the application, live views included. uvicorn's bound: one that is refused
+with 503 counts as one of them."""
 
 SPARE_CONNECTIONS = 8
-"""Connections beyond these, for those who are told with 503 that all others are at work."""
+"""Connections beyond these, which are refused with 503 while all others are at work."""
 
 PATIENCE_WHEN_FULL_S = 1.0
 """How long a connection that asks nothing keeps its place where others wait for one, and how long others wait for a
