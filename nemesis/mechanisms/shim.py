@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 _DIRECTORY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "shim")
-_SOURCES = ("control.c", "clock.c", "waits.c", "disk.c", "undo.c")
+_SOURCES = ("control.c", "calls.c", "clock.c", "waits.c", "disk.c", "undo.c")
 COMPILERS = ("cc", "gcc", "clang")
 """Programs that can build the shim, the first that is there first."""
 _FLAGS = ("-std=gnu11", "-O2", "-shared", "-fPIC")

@@ -2,12 +2,14 @@
 
 Where the replica's clock is bent by a library, this process is under the same one and reads its own clocks. Where the
 replica has a patched vDSO, the offset in it is what every reading of the replica is moved by: it is read there. The
-true clocks come by raw system calls, which neither of the two bends.
+true clocks come by system calls that the C library itself makes, which neither of the two bends.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import os
 import platform
 import time
@@ -66,9 +68,16 @@ def _read_once(clock: int, pid: int, image: Image | None) -> tuple[int, int, int
     return before_ns, read_ns, _true_ns(clock)
 
 
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    """The C library, by its own name: what this process finds by `syscall` alone may be the preloaded one's."""
+    with contextlib.suppress(OSError):
+        return ctypes.CDLL("libc.so.6", use_errno=True)
+    return ctypes.CDLL(None, use_errno=True)
+
+
 def _true_ns(clock: int) -> int:
     found = _Time()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syscall(_CLOCK_GETTIME[platform.machine()], clock, ctypes.byref(found)) != 0:
+    if _libc().syscall(_CLOCK_GETTIME[platform.machine()], clock, ctypes.byref(found)) != 0:
         raise ClockError(f"the true time cannot be had: {os.strerror(ctypes.get_errno())}")
     return int(found.seconds) * 1_000_000_000 + int(found.nanoseconds)

@@ -24,7 +24,7 @@ static int true_time(clockid_t id, struct timespec *out)
     static gettime_fn real;
     if (!real)
         real = (gettime_fn)dlsym(RTLD_NEXT, "clock_gettime");
-    return real ? real(id, out) : (int)syscall(SYS_clock_gettime, id, out);
+    return real ? real(id, out) : (int)bare(SYS_clock_gettime, id, out);
 }
 
 static int is_wall(clockid_t id)

@@ -38,11 +38,11 @@ __attribute__((constructor(101))) static void control_open(void)
         return;
     if (directory && !realpath(directory, root))
         root[0] = 0;
-    int fd = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC);
+    int fd = (int)bare(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC);
     if (fd < 0)
         return;
     void *mapped = mmap(NULL, CONTROL_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    syscall(SYS_close, fd);
+    bare(SYS_close, fd);
     if (mapped == MAP_FAILED)
         return;
     if (((struct settings *)mapped)->magic != CONTROL_MAGIC) {

@@ -14,6 +14,9 @@
 
 #include <stdint.h>
 
+/* The C library's syscall(), of which a program that calls it gets ours (calls.c). */
+__attribute__((visibility("hidden"))) long bare(long number, ...);
+
 #define CONTROL_MAGIC 0x3154554146425053ull
 #define CONTROL_BYTES 16384
 #define COUNTERS_OFFSET 2048

@@ -148,12 +148,12 @@ static int gate(enum operation operation)
         if (!was_held)
             COUNT_MET(held);
         was_held = 1;
-        syscall(SYS_nanosleep, &pause, NULL);
+        bare(SYS_nanosleep, &pause, NULL);
     }
     if (settings.delay_ns > 0 && operation != READ) {
         struct timespec delay = {settings.delay_ns / 1000000000, settings.delay_ns % 1000000000};
         COUNT_MET(delayed);
-        while (syscall(SYS_nanosleep, &delay, &delay) != 0 && errno == EINTR)
+        while (bare(SYS_nanosleep, &delay, &delay) != 0 && errno == EINTR)
             ;
     }
     if (settings.full && operation == GROW) {
@@ -200,13 +200,13 @@ static int before_write_with(int fd, off_t offset, uint64_t length, int flags, s
     through->seq = 0;
     if (!is_watched() || !concerns_fd(fd) || fstat(fd, &status) != 0)
         return 0;
-    int opened_as = undo_is_on() || offset < 0 ? (int)syscall(SYS_fcntl, fd, F_GETFL) : 0;
+    int opened_as = undo_is_on() || offset < 0 ? (int)bare(SYS_fcntl, fd, F_GETFL) : 0;
     if (opened_as < 0)
         opened_as = 0;
     if (flags & RWF_APPEND)
         offset = status.st_size;
     else if (offset < 0)
-        offset = (opened_as & O_APPEND) ? status.st_size : (off_t)syscall(SYS_lseek, fd, 0, SEEK_CUR);
+        offset = (opened_as & O_APPEND) ? status.st_size : (off_t)bare(SYS_lseek, fd, 0, SEEK_CUR);
     if (gate(offset + (off_t)length > status.st_size ? GROW : WRITE) != 0)
         return -1;
     if ((opened_as & O_DSYNC) || (flags & (RWF_DSYNC | RWF_SYNC)))  /* O_SYNC has the bit of O_DSYNC */
@@ -288,7 +288,7 @@ ssize_t pwritev2(int fd, const struct iovec *pieces, int count, off_t offset, in
     struct undo_through through;
     if (before_write_with(fd, offset, total(pieces, count), flags, &through))
         return -1;
-    return wrote(fd, &through, syscall(SYS_pwritev2, fd, pieces, (long)count, offset, 0l, (long)flags));
+    return wrote(fd, &through, bare(SYS_pwritev2, fd, pieces, (long)count, offset, 0l, (long)flags));
 }
 
 ssize_t pwritev64v2(int fd, const struct iovec *pieces, int count, off64_t offset, int flags)
@@ -310,7 +310,7 @@ static ssize_t has_read(int fd, off_t offset, ssize_t result)
     if (result > 0 && control_has_disk() && control_read(&settings) && settings.flipped_inode &&
         fstat(fd, &status) == 0 && (uint64_t)status.st_ino == settings.flipped_inode && concerns_fd(fd)) {
         if (offset < 0)
-            offset = (off_t)syscall(SYS_lseek, fd, 0, SEEK_CUR) - result;
+            offset = (off_t)bare(SYS_lseek, fd, 0, SEEK_CUR) - result;
         if (settings.flipped_offset >= offset && settings.flipped_offset < offset + result)
             COUNT_PROGRAM(flipped_reads);
     }
@@ -381,7 +381,7 @@ ssize_t preadv2(int fd, const struct iovec *pieces, int count, off_t offset, int
 {
     if (before_read(fd))
         return -1;
-    return has_read(fd, offset, syscall(SYS_preadv2, fd, pieces, (long)count, offset, 0l, (long)flags));
+    return has_read(fd, offset, bare(SYS_preadv2, fd, pieces, (long)count, offset, 0l, (long)flags));
 }
 
 ssize_t preadv64v2(int fd, const struct iovec *pieces, int count, off64_t offset, int flags)
@@ -399,7 +399,7 @@ static int before_copy(int in, const off_t *in_offset, int out, const off_t *out
     if (!is_watched())
         return 0;
     if (fstat(in, &status) == 0 && S_ISREG(status.st_mode)) {
-        off_t left = status.st_size - (in_offset ? *in_offset : (off_t)syscall(SYS_lseek, in, 0, SEEK_CUR));
+        off_t left = status.st_size - (in_offset ? *in_offset : (off_t)bare(SYS_lseek, in, 0, SEEK_CUR));
         if (left < 0 || length > (uint64_t)left)
             length = left < 0 ? 0 : (uint64_t)left;
     }
@@ -412,7 +412,7 @@ ssize_t sendfile(int out, int in, off_t *offset, size_t length)
     struct undo_through through;
     if (before_copy(in, offset, out, NULL, length, &through))
         return -1;
-    return has_read(in, from, wrote(out, &through, syscall(SYS_sendfile, out, in, offset, length)));
+    return has_read(in, from, wrote(out, &through, bare(SYS_sendfile, out, in, offset, length)));
 }
 
 ssize_t sendfile64(int out, int in, off64_t *offset, size_t length)
@@ -426,7 +426,7 @@ ssize_t copy_file_range(int in, off64_t *in_offset, int out, off64_t *out_offset
     struct undo_through through;
     if (before_copy(in, in_offset, out, out_offset, length, &through))
         return -1;
-    ssize_t result = syscall(SYS_copy_file_range, in, in_offset, out, out_offset, length, (long)flags);
+    ssize_t result = bare(SYS_copy_file_range, in, in_offset, out, out_offset, length, (long)flags);
     return has_read(in, from, wrote(out, &through, result));
 }
 
@@ -436,7 +436,7 @@ ssize_t splice(int in, off64_t *in_offset, int out, off64_t *out_offset, size_t 
     struct undo_through through;
     if (before_copy(in, in_offset, out, out_offset, length, &through))
         return -1;
-    ssize_t result = syscall(SYS_splice, in, in_offset, out, out_offset, length, (long)flags);
+    ssize_t result = bare(SYS_splice, in, in_offset, out, out_offset, length, (long)flags);
     return has_read(in, from, wrote(out, &through, result));
 }
 
@@ -501,7 +501,7 @@ void sync(void)
     int is_ours = control_root() && is_watched(), saved = errno;
     if (!is_ours || gate(SYNC) == 0) {
         uint64_t begun = undo_before_sync();
-        syscall(SYS_sync);
+        bare(SYS_sync);
         if (is_ours)
             undo_after_sync(NULL, begun);
     }
@@ -554,10 +554,10 @@ int ftruncate64(int fd, off64_t length)
 
 static void undo_before_cut(const char *resolved, off_t length)
 {
-    int saved = errno, fd = undo_is_on() ? (int)syscall(SYS_openat, AT_FDCWD, resolved, O_RDWR | O_CLOEXEC) : -1;
+    int saved = errno, fd = undo_is_on() ? (int)bare(SYS_openat, AT_FDCWD, resolved, O_RDWR | O_CLOEXEC) : -1;
     if (fd >= 0) {
         undo_before_write(fd, length, 0, 1);
-        syscall(SYS_close, fd);
+        bare(SYS_close, fd);
     }
     errno = saved;
 }
@@ -573,7 +573,7 @@ int truncate(const char *path, off_t length)
             return -1;
         undo_before_cut(resolved, length);
     }
-    int result = (int)syscall(SYS_truncate, path, length);
+    int result = (int)bare(SYS_truncate, path, length);
     if (result < 0 && is_ours && control_has_disk())
         count_refusal();
     return result;
@@ -626,7 +626,7 @@ static int opened(int directory_fd, const char *path, int flags, mode_t mode)
     int is_new = 0, is_cut = 0;
     if (is_ours) {
         int saved = errno;
-        is_new = syscall(SYS_faccessat, AT_FDCWD, resolved, F_OK) != 0;
+        is_new = bare(SYS_faccessat, AT_FDCWD, resolved, F_OK) != 0;
         is_cut = !is_new && (flags & O_TRUNC);
         errno = saved;
         if ((is_new || is_cut) && gate(is_new ? GROW : WRITE) != 0)
@@ -634,7 +634,7 @@ static int opened(int directory_fd, const char *path, int flags, mode_t mode)
         if (is_cut)
             undo_before_cut(resolved, 0);
     }
-    int fd = (int)syscall(SYS_openat, directory_fd, path, flags, mode);
+    int fd = (int)bare(SYS_openat, directory_fd, path, flags, mode);
     if (fd >= 0 && is_new)
         undo_after_create(resolved, 1);
     if (fd < 0 && is_ours && control_has_disk())
@@ -800,7 +800,7 @@ int mkdirat(int directory_fd, const char *path, mode_t mode)
     char resolved[PATH_MAX];
     if (before_name(directory_fd, path, resolved))
         return -1;
-    return has_name((int)syscall(SYS_mkdirat, directory_fd, path, mode), resolved, 1);
+    return has_name((int)bare(SYS_mkdirat, directory_fd, path, mode), resolved, 1);
 }
 
 int symlinkat(const char *target, int directory_fd, const char *path)
@@ -808,7 +808,7 @@ int symlinkat(const char *target, int directory_fd, const char *path)
     char resolved[PATH_MAX];
     if (before_name(directory_fd, path, resolved))
         return -1;
-    return has_name((int)syscall(SYS_symlinkat, target, directory_fd, path), resolved, 1);
+    return has_name((int)bare(SYS_symlinkat, target, directory_fd, path), resolved, 1);
 }
 
 int symlink(const char *target, const char *path)
@@ -821,7 +821,7 @@ int linkat(int from_fd, const char *from, int to_fd, const char *to, int flags)
     char resolved[PATH_MAX];
     if (before_name(to_fd, to, resolved))
         return -1;
-    return has_name((int)syscall(SYS_linkat, from_fd, from, to_fd, to, flags), resolved, 0);
+    return has_name((int)bare(SYS_linkat, from_fd, from, to_fd, to, flags), resolved, 0);
 }
 
 int link(const char *from, const char *to)
@@ -843,7 +843,7 @@ int unlinkat(int directory_fd, const char *path, int flags)
         if (!(flags & AT_REMOVEDIR))
             undo_before_unlink(resolved);
     }
-    return (int)syscall(SYS_unlinkat, directory_fd, path, flags);
+    return (int)bare(SYS_unlinkat, directory_fd, path, flags);
 }
 
 int unlink(const char *path)
@@ -864,7 +864,7 @@ int renameat2(int from_fd, const char *from, int to_fd, const char *to, unsigned
             return -1;
         undo_before_rename(old_path, new_path);
     }
-    return (int)syscall(SYS_renameat2, from_fd, from, to_fd, to, (long)flags);
+    return (int)bare(SYS_renameat2, from_fd, from, to_fd, to, (long)flags);
 }
 
 int renameat(int from_fd, const char *from, int to_fd, const char *to)

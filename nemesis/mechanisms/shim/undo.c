@@ -76,20 +76,20 @@ static void give_up(void)
  * Not every file system can; without it the log may have to give up, which the harness is told. */
 static void reserve(int fd)
 {
-    syscall(SYS_fallocate, fd, FALLOC_FL_KEEP_SIZE, (off_t)0, (off_t)RESERVED_BYTES);
+    bare(SYS_fallocate, fd, FALLOC_FL_KEEP_SIZE, (off_t)0, (off_t)RESERVED_BYTES);
 }
 
 /* A program may go on as another user, or start one that does. Fails where it is another's, and shared then. */
 static void share(int fd)
 {
-    syscall(SYS_fchmod, fd, 0666);
+    bare(SYS_fchmod, fd, 0666);
 }
 
 static int read_at(int fd, void *data, size_t length, uint64_t offset)
 {
     char *at = data;
     while (length) {
-        ssize_t got = syscall(SYS_pread64, fd, at, length, offset);
+        ssize_t got = bare(SYS_pread64, fd, at, length, offset);
         if (got <= 0)
             return -1;
         at += got, offset += (uint64_t)got, length -= (size_t)got;
@@ -101,7 +101,7 @@ static int write_all(int fd, const void *data, size_t length)
 {
     const char *at = data;
     while (length) {
-        ssize_t put = syscall(SYS_write, fd, at, length);
+        ssize_t put = bare(SYS_write, fd, at, length);
         if (put <= 0)
             return -1;
         at += put, length -= (size_t)put;
@@ -232,7 +232,7 @@ static int is_durable(const struct object *objects, size_t count, const struct r
     if (record->kind == UNLINKED || record->kind == RENAMED) {
         char kept[PATH_MAX];
         kept_name(record->seq, kept);
-        syscall(SYS_unlinkat, AT_FDCWD, kept, 0);
+        bare(SYS_unlinkat, AT_FDCWD, kept, 0);
     }
     return 1;
 }
@@ -250,12 +250,12 @@ static void compact(void)
     struct record barrier = journal_barrier(objects, count);
     snprintf(fresh_path, sizeof fresh_path, "%s/log.new", undo_path);
     snprintf(path, sizeof path, "%s/log", undo_path);
-    int fresh = (int)syscall(SYS_openat, AT_FDCWD, fresh_path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    int fresh = (int)bare(SYS_openat, AT_FDCWD, fresh_path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     uint64_t kept_bytes = sizeof barrier;
     int failed = fresh < 0;
     if (!failed) {
         share(fresh);
-        syscall(SYS_flock, fresh, LOCK_EX | LOCK_NB);
+        bare(SYS_flock, fresh, LOCK_EX | LOCK_NB);
         reserve(fresh);
         failed = write_all(fresh, &barrier, sizeof barrier);
     }
@@ -266,13 +266,13 @@ static void compact(void)
         kept_bytes += size_of(&record);
     }
     free(objects);
-    if (failed || syscall(SYS_renameat2, AT_FDCWD, fresh_path, AT_FDCWD, path, 0) != 0) {
+    if (failed || bare(SYS_renameat2, AT_FDCWD, fresh_path, AT_FDCWD, path, 0) != 0) {
         if (fresh >= 0)
-            syscall(SYS_close, fresh);
+            bare(SYS_close, fresh);
         give_up();
         return;
     }
-    syscall(SYS_close, log_fd);
+    bare(SYS_close, log_fd);
     log_fd = fresh;
     log_bytes = kept_bytes;
     limit_bytes = 2 * kept_bytes > FIRST_LIMIT_BYTES ? 2 * kept_bytes : FIRST_LIMIT_BYTES;
@@ -283,7 +283,7 @@ static void append(struct record *record, const char *path, const char *other, i
 {
     if (log_fd < 0)
         return;
-    if (keeper != (pid_t)syscall(SYS_getpid)) {
+    if (keeper != (pid_t)bare(SYS_getpid)) {
         give_up();
         return;
     }
@@ -312,22 +312,22 @@ __attribute__((constructor(102))) static void undo_open(void)
     if (!directory || !control_root() || snprintf(undo_path, sizeof undo_path, "%s", directory) >= (int)sizeof undo_path)
         return;
     snprintf(path, sizeof path, "%s/log", undo_path);
-    log_fd = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    log_fd = (int)bare(SYS_openat, AT_FDCWD, path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     share(log_fd);
     if (log_fd < 0 || fstat(log_fd, &status) != 0) {
         give_up();
         return;
     }
-    if (syscall(SYS_flock, log_fd, LOCK_EX | LOCK_NB) != 0)
+    if (bare(SYS_flock, log_fd, LOCK_EX | LOCK_NB) != 0)
         return;
-    keeper = (pid_t)syscall(SYS_getpid);
+    keeper = (pid_t)bare(SYS_getpid);
     log_bytes = (uint64_t)status.st_size;
     uint64_t offset = 0;
     for (; record_at(offset, &record); offset += size_of(&record))
         if (record.seq >= next_seq)
             next_seq = record.seq + 1;
     log_bytes = offset;  /* without what was torn */
-    if (syscall(SYS_ftruncate, log_fd, offset) != 0 || syscall(SYS_lseek, log_fd, offset, SEEK_SET) < 0)
+    if (bare(SYS_ftruncate, log_fd, offset) != 0 || bare(SYS_lseek, log_fd, offset, SEEK_SET) < 0)
         give_up();
     else
         reserve(log_fd);
@@ -372,13 +372,13 @@ void undo_before_write(int fd, off_t offset, uint64_t length, int is_truncate)
         .data_bytes = end > begin ? end - begin : 0,
     };
     /* The descriptor may be for writing only. */
-    int data_fd = record.data_bytes ? (int)syscall(SYS_openat, AT_FDCWD, link, O_RDONLY | O_CLOEXEC) : -1;
+    int data_fd = record.data_bytes ? (int)bare(SYS_openat, AT_FDCWD, link, O_RDONLY | O_CLOEXEC) : -1;
     pthread_mutex_lock(&lock);
     record.seq = next_seq++;
     append(&record, path, "", data_fd);
     pthread_mutex_unlock(&lock);
     if (data_fd >= 0)
-        syscall(SYS_close, data_fd);
+        bare(SYS_close, data_fd);
     errno = saved;
 }
 
@@ -461,7 +461,7 @@ static void keep(const char *path, uint64_t seq)
 {
     char kept[PATH_MAX];
     kept_name(seq, kept);
-    if (syscall(SYS_linkat, AT_FDCWD, path, AT_FDCWD, kept, 0) != 0 && errno != EEXIST)
+    if (bare(SYS_linkat, AT_FDCWD, path, AT_FDCWD, kept, 0) != 0 && errno != EEXIST)
         give_up();
 }
 

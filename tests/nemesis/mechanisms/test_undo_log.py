@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nemesis.mechanisms.launcher.filter import SYSCALLS
 from nemesis.mechanisms.launcher_archive import launcher_archive, launcher_command, why_no_traps
 from nemesis.mechanisms.shim import CONTROL_BYTES, HostFaults, build_shim, parse_counters, shim_environment, why_no_shim
 from nemesis.mechanisms.undo_log import take_back_script
@@ -811,6 +813,39 @@ def test_a_process_that_writes_beside_the_keeper_makes_the_account_void_or_is_in
         assert overflow == 0
         host.take_back("ext4")
         assert host.files() == {"a": b"1", "b": b"1"}
+
+
+BY_NUMBER = {
+    "fsync": "call('fsync', a)",
+    "fdatasync": "call('fdatasync', a)",
+    "syncfs": "call('syncfs', a)",
+    "sync": "call('sync')",
+    "msync": "call('msync', ctypes.addressof(ctypes.c_char.from_buffer(mapped)), 4, 4)",
+}
+"""What a program that makes its system calls by their numbers makes file a durable by."""
+
+
+@every_keeper
+@pytest.mark.parametrize("how", BY_NUMBER)
+def test_calls_by_their_numbers_are_seen_as_those_by_name(keeper: str, how: str, tmp_path: Path) -> None:
+    host = Host(str(tmp_path), {"a": b"old a", "b": b"old b"}, keeper)
+    script = (
+        "import ctypes, mmap, os, sys\n"
+        "a, b = (os.open(os.path.join(sys.argv[1], name), os.O_RDWR) for name in 'ab')\n"
+        "mapped = mmap.mmap(a, 0)\n"
+        "libc, numbers = ctypes.CDLL(None, use_errno=True), eval(sys.argv[2])\n"
+        "def call(name, *arguments):\n"
+        "    result = libc.syscall(ctypes.c_long(numbers[name]), *map(ctypes.c_void_p, arguments))\n"
+        "    assert result >= 0, os.strerror(ctypes.get_errno())\n"
+        "os.pwrite(a, b'new', 0)\n"
+        f"{BY_NUMBER[how]}\n"
+        "text = ctypes.create_string_buffer(b'lost')\n"
+        "call('pwrite64', b, ctypes.addressof(text), 4, 0)\n"
+    )
+    host.start(script, host.data, repr(SYSCALLS[platform.machine()])).check_returncode()
+    assert host.files() == {"a": b"new a", "b": b"lostb"}
+    host.take_back("ext4")
+    assert host.files() == {"a": b"new a", "b": b"old b"}
 
 
 @every_keeper
