@@ -511,6 +511,20 @@ def test_waits_until_a_time_of_a_wrong_clock_end_when_it_shows_that(
 
 
 @needs_shim
+def test_a_program_may_ask_for_the_time_zone_alone(child: Child) -> None:
+    script = (
+        "import ctypes\n"
+        "zone = ctypes.create_string_buffer(b'x' * 8, 8)\n"
+        "print(ctypes.CDLL(None).gettimeofday(None, zone), zone.raw != b'x' * 8)"
+    )
+    environment = shim_environment(str(child.control.with_name("shim.so")), str(child.control), str(child.root))
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", script], env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "0 True\n")
+
+
+@needs_shim
 def test_a_wait_until_a_time_that_a_swinging_clock_has_only_at_times_ends_when_it_has_it(tmp_path: Path) -> None:
     child = Child(tmp_path)
     child.process.kill()
