@@ -278,15 +278,25 @@ static void compact(void)
     limit_bytes = 2 * kept_bytes > FIRST_LIMIT_BYTES ? 2 * kept_bytes : FIRST_LIMIT_BYTES;
 }
 
+/* Takes the lock; 0 where no log is kept. A process that was forked while another thread had the lock would wait for it
+ * for ever, so it is asked first whose log it is. */
+static int locked(void)
+{
+    if (!undo_is_on())
+        return 0;
+    if (keeper != (pid_t)bare(SYS_getpid)) {
+        give_up();
+        return 0;
+    }
+    pthread_mutex_lock(&lock);
+    return 1;
+}
+
 /* Appends a record and, from `data_fd`, the old bytes. Called with the lock held. */
 static void append(struct record *record, const char *path, const char *other, int data_fd)
 {
     if (log_fd < 0)
         return;
-    if (keeper != (pid_t)bare(SYS_getpid)) {
-        give_up();
-        return;
-    }
     record->magic = RECORD_MAGIC;
     record->path_bytes = (uint32_t)strlen(path);
     record->other_bytes = (uint32_t)strlen(other);
@@ -373,10 +383,11 @@ void undo_before_write(int fd, off_t offset, uint64_t length, int is_truncate)
     };
     /* The descriptor may be for writing only. */
     int data_fd = record.data_bytes ? (int)bare(SYS_openat, AT_FDCWD, link, O_RDONLY | O_CLOEXEC) : -1;
-    pthread_mutex_lock(&lock);
-    record.seq = next_seq++;
-    append(&record, path, "", data_fd);
-    pthread_mutex_unlock(&lock);
+    if (locked()) {
+        record.seq = next_seq++;
+        append(&record, path, "", data_fd);
+        pthread_mutex_unlock(&lock);
+    }
     if (data_fd >= 0)
         bare(SYS_close, data_fd);
     errno = saved;
@@ -386,12 +397,11 @@ void undo_before_write_through(int fd, off_t offset, struct undo_through *throug
 {
     struct stat status;
     int saved = errno;
-    if (undo_is_on() && fstat(fd, &status) == 0 && S_ISREG(status.st_mode)) {
+    if (undo_is_on() && fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && locked()) {
         *through = (struct undo_through){.dev = status.st_dev,
                                          .ino = status.st_ino,
                                          .offset = (uint64_t)offset,
                                          .old_size = (uint64_t)status.st_size};
-        pthread_mutex_lock(&lock);
         through->seq = next_seq++;
         pthread_mutex_unlock(&lock);
     }
@@ -401,7 +411,7 @@ void undo_before_write_through(int fd, off_t offset, struct undo_through *throug
 void undo_after_write_through(const struct undo_through *through, uint64_t length)
 {
     int saved = errno;
-    if (through->seq && length && undo_is_on()) {
+    if (through->seq && length && locked()) {
         struct record record = {
             .kind = WRITTEN_THROUGH,
             .seq = through->seq,
@@ -412,7 +422,6 @@ void undo_after_write_through(const struct undo_through *through, uint64_t lengt
             .length = length,
             .old_size = through->old_size,
         };
-        pthread_mutex_lock(&lock);
         append(&record, "", "", -1);
         pthread_mutex_unlock(&lock);
     }
@@ -421,7 +430,8 @@ void undo_after_write_through(const struct undo_through *through, uint64_t lengt
 
 uint64_t undo_before_sync(void)
 {
-    pthread_mutex_lock(&lock);
+    if (!locked())
+        return 0;
     uint64_t begun = next_seq;
     pthread_mutex_unlock(&lock);
     return begun;
@@ -430,11 +440,10 @@ uint64_t undo_before_sync(void)
 void undo_after_sync(const struct stat *status, uint64_t begun)
 {
     int saved = errno;
-    if (undo_is_on()) {
+    if (begun && locked()) {
         struct record record = {.kind = SYNCED, .seq = begun};  /* of everything */
         if (status)
             record.dev = status->st_dev, record.ino = status->st_ino;
-        pthread_mutex_lock(&lock);
         append(&record, "", "", -1);
         pthread_mutex_unlock(&lock);
     }
@@ -445,10 +454,9 @@ void undo_after_create(const char *path, int is_new)
 {
     struct stat own, parent;
     int saved = errno;
-    if (undo_is_on() && lstat(path, &own) == 0 && parent_of(path, &parent) == 0) {
+    if (undo_is_on() && lstat(path, &own) == 0 && parent_of(path, &parent) == 0 && locked()) {
         struct record record = {
             .kind = CREATED, .dev = parent.st_dev, .ino = parent.st_ino, .own_ino = is_new ? own.st_ino : 0};
-        pthread_mutex_lock(&lock);
         record.seq = next_seq++;
         append(&record, path, "", -1);
         pthread_mutex_unlock(&lock);
@@ -470,10 +478,9 @@ void undo_before_unlink(const char *path)
     struct stat own, parent;
     int saved = errno;
     /* Of a directory it fails; some programs try that before they remove it as one. */
-    if (undo_is_on() && lstat(path, &own) == 0 && !S_ISDIR(own.st_mode) && parent_of(path, &parent) == 0) {
+    if (undo_is_on() && lstat(path, &own) == 0 && !S_ISDIR(own.st_mode) && parent_of(path, &parent) == 0 && locked()) {
         struct record record = {
             .kind = UNLINKED, .dev = parent.st_dev, .ino = parent.st_ino, .own_ino = own.st_ino};
-        pthread_mutex_lock(&lock);
         record.seq = next_seq++;
         keep(path, record.seq);
         append(&record, path, "", -1);
@@ -486,10 +493,9 @@ void undo_before_rename(const char *from, const char *to)
 {
     struct stat own, parent, replaced;
     int saved = errno;
-    if (undo_is_on() && lstat(from, &own) == 0 && parent_of(to, &parent) == 0) {
+    if (undo_is_on() && lstat(from, &own) == 0 && parent_of(to, &parent) == 0 && locked()) {
         struct record record = {
             .kind = RENAMED, .dev = parent.st_dev, .ino = parent.st_ino, .own_ino = own.st_ino};
-        pthread_mutex_lock(&lock);
         record.seq = next_seq++;
         if (lstat(to, &replaced) == 0 && S_ISREG(replaced.st_mode))
             keep(to, record.seq);

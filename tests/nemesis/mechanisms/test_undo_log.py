@@ -849,6 +849,27 @@ def test_calls_by_their_numbers_are_seen_as_those_by_name(keeper: str, how: str,
 
 
 @every_keeper
+def test_a_process_that_is_forked_while_a_thread_writes_can_write(keeper: str, tmp_path: Path) -> None:
+    host = Host(str(tmp_path), {"a": bytes(200 << 20)}, keeper)
+    script = (
+        "import os, sys, threading, time\n"
+        "a = os.open(os.path.join(sys.argv[1], 'a'), os.O_RDWR)\n"
+        "threading.Thread(target=lambda: os.pwrite(a, bytes(200 << 20), 0), daemon=True).start()\n"
+        "while not os.path.exists(sys.argv[2]) or os.path.getsize(sys.argv[2]) < 1 << 20: time.sleep(0.001)\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    os.pwrite(a, b'x', 0)\n"
+        "    os.fsync(a)\n"
+        "    os._exit(7)\n"
+        "deadline = time.monotonic() + 30\n"
+        "while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < deadline: time.sleep(0.01)\n"
+        "if not ended[0]: os.kill(child, 9)\n"
+        "sys.exit(os.waitstatus_to_exitcode(ended[1]) != 7)\n"
+    )
+    host.start(script, host.data, os.path.join(host.undo, "log")).check_returncode()
+
+
+@every_keeper
 def test_files_elsewhere_are_left_alone(keeper: str, tmp_path: Path) -> None:
     host = Host(str(tmp_path), {"a": b"1"}, keeper)
     outside = tmp_path / "outside"
