@@ -268,8 +268,8 @@ class ShimDisks:
             raise RuntimeError(f"what the replica of {host} writes is not kept track of in this run")
         if (await self._controls.counters(host)).undo_overflow > self._forgiven.get(host, 0):
             raise RuntimeError(
-                f"what the replica of {host} wrote could not all be kept track of: it was too much, or several "
-                "processes wrote (--mechanism seccomp keeps track of all processes of a program)"
+                f"what the replica of {host} wrote could not all be kept track of: it was too much, several processes "
+                "wrote, or it synced by aio_fsync (--mechanism seccomp keeps track of all processes of a program)"
             )
         operations, size_bytes = 0, 0
         files: set[int] = set()

@@ -8,6 +8,7 @@
 #include "control.h"
 #include "undo.h"
 
+#include <aio.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -484,6 +485,26 @@ int syncfs(int fd)
     if (result < 0 && control_has_disk())
         count_refusal();
     return result;
+}
+
+/* When that is done, and whether it was, the program learns by itself. */
+static int synced_later(int operation, struct aiocb *asked, int (*real)(int, struct aiocb *))
+{
+    if (undo_is_on() && concerns_fd(asked->aio_fildes))
+        undo_lost_sight();
+    return real(operation, asked);
+}
+
+int aio_fsync(int operation, struct aiocb *asked)
+{
+    REAL(aio_fsync);
+    return synced_later(operation, asked, real);
+}
+
+int aio_fsync64(int operation, struct aiocb64 *asked)
+{
+    REAL(aio_fsync64);
+    return synced_later(operation, (struct aiocb *)asked, (int (*)(int, struct aiocb *))real);
 }
 
 /* It makes no length and no name durable: not a sync for the account. */

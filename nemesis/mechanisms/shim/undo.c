@@ -450,6 +450,16 @@ void undo_after_sync(const struct stat *status, uint64_t begun)
     errno = saved;
 }
 
+void undo_lost_sight(void)
+{
+    int saved = errno;
+    if (locked()) {
+        give_up();
+        pthread_mutex_unlock(&lock);
+    }
+    errno = saved;
+}
+
 void undo_after_create(const char *path, int is_new)
 {
     struct stat own, parent;

@@ -27,6 +27,9 @@ void undo_after_write_through(const struct undo_through *through, uint64_t lengt
 uint64_t undo_before_sync(void);
 void undo_after_sync(const struct stat *status, uint64_t begun);
 
+/* Something becomes durable at a time that is not known: the account is not whole any more, and the harness is told. */
+void undo_lost_sight(void);
+
 /* After a file or directory was made; `is_new` is 0 of one more name of a file that there was before. */
 void undo_after_create(const char *path, int is_new);
 

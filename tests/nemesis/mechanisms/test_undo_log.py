@@ -849,6 +849,30 @@ def test_calls_by_their_numbers_are_seen_as_those_by_name(keeper: str, how: str,
 
 
 @every_keeper
+def test_a_sync_that_is_done_later_makes_the_account_void_or_is_in_it(keeper: str, tmp_path: Path) -> None:
+    """The C library syncs in a thread of its own, by no function of the shim."""
+    host = Host(str(tmp_path), {"a": b"1"}, keeper)
+    script = (
+        "import ctypes, os, struct, sys, time\n"
+        "a = os.open(os.path.join(sys.argv[1], 'a'), os.O_RDWR)\n"
+        "ctypes.CDLL('librt.so.1', ctypes.RTLD_GLOBAL)  # where the C library has it apart\n"
+        "libc, asked = ctypes.CDLL(None), ctypes.create_string_buffer(struct.pack('=i', a), 256)\n"
+        "os.pwrite(a, b'2', 0)\n"
+        "assert libc.aio_fsync(os.O_SYNC, asked) == 0\n"
+        "while libc.aio_error(asked): time.sleep(0.01)\n"
+        "assert libc.aio_return(asked) == 0\n"
+    )
+    host.start(script, host.data).check_returncode()
+    overflow = parse_counters(Path(host.control).read_bytes()).undo_overflow
+    if keeper == "shim":
+        assert overflow == 1
+    else:
+        assert overflow == 0
+        host.take_back("ext4")
+        assert host.files() == {"a": b"2"}
+
+
+@every_keeper
 def test_a_process_that_is_forked_while_a_thread_writes_can_write(keeper: str, tmp_path: Path) -> None:
     host = Host(str(tmp_path), {"a": bytes(200 << 20)}, keeper)
     script = (
