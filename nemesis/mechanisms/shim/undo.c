@@ -57,6 +57,8 @@ struct record {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int log_fd = -1;
 static pid_t keeper;  /* who keeps the log; 0 where that is another process */
+static dev_t log_device;
+static ino_t log_inode;
 static char undo_path[PATH_MAX - 64];
 static uint64_t next_seq = 1, log_bytes, limit_bytes = FIRST_LIMIT_BYTES;
 
@@ -237,6 +239,34 @@ static int is_durable(const struct object *objects, size_t count, const struct r
     return 1;
 }
 
+/* Which file the log is, by its descriptor. */
+static int know(int fd)
+{
+    struct stat status;
+    if (fstat(fd, &status) != 0)
+        return -1;
+    log_device = status.st_dev, log_inode = status.st_ino;
+    return 0;
+}
+
+/* Sees that the descriptor is still of the log: some programs close all that they have not opened themselves, and the
+ * next file that they open gets its number. Then the log is opened again. Called with the lock held. */
+static void find_again(void)
+{
+    struct stat status;
+    char path[PATH_MAX];
+    if (log_fd < 0 || (fstat(log_fd, &status) == 0 && status.st_dev == log_device && status.st_ino == log_inode))
+        return;
+    snprintf(path, sizeof path, "%s/log", undo_path);
+    log_fd = (int)bare(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC);
+    if (log_fd >= 0 && fstat(log_fd, &status) == 0 && status.st_dev == log_device && status.st_ino == log_inode &&
+        bare(SYS_flock, log_fd, LOCK_EX | LOCK_NB) == 0 && bare(SYS_lseek, log_fd, (off_t)log_bytes, SEEK_SET) >= 0)
+        return;
+    if (log_fd >= 0)
+        bare(SYS_close, log_fd);
+    give_up();
+}
+
 /* Rewrites the log without what has become durable. Called with the lock held. */
 static void compact(void)
 {
@@ -274,6 +304,8 @@ static void compact(void)
     }
     bare(SYS_close, log_fd);
     log_fd = fresh;
+    if (know(fresh) != 0)
+        give_up();
     log_bytes = kept_bytes;
     limit_bytes = 2 * kept_bytes > FIRST_LIMIT_BYTES ? 2 * kept_bytes : FIRST_LIMIT_BYTES;
 }
@@ -289,6 +321,7 @@ static int locked(void)
         return 0;
     }
     pthread_mutex_lock(&lock);
+    find_again();
     return 1;
 }
 
@@ -337,7 +370,8 @@ __attribute__((constructor(102))) static void undo_open(void)
         if (record.seq >= next_seq)
             next_seq = record.seq + 1;
     log_bytes = offset;  /* without what was torn */
-    if (bare(SYS_ftruncate, log_fd, offset) != 0 || bare(SYS_lseek, log_fd, offset, SEEK_SET) < 0)
+    if (bare(SYS_ftruncate, log_fd, offset) != 0 || bare(SYS_lseek, log_fd, offset, SEEK_SET) < 0 ||
+        know(log_fd) != 0)
         give_up();
     else
         reserve(log_fd);

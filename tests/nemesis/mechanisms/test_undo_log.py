@@ -269,7 +269,11 @@ class Host:
 
     def start(self, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """A Python program under the keeper, to its end."""
-        argv, environment = [sys.executable, "-I", "-S", "-c", script, *arguments], dict(os.environ)
+        return self.start_program([sys.executable, "-I", "-S", "-c", script, *arguments])
+
+    def start_program(self, argv: list[str]) -> subprocess.CompletedProcess[str]:
+        """A program under the keeper, to its end."""
+        environment = dict(os.environ)
         if self.keeper == "shim":
             environment |= shim_environment(self.tool, self.control, self.data, undo_path=self.undo)
         else:
@@ -891,6 +895,24 @@ def test_a_process_that_is_forked_while_a_thread_writes_can_write(keeper: str, t
         "sys.exit(os.waitstatus_to_exitcode(ended[1]) != 7)\n"
     )
     host.start(script, host.data, os.path.join(host.undo, "log")).check_returncode()
+
+
+@every_keeper
+def test_a_program_that_closes_every_descriptor_gets_nothing_of_the_log(keeper: str, tmp_path: Path) -> None:
+    host = Host(str(tmp_path), {"a": b"old a", "b": b"old b"}, keeper)
+    script = (
+        "import os, sys\n"
+        "os.closerange(3, 1024)\n"
+        "a, b = (os.open(os.path.join(sys.argv[1], name), os.O_RDWR) for name in 'ab')\n"
+        "os.pwrite(a, b'new', 0)\n"
+        "os.fsync(a)\n"
+        "os.pwrite(b, b'lost', 0)\n"
+    )
+    host.start(script, host.data).check_returncode()
+    assert host.files() == {"a": b"new a", "b": b"lostb"}
+    assert parse_counters(Path(host.control).read_bytes()).undo_overflow == 0
+    host.take_back("ext4")
+    assert host.files() == {"a": b"new a", "b": b"old b"}
 
 
 @every_keeper
