@@ -26,6 +26,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,6 +56,7 @@ struct record {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static uint64_t mask;  /* signals that the thread which has the lock held back before */
 static int log_fd = -1;
 static pid_t keeper;  /* who keeps the log; 0 where that is another process */
 static dev_t log_device;
@@ -310,8 +312,8 @@ static void compact(void)
     limit_bytes = 2 * kept_bytes > FIRST_LIMIT_BYTES ? 2 * kept_bytes : FIRST_LIMIT_BYTES;
 }
 
-/* Takes the lock; 0 where no log is kept. A process that was forked while another thread had the lock would wait for it
- * for ever, so it is asked first whose log it is. */
+/* Takes the lock; 0 where no log is kept. Neither a process that was forked while another thread had the lock may wait
+ * for it, nor a signal's handler in the thread that has it: they would wait for ever. */
 static int locked(void)
 {
     if (!undo_is_on())
@@ -320,9 +322,19 @@ static int locked(void)
         give_up();
         return 0;
     }
+    uint64_t every = ~0ull, before;
+    bare(SYS_rt_sigprocmask, SIG_SETMASK, &every, &before, sizeof before);
     pthread_mutex_lock(&lock);
+    mask = before;
     find_again();
     return 1;
+}
+
+static void unlock(void)
+{
+    uint64_t before = mask;
+    pthread_mutex_unlock(&lock);
+    bare(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, sizeof before);
 }
 
 /* Appends a record and, from `data_fd`, the old bytes. Called with the lock held. */
@@ -420,7 +432,7 @@ void undo_before_write(int fd, off_t offset, uint64_t length, int is_truncate)
     if (locked()) {
         record.seq = next_seq++;
         append(&record, path, "", data_fd);
-        pthread_mutex_unlock(&lock);
+        unlock();
     }
     if (data_fd >= 0)
         bare(SYS_close, data_fd);
@@ -437,7 +449,7 @@ void undo_before_write_through(int fd, off_t offset, struct undo_through *throug
                                          .offset = (uint64_t)offset,
                                          .old_size = (uint64_t)status.st_size};
         through->seq = next_seq++;
-        pthread_mutex_unlock(&lock);
+        unlock();
     }
     errno = saved;
 }
@@ -457,7 +469,7 @@ void undo_after_write_through(const struct undo_through *through, uint64_t lengt
             .old_size = through->old_size,
         };
         append(&record, "", "", -1);
-        pthread_mutex_unlock(&lock);
+        unlock();
     }
     errno = saved;
 }
@@ -467,7 +479,7 @@ uint64_t undo_before_sync(void)
     if (!locked())
         return 0;
     uint64_t begun = next_seq;
-    pthread_mutex_unlock(&lock);
+    unlock();
     return begun;
 }
 
@@ -479,7 +491,7 @@ void undo_after_sync(const struct stat *status, uint64_t begun)
         if (status)
             record.dev = status->st_dev, record.ino = status->st_ino;
         append(&record, "", "", -1);
-        pthread_mutex_unlock(&lock);
+        unlock();
     }
     errno = saved;
 }
@@ -489,7 +501,7 @@ void undo_lost_sight(void)
     int saved = errno;
     if (locked()) {
         give_up();
-        pthread_mutex_unlock(&lock);
+        unlock();
     }
     errno = saved;
 }
@@ -503,7 +515,7 @@ void undo_after_create(const char *path, int is_new)
             .kind = CREATED, .dev = parent.st_dev, .ino = parent.st_ino, .own_ino = is_new ? own.st_ino : 0};
         record.seq = next_seq++;
         append(&record, path, "", -1);
-        pthread_mutex_unlock(&lock);
+        unlock();
     }
     errno = saved;
 }
@@ -528,7 +540,7 @@ void undo_before_unlink(const char *path)
         record.seq = next_seq++;
         keep(path, record.seq);
         append(&record, path, "", -1);
-        pthread_mutex_unlock(&lock);
+        unlock();
     }
     errno = saved;
 }
@@ -544,7 +556,7 @@ void undo_before_rename(const char *from, const char *to)
         if (lstat(to, &replaced) == 0 && S_ISREG(replaced.st_mode))
             keep(to, record.seq);
         append(&record, from, to, -1);
-        pthread_mutex_unlock(&lock);
+        unlock();
     }
     errno = saved;
 }

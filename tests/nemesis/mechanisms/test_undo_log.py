@@ -22,6 +22,7 @@ from nemesis.mechanisms.launcher_archive import launcher_archive, launcher_comma
 from nemesis.mechanisms.shim import CONTROL_BYTES, HostFaults, build_shim, parse_counters, shim_environment, why_no_shim
 from nemesis.mechanisms.undo_log import take_back_script
 
+COMPILER = shutil.which("cc") or shutil.which("gcc")
 REASONS = {"shim": why_no_shim(), "launcher": why_no_traps()}
 every_keeper = pytest.mark.parametrize(
     "keeper",
@@ -895,6 +896,30 @@ def test_a_process_that_is_forked_while_a_thread_writes_can_write(keeper: str, t
         "sys.exit(os.waitstatus_to_exitcode(ended[1]) != 7)\n"
     )
     host.start(script, host.data, os.path.join(host.undo, "log")).check_returncode()
+
+
+@every_keeper
+@pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
+def test_a_handler_of_a_signal_can_write_while_its_thread_does(keeper: str, tmp_path: Path) -> None:
+    """What a handler in C may do; Python's own run between two calls."""
+    host = Host(str(tmp_path), {"a": bytes(1 << 20), "b": b""}, keeper)
+    source, program = tmp_path / "program.c", tmp_path / "program"
+    source.write_text(
+        "#include <fcntl.h>\n#include <signal.h>\n#include <sys/time.h>\n#include <unistd.h>\n"
+        "static int a, b, handled;\n"
+        "static void handle(int number) { handled += write(b, &number, 1) == 1; }\n"
+        "int main(int count, char **words) {\n"
+        "    static char data[4096];\n"
+        "    struct itimerval soon = {{0, 300}, {0, 300}};\n"
+        "    a = open(words[count - 2], O_RDWR), b = open(words[count - 1], O_WRONLY | O_APPEND);\n"
+        "    signal(SIGALRM, handle);\n"
+        "    setitimer(ITIMER_REAL, &soon, NULL);\n"
+        "    while (handled < 200)\n"
+        "        if (pwrite(a, data, sizeof data, 0) < 0) return 1;\n"
+        "    return 0;\n}\n"
+    )
+    subprocess.run([str(COMPILER), "-o", program, source], check=True)
+    host.start_program([str(program), os.path.join(host.data, "a"), os.path.join(host.data, "b")]).check_returncode()
 
 
 @every_keeper
