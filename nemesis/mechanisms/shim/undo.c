@@ -427,14 +427,16 @@ void undo_before_write(int fd, off_t offset, uint64_t length, int is_truncate)
         .old_size = size,
         .data_bytes = end > begin ? end - begin : 0,
     };
-    /* The descriptor may be for writing only. */
-    int data_fd = record.data_bytes ? (int)bare(SYS_openat, AT_FDCWD, link, O_RDONLY | O_CLOEXEC) : -1;
+    /* The program's own descriptor, where it can be read by: who closes another one of a file loses all locks that the
+     * process has on it (man 2 fcntl). */
+    int flags = (int)bare(SYS_fcntl, fd, F_GETFL), is_own = (flags & O_ACCMODE) == O_RDWR && !(flags & O_DIRECT);
+    int data_fd = is_own || !record.data_bytes ? fd : (int)bare(SYS_openat, AT_FDCWD, link, O_RDONLY | O_CLOEXEC);
     if (locked()) {
         record.seq = next_seq++;
         append(&record, path, "", data_fd);
         unlock();
     }
-    if (data_fd >= 0)
+    if (data_fd >= 0 && data_fd != fd)
         bare(SYS_close, data_fd);
     errno = saved;
 }

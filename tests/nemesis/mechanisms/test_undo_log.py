@@ -941,6 +941,25 @@ def test_a_program_that_closes_every_descriptor_gets_nothing_of_the_log(keeper: 
 
 
 @every_keeper
+def test_a_lock_on_a_file_outlasts_a_write_to_it(keeper: str, tmp_path: Path) -> None:
+    host = Host(str(tmp_path), {"a": b"old"}, keeper)
+    script = (
+        "import fcntl, os, sys\n"
+        "a = os.open(os.path.join(sys.argv[1], 'a'), os.O_RDWR)\n"
+        "fcntl.lockf(a, fcntl.LOCK_EX)\n"
+        "os.pwrite(a, b'new', 0)\n"
+        "if os.fork() == 0:\n"
+        "    try:\n"
+        "        fcntl.lockf(a, fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
+        "    except BlockingIOError:\n"
+        "        os._exit(7)\n"
+        "    os._exit(0)\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.wait()[1]) != 7)\n"
+    )
+    host.start(script, host.data).check_returncode()
+
+
+@every_keeper
 def test_files_elsewhere_are_left_alone(keeper: str, tmp_path: Path) -> None:
     host = Host(str(tmp_path), {"a": b"1"}, keeper)
     outside = tmp_path / "outside"
