@@ -340,15 +340,23 @@ class HostFaults:
     _accounts: set[str] = field(default_factory=set)
     _monotonic_gained_ns: int = 0
 
-    def add_skew(self, fault_id: str, skew: ClockSkew, *, wall_ns: int, monotonic_ns: int) -> None:
-        """Skew the clock from now on; the times are the host's true ones. Raises ShimError for too many."""
+    def add_skew(self, fault_id: str, skew: ClockSkew, *, wall_ns: int, monotonic_ns: int, margin_ns: int = 0) -> None:
+        """Skew the clock from now on; the times are the host's true ones. `margin_ns` is how much later the change may
+        come into force: a monotonic clock that is slowed down goes slower from then on, else it would go back. Raises
+        ShimError for too many."""
         if fault_id not in self._skews and len(self._skews) >= CLOCK_SLOTS - 1:
             raise ShimError(f"{CLOCK_SLOTS - 1} clock faults are in force on one host already")
         if skew.affects_monotonic and (skew.offset_ms or skew.strobe_ms or skew.step_ms):
             raise ValueError("a monotonic clock can be skewed by its rate only: it must not go back")
         if skew.rate_ppm <= -1_000_000:
             raise ValueError(f"a clock cannot stand still or run backwards: {skew.rate_ppm} ppm")
-        self._skews[fault_id] = _Slot(skew, monotonic_ns if skew.affects_monotonic else wall_ns)
+        others = [slot.skew for name, slot in self._skews.items() if name != fault_id]
+        # Without those that make it faster: they may be healed first.
+        slower_ppm = sum(min(0, each.rate_ppm) for each in (skew, *others) if each.affects_monotonic)
+        if slower_ppm <= -1_000_000:
+            raise ValueError(f"a monotonic clock cannot stand still or run backwards: {slower_ppm} ppm by all faults")
+        behind_ns = margin_ns if skew.rate_ppm < 0 else 0
+        self._skews[fault_id] = _Slot(skew, monotonic_ns + behind_ns if skew.affects_monotonic else wall_ns)
 
     def remove_skew(self, fault_id: str, *, monotonic_ns: int, margin_ns: int = 0) -> None:
         """Take a skew away. A monotonic clock keeps what it has gained or lost; `margin_ns` is how much later the

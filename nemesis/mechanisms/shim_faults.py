@@ -26,7 +26,8 @@ from nemesis.words import plural
 __all__ = ["ShimClocks", "ShimDisks"]
 
 MONOTONIC_MARGIN_NS = 200_000_000
-"""How much later than planned a change may reach the host; a fast monotonic clock is released this far ahead."""
+"""How much later than planned a change may reach the host; a fast monotonic clock is released this far ahead, and
+a slow one begins so much later."""
 
 MAX_NAMED = 3
 """Files that a line names; a broker may have mapped hundreds."""
@@ -83,10 +84,14 @@ class ShimClocks:
         async def set_one(host: str, skew: ClockSkew) -> None:
             begun[host] = await self._controls.counts(host)
             wall_ns, monotonic_ns = await self._controls.access.now(host)
-            self._controls.faults[host].add_skew(fault_id, skew, wall_ns=wall_ns, monotonic_ns=monotonic_ns)
+            self._controls.faults[host].add_skew(
+                fault_id, skew, wall_ns=wall_ns, monotonic_ns=monotonic_ns, margin_ns=MONOTONIC_MARGIN_NS
+            )
             await self._apply(host)
 
         await asyncio.gather(*(set_one(host, skew) for host, skew in skews.items()))
+        if any(skew.affects_monotonic and skew.rate_ppm < 0 for skew in skews.values()):
+            await asyncio.sleep(MONOTONIC_MARGIN_NS / 1e9)
 
     async def release(self, fault_id: str) -> None:
         """Undo one fault."""

@@ -213,6 +213,25 @@ def test_wall_clocks_drift_and_swing(child: Child) -> None:
 
 
 @needs_shim
+@pytest.mark.parametrize("rate_ppm", [-750_000, 2_000_000])
+def test_monotonic_clocks_never_go_back_where_a_change_comes_late(child: Child, rate_ppm: int) -> None:
+    margin_ns = 10_000_000_000  # longer than all of this takes
+    child.faults.add_skew(
+        "m", ClockSkew(rate_ppm=rate_ppm, affects_monotonic=True),
+        wall_ns=time.time_ns(), monotonic_ns=time.monotonic_ns(), margin_ns=margin_ns,
+    )  # fmt: skip
+    time.sleep(0.2)
+    before_s = child.monotonic_s()
+    child.apply()
+    in_force_s = child.monotonic_s()
+    child.faults.remove_skew("m", monotonic_ns=time.monotonic_ns(), margin_ns=margin_ns)
+    time.sleep(0.2)
+    at_end_s = child.monotonic_s()
+    child.apply()
+    assert before_s < in_force_s < at_end_s < child.monotonic_s()
+
+
+@needs_shim
 @pytest.mark.parametrize("rate_ppm", [-500_000, 500_000])
 def test_monotonic_clocks_change_their_rate_and_never_go_back(child: Child, rate_ppm: int) -> None:
     seen: list[float] = []
@@ -563,6 +582,17 @@ def test_too_many_clock_faults_are_refused() -> None:
 def test_clocks_that_would_go_back_are_refused(skew: ClockSkew) -> None:
     with pytest.raises(ValueError, match=r"clock"):
         HostFaults().add_skew("f", skew, wall_ns=0, monotonic_ns=0)
+
+
+def test_monotonic_clocks_that_would_go_back_by_two_faults_are_refused() -> None:
+    faults = HostFaults()
+    slow, fast = (ClockSkew(rate_ppm=rate_ppm, affects_monotonic=True) for rate_ppm in (-600_000, 500_000))
+    faults.add_skew("slow", slow, wall_ns=0, monotonic_ns=0)
+    faults.add_skew("fast", fast, wall_ns=0, monotonic_ns=0)
+    with pytest.raises(ValueError, match="backwards: -1200000 ppm by all faults"):
+        faults.add_skew("slower", slow, wall_ns=0, monotonic_ns=0)
+    faults.remove_skew("slow", monotonic_ns=0)
+    faults.add_skew("slower", slow, wall_ns=0, monotonic_ns=0)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "remove"]), st.integers(0, 5), st.integers(-(10**9), 10**9))))
