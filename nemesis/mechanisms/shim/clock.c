@@ -37,6 +37,23 @@ static int is_monotonic(clockid_t id)
     return id == CLOCK_MONOTONIC || id == CLOCK_MONOTONIC_RAW || id == CLOCK_MONOTONIC_COARSE || id == CLOCK_BOOTTIME;
 }
 
+/* By how much a clock is ahead of CLOCK_MONOTONIC, by which the harness says since when one is wrong: CLOCK_BOOTTIME
+ * has counted while the machine slept, and CLOCK_MONOTONIC_RAW is not slewed. Looked at once: neither must go back. */
+static int64_t ahead_ns(clockid_t id)
+{
+    static int64_t known[2];  /* 0: not yet */
+    struct timespec own, steady;
+    int64_t *ahead = &known[id == CLOCK_BOOTTIME], none = 0;
+    if (id != CLOCK_BOOTTIME && id != CLOCK_MONOTONIC_RAW)
+        return 0;
+    if (!__atomic_load_n(ahead, __ATOMIC_RELAXED) && true_time(id, &own) == 0 &&
+        true_time(CLOCK_MONOTONIC, &steady) == 0) {
+        int64_t found = (int64_t)(own.tv_sec - steady.tv_sec) * SECOND_NS + own.tv_nsec - steady.tv_nsec;
+        __atomic_compare_exchange_n(ahead, &none, found ? found : 1, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    }
+    return __atomic_load_n(ahead, __ATOMIC_RELAXED);
+}
+
 static int64_t skew_of(const struct settings *settings, int64_t now_ns, int want_monotonic)
 {
     int64_t sum = 0;
@@ -84,8 +101,9 @@ const struct timespec *clock_true_deadline(clockid_t id, const struct timespec *
         deadline->tv_nsec >= SECOND_NS || deadline->tv_sec < 0 || deadline->tv_sec > FOREVER_S ||
         !control_read(&settings) || true_time(id, &now) != 0)
         return deadline;
-    int64_t now_ns = (int64_t)now.tv_sec * SECOND_NS + now.tv_nsec;
-    int64_t deadline_ns = (int64_t)deadline->tv_sec * SECOND_NS + deadline->tv_nsec;
+    int64_t ahead = ahead_ns(id);
+    int64_t now_ns = (int64_t)now.tv_sec * SECOND_NS + now.tv_nsec - ahead;
+    int64_t deadline_ns = (int64_t)deadline->tv_sec * SECOND_NS + deadline->tv_nsec - ahead;
     int64_t until_ns = shows_at(&settings, now_ns, deadline_ns, want_monotonic);
     for (int i = 0; i < CLOCK_SLOTS; i++) {
         const struct clock_slot *slot = &settings.clocks[i];
@@ -101,6 +119,7 @@ const struct timespec *clock_true_deadline(clockid_t id, const struct timespec *
     }
     if (!is_used)
         return deadline;
+    until_ns += ahead;
     *out = (struct timespec){until_ns / SECOND_NS, until_ns % SECOND_NS};
     return out;
 }
@@ -110,7 +129,7 @@ static void move(clockid_t id, struct timespec *time)
     if (!control_has_clock() || !(is_wall(id) || is_monotonic(id)))
         return;
     int64_t now_ns = (int64_t)time->tv_sec * SECOND_NS + time->tv_nsec;
-    int64_t skew = skew_ns(now_ns, is_monotonic(id));
+    int64_t skew = skew_ns(now_ns - ahead_ns(id), is_monotonic(id));
     if (skew)
         COUNT_PROGRAM(clock_reads);
     now_ns += skew;

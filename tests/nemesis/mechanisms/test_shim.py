@@ -584,6 +584,29 @@ def test_clocks_that_would_go_back_are_refused(skew: ClockSkew) -> None:
         HostFaults().add_skew("f", skew, wall_ns=0, monotonic_ns=0)
 
 
+SLEPT = ["unshare", "--time", "--fork", "--boottime", "100000"]
+
+
+@needs_shim
+@pytest.mark.skipif(
+    subprocess.run([*SLEPT, "true"], capture_output=True).returncode != 0, reason="there are no time namespaces here"
+)
+def test_a_clock_that_counts_while_a_machine_sleeps_is_moved_from_the_fault_on(tmp_path: Path) -> None:
+    """As if the machine had slept for a day; a clock that went at a quarter of its rate in that time would go back."""
+    child = Child(tmp_path)
+    child.process.kill()
+    child.process.communicate()
+    child.skew("m", rate_ppm=-750_000, affects_monotonic=True)
+    script = "import time; print(time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC))"
+    environment = shim_environment(str(tmp_path / "shim.so"), str(child.control), str(child.root))
+    done = subprocess.run(
+        [*SLEPT, sys.executable, "-I", "-S", "-c", script],
+        env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    true_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic() + 100_000
+    assert abs(float(done.stdout) - true_s) < 1
+
+
 def test_monotonic_clocks_that_would_go_back_by_two_faults_are_refused() -> None:
     faults = HostFaults()
     slow, fast = (ClockSkew(rate_ppm=rate_ppm, affects_monotonic=True) for rate_ppm in (-600_000, 500_000))
