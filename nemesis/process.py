@@ -177,12 +177,14 @@ async def prove_stopped(target: Target, injection: Injection, state: str, in_for
     # A replica that another fault had ended or stopped before met nothing of this one.
     if not failed and any(view.host not in held_by_others and not _had_ended(view) for view in views):
         exercised = True
+    starts = {view.host: view.starts for view in views if view.state == state == PAUSED}
     return Proof(
         proven=not failed,
         exercised=exercised,
         detail="; ".join(failed[:3]) if failed else detail,
         checked=len(victims) + len(others),
         failed=failed,
+        evidence={"starts": starts} if starts else {},
     )
 
 
@@ -218,7 +220,8 @@ async def _astray(processes: Processes, host: str, state: str) -> str | None:
 
 
 async def _prove_still_stopped(target: Target, injection: Injection) -> Proof:
-    """No process of the victims runs, at the end of a fault as at its begin."""
+    """No process of the victims runs, at the end of a fault as at its begin. One that was paused and that another fault
+    has ended meanwhile was let go on for it, to take its SIGTERM; the proof names it."""
     processes = processes_of(target)
     hosts: Sequence[str] = injection.value["hosts"]
     views = await asyncio.gather(*map(processes.look, hosts))
@@ -229,7 +232,17 @@ async def _prove_still_stopped(target: Target, injection: Injection) -> Proof:
         return await _astray(processes, view.host, view.state)
 
     failed = [found for found in await asyncio.gather(*map(problem, views)) if found is not None]
-    detail = "; ".join(failed[:3]) if failed else f"nothing of {', '.join(hosts)} ran until the end"
+    starts: Mapping[str, int] = injection.evidence.get("starts", {})
+    ended = [
+        view.host
+        for view in views
+        if view.host in starts
+        and (view.starts != starts[view.host] or (view.state == DOWN and not view.ended_by_itself))
+    ]
+    stayed = ", ".join(host for host in hosts if host not in ended)
+    words = [f"nothing of {stayed} ran until the end"] if stayed else []
+    words += [f"{host} did not stand still until the end: another fault ended it meanwhile" for host in ended]
+    detail = "; ".join(failed[:3] or words)
     exercised = False if all(map(_had_ended, views)) else None
     return Proof(proven=not failed, exercised=exercised, detail=detail, checked=len(hosts), failed=failed)
 

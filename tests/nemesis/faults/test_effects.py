@@ -393,6 +393,30 @@ def test_an_orderly_end_that_no_victim_came_to_was_met_by_nobody(
     run_virtual(main())
 
 
+@pytest.mark.parametrize("is_over", [False, True])
+def test_what_is_ended_while_it_is_paused_is_not_said_to_have_stood_still(
+    make_fault_target: Any, plan_fault: Any, run_virtual: Run, is_over: bool
+) -> None:
+    """It is let go on to take its SIGTERM."""
+
+    async def main() -> None:
+        target = make_fault_target(5)
+        injection = await plan_fault(PAUSE, target, "sigstop@n1+n2")
+        await PAUSE.inject(target, injection)
+        proof = await PAUSE.prove(target, injection)
+        lasting = dataclasses.replace(injection, evidence=proof.evidence)
+        assert (await PAUSE.prove_met(target, lasting)).detail == "nothing of n1, n2 ran until the end"
+        await target.processes.end("kill", ["n1"], signal_name="TERM")
+        if is_over:
+            await target.processes.release("kill")
+            target.processes.starts["n1"] = 2
+        met = await PAUSE.prove_met(target, lasting)
+        told = "n1 did not stand still until the end: another fault ended it meanwhile"
+        assert met.proven and met.detail == f"nothing of n2 ran until the end; {told}"
+
+    run_virtual(main())
+
+
 @pytest.mark.parametrize("form", ["sigkill", "terminate"])
 def test_a_kill_of_replicas_that_had_ended_by_themselves_was_met_by_nobody(
     form: str, make_fault_target: Any, plan_fault: Any, run_virtual: Run
