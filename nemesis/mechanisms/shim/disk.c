@@ -30,6 +30,9 @@
 #define RWF_SYNC 0x4
 #define RWF_APPEND 0x10
 #endif
+#ifndef RWF_NOAPPEND
+#define RWF_NOAPPEND 0x20
+#endif
 #define REAL(name)                                                            \
     static __typeof__(&name) real;                                            \
     if (!real)                                                                \
@@ -201,13 +204,13 @@ static int before_write_with(int fd, off_t offset, uint64_t length, int flags, s
     through->seq = 0;
     if (!is_watched() || !concerns_fd(fd) || fstat(fd, &status) != 0)
         return 0;
-    int opened_as = undo_is_on() || offset < 0 ? (int)bare(SYS_fcntl, fd, F_GETFL) : 0;
+    int opened_as = (int)bare(SYS_fcntl, fd, F_GETFL);
     if (opened_as < 0)
         opened_as = 0;
-    if (flags & RWF_APPEND)
-        offset = status.st_size;
+    if ((flags & RWF_APPEND) || ((opened_as & O_APPEND) && !(flags & RWF_NOAPPEND)))
+        offset = status.st_size;  /* wherever pwrite is to write */
     else if (offset < 0)
-        offset = (opened_as & O_APPEND) ? status.st_size : (off_t)bare(SYS_lseek, fd, 0, SEEK_CUR);
+        offset = (off_t)bare(SYS_lseek, fd, 0, SEEK_CUR);
     if (gate(offset + (off_t)length > status.st_size ? GROW : WRITE) != 0)
         return -1;
     if ((opened_as & O_DSYNC) || (flags & (RWF_DSYNC | RWF_SYNC)))  /* O_SYNC has the bit of O_DSYNC */
@@ -609,7 +612,7 @@ int fallocate(int fd, int mode, off_t offset, off_t length)
 {
     REAL(fallocate);
     struct undo_through through;
-    if (before_write(fd, offset, (uint64_t)length, &through))
+    if (before_write_with(fd, offset, (uint64_t)length, RWF_NOAPPEND, &through))
         return -1;
     int result = real(fd, mode, offset, length);
     if (result == 0)
@@ -626,7 +629,7 @@ int posix_fallocate(int fd, off_t offset, off_t length)
 {
     REAL(posix_fallocate);
     struct undo_through through;
-    if (before_write(fd, offset, (uint64_t)length, &through))
+    if (before_write_with(fd, offset, (uint64_t)length, RWF_NOAPPEND, &through))
         return errno;
     int result = real(fd, offset, length);
     if (result == 0)

@@ -480,6 +480,23 @@ def test_a_write_that_asks_to_be_durable_is(keeper: str, how: str, tmp_path: Pat
 
 
 @every_keeper
+def test_what_is_written_at_a_place_of_a_file_that_is_appended_to_is_at_its_end(keeper: str, tmp_path: Path) -> None:
+    """As pwrite does on Linux (man 2 pwrite)."""
+    host = Host(str(tmp_path), {"a": b"old a"}, keeper)
+    script = (
+        "import os, sys\n"
+        "path = os.path.join(sys.argv[1], 'a')\n"
+        "other, a = os.open(path, os.O_RDWR), os.open(path, os.O_WRONLY | os.O_APPEND | os.O_DSYNC)\n"
+        "os.pwrite(other, b'lost', 0)\n"
+        "os.pwrite(a, b' kept', 0)\n"
+    )
+    host.start(script, host.data).check_returncode()
+    assert host.files() == {"a": b"losta kept"}
+    host.take_back("ext4")
+    assert host.files() == {"a": b"old a kept"}
+
+
+@every_keeper
 @pytest.mark.parametrize("how", SYNCHRONOUS)
 def test_a_new_file_that_was_written_synchronously_has_its_name_but_for_posix(
     keeper: str, how: str, tmp_path: Path
