@@ -10,7 +10,7 @@ from checker.history import FAIL, NEVER, OK, History
 from checker.linearizability.counter import read_bounds
 from checker.models.counters import Counter
 from checker.tally import Events, Tally
-from checker.values import exact, number
+from checker.values import NUMBERS, exact, number
 from checker.verdict import Result
 from checker.words import named_row, short
 
@@ -55,7 +55,7 @@ def check_counter(events: Events, *, initial: int = 0) -> Result:
         for row, low, high in read_bounds(history, rows, initial):
             reads += 1
             result = exact(history.result[row])
-            if not isinstance(result, (int, float)) or not low - slack <= result <= high + slack:
+            if not isinstance(result, NUMBERS) or not low - slack <= result <= high + slack:
                 tally.add("out-of-bounds", (row,), f"{named_row(history, row)} is not within {low} to {high}")
     return tally.result(fine=f"{reads} reads within their bounds")
 

@@ -8,11 +8,15 @@ there is a boolean at all: without any, Python's equality is JSON's.
 
 from __future__ import annotations
 
+import decimal
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any
 
-__all__ = ["FALSE", "TRUE", "FrozenMap", "exact", "holds_boolean", "number", "truth"]
+__all__ = [
+    "FALSE", "MAX_DECIMAL_PLACES", "NUMBERS", "TRUE", "ExactDecimal", "FrozenMap", "exact", "holds_boolean", "number",
+    "truth",
+]  # fmt: skip
 
 
 #: Below it every whole number is a float of its own.
@@ -42,6 +46,47 @@ class _Truth:
 
 TRUE: Any = _Truth("TRUE")
 FALSE: Any = _Truth("FALSE")
+
+
+#: Places of an :class:`ExactDecimal` before and behind its point, either way.
+MAX_DECIMAL_PLACES = 1_000
+#: Sums of so many digits that none is ever rounded.
+_EXACT = decimal.Context(prec=4 * MAX_DECIMAL_PLACES, traps=[decimal.Inexact, decimal.InvalidOperation])
+
+
+class ExactDecimal(decimal.Decimal):
+    """A decimal fraction (Clojure's ``0.1M``), whose sums are exact; with a float they are floats, as in Clojure."""
+
+    __slots__ = ()
+
+    def __add__(self, other: Any) -> Any:
+        if isinstance(other, float):
+            return float(self) + other
+        return ExactDecimal(_EXACT.add(self, other)) if isinstance(other, (int, decimal.Decimal)) else NotImplemented
+
+    __radd__ = __add__
+
+    def __neg__(self) -> ExactDecimal:
+        return ExactDecimal(self.copy_negate())
+
+    def __abs__(self) -> ExactDecimal:
+        return ExactDecimal(self.copy_abs())
+
+    def __sub__(self, other: Any) -> Any:
+        return self + -other if isinstance(other, (int, float, decimal.Decimal)) else NotImplemented
+
+    def __rsub__(self, other: Any) -> Any:
+        return -self + other
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __reduce__(self) -> Any:
+        return ExactDecimal, (str(self),)
+
+
+#: The classes of numbers that are read.
+NUMBERS = (int, float, ExactDecimal)
 
 
 class FrozenMap(dict[Any, Any]):
@@ -89,7 +134,7 @@ def number(value: Any) -> Any:
     """``value``, to be added to others or compared with them.  Raises TypeError for what is no number, as a boolean."""
     if truth(value) is not None:
         raise TypeError(f"{str(truth(value)).lower()} is no number")
-    if not isinstance(value, (int, float)):
+    if not isinstance(value, NUMBERS):
         raise TypeError(f"{repr(value)[:_SHOWN_CHARS]} is no number")
     return value
 

@@ -17,6 +17,7 @@ from checker.codecs.pairs import looks_keyed, split_keys
 from checker.codecs.source import BATCH_LINES, EVENT_IN_COMMENT, FileEvents
 from checker.history import History, freeze
 from checker.linearizability.budget import no_collection
+from checker.values import MAX_DECIMAL_PLACES, ExactDecimal
 from checker.words import short
 
 __all__ = ["parse_edn", "read_edn_text"]
@@ -100,10 +101,19 @@ def _number(token: str) -> Any:
     except ValueError:
         return token
     if math.isfinite(found):
-        return found
+        return _decimal(token) if token[-1] == "M" else found
     if any(map(str.isdigit, token)):
         raise EdnError(f"{short(token)} is larger than any number that can be told from others", 1)
     return token  # a symbol, as +inf
+
+
+def _decimal(token: str) -> Any:
+    """A decimal (``0.1M``) as exactly as it is written; a whole one is an int, as ``1`` is ``1.0``."""
+    found = ExactDecimal(token[:-1])
+    places = max(abs(found.adjusted()), len(found.as_tuple().digits))
+    if places > MAX_DECIMAL_PLACES:
+        raise EdnError(f"a decimal of {places:,} places is too long to be read", 1)
+    return int(found) if found == found.to_integral_value() else found
 
 
 def _whole(digits: str) -> int:

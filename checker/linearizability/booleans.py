@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 from checker.history import History
 from checker.linearizability.steps import is_ours
 from checker.models.base import Model
-from checker.values import exact, holds_boolean, truth
+from checker.values import NUMBERS, exact, holds_boolean, truth
 
 __all__ = ["distinguished", "exact_model", "mixes_booleans"]
 
@@ -43,7 +43,7 @@ def _results(history: History, model: Model) -> list[Any]:
     others: list[Any] = []
     for f, result in zip(history.f, history.result, strict=True):
         (answers if f in model.answers else others).append(result)
-    if any(isinstance(answer, (int, float)) and truth(answer) is None for answer in answers):
+    if any(isinstance(answer, NUMBERS) and truth(answer) is None for answer in answers):
         return history.result
     return others + [answer for answer in answers if truth(answer) is None]
 

@@ -9,7 +9,7 @@ from itertools import accumulate
 from checker.history import FAIL, INFO, OK, History
 from checker.linearizability.outcome import NotApplicable, Violation
 from checker.models.counters import Counter
-from checker.values import number
+from checker.values import NUMBERS, number
 from checker.words import named_row
 
 __all__ = ["amount_of", "check_counter_bounds", "read_bounds"]
@@ -71,7 +71,7 @@ def check_counter_bounds(history: History, rows: Sequence[int], model: Counter) 
     is_open = False
     for row, low, high in read_bounds(history, rows, model.initial):
         result = history.result[row]
-        if not isinstance(result, (int, float)) or not low <= result <= high:
+        if not isinstance(result, NUMBERS) or not low <= result <= high:
             text = f"{named_row(history, row, model)} is outside of what additions allow: {low} to {high}."
             return Violation(rows=tuple(rows), text=text, minimal=False)
         is_open = is_open or low != high

@@ -11,6 +11,7 @@ from typing import Any
 
 from checker.history import FAIL, OK
 from checker.online.pairs import WINDOW, Call, Judge, Online
+from checker.values import NUMBERS
 
 __all__ = ["OnlineFetchAndAdd"]
 
@@ -44,7 +45,7 @@ class _SumsJudge(Judge):
         if call.f != "read":
             amount = 1 if call.value is None else call.value
             self._spare[call.start] = amount
-            self.is_judging = isinstance(amount, (int, float)) and amount > 0
+            self.is_judging = isinstance(amount, NUMBERS) and amount > 0
 
     def end(self, call: Call, outcome: str, result: Any, now: int, who: str) -> str | None:
         if outcome != OK:

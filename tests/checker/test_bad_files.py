@@ -104,6 +104,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "deep.edn": (b"[" * 50_000, ":1: nested too deeply"),
     "braces.edn": (b"[0 :invoke :read nil]\n" + b"{" * 2_000_000, ":2: nested too deeply"),
     "huge.edn": (b"[0 :invoke :write 1]\n[0 :ok :write 1e400]\n", ":2: '1e400' is larger than any number"),
+    "tiny.edn": (b"[0 :invoke :write 1e-2000M]\n", ":1: a decimal of 2,000 places is too long to be read"),
     "vast.edn": (b"[0 :invoke :write [-2e999M]]\n", ":1: '-2e999M' is larger than any number"),
     "long.edn": (b"[0 :invoke :read nil]\n[0 :ok :read %s]\n" % (b"9" * 5_000), ":2: a number of 5000 digits"),
     "long-time.edn": (

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from checker import FormatError, History, HistoryError, Operation, read_jsonl
+from checker import Counter, FetchAndAdd, FormatError, History, HistoryError, Operation, Register, check, read_jsonl
 from checker.codecs import detect_format, read, read_bytes, read_rows
 from checker.codecs.edn import parse_edn, read_edn_text
 from checker.codecs.source import FileEvents
 from checker.history import HistoryBuilder, key_of_text, key_text
+from checker.simple import check_bank, check_counter
 from checker.values import exact
 
 
@@ -223,6 +227,44 @@ def test_different_values_stay_different() -> None:
     """Code points, what is no number, and symbols that Python would take for numbers."""
     text = r'["\u0041u0041" "A" \u0041 \u [##NaN 1] [1] ##Inf ##-Inf 1_0 10]'
     assert parse_edn(text) == [["Au0041", "A", "A", "u", ["##NaN", 1], [1], math.inf, -math.inf, "1_0", 10]]
+
+
+def _edn_history(*steps: str) -> History:
+    """One process's operations, each as ``:f asked answered``."""
+    lines = []
+    for step in steps:
+        f, asked, answered = step.split()
+        lines.append(f"{{:process 0, :type :invoke, :f {f}, :value {asked}}}")
+        lines.append(f"{{:process 0, :type :ok, :f {f}, :value {answered}}}")
+    return read_edn_text("\n".join(lines), FileEvents("decimals.edn"))
+
+
+def test_edn_decimals_that_are_one_float_stay_apart() -> None:
+    of_money = [":write 10000000000000000.1M 10000000000000000.1M", ":write 10000000000000000.2M 10000000000000000.2M"]
+    stale = _edn_history(*of_money, ":read nil 10000000000000000.1M")
+    assert check(stale, Register()).valid is False
+    assert check(_edn_history(*of_money, ":read nil 10000000000000000.20M"), Register()).valid is True
+    assert parse_edn("[100M 1.0M 0.5M 1e25M -0.0M]") == [[100, 1, 0.5, 10**25, 0]]
+
+
+def test_sums_of_edn_decimals_are_exact() -> None:
+    right = _edn_history(":add 0.1M 0.1M", ":add 0.2M 0.2M", ":read nil 0.3M")
+    wrong = _edn_history(":add 0.1M 0.1M", ":add 0.2M 0.2M", ":read nil 0.3000000000000000001M")
+    for checked in (lambda history: check(history, Counter()), check_counter):
+        assert checked(right).valid is True
+        assert checked(wrong).valid is False
+    taken = _edn_history(":add 0.1M 0", ":add 0.2M 0.1M", ":read nil 0.3M")
+    assert check(taken, FetchAndAdd()).valid is True
+    banks = _edn_history(":read nil {:a,0.1M,:b,0.2M}", ":read nil {:a,0.3M,:b,0M}")
+    assert check_bank(banks).valid is True
+    assert check_bank(_edn_history(":read nil {:a,1e17M}", ":read nil {:a,1e17M,:b,0.1M}")).valid is False
+
+
+@given(st.lists(st.decimals(allow_nan=False, allow_infinity=False, places=30), max_size=5))
+def test_sums_of_edn_decimals_are_those_of_fractions(numbers: list[Decimal]) -> None:
+    read = parse_edn(" ".join(f"{each}M" for each in numbers))
+    for found in (sum(read), -sum(-each for each in read), pickle.loads(pickle.dumps(sum(read)))):
+        assert Fraction(found) == sum(map(Fraction, numbers))
 
 
 KEYS = st.recursive(
