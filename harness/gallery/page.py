@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,9 @@ stands a control: the setting in which the same run, with the same faults from t
 What runs come to is kept in `gallery.json` in the store, or where `--results FILE` says.
 """
 
+_CAPTION = "The operations in conflict"
+_PICTURE = re.compile(rf"^!\[{_CAPTION}\]\(({PICTURES}/[\w.-]+\.svg)\)$", re.M)
+
 Records = Mapping[str, Any]
 
 
@@ -56,18 +60,24 @@ def pages(findings: Mapping[str, Finding], records: Records) -> dict[str, str]:
 
 
 def write_pages(directory: str, found: Mapping[str, str]) -> None:
-    """Write the page and its pictures into a directory, and remove pictures of findings that there are no longer.
-    Raises OperatorError."""
+    """Write the page and its pictures into a directory, and remove pictures of the page before it that this one has
+    not. Raises OperatorError."""
     root = Path(directory)
     try:
         (root / PICTURES).mkdir(parents=True, exist_ok=True)
+        before = _pictures_of(root / "gallery.md")
         for path, text in found.items():
             write_output(root / path, text)
-        for old in (root / PICTURES).glob("*.svg"):
-            if f"{PICTURES}/{old.name}" not in found:
-                old.unlink()
+        for picture in before - set(found):
+            (root / picture).unlink(missing_ok=True)
     except OSError as error:
         raise OperatorError(f"cannot write {error.filename}: {os.strerror(error.errno or 0)}") from None
+
+
+def _pictures_of(page: Path) -> set[str]:
+    """The pictures of a page that was written before: the directory may hold others, which are somebody else's. Raises
+    OSError."""
+    return set(_PICTURE.findall(page.read_text("utf-8", "replace"))) if page.is_file() else set()
 
 
 def _line(finding: Finding, record: Mapping[str, Any] | None) -> str:
@@ -90,7 +100,7 @@ def _section(finding: Finding, record: Mapping[str, Any] | None, *, has_picture:
     if record is not None and record["witness"] is not None:
         yield from (f"> {clip(record['witness']['check']['reason'], MAX_SENTENCE_CHARS)}", "")
     if has_picture:
-        yield from (f"![The operations in conflict]({PICTURES}/{finding.name}.svg)", "")
+        yield from (f"![{_CAPTION}]({PICTURES}/{finding.name}.svg)", "")
     yield from (f"    {finding.line('finding')}", f"    {finding.line('control')}")
 
 

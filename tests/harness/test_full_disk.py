@@ -104,10 +104,11 @@ def test_what_a_search_cut_down_costs_no_earlier_one(tmp_path: Path) -> None:
 
 
 def test_pictures_of_the_gallery_go_when_the_new_page_is_there(tmp_path: Path) -> None:
-    write_pages(str(tmp_path), {"gallery.md": "old", "gallery/gone.svg": "old"})
+    old = "![The operations in conflict](gallery/gone.svg)\n"
+    write_pages(str(tmp_path), {"gallery.md": old, "gallery/gone.svg": old})
     with full_disk(), pytest.raises(OperatorError, match=r"cannot write .*gallery\.md"):
         write_pages(str(tmp_path), {"gallery.md": "new"})
-    assert (tmp_path / "gallery.md").read_text() == (tmp_path / "gallery/gone.svg").read_text() == "old"
+    assert (tmp_path / "gallery.md").read_text() == (tmp_path / "gallery/gone.svg").read_text() == old
     write_pages(str(tmp_path), {"gallery.md": "new"})
     assert not (tmp_path / "gallery/gone.svg").exists()
 

@@ -114,10 +114,15 @@ def test_the_page_says_how_often_with_a_picture_and_the_lines(tmp_path: Path) ->
     drawn = ElementTree.fromstring(made["gallery/toy-forgets.svg"])
     texts = " ".join("".join(each.itertext()) for each in drawn.iter("{http://www.w3.org/2000/svg}text"))
     assert "add" in texts and "process 2" in texts and "sigkill@n1" in texts
-    (tmp_path / "gallery").mkdir()
-    (tmp_path / "gallery" / "gone.svg").write_text("a finding that there was")
-    write_pages(str(tmp_path), made)
-    assert sorted(path.name for path in (tmp_path / "gallery").iterdir()) == ["toy-forgets.svg"]
+
+
+def test_pictures_of_the_page_before_go_and_those_of_others_stay(tmp_path: Path) -> None:
+    gone = replace(LOSES, name="gone")
+    write_pages(str(tmp_path), pages({LOSES.name: LOSES, "gone": gone}, {LOSES.name: record(), "gone": record()}))
+    (tmp_path / "gallery" / "mine.svg").write_text("drawn by hand")
+    assert (tmp_path / "gallery" / "gone.svg").exists()
+    write_pages(str(tmp_path), pages({LOSES.name: LOSES}, {LOSES.name: record()}))
+    assert sorted(path.name for path in (tmp_path / "gallery").iterdir()) == ["mine.svg", "toy-forgets.svg"]
 
 
 def test_the_page_does_not_hide_what_is_not_as_expected() -> None:
