@@ -100,6 +100,12 @@ def collect_replay(run_dir: RunDir, *, from_ns: int = -EVER_NS, to_ns: int = EVE
     moment = jump_of(run_dir.read_explanation() or {})
     replay.decided = None if moment is None else (round(moment[0] * 1e6), round(moment[1] * 1e6))
     _cut_out(replay, from_ns, to_ns)
+    if (more := len(replay.faults) - MAX_FAULTS) > 0:
+        replay.notes.append(f"{plural(more, 'fault')} left out, the last ones")
+        replay.faults = replay.faults[:MAX_FAULTS]
+    if (more := len(replay.violations) - MAX_VIOLATIONS) > 0:
+        replay.notes.append(f"{plural(more, 'violation')} left out, the last ones")
+        replay.violations = replay.violations[:MAX_VIOLATIONS]
     return replay
 
 
@@ -166,7 +172,7 @@ def _take_history(replay: Replay, run_dir: RunDir, from_ns: int, to_ns: int) -> 
     if left_out:
         replay.notes.append(f"{plural(left_out, 'operation')} left out")
     replay.operations.sort(key=lambda operation: operation[1])
-    replay.faults = [_fault(fault) for fault in faults_of(nemesis)[:MAX_FAULTS] if isinstance(fault["start_ns"], int)]
+    replay.faults = [_fault(fault) for fault in faults_of(nemesis) if isinstance(fault["start_ns"], int)]
 
 
 def _take_operation(
@@ -217,7 +223,7 @@ def _take_roles(replay: Replay, run_dir: RunDir, results: Mapping[str, Any], fro
     ]
     if asked:
         replay.is_asked = True
-        replay.roles = sorted(change for change in asked[:MAX_ROLES] if change[0] * 1000 <= to_ns)
+        _place_roles(replay, asked, to_ns)
         replay.notes.append("roles are what the replicas said when they were asked, once a second")
         return
     lines = [change for host in replay.replicas for change in _role_lines(run_dir.nodes_path / host)]
@@ -225,13 +231,16 @@ def _take_roles(replay: Replay, run_dir: RunDir, results: Mapping[str, Any], fro
     if zero_us is None:
         replay.notes.append("no roles: no log says when a leader was elected")
         return
-    placed = sorted((time_us - zero_us, host, role, term) for time_us, host, role, term in lines)
-    placed = [change for change in placed if change[0] * 1000 <= to_ns]
+    _place_roles(replay, [(time_us - zero_us, host, role, term) for time_us, host, role, term in lines], to_ns)
+    if any(fault["kind"] == "clock" for fault in replay.faults):
+        replay.notes.append("roles change at the times of the replicas' own clocks, which faults moved")
+
+
+def _place_roles(replay: Replay, changes: Sequence[tuple[int, str, str, int]], to_ns: int) -> None:
+    placed = sorted(change for change in changes if change[0] * 1000 <= to_ns)
     if len(placed) > MAX_ROLES:
         replay.notes.append(f"{plural(len(placed) - MAX_ROLES, 'change')} of roles left out, the last ones")
     replay.roles = placed[:MAX_ROLES]
-    if any(fault["kind"] == "clock" for fault in replay.faults):
-        replay.notes.append("roles change at the times of the replicas' own clocks, which faults moved")
 
 
 def _role_lines(directory: Path) -> Iterator[tuple[int, str, str, int]]:
@@ -294,7 +303,7 @@ def _take_violations(replay: Replay, results: Mapping[str, Any], *, is_to_the_en
     if is_to_the_end and isinstance(recovery, Mapping) and recovery.get("valid") is False:
         text = clip(f"{RECOVERS}: {recovery.get('reason') or ''}", MAX_VIOLATION_TEXT)
         found.append({"at": _end_us(replay), "text": text, "operations": []})
-    replay.violations = sorted(found, key=lambda one: one["at"])[:MAX_VIOLATIONS]
+    replay.violations = sorted(found, key=lambda one: one["at"])
 
 
 def _end_us(replay: Replay) -> int:

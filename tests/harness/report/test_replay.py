@@ -224,6 +224,30 @@ def test_the_page_of_a_part_shows_nothing_outside_of_it(run: RunDir) -> None:
     assert whole["part"] == [None, None] and len(whole["violations"]) == 1
 
 
+def test_what_there_is_no_room_for_is_counted_and_a_part_has_room_of_its_own(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_FAULTS", 2)
+    monkeypatch.setattr(module, "MAX_VIOLATIONS", 1)
+    run.trace_path.unlink()
+    with run.history_path.open("a") as history:
+        for number in range(2, 6):
+            fault = {"id": f"f{number}", "nemesis": "kill", "hosts": ["n1"]}
+            for f, time_ms in (("inject", 100 * number), ("heal", 100 * number + 50)):
+                event = {"time": time_ms * MS, "process": "nemesis", "type": "info", "f": f, "value": fault}
+                history.write(lines({**event, "type": "invoke"}, event))
+    results = run.read_results()
+    times = [{"time_s": second, "rule": "leaders", "text": "two"} for second in (0.1, 0.2, 0.4)]
+    results["checks"]["replicas"] = {"valid": False, "violations": times}
+    run.write_results(results)
+    whole, part = collect_replay(run), collect_replay(run, from_ns=390 * MS, to_ns=600 * MS)
+    assert [fault["name"] for fault in whole.faults] == ["f1 partition leader", "f2 kill"]
+    assert {"3 faults left out, the last ones", "3 violations left out, the last ones"} <= set(whole.notes)
+    assert [fault["name"] for fault in part.faults] == ["f4 kill", "f5 kill"]
+    assert [one["at"] for one in part.violations] == [400_000] and "3 violations outside of this part" in part.notes
+    assert not [note for note in part.notes if "left out" in note]
+
+
 def test_that_the_trace_reached_its_bound_is_said(run: RunDir) -> None:
     with run.trace_path.open("a") as trace:
         trace.write(lines({"time": 52 * MS, "kind": "limit", "events": 9}))
