@@ -37,7 +37,7 @@ def trace_command(arguments: argparse.Namespace) -> int:
     if not (_is_time(arguments.from_s) and _is_time(arguments.to_s) and arguments.from_s < arguments.to_s):
         raise OperatorError(f"--from {arguments.from_s:g} must lie before --to {arguments.to_s:g}, both within the run")
     run_dir = store_of(arguments).find(arguments.run)
-    path = Path(arguments.out) if arguments.out else run_dir.path / "trace.html"
+    path = _path(arguments, run_dir.path / "trace.html")
     if path.suffix not in (".html", ".svg"):
         raise OperatorError(f"--out {path}: the drawing is an .html or an .svg file")
     wanted = list(dict.fromkeys(word.strip() for word in arguments.hosts.split(",") if word.strip()))
@@ -73,7 +73,7 @@ def _replay(arguments: argparse.Namespace) -> int:
     if arguments.hosts:
         raise OperatorError("--hosts: a replay shows all hosts")
     run_dir = store_of(arguments).find(arguments.run)
-    path = Path(arguments.out) if arguments.out else run_dir.path / "replay.html"
+    path = _path(arguments, run_dir.path / "replay.html")
     if path.suffix != ".html":
         raise OperatorError(f"--out {path}: a replay is an .html file")
     replay = collect_replay(run_dir, from_ns=from_ns, to_ns=to_ns)
@@ -87,6 +87,16 @@ def _replay(arguments: argparse.Namespace) -> int:
     console.print("; ".join([words, *replay.notes]), highlight=False, markup=False, soft_wrap=True)
     print(path)
     return 0
+
+
+def _path(arguments: argparse.Namespace, default: Path) -> Path:
+    """Where to write. Raises OperatorError where the place that nobody named is taken by what is no file: of a pipe,
+    whoever opens it waits for somebody who reads."""
+    if arguments.out:
+        return Path(arguments.out)
+    if default.exists() and not default.is_file():
+        raise OperatorError(f"{default} is no file: move it away, or say another place by --out")
+    return default
 
 
 def _is_time(seconds: float) -> bool:

@@ -189,6 +189,17 @@ def test_pipes_and_directories_in_the_place_of_files_are_not_waited_for(run: Run
             collect_replay(run)
 
 
+@pytest.mark.parametrize(
+    ("name", "words"), [("trace.html", ["--from", "0", "--to", "1"]), ("replay.html", ["--replay"])]
+)
+def test_a_pipe_in_the_place_of_the_page_is_told_and_not_waited_for(
+    run: RunDir, name: str, words: list[str], harness_here: Here
+) -> None:
+    os.mkfifo(run.path / name)
+    done = harness_here("trace", "latest", *words, cwd=run.path.parents[2])
+    assert done.returncode == 254 and f"{name} is no file: move it away" in done.stderr
+
+
 def test_the_page_holds_the_same_as_columns(run: RunDir) -> None:
     data = data_of(replay_page(collect_replay(run)))
     columns = data["messages"]
