@@ -6,7 +6,7 @@ __all__ = ["MAX_ROWS", "fault_words", "operation_words", "render_store", "starte
 
 import logging
 import os
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from urllib.parse import quote
@@ -67,6 +67,8 @@ def render_store(root: Path, index: RunIndex) -> str:
             total=total,
             not_shown=total - len(shown),
             unreadable=unreadable_words(index),
+            running=sum(run.verdict == "running" for run in index.runs),
+            written_at=datetime.now(UTC),
         )
     )
 

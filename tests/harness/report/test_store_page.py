@@ -60,6 +60,20 @@ def test_runs_are_links_to_their_reports_newest_first(tmp_path: Path) -> None:
     assert "lost 7" in html
 
 
+def test_that_a_run_was_running_is_said_with_the_moment_of_it(tmp_path: Path) -> None:
+    """It may have been killed since: nobody writes the page then."""
+    store = Store(tmp_path / "store")
+    make(store)
+    assert "when this page was written" not in render_store(store.root, read_index(store))
+    at_work = store.create("t", now=NOON + timedelta(minutes=1))
+    before = datetime.now(UTC).replace(microsecond=0)
+    html = render_store(store.root, read_index(store))
+    at_work.release()
+    said = re.search(r"1 run was running when this page was written, ([-0-9: ]{19}) UTC", html)
+    assert said is not None
+    assert before <= datetime.fromisoformat(f"{said[1]}+00:00") <= datetime.now(UTC)
+
+
 def test_the_page_is_bounded_and_says_what_it_leaves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(tmp_path / "store")
     for minutes in range(5):
