@@ -15,6 +15,8 @@ __all__ = ["read_jepsen_log_text", "read_limo_text"]
 _LOG_LINE = re.compile(r"(?:^|\s)(-?\d+|:?[a-z][\w-]*)\s+:(invoke|ok|fail|info)\s+:([\w-]+)\s+(.*?)\s*$")
 #: In a comment of such a log: an event of its own without a process before it, or one of another format.
 _LOG_EVENT = re.compile(r":(invoke|ok|fail|info)\s+:[\w-]|:type\s+:(invoke|ok|fail|info)\b|\"type\"\s*:")
+#: Behind the value of what failed or has no outcome: why.  Jepsen prints tabs between columns, and none within a value.
+_LOG_ERROR = re.compile(r":(?:fail|info)\t:[\w-]+\t[^\t]*\t(.*?)\s*$")
 #: What stands before every event in the logs of Porcupine's etcd tests.
 _ETCD_LOG = re.compile(r"INFO\s+jepsen\.util\s+-\s")
 _LIMO_VALUE = r"(?:\?<[^<>\s]*>|[^\s,<>\[\]()]+)"
@@ -59,7 +61,8 @@ def _read(text: str, file: FileEvents, parse: Parse) -> History:
 
 
 def read_jepsen_log_text(text: str, file: FileEvents) -> History:
-    """Lines ``process :type :f value`` behind any log prefix.
+    """Lines ``process :type :f value`` behind any log prefix, or ``process :type :f value error`` with tabs between
+    them, as Jepsen's ``history.txt`` has.
 
     In the logs of Porcupine's etcd tests a compare-and-set that failed made its comparison and found another value: it
     is read as one that completed with the result ``False``.  Anywhere else a failure says that nothing happened.
@@ -78,6 +81,11 @@ def read_jepsen_log_text(text: str, file: FileEvents) -> History:
         if match is None:
             raise ValueError("not a line of the form 'process :type :f value'")
         process, kind, f, value = match.groups()
+        failure = _LOG_ERROR.match(line, match.start(2) - 1)
+        if failure is not None:
+            if _LOG_EVENT.search(failure[1]):
+                raise ValueError("two events on one line")
+            value = value[: value.index("\t")]
         if value not in memory:
             forms = parse_edn(value)
             if len(forms) > 1:
@@ -85,10 +93,13 @@ def read_jepsen_log_text(text: str, file: FileEvents) -> History:
             first = forms[0] if forms else None
             memory[value] = first
         found = memory[value]
-        if kind == "fail" and f == "cas" and isinstance(found, (list, tuple)) and _ETCD_LOG.match(line):
-            kind, found = "ok", False
         number: Any = int(process) if process.lstrip("-").isdigit() else process
-        return {"process": number, "type": kind, "f": f, "value": found}
+        event = {"process": number, "type": kind, "f": f, "value": found}
+        if failure is not None:
+            return {**event, "error": failure[1]}
+        if kind == "fail" and f == "cas" and isinstance(found, (list, tuple)) and _ETCD_LOG.match(line):
+            return {**event, "type": "ok", "value": False}
+        return event
 
     history = _read(text, file, parse)
     if not len(history):

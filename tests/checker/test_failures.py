@@ -9,7 +9,7 @@ import pytest
 
 from checker import CASRegister, History, KeyValue, Log, OnlineLog, Register, Verdict, check, check_sequential
 from checker.codecs.lines import read_jepsen_log_text
-from checker.codecs.source import FileEvents
+from checker.codecs.source import FileEvents, FormatError
 from checker.linearizability.budget import Budget
 from checker.linearizability.engine import decide
 from checker.testing.oracle import linearizable_by_force
@@ -81,6 +81,25 @@ def test_only_the_logs_of_porcupines_etcd_tests_mean_a_refusal_by_a_failure() ->
     for prefix in ("INFO [2019-01-01 10:00:00,000] jepsen worker 0 - jepsen.util", ""):
         other = read_jepsen_log_text(lines.format(prefix), FileEvents("other.log"))
         assert (other.status, other.result) == (["fail"], [[1, 2]])
+
+
+def test_the_last_column_of_jepsens_history_txt_is_why_something_failed() -> None:
+    text = (
+        "0\t:invoke\t:write\t1\n0\t:info\t:write\t1\t:timed-out\n"
+        "1\t:invoke\t:write\t2\n1\t:fail\t:write\t2\tConnection refused (n1: 2379\n"
+        "2\t:invoke\t:read\tnil\n2\t:ok\t:read\t1\n"
+    )
+    history = read_jepsen_log_text(text, FileEvents("history.txt"))
+    assert (history.status, history.value) == (["info", "fail", "ok"], [1, 2, None])
+    assert history.errors == {0: ":timed-out", 1: "Connection refused (n1: 2379"}
+    etcd = "INFO  jepsen.util - 0\t:invoke\t:cas\t[1 2]\nINFO  jepsen.util - 0\t:fail\t:cas\t[1 2]\t:no-leader\n"
+    assert read_jepsen_log_text(etcd, FileEvents("etcd.log")).status == ["fail"]
+
+
+@pytest.mark.parametrize("error", ["2\t:ok\t:read\t1", "x2\t:invoke\t:read\tnil"])
+def test_an_event_behind_a_failed_one_is_no_reason(error: str) -> None:
+    with pytest.raises(FormatError, match=r"bad\.txt:2: two events on one line"):
+        read_jepsen_log_text(f"0\t:invoke\t:write\t1\n0\t:fail\t:write\t1\t{error}\n", FileEvents("bad.txt"))
 
 
 def test_a_read_of_nothing_says_nothing_though_nothing_was_written(done) -> None:
