@@ -11,7 +11,7 @@ import json
 import os
 from typing import Any
 
-from checker.codecs import FormatError
+from checker.codecs import FormatError, with_keys
 from checker.codecs.source import FileEvents
 from checker.history import History, key_of_text
 from checker.linearizability.budget import Budget
@@ -58,7 +58,7 @@ def read_parquet(path: str, *, lenient: bool = False, budget: Budget | None = No
         for batch in table.to_batches(max_chunksize=BATCH_ROWS):
             events.feed(_events(batch), range(first_row, first_row + batch.num_rows))
             first_row += batch.num_rows
-        history = events.finish()
+        history = with_keys(events.finish(), path, lenient=lenient)
         if not _may_hold_booleans(table):
             history.booleans = False
         return history

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from checker.codecs.detect import FORMATS, detect_format, is_parquet, read, read_bytes, read_rows
 from checker.codecs.jsonl import read_jsonl
+from checker.codecs.pairs import with_keys
 from checker.codecs.source import FormatError, MemoryLimitError
 
 __all__ = [
@@ -16,4 +17,5 @@ __all__ = [
     "read_bytes",
     "read_jsonl",
     "read_rows",
+    "with_keys",
 ]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from checker.codecs.jsonl import Readable, not_utf8, read_json_array, read_jsonl_stream
-from checker.codecs.pairs import looks_keyed, split_keys, unanswered
+from checker.codecs.pairs import with_keys
 from checker.codecs.source import FileEvents, FormatError
 from checker.history import History
 from checker.linearizability.budget import Budget
@@ -72,7 +72,7 @@ def read(path: str | Path, format: str = "auto", *, lenient: bool = False, budge
         whole = _Whole(head, file)
         if format == "jsonl":
             history = read_jsonl_stream(whole, source=source, lenient=lenient, budget=budget)
-            return _with_keys(history, source, lenient=lenient)
+            return with_keys(history, source, lenient=lenient)
         events = FileEvents(source, lenient=lenient, budget=budget)
         content = _content(whole, events)
     text = _decoded(content, format, source)
@@ -113,7 +113,7 @@ def read_bytes(content: bytes, *, source: str, lenient: bool = False) -> History
     format = _format_of(content[:_HEAD_BYTES], source)
     if format == "jsonl":
         history = read_jsonl_stream(io.BytesIO(content), source=source, lenient=lenient)
-        return _with_keys(history, source, lenient=lenient)
+        return with_keys(history, source, lenient=lenient)
     text = _decoded(content, format, source)
     return _without_booleans(_read_text(text, format, FileEvents(source, lenient=lenient)), text)
 
@@ -122,15 +122,6 @@ def _without_booleans(history: History, text: str) -> History:
     """The history, marked where its text spares whoever compares its values a look at every one of them."""
     if "true" not in text and "false" not in text:
         history.booleans = False
-    return history
-
-
-def _with_keys(history: History, source: str, *, lenient: bool) -> History:
-    """The history of a JSON file; taken apart by key where it names none, and its values are ``[key, value]`` pairs:
-    Jepsen's independent tests as JSON.  As one register they would be invalid, however right each key is."""
-    first = history.value[0] if len(history) else None
-    if not history.keyed and isinstance(first, list) and looks_keyed(history, unanswered(history)):
-        split_keys(history, source, lenient=lenient)
     return history
 
 
@@ -167,13 +158,13 @@ def _decoded(content: bytes, format: str, source: str) -> str:
 def _read_text(text: str, format: str, events: FileEvents) -> History:
     """Every format but JSONL, which is read by line."""
     if format == "json":
-        return _with_keys(read_json_array(text, events), events.source, lenient=events.lenient)
+        return with_keys(read_json_array(text, events), events.source, lenient=events.lenient)
     # Histories of runs are JSONL: what starts a run need not wait for the parsers of other tools' formats.
     from checker.codecs.edn import read_edn_text
     from checker.codecs.lines import read_jepsen_log_text, read_limo_text
 
     if format == "jepsen-log":
-        return read_jepsen_log_text(text, events)
+        return with_keys(read_jepsen_log_text(text, events), events.source, lenient=events.lenient)
     if format == "limo":
         return read_limo_text(text, events)
     keyed = {"edn-keyed": True, "kv": False}.get(format)
@@ -203,4 +194,4 @@ def read_rows(rows: Iterable[Mapping[str, Any]], *, json_columns: Iterable[str] 
         events.append(event)
     if all(event.get("index") is not None for event in events):
         events.sort(key=lambda event: event["index"])
-    return History.from_events(events)
+    return with_keys(History.from_events(events), "rows", lenient=False)

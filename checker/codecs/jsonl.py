@@ -20,6 +20,7 @@ from operator import methodcaller
 from pathlib import Path
 from typing import Any, Protocol
 
+from checker.codecs.pairs import with_keys
 from checker.codecs.source import BATCH_LINES, FileEvents, FormatError
 from checker.history import History
 from checker.linearizability.budget import Budget, no_collection
@@ -272,7 +273,8 @@ def read_jsonl(path: str | Path, *, lenient: bool = False, budget: Budget | None
     bound, ``OSError`` for a file that cannot be read.
     """
     with open(path, "rb") as file:
-        return read_jsonl_stream(file, source=str(path), lenient=lenient, budget=budget)
+        history = read_jsonl_stream(file, source=str(path), lenient=lenient, budget=budget)
+    return with_keys(history, str(path), lenient=lenient)
 
 
 def read_jsonl_stream(file: Readable, *, source: str, lenient: bool = False, budget: Budget | None = None) -> History:

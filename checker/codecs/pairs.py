@@ -9,7 +9,7 @@ from checker.codecs.source import FormatError
 from checker.history import INFO, NEVER, History, freeze
 from checker.values import exact
 
-__all__ = ["looks_keyed", "split_keys", "unanswered"]
+__all__ = ["looks_keyed", "split_keys", "unanswered", "with_keys"]
 
 
 def looks_keyed(history: History, open_rows: Container[int]) -> bool:
@@ -27,6 +27,15 @@ def looks_keyed(history: History, open_rows: Container[int]) -> bool:
             return False
         found = found or (value[1] is None and history.f[row] != "insert")
     return found
+
+
+def with_keys(history: History, source: str, *, lenient: bool) -> History:
+    """The history of a file or table that is no EDN; taken apart by key where it names none, and its values are
+    ``[key, value]`` pairs: Jepsen's independent tests.  Of one register they would be wrong, however right each is."""
+    first = history.value[0] if len(history) else None
+    if not history.keyed and isinstance(first, list) and looks_keyed(history, unanswered(history)):
+        split_keys(history, source, lenient=lenient)
+    return history
 
 
 def unanswered(history: History) -> set[int]:

@@ -203,6 +203,27 @@ EDN_VALUES = [
 ]
 
 
+def test_pairs_of_key_and_value_are_taken_apart_in_every_format(tmp_path: Path) -> None:
+    """As one register they would be invalid."""
+    steps = [("write", [0, 1], [0, 1]), ("write", [1, 2], [1, 2]), ("read", [0, None], [0, 1])]
+    events = [
+        {"process": 0, "type": kind, "f": f, "value": value}
+        for f, *values in steps
+        for kind, value in zip(("invoke", "ok"), values, strict=True)
+    ]
+    edn = [{**event, "value": json.dumps(event["value"]).replace("null", "nil")} for event in events]
+    texts = {
+        "jsonl": "\n".join(map(json.dumps, events)),
+        "json": json.dumps(events),
+        "edn": "\n".join("{{:process 0 :type :{type} :f :{f} :value {value}}}".format(**event) for event in edn),
+        "txt": "".join("0\t:{type}\t:{f}\t{value}\n".format(**event) for event in edn),
+    }
+    histories = [read(write(tmp_path, f"pairs.{name}", text)) for name, text in texts.items()]
+    histories.append(read_jsonl(tmp_path / "pairs.jsonl"))
+    for history in (*histories, read_rows({**event, "value": json.dumps(event["value"])} for event in events)):
+        assert history.keyed and check(history, Register()).valid is True
+
+
 @given(st.data())
 def test_edn_lines_of_a_known_shape_read_as_any_other_form(data: st.DataObject) -> None:
     lines = []

@@ -50,6 +50,17 @@ def test_the_history_is_that_of_the_jsonl(paths):
     assert list(read_parquet(str(parquet))) == list(read_jsonl(jsonl))
 
 
+def test_pairs_of_key_and_value_are_taken_apart_as_those_of_the_jsonl(tmp_path):
+    steps = [("write", [0, 1], [0, 1]), ("write", [1, 2], [1, 2]), ("read", [0, None], [0, 1])]
+    with HistoryWriter(tmp_path / "history.jsonl", iter(range(100, 10_000, 100)).__next__) as writer:
+        for f, asked, answered in steps:
+            writer.append({"process": 0, "type": "invoke", "f": f, "value": asked})
+            writer.append({"process": 0, "type": "ok", "f": f, "value": answered})
+    write_parquet(tmp_path / "history.jsonl", tmp_path / "history.parquet", RUN)
+    history = read_parquet(str(tmp_path / "history.parquet"))
+    assert list(history) == list(read_jsonl(tmp_path / "history.jsonl")) and history.keyed
+
+
 def test_rows_are_taken_in_order_of_index(paths):
     jsonl, parquet = paths
     table = pq.read_table(parquet)
