@@ -13,6 +13,7 @@ from harness.cli_cluster import NO_CLUSTER_OPTIONS, add_cluster_options
 from harness.cli_spark import add_spark_options
 from harness.errors import OperatorError
 from harness.pages import page_in_help
+from harness.seeded import MAX_SEED
 
 __all__ = [
     "add_exploration_commands",
@@ -30,7 +31,6 @@ __all__ = [
     "whole_number",
 ]
 
-MAX_SEED = 2**63 - 1
 MAX_JOBS = 1024
 """Simulations at a time: of 60 MB at least, each."""
 

@@ -84,9 +84,40 @@ def judged_run(system: Any, client: Any = None, **options: Any) -> JudgedRun:
     if unknown:
         raise OperatorError(f"no option {unknown[0]!r}{nearest(unknown[0], OPTIONS)}; known: {', '.join(OPTIONS)}")
     given = {**OPTIONS, **options}
+    _require_kinds(given)
     name, system_class = _system(system, client)
     test = make_test({**given, "system": name, "client": client if isinstance(client, str) else None})
     return in_own_thread(lambda: _perform(test, system_class, str(given["store"])))
+
+
+def _require_kinds(given: Mapping[str, Any]) -> None:
+    """Raise OperatorError for an option whose value is of another kind than its default: a command line would have
+    refused it, and 2.5 nodes are not 2."""
+    for name, value in given.items():
+        default = 0 if name == "seed" else OPTIONS[name]
+        if value is None and OPTIONS[name] is None:
+            continue
+        if isinstance(default, bool):
+            fits, kind = isinstance(value, bool), "True or False"
+        elif isinstance(default, Mapping):
+            fits, kind = isinstance(value, Mapping), "a dict"
+        elif isinstance(default, int | float):
+            fits, kind = (
+                _is_number(value, type(default)),
+                "a number" if isinstance(default, float) else "a whole number",
+            )
+        else:
+            continue
+        if not fits:
+            raise OperatorError(f"{name} must be {kind}, not {value!r:.80}")
+
+
+def _is_number(value: Any, kind: type[int] | type[float]) -> bool:
+    try:
+        number = kind(value)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return not isinstance(value, bool) and (isinstance(value, str) or number == value)
 
 
 def _perform(test: Test, system_class: Any, store: str) -> JudgedRun:

@@ -147,7 +147,11 @@ class Splitbrain:
         from harness.embedding import judged_run
         from harness.errors import HarnessError, OperatorError, SystemUnderTestError
 
-        seed = self._seed(options.get("seed"))
+        try:
+            seed = self._seed(options.get("seed"))
+        except (TypeError, ValueError) as error:
+            self._note("did-not-run", "", "", "")
+            raise RunUndecided(f"DID NOT RUN: a seed must be a whole number: {error}") from None
         repeat = self._repeat_line()
         print(f"splitbrain: seed {seed}; {repeat}")
         given = {**self._options, **options, "seed": seed, "store": self._store()}
@@ -182,7 +186,7 @@ class Splitbrain:
         given = self._request.config.getoption("--splitbrain-store")
         return os.path.join(str(self._request.config.rootpath), given or "splitbrain-store")
 
-    def _note(self, verdict: str, seed: int, repeat: str, report: str) -> None:
+    def _note(self, verdict: str, seed: int | str, repeat: str, report: str) -> None:
         """Properties of the test case in JUnit's file."""
         self._request.node.user_properties += [
             ("splitbrain.verdict", verdict), ("splitbrain.seed", str(seed)), ("splitbrain.repeat", repeat),

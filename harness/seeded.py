@@ -7,7 +7,10 @@ import random
 import secrets
 import weakref
 
-__all__ = ["Streams", "random_seed", "seeded"]
+__all__ = ["MAX_SEED", "Streams", "random_seed", "seeded"]
+
+MAX_SEED = 2**63 - 1
+"""Of a run: tables of many runs have a column of 64 bits for it."""
 
 
 def seeded(name: str) -> random.Random:

@@ -17,6 +17,7 @@ from typing import Any
 
 from harness.errors import OperatorError
 from harness.registry import short_name
+from harness.seeded import MAX_SEED
 from nemesis.forms import is_of_all
 from nemesis.protocol import Nemesis
 
@@ -145,6 +146,8 @@ class Test:
         ):
             if not 0 < value <= 7 * 86400:
                 found.append(f"{option} must be above 0 and at most a week of seconds, not {value:g}")
+        if not 0 <= self.seed <= MAX_SEED:
+            found.append(f"--seed must be 0 to {MAX_SEED}, not {self.seed}")
         if self.nemesis and self.nemesis_schedule is not None:
             found.append("--nemesis-schedule names the faults itself: leave --nemesis away")
         if any(choice.name == ALL and choice.variant is not None for choice in self.nemesis):

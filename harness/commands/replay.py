@@ -15,6 +15,7 @@ from harness.execution import perform
 from harness.faults.triggers import count_triggers
 from harness.history_writer import read_history
 from harness.report import OutputConsole, print_summary
+from harness.seeded import MAX_SEED
 from harness.store import LATEST, RunDir, Store, StoreError, without_latest
 from harness.test import Test, test_from_json
 from harness.units import plural
@@ -42,7 +43,7 @@ def replay_command(arguments: argparse.Namespace) -> int:
             announce(prepared, console)
         parts = prepared.parts
         if number:
-            seed = parts.test.seed + number
+            seed = (parts.test.seed + number) % (MAX_SEED + 1)
             parts = dataclasses.replace(parts, test=dataclasses.replace(parts.test, seed=seed))
         if arguments.times > 1:
             console.print(f"run {number + 1} of {arguments.times}, seed {parts.test.seed}", highlight=False)

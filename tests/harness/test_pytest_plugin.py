@@ -85,24 +85,27 @@ def test_unknown(splitbrain):
 def test_does_not_start(splitbrain):
     splitbrain.run(Ends, ToyClient).assert_valid()
 
+def test_seed_is_none(splitbrain):
+    splitbrain.run(Toy, ToyClient, seed="first")
+
 def test_cannot_be_run(splitbrain):
     splitbrain.run(Toy, ToyClient, workload="set").assert_valid()
 
 def test_expected_to_be_found_out(splitbrain):
     splitbrain.run(Toy, Stale, workload="register").assert_invalid()
 """)  # fmt: skip
-    assert status == 1 and "1 failed, 2 passed, 3 errors" in said, said
+    assert status == 1 and "1 failed, 2 passed, 4 errors" in said, said
     found = cases(session)
     kinds = {name: [child.tag for child in case if child.tag in ("failure", "error")] for name, case in found.items()}
     assert kinds == {
         "test_valid": [], "test_invalid": ["failure"], "test_unknown": ["error"], "test_does_not_start": ["error"],
-        "test_cannot_be_run": ["error"], "test_expected_to_be_found_out": [],
+        "test_cannot_be_run": ["error"], "test_seed_is_none": ["error"], "test_expected_to_be_found_out": [],
     }  # fmt: skip
     verdicts = {name: properties(case)["splitbrain.verdict"] for name, case in found.items()}
     assert verdicts == {
         "test_valid": "valid", "test_invalid": "invalid", "test_unknown": "unknown",
         "test_does_not_start": "did-not-run", "test_cannot_be_run": "did-not-run",
-        "test_expected_to_be_found_out": "invalid",
+        "test_seed_is_none": "did-not-run", "test_expected_to_be_found_out": "invalid",
     }  # fmt: skip
     assert "workload set needs the methods add, members, which client ToyClient lacks" in said
     for name in ("test_invalid", "test_unknown"):
@@ -235,6 +238,12 @@ def _typed(source: str) -> Any:
         ),
         ("toy", _typed("class Typed(Client):\n    pass"), {}, "Typed is in no file: put it"),
         ("toy", None, {"nodes": 0}, "--nodes must be 1 to 15"),
+        ("toy", None, {"nodes": 2.5}, "nodes must be a whole number, not 2.5"),
+        ("toy", None, {"time_limit": None}, "time_limit must be a number, not None"),
+        ("toy", None, {"fail_fast": "false"}, "fail_fast must be True or False, not 'false'"),
+        ("toy", None, {"settings": "workload.keys=20"}, "settings must be a dict, not 'workload.keys=20'"),
+        ("toy", None, {"seed": True}, "seed must be a whole number, not True"),
+        ("toy", None, {"seed": 2**63}, "--seed must be 0 to 9223372036854775807, not 9223372036854775808"),
         ("toy", None, {"nemesis": "quake"}, "unknown nemesis 'quake'"),
     ],
 )
