@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.commands.run import announce, enter_namespace, prepare
+from harness.commands.run import announce, enter_namespace, prepare, require_rereadable
 from harness.errors import OperatorError
 from harness.execution import perform
 from harness.faults.triggers import count_triggers
@@ -31,6 +31,7 @@ def replay_command(arguments: argparse.Namespace) -> int:
     """
     store = Store(arguments.store)
     path = _schedule_path(arguments.schedule, store)
+    require_rereadable(str(path), arguments.times)
     arguments.nemesis, arguments.nemesis_schedule = "none", str(path)
     _take_over(arguments, path.parent, arguments.given)
     console = OutputConsole(stderr=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,10 @@ from harness.workloads.choice import make_workload, require_capabilities
 from nemesis.forms import expand_variant
 from nemesis.protocol import Nemesis
 
-__all__ = ["Cases", "Prepared", "announce", "enter_namespace", "make_test", "prepare", "run_command", "test_from"]
+__all__ = [
+    "Cases", "Prepared", "announce", "enter_namespace", "make_test", "prepare", "require_rereadable", "run_command",
+    "test_from",
+]  # fmt: skip
 
 
 KNOWN_ERRORS = (OperatorError, SystemUnderTestError, HarnessError)
@@ -190,6 +194,13 @@ def enter_namespace(prepared: Prepared, arguments: argparse.Namespace) -> None:
         system_class.fetch(lambda line: print(line, file=sys.stderr, flush=True), settings)
     if prepared.in_user_namespace:
         reexec([sys.executable, "-m", "harness", *arguments.words])
+
+
+def require_rereadable(schedule: str | None, runs: int) -> None:
+    """Raise OperatorError where several runs would read their schedule from a pipe: it gives what it holds once, and
+    the second run would wait for more."""
+    if schedule is not None and runs > 1 and os.path.exists(schedule) and not os.path.isfile(schedule):
+        raise OperatorError(f"schedule {schedule} can be read once, and {runs:,} runs read it: keep it in a file")
 
 
 def announce(prepared: Prepared, console: OutputConsole) -> None:

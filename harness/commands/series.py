@@ -28,7 +28,7 @@ from typing import Any, TextIO
 from rich.table import Table
 
 from harness.cli_parser import build_parser
-from harness.commands.run import Cases, Prepared, announce, enter_namespace, prepare
+from harness.commands.run import Cases, Prepared, announce, enter_namespace, prepare, require_rereadable
 from harness.errors import EXIT_HARNESS_FAILED, InterruptedStartError, OperatorError, SystemUnderTestError, nearest
 from harness.execution import exit_status_of, perform
 from harness.report import OutputConsole
@@ -99,6 +99,7 @@ def _series(arguments: argparse.Namespace, cases: Cases, output: TextIO) -> int:
         seed = str(derived_seed(base_seed, repetition))
         one = parser.parse_args([*arguments.words, *words, "--seed", seed, "--test-count", "1"])
         label = _label(words)
+        require_rereadable(one.nemesis_schedule, total)
         try:
             plan.append((label, prepare(one)))
         except OperatorError as error:

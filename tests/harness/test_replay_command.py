@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness import cli
-from harness.commands import replay
+from harness.commands import replay, series
 from harness.errors import OperatorError
 from harness.store import Store
 from harness.test import Test
@@ -57,3 +58,17 @@ def test_what_is_given_goes_before(asked: Any) -> None:
 def test_another_cluster_has_none_of_its_options(asked: Any) -> None:
     arguments = asked("--cluster", "sim")
     assert (arguments.cluster, arguments.inventory, arguments.mechanism, arguments.nodes) == ("sim", None, None, 3)
+
+
+@pytest.mark.parametrize(
+    "words", [["replay", "pipe", "--times", "2"], ["run", "--nemesis-schedule", "pipe", "--test-count", "2"]]
+)
+def test_a_schedule_that_can_be_read_once_is_of_one_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    for command in (replay, series):
+        monkeypatch.setattr(command, "prepare", lambda arguments: pytest.fail("it was read"))
+    assert cli.main([*words, "--cluster", "sim"]) == 254
+    assert "schedule pipe can be read once, and 2 runs read it: keep it in a file" in capsys.readouterr().err
