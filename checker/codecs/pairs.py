@@ -6,7 +6,7 @@ from collections.abc import Container
 from typing import Any
 
 from checker.codecs.source import FormatError
-from checker.history import INFO, NEVER, History, freeze
+from checker.history import INFO, NEVER, OK, History, freeze
 from checker.values import exact
 
 __all__ = ["looks_keyed", "split_keys", "unanswered", "with_keys"]
@@ -15,7 +15,8 @@ __all__ = ["looks_keyed", "split_keys", "unanswered", "with_keys"]
 def looks_keyed(history: History, open_rows: Container[int]) -> bool:
     """Whether every value is such a pair, and some operation was asked with ``[key nil]``, as a read of a key is.
 
-    The rows of ``open_rows`` need have no answer.  An ``insert`` of write skew has a place for each of two tables, one
+    The rows of ``open_rows`` need have no answer; what failed or has no outcome may say why in its place
+    (``:value :timed-out``).  An ``insert`` of write skew has a place for each of two tables, one
     of which is ``nil``: that shows no key.
     """
     found = False
@@ -23,7 +24,11 @@ def looks_keyed(history: History, open_rows: Container[int]) -> bool:
         if not _is_pair(value) or isinstance(value[0], (list, dict)):
             return False
         result = history.result[row]
-        if row not in open_rows and (not _is_pair(result) or isinstance(result[0], (list, dict))):
+        if (
+            history.status[row] == OK
+            and row not in open_rows
+            and (not _is_pair(result) or isinstance(result[0], (list, dict)))
+        ):
             return False
         found = found or (value[1] is None and history.f[row] != "insert")
     return found

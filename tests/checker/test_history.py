@@ -224,6 +224,19 @@ def test_pairs_of_key_and_value_are_taken_apart_in_every_format(tmp_path: Path) 
         assert history.keyed and check(history, Register()).valid is True
 
 
+@pytest.mark.parametrize("kind", ["info", "fail"])
+@pytest.mark.parametrize("answer", [":timed-out", "nil", "[:y 3]"])
+def test_pairs_are_recognised_whatever_stands_behind_what_did_not_succeed(
+    tmp_path: Path, kind: str, answer: str
+) -> None:
+    text = (
+        "[0 :invoke :write [:x 1]] [0 :ok :write [:x 1]] [0 :invoke :write [:y 2]] [0 :ok :write [:y 2]]\n"
+        f"[1 :invoke :write [:y 3]] [1 :{kind} :write {answer}] [2 :invoke :read [:x nil]] [2 :ok :read [:x 1]]\n"
+    )
+    history = read(write(tmp_path, "pairs.edn", text))
+    assert history.keyed and history.key == ["x", "y", "y", "x"] and check(history, Register()).valid is True
+
+
 @given(st.data())
 def test_edn_lines_of_a_known_shape_read_as_any_other_form(data: st.DataObject) -> None:
     lines = []
