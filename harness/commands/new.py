@@ -7,22 +7,29 @@ import inspect
 import keyword
 import os
 import re
+import sys
+from importlib import metadata
 
 from harness.errors import OperatorError
 from harness.systems import starter
 
 __all__ = ["new_command"]
 
+OUR_PACKAGES = frozenset({"checker", "harness", "nemesis", "node", "spark_analysis"})
+"""Those of a checkout, which need not be installed."""
+
 TRY_WITH = "--nodes 3 --nemesis partition --time-limit 20"
 
 
 def new_command(arguments: argparse.Namespace) -> int:
     """Write NAME.py into the current directory and say what to do with it. Returns 0; raises OperatorError when there
-    is such a file, or the name is none for a Python module."""
+    is such a file, or the name is none for a Python module, or one by which the file could not be run."""
     name: str = arguments.name.removesuffix(".py")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise OperatorError(f"{name!r} is no name for a module: small letters, digits and _, such as my_store")
     path = f"{name}.py"
+    if not os.path.lexists(path) and (reason := _hidden_by(name)):
+        raise OperatorError(f"{path} would hide {reason}: choose another name")
     try:
         file = open(path, "x", encoding="utf-8")  # noqa: SIM115 (what was there already is not ours to remove)
     except FileExistsError:
@@ -39,8 +46,20 @@ def new_command(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _hidden_by(name: str) -> str | None:
+    """What nothing could import any more, the file itself included, once there is one of this name; None if nothing."""
+    if _title(name) in vars(starter).keys() - {starter.Starter.__name__}:
+        return f"{_title(name)}, which the file itself needs"
+    if name in sys.stdlib_module_names or name in OUR_PACKAGES or name in metadata.packages_distributions():
+        return f"the module {name} that this Python has"
+    return None
+
+
+def _title(name: str) -> str:
+    return "".join(word.capitalize() for word in name.split("_"))
+
+
 def source_for(name: str) -> str:
     """The source of the starter, under another name."""
-    title = "".join(word.capitalize() for word in name.split("_"))
-    source = inspect.getsource(starter).replace("Starter", title).replace("starter.py", f"{name}.py")
+    source = inspect.getsource(starter).replace("Starter", _title(name)).replace("starter.py", f"{name}.py")
     return source.replace(os.linesep, "\n")

@@ -47,6 +47,23 @@ def test_a_name_that_is_none_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "hidden"),
+    [
+        ("json", "the module json"), ("asyncio", "the module asyncio"), ("nemesis", "the module nemesis"),
+        ("pytest", "the module pytest"), ("status", "Status, which the file itself needs"), ("client", "Client"),
+    ],
+)  # fmt: skip
+def test_a_name_by_which_the_file_could_not_be_run_is_refused(
+    name: str, hidden: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["new", "system", name]) == 254
+    assert f"{name}.py would hide {hidden}" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    assert cli.main(["new", "system", "starter"]) == 0
+
+
 def test_settings_of_a_file_are_in_its_help_and_in_its_list(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
