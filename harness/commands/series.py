@@ -21,7 +21,7 @@ import json
 import math
 import tomllib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
@@ -200,9 +200,11 @@ def combinations(path: str) -> list[list[str]]:
         if name == "set" and not isinstance(value, dict):
             raise OperatorError(f"--matrix {path}: set is a table: [set], and below it lines as read_mode = [...]")
         if name == "set":
-            axes += [[["--set", f"{s}={_word(path, s, v)}"] for v in _values(path, s, vs)] for s, vs in value.items()]
+            for setting, listed in _settings(value):
+                words = [_word(path, setting, item) for item in _values(path, setting, listed, meant=str)]
+                axes.append([["--set", f"{setting}={word}"] for word in words])
         elif name in OPTIONS:
-            axes.append([[f"--{name}", _word(path, key, item)] for item in _values(path, key, value)])
+            axes.append([[f"--{name}", _word(path, key, item)] for item in _values(path, key, value, meant=_meant)])
         else:
             raise OperatorError(
                 f"--matrix {path}: {key!r} is none of {', '.join((*OPTIONS, 'set'))}{nearest(name, OPTIONS)}"
@@ -214,17 +216,27 @@ def combinations(path: str) -> list[list[str]]:
     return [list(itertools.chain.from_iterable(choice)) for choice in itertools.product(*axes)]
 
 
-def _values(path: str, key: str, value: Any) -> list[Any]:
+def _settings(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The settings of a table and their values. `workload.keys = [20]` is a table within it to TOML."""
+    for name, value in table.items():
+        if isinstance(value, dict) and value:
+            yield from _settings(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _values(path: str, key: str, value: Any, *, meant: Callable[[str], Any]) -> list[Any]:
     values = value if isinstance(value, list) else [value]
     if not values:
         raise OperatorError(f"--matrix {path}: {key} is an empty list")
-    if len({_meant(_word(path, key, item)) for item in values}) != len(values):
+    if len({meant(_word(path, key, item)) for item in values}) != len(values):
         raise OperatorError(f"--matrix {path}: {key} names a value twice")
     return values
 
 
 def _meant(word: str) -> str | float:
-    """What a value stands for: 10, "10" and 10.0 are one configuration, whose runs would be the same twice."""
+    """What an option's value stands for: 10, "10" and 10.0 are one configuration, whose runs would be the same twice.
+    Of a setting only its text is known: "3.1" and "3.10" are two versions."""
     try:
         return float(word)
     except ValueError:

@@ -28,9 +28,21 @@ def test_every_combination_once(tmp_path: Path) -> None:
     ]
 
 
+def test_settings_are_texts_and_may_have_dots(tmp_path: Path) -> None:
+    path = matrix(tmp_path, '[set]\nworkload.keys = [2, 20]\nversion = ["3.1", "3.10"]\n')
+    assert series.combinations(path) == [
+        ["--set", f"workload.keys={keys}", "--set", f"version={version}"]
+        for keys in (2, 20)
+        for version in ("3.1", "3.10")
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("[set]\nversion = ['3.1', '3.1']", "a value twice"),
+        ("[set]\nworkload.keys.a = []", "workload.keys.a is an empty list"),
+        ("[set]\nworkload = {}", "workload must list words or numbers"),
         ("nodes = [", "not TOML"),
         ("nodse = [3]", "did you mean nodes"),
         ("nodes = []", "empty list"),
