@@ -180,7 +180,8 @@ class Splitbrain:
         return derived_seed(self._base_seed, len(self._runs)) if given is None else int(given)
 
     def _repeat_line(self) -> str:
-        return f"pytest {shlex.quote(self._request.node.nodeid)} --splitbrain-seed {self._base_seed}"
+        where = self._request.config.cwd_relative_nodeid(self._request.node.nodeid)  # ids begin in the root directory
+        return f"pytest {shlex.quote(where)} --splitbrain-seed {self._base_seed}"
 
     def _store(self) -> str:
         given = self._request.config.getoption("--splitbrain-store")
@@ -233,7 +234,8 @@ def pytest_runtest_makereport(
     if call.excinfo is None or not isinstance(call.excinfo.value, RunInvalid | RunUndecided):
         return
     frames = [entry for entry in call.excinfo.traceback if str(entry.path) == str(item.path)]
-    where = f"\nat      {item.nodeid.partition('::')[0]}:{frames[-1].lineno + 1}" if frames else ""
+    file = item.config.cwd_relative_nodeid(item.nodeid).partition("::")[0]
+    where = f"\nat      {file}:{frames[-1].lineno + 1}" if frames else ""
     report.longrepr = f"{call.excinfo.value}{where}"
     if isinstance(call.excinfo.value, RunUndecided):
         # pytest calls what fails in a test's call a failure, and what fails before it an error.

@@ -183,6 +183,18 @@ def test_of_the_marker(splitbrain):
 
 
 @pytest.mark.long
+def test_the_line_that_repeats_a_test_is_for_the_directory_in_which_pytest_was_called(session: Path) -> None:
+    folder = session / "tests" / "chaos"
+    folder.mkdir(parents=True)
+    status, said = run_pytest(folder, """
+def test_cannot_be_run(splitbrain):
+    splitbrain.run(Toy, ToyClient, workload="none", seed=7)
+""")  # fmt: skip
+    assert status == 1
+    assert "repeat  pytest test_kv.py::test_cannot_be_run --splitbrain-seed 7\n" in said, said
+    assert f"store   {session / 'splitbrain-store'}\nat      test_kv.py:" in said
+
+
 @pytest.mark.cluster
 def test_two_runs_at_a_time_under_xdist_and_inside_of_event_loops(session: Path) -> None:
     status, said = run_pytest(session, """
