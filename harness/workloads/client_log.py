@@ -92,8 +92,6 @@ class ReadToTheEnd(Unpaced):
 
     def next(self, context: Context) -> tuple[Any, Generator]:
         step, inner = self.inner.next(context)
-        if isinstance(step, Op):
-            step = step._replace(value={**step.value, "final": True})
         return step, ReadToTheEnd(inner)
 
     def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
@@ -145,13 +143,19 @@ def unless_left_unread(outcome: CheckOutcome, history: Sequence[Mapping[str, Any
         value = event["value"]
         if event["f"] == "read" and value.get("final"):
             log = event["key"] if what == "key" else value[what]
-            is_read = event["type"] == "ok" and value["tail"] is not None
-            unread[log] = unread.get(log, True) and not is_read
+            unread[log] = unread.get(log, True) and not _reaches_the_end(event)
     left = sorted(log for log, is_left in unread.items() if is_left)
     if outcome.valid is not True or not left:
         return outcome
     reason = f"{outcome.reason}; but {what} {', '.join(map(str, left))} could not be read to its end when all was over"
     return CheckOutcome("unknown", reason, outcome.details)
+
+
+def _reaches_the_end(read: Mapping[str, Any]) -> bool:
+    value = read["value"]
+    if read["type"] != "ok" or value["tail"] is None:
+        return False
+    return bool(value["offset"] + len(value["messages"]) >= value["tail"])
 
 
 def untailed(event: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -44,7 +44,8 @@ def message_numbers(f: str) -> Numbered:
 
 @dataclass(frozen=True, slots=True)
 class ReadWhole(Unpaced):
-    """Read every queue from its beginning to its tail; key k belongs to thread k modulo the threads."""
+    """Read every queue from its beginning to its tail; key k belongs to thread k modulo the threads. These reads say
+    `final`, so that who judges them finds those that never came to an end."""
 
     keys: int
     max_messages: int
@@ -62,7 +63,7 @@ class ReadWhole(Unpaced):
             if self.offsets[key] < 0 or self.attempts[key] >= MAX_FINAL_ATTEMPTS:
                 continue
             if self.due_ns[key] <= context.time_ns:
-                return Op("read", key, {"offset": self.offsets[key], "max": self.max_messages}), self
+                return Op("read", key, {"offset": self.offsets[key], "max": self.max_messages, "final": True}), self
             waits_ns.append(self.due_ns[key])
         return (Wait(min(waits_ns)) if waits_ns else None), self
 

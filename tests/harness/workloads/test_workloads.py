@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,8 @@ from harness.generator import Generator, Limit
 from harness.systems.base import CheckOutcome
 from harness.worker import Client, Workers
 from harness.workloads.base import CheckContext
-from harness.workloads.log import LogWorkload
+from harness.workloads.log import READ_MAX_MESSAGES, LogWorkload
+from harness.workloads.queues import MAX_FINAL_ATTEMPTS
 from harness.workloads.register import RegisterWorkload
 
 CONTEXT = CheckContext(timeout_s=20, memory_mb=512)
@@ -21,6 +23,10 @@ CONTEXT = CheckContext(timeout_s=20, memory_mb=512)
 
 class Lost(Exception):
     is_definite = False
+
+
+class Unreadable(Exception):
+    is_definite = True
 
 
 class Queues:
@@ -32,6 +38,8 @@ class Queues:
         self.drop_every = 0
         self.double_every = 0
         self.lose_answer_every = 0
+        self.unreadable_from: dict[int, int] = {}
+        """Queue -> the place from which on nothing is given out any more."""
         self.appended = 0
 
 
@@ -74,6 +82,8 @@ class MemoryConnection:
     async def read(self, key: int, offset: int, max_messages: int) -> tuple[int, list[Any], int]:
         await asyncio.sleep(0)
         visible = self.visible(key)
+        if offset >= self.shared.unreadable_from.get(key, math.inf):
+            raise Unreadable("damaged")
         return offset, visible[offset : offset + max_messages], len(visible)
 
     async def tail(self, key: int) -> int:
@@ -167,6 +177,20 @@ def test_a_message_lost_at_the_end_is_found() -> None:
     _, checks = drive(LogWorkload(keys=3), before_final=lose)
     assert checks["log"].valid is False
     assert checks["log"].details["stats"]["counts"]["lost"] == 1
+
+
+def test_a_queue_that_cannot_be_read_to_its_end_leaves_it_open() -> None:
+    """Its first final read tells where it ends, so that none of its messages counts as one that nobody looked for."""
+
+    def damage(queues: Queues) -> None:
+        assert len(queues.queues[1]) > READ_MAX_MESSAGES
+        queues.unreadable_from[1] = READ_MAX_MESSAGES
+
+    events, checks = drive(LogWorkload(keys=3), before_final=damage)
+    assert checks["log"].valid == "unknown"
+    assert "but key 1 could not be read to its end when all was over" in checks["log"].reason
+    refused = [event for event in events if event["f"] == "read" and event["type"] == "fail"]
+    assert len(refused) == MAX_FINAL_ATTEMPTS
 
 
 def test_a_doubled_message_is_found() -> None:
