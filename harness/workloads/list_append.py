@@ -16,7 +16,13 @@ from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import Call, CapabilityWorkload
 from harness.workloads.checks import as_outcome
-from harness.workloads.transacting import ISOLATION, TRANSACT_LISTS, FinalTransactions, Transactions
+from harness.workloads.transacting import (
+    ISOLATION,
+    TRANSACT_LISTS,
+    FinalTransactions,
+    Transactions,
+    unless_keys_unread,
+)
 
 __all__ = ["TRANSACTION_SETTINGS", "ListAppendWorkload"]
 
@@ -58,4 +64,4 @@ class ListAppendWorkload(CapabilityWorkload):
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         level, timeout_s, memory_mb = self.text("isolation"), context.timeout_s, context.memory_mb
         result = check_transactions(history, self.name, level=level, timeout_s=timeout_s, memory_mb=memory_mb)
-        return {"isolation": as_outcome(result)}
+        return {"isolation": unless_keys_unread(as_outcome(result), history)}

@@ -12,18 +12,29 @@ in:
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.generator import Context, Generator, IgnoresEvents, Op, Step, Unpaced, Wait
-from harness.systems.base import Setting
+from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.capability import Call, ClientMistake, number_from, numbers_from
 from harness.workloads.queues import MAX_FINAL_ATTEMPTS, RETRY_NS
 
-__all__ = ["ISOLATION", "TRANSACT", "TRANSACT_LISTS", "FinalTransactions", "Transactions", "completed"]
+__all__ = [
+    "ISOLATION",
+    "TRANSACT",
+    "TRANSACT_LISTS",
+    "FinalTransactions",
+    "Transactions",
+    "completed",
+    "unless_keys_unread",
+]
 
 FINAL_KEYS = 8
 """Keys that a final transaction reads."""
+
+MAX_KEYS_NAMED = 5
+"""Of those that nobody could read at the end."""
 
 ISOLATION = Setting(
     "isolation", "strict-serializable", "the level that must hold",
@@ -145,3 +156,30 @@ class FinalTransactions(Unpaced):
             if self._tries[first] < MAX_FINAL_ATTEMPTS:
                 self._waiting.append((context.time_ns + RETRY_NS, first))
         return self
+
+
+def unless_keys_unread(outcome: CheckOutcome, history: Sequence[Mapping[str, Any]]) -> CheckOutcome:
+    """`outcome`, unless it finds nothing wrong and keys with an acknowledged write were not read since,
+    or whose last reads were not answered: what was written may be gone by then."""
+    invoked: dict[Any, int] = {}
+    written: dict[Any, int] = {}
+    is_unread: dict[Any, bool] = {}
+    for at, event in enumerate(history):
+        if event["type"] == "invoke":
+            invoked[event["process"]] = at
+            continue
+        writes = {key for f, key, _ in event["value"] if f != "r"}
+        reads = {key for f, key, _ in event["value"] if f == "r"} - writes
+        if event["type"] == "ok":
+            written |= dict.fromkeys(writes, at)
+            is_unread |= dict.fromkeys(writes, True)
+            began = invoked.get(event["process"], -1)
+            is_unread |= {key: False for key in reads if began > written.get(key, -1)}
+        elif not writes:
+            is_unread |= dict.fromkeys(reads, True)
+    left = sorted(key for key in written if is_unread[key])
+    if outcome.valid is not True or not left:
+        return outcome
+    named = ", ".join(map(str, left[:MAX_KEYS_NAMED])) + (", ..." if len(left) > MAX_KEYS_NAMED else "")
+    reason = f"{outcome.reason}; but {len(left)} written keys ({named}) could not be read when all was over"
+    return CheckOutcome("unknown", reason, outcome.details)

@@ -170,6 +170,25 @@ def test_a_message_that_a_full_poll_has_shown_may_not_vanish(polls: str) -> None
     assert found.valid is False and found.details["stats"]["counts"]["stale"] == 1
 
 
+class SilentKeys(ToyClient):
+    """Refuses to read the first keys together, as only the final reads do."""
+
+    async def transact(self, steps: Any) -> Any:
+        if [step[:2] for step in steps] == [["r", key] for key in range(8)]:
+            raise Refused
+        return await super().transact(steps)
+
+
+@pytest.mark.parametrize("name", ["list-append", "rw-register"])
+def test_keys_that_cannot_be_read_at_the_end_leave_it_open(name: str) -> None:
+    done = run(made(name), Store(), client=SilentKeys)
+    assert done.outcomes["isolation"].valid == "unknown"
+    said = "but 8 written keys (0, 1, 2, 3, 4, ...) could not be read when all was over"
+    assert said in reasons(done)["isolation"]
+    steps = [["r", key, None] for key in range(8)]
+    assert sum(e["type"] == "fail" and e["value"] == steps for e in done.events) == MAX_FINAL_ATTEMPTS
+
+
 @pytest.mark.parametrize("polls", ["linearizable", "eventual"])
 def test_a_log_that_cannot_be_read_at_the_end_leaves_it_open(polls: str) -> None:
     done = run(made("log", polls=polls), Store(), client=SilentLog)
