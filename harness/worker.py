@@ -77,7 +77,8 @@ _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "p
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an operation ended. `node` is the host that answered, where known; `durability` what the system said of an
+    """How an operation ended. Where one that did not succeed has a value, no more was asked for of it than that says,
+    whatever the invocation does. `node` is the host that answered, where known; `durability` what the system said of an
     acknowledged write that is less safe than it should be. With `is_broken` the client is closed, and the process goes
     on with a new one, whatever the type."""
 
@@ -523,7 +524,7 @@ class Workers:
 def _completion(invocation: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
     """The event that ends an operation; what was not answered keeps the value that was asked for."""
     completion = {**invocation, "type": outcome.type}
-    if outcome.type == "ok":
+    if outcome.type == "ok" or outcome.value is not None:
         completion["value"] = outcome.value
     for name in ("error", "node", "durability"):
         said = getattr(outcome, name)

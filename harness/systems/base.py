@@ -131,7 +131,8 @@ class MessagingConnection(Protocol):
 
     async def send_in_transaction(self, value: Any, *, commit: bool, tell: bool) -> None:
         """Send a JSON value in a transaction that is decided once it is stored. With `tell` the system hears the
-        decision; without, it must ask, which any connection of the run answers."""
+        decision; without, it must ask, which any connection of the run answers. An error whose `is_decided` is False
+        says that there was none, nor will be."""
         ...
 
     async def receive(self, max_messages: int) -> list[Any]:

@@ -29,7 +29,7 @@ from node.client import (
     TransactionState,
 )
 
-__all__ = ["CONSUMER_GROUP", "DELAY_LEVELS", "TIMINGS", "BrokerMessaging", "LagUnknown"]
+__all__ = ["CONSUMER_GROUP", "DELAY_LEVELS", "TIMINGS", "BrokerMessaging", "LagUnknown", "Undecided"]
 
 CONSUMER_GROUP: Final = "splitbrain-consumers"
 PRODUCER_GROUP: Final = "splitbrain-producers"
@@ -64,6 +64,12 @@ class LagUnknown(Exception):
     """The group's offsets or the queues' ends could not be asked for. Nothing was changed by asking."""
 
     is_definite = True
+
+
+class Undecided(SendFailed):
+    """The half message could not be sent, or nobody knows: its transaction was never decided, nor will it be."""
+
+    is_decided = False
 
 
 class BrokerMessaging:
@@ -137,7 +143,7 @@ class BrokerMessaging:
             receipt, _ = await self._producer.send_in_transaction(NewMessage(self._topic, body), decide)
         except SendFailed as error:
             self.node = self._host_of(error.address or "")
-            raise
+            raise Undecided(error.attempts) from error
         self._check(receipt)
 
     def _check(self, receipt: Receipt) -> None:

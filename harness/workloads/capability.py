@@ -28,7 +28,7 @@ import re
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from harness.errors import OperatorError, nearest
@@ -45,6 +45,7 @@ __all__ = [
     "CapabilityWorkload",
     "ClientMistake",
     "Happened",
+    "Unfinished",
     "gives",
     "is_whole_number",
     "json_problem",
@@ -84,6 +85,16 @@ class Happened(Exception):
     def __init__(self, value: Any) -> None:
         super().__init__(value)
         self.value = value
+
+
+class Unfinished(Exception):
+    """Raised by a call's `perform`: the operation ended with this error, and no more was asked for of it than `value`
+    says."""
+
+    def __init__(self, value: Any, error: Exception) -> None:
+        super().__init__(value, error)
+        self.value = value
+        self.error = error
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +248,9 @@ class CapabilityClient:
             raise ClientMistake(str(mistake) if place.strip(" ()") in str(mistake) else f"{mistake}{place}") from None
         except Happened as happened:
             value, is_broken = happened.value, True
+        except Unfinished as unfinished:
+            failed = self._failed(unfinished.error, call.method, call.only_reads(op.value))
+            return replace(failed, value=unfinished.value)
         except MISTAKES as error:
             raise ClientMistake(described(error, self._client, call.method)) from error
         except Exception as error:

@@ -36,19 +36,18 @@ from harness.workloads.checks import as_outcome, linearizable
 from harness.workloads.draining import TakeUntilQuiet, unless_taken_unseen
 from harness.workloads.queues import message_numbers
 
-__all__ = ["DEQUEUE", "Acknowledges", "ClientQueueWorkload", "taking_client"]
+__all__ = ["DEQUEUE", "Acknowledges", "ClientQueueWorkload", "end_of_share", "taking_client"]
 
 logger = logging.getLogger(__name__)
 
 
 SHARE_OF_TIME = 0.9
-"""Of an operation's time, after which an acknowledgement is waited for no longer: what was shown must not be forgotten
-because the operation's time is over."""
+"""Of an operation's time, after which a step of it, such as an acknowledgement, is waited for no longer: what was shown
+must not be forgotten because the operation's time is over."""
 
 
 async def _dequeue_and_ack(client: Any, value: Any, key: Any) -> Any:
-    loop = asyncio.get_running_loop()
-    due_s = loop.time() + client.timeout_s * SHARE_OF_TIME if isinstance(client, _HasTime) else None
+    due_s = end_of_share(client)
     found = number_from("dequeue", await client.dequeue())
     if found is not None:
         try:
@@ -67,6 +66,13 @@ async def _dequeue_and_ack(client: Any, value: Any, key: Any) -> Any:
 @runtime_checkable
 class _HasTime(Protocol):
     timeout_s: float
+
+
+def end_of_share(client: Any) -> float | None:
+    """When `SHARE_OF_TIME` is over of an operation that begins now, by the event loop's clock; None for a client that
+    has no time."""
+    now_s = asyncio.get_running_loop().time()
+    return now_s + client.timeout_s * SHARE_OF_TIME if isinstance(client, _HasTime) else None
 
 
 @runtime_checkable

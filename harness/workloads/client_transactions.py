@@ -3,14 +3,16 @@ with `ack(value)` where the queue has that.
 
 A value must come out if its transaction was committed, and only then: neither before the commit nor after a rollback.
 One client does both steps of a transaction, one right after the other; some transactions are prepared and never
-ended. An end that is refused leaves open what becomes of the transaction. See `queue` for what becomes of values that
-a dequeue of unknown outcome may have taken.
+ended, among them those whose `prepare` has an unknown outcome (their event says `"ended": false`): their values must
+never come out. An end that is refused leaves open what becomes of the transaction. See `queue` for what becomes of
+values that a dequeue of unknown outcome may have taken.
 
 The checker gets each `transact` as a `prepare` and a `commit` or `rollback` of the same time.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -19,9 +21,9 @@ from harness.generator import Calls, Context, EachThread, Generator, Mix, Op
 from harness.systems.base import CheckOutcome
 from harness.worker import Client, TellsOutcome
 from harness.workloads.base import CheckContext
-from harness.workloads.capability import Call, CapabilityWorkload, gives
+from harness.workloads.capability import MISTAKES, Call, CapabilityWorkload, ClientMistake, Unfinished, gives
 from harness.workloads.checks import as_outcome
-from harness.workloads.client_queue import DEQUEUE, taking_client
+from harness.workloads.client_queue import DEQUEUE, end_of_share, taking_client
 from harness.workloads.draining import TakeUntilQuiet, unless_taken_unseen
 from harness.workloads.queues import Numbered
 from harness.workloads.stack import DRAIN_SETTING
@@ -41,7 +43,15 @@ class _Undecided(Exception):
 
 async def _transact(client: Any, value: Any, key: Any) -> Any:
     message = value["message"]
-    await client.prepare(message)
+    try:
+        async with asyncio.timeout_at(end_of_share(client)):
+            await client.prepare(message)
+    except (ClientMistake, *MISTAKES):
+        raise
+    except Exception as error:
+        if isinstance(error, TellsOutcome) and error.is_definite:
+            raise
+        raise Unfinished({**value, "ended": False}, error) from error
     try:
         await (client.commit if value["commit"] else client.rollback)(message)
     except Exception as error:
@@ -93,7 +103,8 @@ class ClientTransactionsWorkload(CapabilityWorkload):
 
 
 def as_prepare_and_end(history: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The checker's vocabulary: process p becomes 2p, and 2p + 1 where it ends a transaction meanwhile."""
+    """The checker's vocabulary: process p becomes 2p, and 2p + 1 where it ends a transaction meanwhile. An end that was
+    never asked for has failed."""
     index = 0
     for event in history:
         if event["f"] == "lag":
@@ -105,6 +116,10 @@ def as_prepare_and_end(history: Sequence[Mapping[str, Any]]) -> Iterator[dict[st
             continue
         value = event["value"]
         end = "commit" if value["commit"] else "rollback"
-        for f, process in (("prepare", base["process"]), (end, base["process"] + 1)):
-            yield {**base, "index": index, "process": process, "f": f, "value": value["message"]}
+        kind_of_end = event["type"] if value.get("ended", True) else "fail"
+        for f, process, kind in (
+            ("prepare", base["process"], event["type"]),
+            (end, base["process"] + 1, kind_of_end),
+        ):
+            yield {**base, "index": index, "process": process, "type": kind, "f": f, "value": value["message"]}
             index += 1

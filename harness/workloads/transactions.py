@@ -2,7 +2,7 @@
 
 `transact` sends a half message and then decides: commit or rollback, and whether the system hears it at once or has to
 ask back, which every client of the run can answer. A transaction whose half message has an unknown outcome is
-never decided, so its message must never be seen.
+never decided (its event says `"ended": false`), so its message must never be seen.
 
 The checker gets each `transact` as a `prepare` and a `commit` or `rollback` of the same time.
 """
@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from checker import check_transaction_visibility
 from harness.generator import Calls, Context, EachThread, Generator, Mix, Op
 from harness.systems.base import CheckOutcome, MessagingConnection
+from harness.worker import Outcome
 from harness.workloads.base import CheckContext
 from harness.workloads.checks import as_outcome
 from harness.workloads.client_transactions import ClientTransactionsWorkload, as_prepare_and_end
@@ -71,7 +72,24 @@ class TransactionsWorkload:
         return {"transaction-visibility": unless_drained(outcome, history, certain=wrong_whatever_comes)}
 
 
+@runtime_checkable
+class _TellsDecision(Protocol):
+    """An error that knows whether its transaction was decided, and whether its message may be stored."""
+
+    is_decided: bool
+    is_definite: bool
+
+
 class _TransactionsClient(MessagingClient):
+    async def invoke(self, op: Op) -> Outcome:
+        try:
+            return await super().invoke(op)
+        except Exception as error:
+            if not isinstance(error, _TellsDecision) or error.is_decided or error.is_definite:
+                raise
+            text = f"{type(error).__name__}: {error}"
+            return Outcome("info", {**op.value, "ended": False}, error=text, node=self.connection.node)
+
     async def send(self, op: Op) -> None:
         value = op.value
         await self.connection.send_in_transaction(value["message"], commit=value["commit"], tell=value["tell"])

@@ -1,4 +1,4 @@
-"""What a member of a group says of how far the group is."""
+"""What a member of a group says of how far the group is, and of a transaction that was not begun."""
 
 from __future__ import annotations
 
@@ -6,8 +6,22 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from harness.systems.broker_messaging import BrokerMessaging
-from node.client import MessageQueue
+import pytest
+
+from harness.systems.broker_messaging import BrokerMessaging, Undecided
+from node.client import MessageQueue, OutcomeUnknown, SendFailed
+
+
+def messaging(client: Any, keys: int = 1) -> BrokerMessaging:
+    return BrokerMessaging(
+        client=client,
+        topic="t",
+        broker_name="b",
+        keys=keys,
+        host_of=lambda address: "n1",
+        decisions={},
+        timeout_s=1.0,
+    )
 
 
 def lag_of(ends: dict[int, int], stored: dict[int, int | None]) -> int:
@@ -26,15 +40,7 @@ def lag_of(ends: dict[int, int], stored: dict[int, int | None]) -> int:
     client.routes = SimpleNamespace(get=get, require_master=lambda name: "10.0.0.1:10911")
     client.requests = SimpleNamespace(max_offset=end_of)
     client.pull_consumer = client.transaction_producer = lambda *words, **options: None
-    group = BrokerMessaging(
-        client=client,
-        topic="t",
-        broker_name="b",
-        keys=len(ends),
-        host_of=lambda address: "n1",
-        decisions={},
-        timeout_s=1.0,
-    )
+    group = messaging(client, keys=len(ends))
     group._offsets = SimpleNamespace(load=load)  # type: ignore[assignment]
     return asyncio.run(group.lag())
 
@@ -47,3 +53,14 @@ def test_what_is_left_is_what_the_group_has_not_reached() -> None:
 def test_a_group_that_is_ahead_of_a_queue_is_not_done_with_the_others() -> None:
     assert lag_of({0: 5, 1: 10}, {0: 8, 1: 7}) == 3
     assert lag_of({0: 5, 1: 10}, {0: 8, 1: 10}) == 0
+
+
+def test_a_transaction_whose_half_message_was_not_answered_was_not_decided() -> None:
+    async def half(*words: Any) -> Any:
+        raise SendFailed([OutcomeUnknown("no answer", address="10.0.0.1:10911")])
+
+    client: Any = SimpleNamespace(pull_consumer=lambda *words, **options: None)
+    client.transaction_producer = lambda *words, **options: SimpleNamespace(send_in_transaction=half)
+    with pytest.raises(Undecided, match="no answer") as caught:
+        asyncio.run(messaging(client).send_in_transaction(7, commit=True, tell=True))
+    assert not caught.value.is_decided and not caught.value.is_definite

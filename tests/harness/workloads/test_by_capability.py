@@ -223,6 +223,30 @@ def test_a_refused_commit_leaves_the_transaction_open() -> None:
     assert errors and all("prepared, then not now" in error for error in errors)
 
 
+class Impatient(ToyClient):
+    """Takes for committed what was prepared and not answered, by an error or in time."""
+
+    timeout_s = 0.05
+
+    async def prepare(self, value: Any) -> None:
+        await super().prepare(value)
+        fault = self.store.fault("answer")
+        if fault is not None:
+            await super().commit(value)
+            if fault == "hang":
+                await asyncio.sleep(60)
+            raise ConnectionResetError("the answer got lost")
+
+
+@pytest.mark.parametrize("fault", ["lose", "hang"])
+def test_what_was_never_asked_to_commit_must_not_come_out(fault: str) -> None:
+    done = run(made("transactions"), Store(every("answer", 40, fault)), client=Impatient)
+    found = done.outcomes["transaction-visibility"]
+    assert found.valid is False and "prepared but not committed by then" in found.reason
+    open_ones = [event["value"] for event in done.events if event["f"] == "transact" and event["type"] == "info"]
+    assert open_ones and all(value["ended"] is False for value in open_ones)
+
+
 class HalfTransfers(ToyClient):
     """Now and then the second step of a transaction is forgotten."""
 

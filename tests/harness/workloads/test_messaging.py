@@ -32,6 +32,11 @@ class Lost(Exception):
     is_definite = False
 
 
+class Undecided(Exception):
+    is_definite = False
+    is_decided = False
+
+
 class Refused(Exception):
     is_definite = True
 
@@ -50,6 +55,8 @@ class Group:
     invented: list[Any] = field(default_factory=list)
     early_ms: float = 0.0
     shows_rolled_back: bool = False
+    halves: int = 0
+    shows_halves_every: int = 0
     hidden: int = 0
     """Messages that the group never gets to."""
     is_silent_about_lag: bool = False
@@ -80,6 +87,10 @@ class MemoryMessaging:
             raise Lost("the answer got lost")
 
     async def send_in_transaction(self, value: Any, *, commit: bool, tell: bool) -> None:
+        self.group.halves += 1
+        if self.group.shows_halves_every and self.group.halves % self.group.shows_halves_every == 0:
+            await self.send(value)
+            raise Undecided("the answer got lost")
         if commit or self.group.shows_rolled_back:
             await self.send(value, delay_ms=0 if tell else 50)
 
@@ -221,6 +232,25 @@ def test_a_transaction_is_a_prepare_and_an_end_of_the_same_time() -> None:
         (2, 9, "info", 6, "prepare", 4),
         (3, 9, "info", 7, "rollback", 4),
     ]
+
+
+def test_an_end_that_was_never_asked_for_has_failed() -> None:
+    value = {"message": 4, "commit": True, "tell": True}
+    events = [
+        {"index": 0, "time": 5, "type": "invoke", "process": 3, "f": "transact", "value": value},
+        {"index": 1, "time": 9, "type": "info", "process": 3, "f": "transact", "value": {**value, "ended": False}},
+    ]
+    told = [(e["type"], e["process"], e["f"]) for e in as_prepare_and_end(events)]
+    assert told == [
+        ("invoke", 6, "prepare"), ("invoke", 7, "commit"), ("info", 6, "prepare"), ("fail", 7, "commit"),
+    ]  # fmt: skip
+
+
+def test_a_half_message_of_unknown_outcome_must_never_be_seen() -> None:
+    events, outcome = drive(TransactionsWorkload(keys=2), Group(shows_halves_every=20))
+    assert outcome.valid is False
+    assert outcome.details["stats"]["counts"]["prepared-seen"] > 0
+    assert any(event["type"] == "info" and event["value"]["ended"] is False for event in events)
 
 
 def test_draining_ends_when_the_group_is_done_and_not_before() -> None:
