@@ -118,8 +118,10 @@ class PatroniClient(PostgresClient):
         primaries = [host for host, yes in zip(self.hosts, leads, strict=True) if yes]
         if not primaries:
             raise Refused("no Patroni says that its server is the primary")
-        isolation = self.settings["isolation"]
-        self.session = self.reader = await self.opened_at(primaries[self.process % len(primaries)], isolation)
+        isolation, primary = self.settings["isolation"], primaries[self.process % len(primaries)]
+        self.session = self.reader = await self.opened_at(primary, isolation)
+        if await self.session.query("SELECT pg_is_in_recovery()") != [["f"]]:  # while the others were asked
+            raise Refused(f"{primary.name} is the primary no longer")
         if self.settings["reads"] == "standby":
             most = "repeatable read" if isolation == "serializable" else isolation
             self.reader = await self.opened_at(self.host, most)

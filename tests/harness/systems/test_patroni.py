@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,9 +50,11 @@ def test_every_host_has_a_member_of_etcd_that_knows_the_others() -> None:
     assert members in programs["etcd"] and "http://127.0.0.2:2379" in programs["etcd"]
 
 
-def opened_client(answers: Mapping[str, bytes], *, process: int = 0, **settings: str) -> list[tuple[str, str]]:
+def opened_client(
+    answers: Mapping[str, bytes], *, process: int = 0, follows: str = "f", **settings: str
+) -> list[tuple[str, str]]:
     """(host, isolation) of the connections that a client opens, where the Patroni of each host answers so; those that
-    are not named refuse connections."""
+    are not named refuse connections. `follows` is what servers say of themselves by then."""
     opened: list[tuple[str, str]] = []
     paths: list[bytes] = []
 
@@ -60,7 +63,12 @@ def opened_client(answers: Mapping[str, bytes], *, process: int = 0, **settings:
             return f"http://{places[(host or self.host).name]}"
 
         async def opened_at(self, host: Host, isolation: str) -> Any:
+            async def query(statement: str) -> list[list[str]]:
+                assert statement == "SELECT pg_is_in_recovery()"
+                return [[follows]]
+
             opened.append((host.name, isolation))
+            return SimpleNamespace(query=query)
 
     places: dict[str, str] = {}
 
@@ -107,6 +115,11 @@ def test_readers_of_standbys_have_the_most_that_a_standby_has() -> None:
     assert opened_client(asked, reads="standby") == [("n1", "serializable"), ("n3", "repeatable read")]
     read_committed = opened_client(asked, reads="standby", isolation="read committed")
     assert read_committed == [("n1", "read committed"), ("n3", "read committed")]
+
+
+def test_a_server_that_follows_by_now_is_not_read_as_the_primary() -> None:
+    with pytest.raises(Refused, match="n2 is the primary no longer"):
+        opened_client({"n1": IS_NOT, "n2": IS, "n3": IS_NOT}, follows="t")
 
 
 def test_without_a_primary_nothing_was_sent() -> None:
