@@ -6,8 +6,8 @@ where the log has no more: that is what tells its end. A client that cannot tell
 
 Each acknowledged value is accounted for at the end, when every log is read whole: lost, duplicated, phantom,
 reordered or stored under two offsets. With `polls=linearizable` a log must also be linearizable, so that a poll that
-misses what was acknowledged before it is a violation; with `polls=eventual` only the final ones must have
-everything.
+misses what was acknowledged before it is a violation. With `polls=eventual` only the last one of a log must have
+everything: final polls go on, for 30 s at most, until they have what the load has seen.
 """
 
 from __future__ import annotations
@@ -64,10 +64,11 @@ def polled(method: str, messages: Any, asked: Mapping[str, Any]) -> dict[str, An
 
 @dataclass(frozen=True, slots=True)
 class _Polls(Unpaced):
-    """Polls near the end as last seen, where stale replicas give themselves away."""
+    """Polls near the end as last seen, where stale replicas give themselves away. The ends go to `seen` as well."""
 
     keys: int
     tails: tuple[int, ...]
+    seen: dict[int, int]
 
     def next(self, context: Context) -> tuple[Op, Generator]:
         key = context.random.randrange(self.keys)
@@ -81,6 +82,7 @@ class _Polls(Unpaced):
         tail = value[0] + 1 if event["f"] == "append" else value["offset"] + len(value["messages"])
         if tail <= self.tails[key]:
             return self
+        self.seen[key] = tail
         return replace(self, tails=(*self.tails[:key], tail, *self.tails[key + 1 :]))
 
 
@@ -118,16 +120,23 @@ class ClientLogWorkload(CapabilityWorkload):
     }
     check_names = ("linearizable", "log")
 
+    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+        super().__init__(settings)
+        self._seen: dict[int, int] = {}
+        """Log -> its end as the load has seen it."""
+
     def generator(self) -> Generator:
-        return Mix(((1.0, distinct_writes("append", self.keys)), (1.0, _Polls(self.keys, (0,) * self.keys))))
+        polls = _Polls(self.keys, (0,) * self.keys, self._seen)
+        return Mix(((1.0, distinct_writes("append", self.keys)), (1.0, polls)))
 
     def final_generator(self) -> Generator:
         """Every log from its beginning to its end."""
-        return ReadToTheEnd(ReadWhole(self.keys, POLL_MAX_MESSAGES))
+        known = self._seen if self.text("polls") == "eventual" else {}
+        return ReadToTheEnd(ReadWhole(self.keys, POLL_MAX_MESSAGES, known))
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         if self.text("polls") == "eventual":
-            contents = log_contents([untailed(event) for event in history], context)
+            contents = log_contents(untailed(history), context)
             return {"log": unless_left_unread(contents, history, "key")}
         return {
             "linearizable": linearizable([without_full_polls(event) for event in history], Log(), context),
@@ -158,12 +167,20 @@ def _reaches_the_end(read: Mapping[str, Any]) -> bool:
     return bool(value["offset"] + len(value["messages"]) >= value["tail"])
 
 
-def untailed(event: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A poll of the load without what it says of the end, which may be old."""
-    value = event["value"]
-    if event["f"] != "read" or event["type"] != "ok" or value["tail"] is None:
-        return event
-    return event if value.get("final") else {**event, "value": {**value, "tail": None}}
+def untailed(history: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The same with polls that say nothing of the end, which may be old, but for the last final one of each log."""
+    last: dict[Any, int] = {}
+    for at, event in enumerate(history):
+        value = event["value"]
+        if event["f"] == "read" and event["type"] == "ok" and value.get("final") and value["tail"] is not None:
+            last[event["key"]] = at
+    kept = set(last.values())
+    return [
+        {**event, "value": {**event["value"], "tail": None}}
+        if event["f"] == "read" and event["type"] == "ok" and at not in kept
+        else event
+        for at, event in enumerate(history)
+    ]
 
 
 def without_full_polls(event: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.generator import Context, Generator, IgnoresEvents, Op, Step, Unpaced, Wait
 
-__all__ = ["MAX_FINAL_ATTEMPTS", "RETRY_NS", "Numbered", "ReadWhole", "distinct_writes", "message_numbers"]
+__all__ = [
+    "BEHIND_NS",
+    "BEHIND_S",
+    "MAX_FINAL_ATTEMPTS",
+    "RETRY_NS",
+    "Numbered",
+    "ReadWhole",
+    "distinct_writes",
+    "message_numbers",
+]
 
 MAX_FINAL_ATTEMPTS = 20
 """Tries per key at a final read. A key that cannot be read after that is left unread: then all are read once more for
 as long as the system may take to recover, and the checkers count what nobody read. Trying for ever would turn a dead
 system into a run without an end."""
+
+BEHIND_S = 30.0
+"""How long a final read may end before what is known to be there, where reads may be behind: a leader that was replaced
+behind a cut goes on answering from what it has for some seconds after the healing."""
+
+BEHIND_NS = 500_000_000
+"""Between two such reads."""
 
 RETRY_NS = 100_000_000
 """Between two tries of a final read: a replica that refuses at once does so for a reason, such as an election, which
@@ -45,10 +61,13 @@ def message_numbers(f: str) -> Numbered:
 @dataclass(frozen=True, slots=True)
 class ReadWhole(Unpaced):
     """Read every queue from its beginning to its tail; key k belongs to thread k modulo the threads. These reads say
-    `final`, so that who judges them finds those that never came to an end."""
+    `final`, so that who judges them finds those that never came to an end. A queue whose tail is told before the place
+    `known` of it is read on for up to `BEHIND_S`."""
 
     keys: int
     max_messages: int
+    known: Mapping[int, int] = field(default_factory=dict)
+    began_ns: int = -1
     offsets: tuple[int, ...] = ()
     attempts: tuple[int, ...] = ()
     due_ns: tuple[int, ...] = ()
@@ -57,7 +76,8 @@ class ReadWhole(Unpaced):
     def next(self, context: Context) -> tuple[Step, Generator]:
         if not self.offsets:
             nothing = (0,) * self.keys
-            return replace(self, offsets=nothing, attempts=nothing, due_ns=nothing).next(context)
+            began = replace(self, began_ns=context.time_ns, offsets=nothing, attempts=nothing, due_ns=nothing)
+            return began.next(context)
         waits_ns = []
         for key in range(context.thread, self.keys, context.threads):
             if self.offsets[key] < 0 or self.attempts[key] >= MAX_FINAL_ATTEMPTS:
@@ -76,7 +96,10 @@ class ReadWhole(Unpaced):
             value = event["value"]
             offset = value["offset"] + len(value["messages"])
             if offset >= value["tail"]:
-                offset = -1  # read to its end
+                if offset < self.known.get(key, 0) and context.time_ns - self.began_ns < BEHIND_S * 1e9:
+                    attempts, due_ns = self.attempts[key], context.time_ns + BEHIND_NS
+                else:
+                    offset = -1  # read to its end
             elif value["messages"]:  # otherwise there was no progress although there is more: counts as a try
                 attempts, due_ns = 0, 0
         return replace(

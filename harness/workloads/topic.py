@@ -3,7 +3,8 @@
 The system chooses the partition of a value. `publish` returns `[partition, offset]`; offsets of a partition count up
 from 0 without gaps. `fetch` returns the values of a partition from an offset on, at most `max_messages`, and fewer only
 where the partition has no more. With `fetches=linearizable` one order of all operations must explain every result; with
-`fetches=eventual` a fetch may be behind. Every partition is read whole at the end, and every acknowledged value is
+`fetches=eventual` a fetch may be behind, and final ones go on, for 30 s at most, until they have what the load has
+seen. Every partition is read whole at the end, and every acknowledged value is
 accounted for: lost, duplicated, phantom, reordered or stored under two offsets.
 """
 
@@ -53,6 +54,7 @@ async def _fetch(client: Any, value: Any, key: Any) -> Any:
 class _Fetches(Unpaced):
     partitions: int
     tails: tuple[int, ...]
+    seen: dict[int, int]
 
     def next(self, context: Context) -> tuple[Op, Generator]:
         queue = context.random.randrange(self.partitions)
@@ -66,6 +68,7 @@ class _Fetches(Unpaced):
         queue, tail = (value[0], value[1] + 1) if event["f"] == "send" else (value["queue"], _end_of(value))
         if queue >= self.partitions or tail <= self.tails[queue]:
             return self
+        self.seen[queue] = tail
         return replace(self, tails=(*self.tails[:queue], tail, *self.tails[queue + 1 :]))
 
 
@@ -106,18 +109,25 @@ class TopicWorkload(CapabilityWorkload):
     }
     check_names = ("linearizable", "log")
 
+    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+        super().__init__(settings)
+        self._seen: dict[int, int] = {}
+        """Partition -> its end as the load has seen it."""
+
     def generator(self) -> Generator:
         partitions = self.number("partitions")
-        return Mix(((1.0, message_numbers("send")), (1.0, _Fetches(partitions, (0,) * partitions))))
+        fetches = _Fetches(partitions, (0,) * partitions, self._seen)
+        return Mix(((1.0, message_numbers("send")), (1.0, fetches)))
 
     def final_generator(self) -> Generator:
         """Every partition from its beginning to its end."""
-        return _EveryPartition(ReadToTheEnd(ReadWhole(self.number("partitions"), POLL_MAX_MESSAGES)))
+        known = self._seen if self.text("fetches") == "eventual" else {}
+        return _EveryPartition(ReadToTheEnd(ReadWhole(self.number("partitions"), POLL_MAX_MESSAGES, known)))
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         logs = list(_as_logs(history))
         if self.text("fetches") == "eventual":
-            contents = log_contents([untailed(event) for event in logs], context)
+            contents = log_contents(untailed(logs), context)
             return {"log": unless_left_unread(contents, history, "queue")}
         order = [without_full_polls(event) for event in history]
         return {

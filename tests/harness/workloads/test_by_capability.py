@@ -170,6 +170,33 @@ def test_a_message_that_a_full_poll_has_shown_may_not_vanish(polls: str) -> None
     assert found.valid is False and found.details["stats"]["counts"]["stale"] == 1
 
 
+class BehindForAWhile(ToyClient):
+    """Answers the first three polls of what is long past, as only final ones are, with what it had then: a leader that
+    was replaced and does not know it yet."""
+
+    async def poll(self, key: Any, offset: int, max_messages: int) -> Any:
+        return self.behind(key, offset, await super().poll(key, offset, max_messages), len(self.store.logs[key]))
+
+    async def fetch(self, partition: int, offset: int, max_messages: int) -> Any:
+        found = await super().fetch(partition, offset, max_messages)
+        return self.behind(partition, offset, found, len(self.store.partitions[partition]))
+
+    def behind(self, key: Any, offset: int, found: list[Any], end: int) -> list[Any]:
+        is_late = offset <= 3 and end > 20
+        return found[: 3 - offset] if is_late and self.store.fault(f"poll {key}") == "old" else found
+
+
+@pytest.mark.parametrize(("name", "settings"), [("log", {"polls": "eventual"}), ("topic", {"fetches": "eventual"})])
+def test_a_final_read_that_is_behind_is_not_the_last_word(name: str, settings: dict[str, str]) -> None:
+    def fault(method: str, number: int) -> str | None:
+        return "old" if method.startswith("poll ") and number <= 3 else None
+
+    done = run(made(name, **settings), Store(fault), client=BehindForAWhile)
+    assert reasons(done) == {}
+    ends = [e["value"]["tail"] for e in done.events if e["type"] == "ok" and e["f"] == "read" and "final" in e["value"]]
+    assert ends.count(3) == 4 * 3
+
+
 class SilentKeys(ToyClient):
     """Refuses to read the first keys together, as only the final reads do."""
 

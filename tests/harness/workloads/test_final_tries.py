@@ -12,12 +12,13 @@ import pytest
 
 from harness.generator import Context, Generator, Op, Wait
 from harness.workloads.client_delay import ClientDelayWorkload
+from harness.workloads.client_log import ClientLogWorkload
 from harness.workloads.consumer_progress import ConsumerProgressWorkload
 from harness.workloads.delay import DelayWorkload
 from harness.workloads.draining import DRAIN_LIMIT_S
 from harness.workloads.list_append import ListAppendWorkload
 from harness.workloads.log import LogWorkload
-from harness.workloads.queues import MAX_FINAL_ATTEMPTS, RETRY_NS
+from harness.workloads.queues import BEHIND_NS, BEHIND_S, MAX_FINAL_ATTEMPTS, RETRY_NS
 
 THREADS = 3
 TAKES_NS = 1_000_000
@@ -142,3 +143,18 @@ def test_keys_of_transactions_that_nobody_answers_are_asked_for_so_often() -> No
     asked = drive(transactions_at_the_end()[1], refused)
     tries = Counter(op.value[0][1] for _, _, op in asked)
     assert set(tries.values()) == {MAX_FINAL_ATTEMPTS} and asked[-1][1] > 1.8e9
+
+
+def test_a_log_that_stays_behind_is_read_for_half_a_minute_where_reads_may_be_behind() -> None:
+    def empty(op: Op, time_ns: int) -> dict[str, Any]:
+        found = {"offset": op.value["offset"], "messages": [], "tail": op.value["offset"], "final": True}
+        return {"type": "ok", "value": found}
+
+    for polls, least_s in (("eventual", BEHIND_S), ("linearizable", 0.0)):
+        workload = ClientLogWorkload({"polls": polls})
+        appended = {"process": 0, "type": "ok", "f": "append", "key": 2, "value": [9, 77]}
+        workload.generator().update(Context(random.Random(0), threads=THREADS), appended)
+        asked = drive(workload.final_generator(), empty)
+        assert len(times_of(asked, 1)) == 1
+        took_ns = times_of(asked, 2)[-1] - times_of(asked, 2)[0]
+        assert abs(took_ns - least_s * 1e9) <= BEHIND_NS
