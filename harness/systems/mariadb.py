@@ -18,6 +18,8 @@ from typing import Any
 from harness.sdk import Host, Streams, System, apt, connection
 from harness.systems.sql import MAX_MESSAGE_BYTES, ROWS, TABLES, SqlClient, SqlError, SqlSession, rows_schema
 
+# A statement that the server tries again by itself would be answered with the rows of both attempts: DELETE ...
+# RETURNING of one row, after a conflict with another host, with the one that is still there and the one that is gone.
 # Native AIO is io_uring, by which pages would be written past every disk fault and the account of a power cut.
 # The socket's path is one below the data directory: a whole one might be longer than the 107 bytes that it may have.
 CONFIGURATION = """
@@ -48,6 +50,7 @@ wsrep_node_address = {ip}
 wsrep_sst_method = rsync
 wsrep_sst_receive_address = {ip}:4444
 wsrep_sync_wait = {sync_wait}
+wsrep_retry_autocommit = 0
 wsrep_provider_options = "gmcast.listen_addr=tcp://{ip}:4567;ist.recv_addr={ip}:4568;gcache.size=64M"
 """
 RUN = """
@@ -158,11 +161,18 @@ class MariaDBClient(SqlClient):
         await self.session.query("USE splitbrain")
 
     async def dequeue(self) -> Any:
-        taken = await self.session.change("DELETE FROM jobs ORDER BY n LIMIT 1 RETURNING v")
-        return json.loads(taken[0][0]) if taken else None
+        taken = await self.only_row("DELETE FROM jobs ORDER BY n LIMIT 1 RETURNING v")
+        return json.loads(taken[0]) if taken else None
 
     async def generate(self) -> int:
-        return int((await self.session.change("INSERT INTO ids () VALUES () RETURNING n"))[0][0])
+        return int((await self.only_row("INSERT INTO ids () VALUES () RETURNING n"))[0])
+
+    async def only_row(self, statement: str) -> list[Any]:
+        """The row that a statement has changed; nothing where there was none."""
+        rows = await self.session.change(statement)
+        if len(rows) > 1:
+            raise OSError(f"{len(rows)} rows of one")
+        return rows[0] if rows else []
 
 
 class Session(SqlSession):

@@ -115,6 +115,22 @@ def test_only_what_certainly_did_not_happen_is_refused(answer: bytes | None, exp
     assert issubclass(found, expected)
 
 
+def test_rows_of_several_attempts_say_nothing() -> None:
+    """So answers MariaDB 10.11 with Galera where `wsrep_retry_autocommit` is 1; the last row is the one that went."""
+
+    async def scenario(session: Session) -> Any:
+        client = MariaDBClient()
+        client.session = session
+        for operation in (client.dequeue, client.generate):
+            with pytest.raises(OSError, match="2 rows of one") as caught:
+                await operation()
+            assert not isinstance(caught.value, SqlError)
+        return await client.dequeue(), await client.generate()
+
+    answers = [rows(["17"], ["20"]), rows(["4"], ["7"]), rows(["21"]), rows(["8"])]
+    assert with_server(answers, scenario)[0] == (21, 8)
+
+
 def test_a_transaction_that_is_refused_at_its_commit_did_not_happen() -> None:
     async def scenario(session: Session) -> Any:
         client = MariaDBClient()
@@ -174,5 +190,6 @@ def test_hosts_know_one_another_and_the_first_one_begins() -> None:
     first, second = (system.files(host)["server.conf"] for host in system.hosts)
     assert first.count("gcomm://") == 1 and "basedir = /opt/usr\n" in first
     assert "transaction_isolation = REPEATABLE-READ" in second and "wsrep_sync_wait = 7" in second
+    assert "wsrep_retry_autocommit = 0\n" in first, "the rows of both attempts would be answered"
     assert "socket = socket\n" in first, "a whole path may be longer than the 107 bytes that one may have"
     assert system.command(system.hosts[1])[-1] == system.hosts[1].data
