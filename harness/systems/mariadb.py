@@ -209,7 +209,10 @@ class Session(SqlSession):
             await self.answer()
         rows = []
         while not is_end(packet := await self.answer()):
-            rows.append(values_of(packet, columns))
+            values, end = values_of(packet, columns)
+            if end != len(packet):  # an OK, which ends the rows of a statement that Galera has replayed at its commit
+                break
+            rows.append(values)
         return rows
 
     def is_definite(self, error: SqlError) -> bool:
@@ -248,8 +251,8 @@ def length_at(packet: bytes, position: int) -> tuple[int, int]:
     return (int.from_bytes(packet[position + 1 : end], "little") if size else kind), end
 
 
-def values_of(packet: bytes, columns: int) -> list[Any]:
-    """The values of a row."""
+def values_of(packet: bytes, columns: int) -> tuple[list[Any], int]:
+    """The values of a row, and where it ends."""
     values: list[Any] = []
     position = 0
     for _ in range(columns):
@@ -260,4 +263,4 @@ def values_of(packet: bytes, columns: int) -> list[Any]:
             size, position = length_at(packet, position)
             values.append(packet[position : position + size].decode())
             position += size
-    return values
+    return values, position
