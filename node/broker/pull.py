@@ -70,6 +70,9 @@ MAX_SCANNED_UNITS = 800
 """Units that one filtered pull looks at (R: maxFilterMessageCount 16000 bytes of 20-byte units)."""
 MAX_SCANNED_MESSAGES = 128
 """Messages that one pull with a property filter looks at: each has to be read, a few milliseconds in all."""
+MAX_FILTER_EFFORT = 16_000_000
+"""Characters of the expression times those of properties, over all messages that such a pull looks at, but for the last
+one: LIKE may take as many steps, some ten milliseconds in all. Ordinary pulls need a tenth of it."""
 MAX_SUSPEND_MS = 60_000
 """Longest time a pull is held, whatever it asks for: clients use 15 to 30 s."""
 MAX_SUBSCRIPTION_CHARACTERS = 8192
@@ -117,6 +120,10 @@ class TagFilter:
         """Whether a message with this TAGS property passes."""
         return not self._tags or record.tags in self._tags
 
+    def effort(self, record: RecordSummary) -> int:
+        """What it takes to judge a message, see MAX_FILTER_EFFORT."""
+        return 0
+
 
 class PropertyFilter:
     """A SQL92 expression over the properties. Units say nothing of them, so every message is looked at."""
@@ -136,6 +143,10 @@ class PropertyFilter:
     def passes(self, record: RecordSummary) -> bool:
         """Whether the expression is true of the message's properties."""
         return self._sql.matches(decode_properties(record.properties_text))
+
+    def effort(self, record: RecordSummary) -> int:
+        """What it takes to judge a message, see MAX_FILTER_EFFORT."""
+        return len(self._sql.expression) * len(record.properties_text)
 
 
 def message_filter(expression: str, expression_type: str) -> TagFilter | PropertyFilter:
@@ -505,7 +516,7 @@ class PullProcessor:
         whole = read_records(self._log, units[:most], crcs, most_bytes) if units and passes_all else None
         if whole is not None:
             return whole, request.offset + len(whole), units[len(whole) - 1].physical_offset
-        size_bytes = 0
+        size_bytes = effort = 0
         offset, last = request.offset, 0
         for offset, unit in enumerate(units, request.offset):
             last = unit.physical_offset
@@ -522,6 +533,8 @@ class PullProcessor:
             if summary is None or request.tag_filter.passes(summary):
                 records.append(record)
                 size_bytes += len(record)
+            if summary is not None and (effort := effort + request.tag_filter.effort(summary)) > MAX_FILTER_EFFORT:
+                break
         return records, offset + 1, last
 
     def _read_record(

@@ -16,14 +16,15 @@ between two operands but comparisons, and its parser ends without an error where
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import count
 from typing import NamedTuple
 
 __all__ = ["SqlError", "SqlFilter", "parse_sql"]
 
 MAX_DEPTH = 64
-"""Nesting of parentheses, NOT and signs."""
+"""Nesting of parentheses, NOT and signs; and comparisons whose left side is one."""
 MAX_TOKENS = 2000
 CACHE_ENTRIES = 256
 """Parsed expressions kept; consumers of one group share one."""
@@ -31,6 +32,7 @@ CACHE_ENTRIES = 256
 Value = str | int | float | bool | None
 Properties = Mapping[str, str]
 _Term = Callable[[Properties], Value]
+_Comparison = Callable[[Value, Properties], bool | None]
 
 _TOKEN = re.compile(
     r"(?P<number>\d+\.\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|(?:0|[1-9]\d*)[lL]?(?![\w$.]))"
@@ -104,6 +106,7 @@ class _Parser:
             at = _after_blanks(expression, found.end())
         self._at = 0
         self._depth = 0
+        self._chained = 0
 
     def parse(self) -> _Term:
         test = self._condition(self._or())
@@ -129,6 +132,12 @@ class _Parser:
         if self._depth > MAX_DEPTH:
             raise SqlError(f"nested more than {MAX_DEPTH} deep")
 
+    def _link(self, links: int) -> None:
+        """The left side of what follows has so many comparisons, one on the left side of the other."""
+        self._chained += links > 1
+        if self._chained > MAX_DEPTH:
+            raise SqlError(f"more than {MAX_DEPTH} comparisons of comparisons")
+
     def _peek(self, *texts: str, ahead: int = 0) -> bool:
         at = self._at + ahead
         return at < len(self._tokens) and self._tokens[at][0] in ("keyword", "sign") and self._tokens[at][1] in texts
@@ -151,7 +160,7 @@ class _Parser:
         terms = [self._condition(left)]
         while self._take("OR"):
             terms.append(self._condition(self._and()))
-        return _Operand(lambda properties: _any(terms, properties), True)
+        return _Operand(lambda properties: _any(term(properties) for term in terms), True)
 
     def _and(self) -> _Operand:
         left = self._not()
@@ -160,7 +169,7 @@ class _Parser:
         terms = [self._condition(left)]
         while self._take("AND"):
             terms.append(self._condition(self._not()))
-        return _Operand(lambda properties: _all(terms, properties), True)
+        return _Operand(lambda properties: _all(term(properties) for term in terms), True)
 
     def _not(self) -> _Operand:
         if not self._take("NOT"):
@@ -172,18 +181,21 @@ class _Parser:
 
     def _equality(self) -> _Operand:
         left = self._comparison()
-        while True:
+        for links in count():
+            self._link(links)
             if sign := self._take("=", "<>", "!="):
                 left = _compared(sign, left, self._comparison())
             elif self._take("IS"):
                 left = _is_null(left, wanted=self._take("NOT") is None)
                 self._need("NULL")
             else:
-                return left
+                break
+        return left
 
     def _comparison(self) -> _Operand:
         left = self._signed()
-        while True:
+        for links in count():
+            self._link(links)
             if sign := self._take(">", ">=", "<", "<="):
                 left = _compared(sign, left, self._signed())
                 continue
@@ -192,22 +204,22 @@ class _Parser:
             if test is None:
                 if negated:
                     raise self._unexpected()
-                return left
+                break
             left = _Operand(_negated(test) if negated else test, True)
+        return left
 
     def _membership(self, left: _Operand) -> _Term | None:
         if self._take("BETWEEN"):
             low = self._signed()
             self._need("AND")
-            tests = [_compared(">=", left, low).term, _compared("<=", left, self._signed()).term]
-            return lambda properties: _all(tests, properties)
+            return _each(_all, left, [_comparison(">=", left, low), _comparison("<=", left, self._signed())])
         if self._take("IN"):
             self._need("(")
-            members = [_compared("=", left, self._signed()).term]
+            members = [_comparison("=", left, self._signed())]
             while self._take(","):
-                members.append(_compared("=", left, self._signed()).term)
+                members.append(_comparison("=", left, self._signed()))
             self._need(")")
-            return lambda properties: _any(members, properties)
+            return _each(_any, left, members)
         kind = self._take("LIKE", "CONTAINS", "STARTSWITH", "ENDSWITH")
         return None if kind is None else self._pattern(kind, left.term)
 
@@ -216,13 +228,14 @@ class _Parser:
             raise SqlError(f"{kind} is followed by a string")
         wanted = self._tokens[self._at][1]
         self._at += 1
+        is_like = _like(wanted) if kind == "LIKE" else None
 
         def test(properties: Properties) -> Value:
             value = left(properties)
             if not isinstance(value, str):
                 return None
-            if kind == "LIKE":
-                return _like(value, wanted)
+            if is_like is not None:
+                return is_like(value)
             if kind == "CONTAINS":
                 return wanted in value
             return value.startswith(wanted) if kind == "STARTSWITH" else value.endswith(wanted)
@@ -276,13 +289,30 @@ def _after_blanks(expression: str, at: int) -> int:
     return found.end()
 
 
-def _compared(sign: str, left: _Operand, right: _Operand) -> _Operand:
+def _comparison(sign: str, left: _Operand, right: _Operand) -> _Comparison:
+    """How a value of `left` compares with `right`."""
     if left.is_null or right.is_null:
         raise SqlError("NULL is asked for by IS NULL")
-    first, second = left.term, right.term
+    second = right.term
     if sign in ("=", "<>", "!=") or left.is_text or right.is_text:
-        return _Operand(lambda properties: _compare(sign, first(properties), second(properties)), True)
-    return _Operand(lambda properties: _compare(sign, _number(first(properties)), _number(second(properties))), True)
+        return lambda value, properties: _compare(sign, value, second(properties))
+    return lambda value, properties: _compare(sign, _number(value), _number(second(properties)))
+
+
+def _compared(sign: str, left: _Operand, right: _Operand) -> _Operand:
+    first, comparison = left.term, _comparison(sign, left, right)
+    return _Operand(lambda properties: comparison(first(properties), properties), True)
+
+
+def _each(combine: Callable[[Iterable[Value]], Value], left: _Operand, comparisons: Sequence[_Comparison]) -> _Term:
+    """What becomes of several comparisons of `left`. It is evaluated once: it may be such a test itself, and so on."""
+    first = left.term
+
+    def test(properties: Properties) -> Value:
+        value = first(properties)
+        return combine(comparison(value, properties) for comparison in comparisons)
+
+    return test
 
 
 def _is_null(operand: _Operand, *, wanted: bool) -> _Operand:
@@ -299,22 +329,24 @@ def _minus(value: Value) -> int | float | None:
     return None if number is None else -number
 
 
-def _like(value: str, pattern: str) -> bool:
-    """SQL's LIKE, without regular expressions: their time could explode. % is any text, _ one character."""
-    at = pattern_at = 0
-    star, resume = -1, 0
-    while at < len(value):
-        if pattern_at < len(pattern) and pattern[pattern_at] == "%":
-            star, resume = pattern_at, at
-            pattern_at += 1
-        elif pattern_at < len(pattern) and pattern[pattern_at] in ("_", value[at]):
-            at, pattern_at = at + 1, pattern_at + 1
-        elif star >= 0:
-            resume += 1
-            at, pattern_at = resume, star + 1
-        else:
-            return False
-    return all(character == "%" for character in pattern[pattern_at:])
+def _like(pattern: str) -> Callable[[str], bool]:
+    """SQL's LIKE: % is any text, _ one character. What stands between two % is looked for from left to right, and is
+    where it is first found, so that the time is at most the length of the pattern times that of the value."""
+    parts = [re.compile(re.escape(part).replace("_", "."), re.DOTALL) for part in pattern.split("%")]
+    first, *inner = parts
+    tail_size = len(pattern) - pattern.rfind("%") - 1
+
+    def test(value: str) -> bool:
+        if not inner:
+            return first.fullmatch(value) is not None
+        *middle, last = inner
+        end = len(value) - tail_size
+        found = first.match(value, 0, max(end, 0))
+        for part in middle:
+            found = part.search(value, found.end(), end) if found is not None else None
+        return found is not None and last.fullmatch(value, end) is not None
+
+    return test
 
 
 def _truth(value: Value) -> bool | None:
@@ -370,10 +402,10 @@ def _negate(value: Value) -> bool | None:
     return None if truth is None else not truth
 
 
-def _all(terms: list[_Term], properties: Properties) -> bool | None:
+def _all(values: Iterable[Value]) -> bool | None:
     result: bool | None = True
-    for term in terms:
-        truth = _truth(term(properties))
+    for value in values:
+        truth = _truth(value)
         if truth is False:
             return False
         if truth is None:
@@ -381,10 +413,10 @@ def _all(terms: list[_Term], properties: Properties) -> bool | None:
     return result
 
 
-def _any(terms: list[_Term], properties: Properties) -> bool | None:
+def _any(values: Iterable[Value]) -> bool | None:
     result: bool | None = False
-    for term in terms:
-        truth = _truth(term(properties))
+    for value in values:
+        truth = _truth(value)
         if truth is True:
             return True
         if truth is None:

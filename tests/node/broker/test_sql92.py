@@ -99,7 +99,7 @@ def test_corners(expression: str, properties: dict[str, str], expected: bool) ->
     "expression",
     ["", "a >", "a = 'x", "(a = 1", "a = 1)", "AND", "a BETWEEN 1", "a IN ()", "a LIKE b", "a # b", "a NOT", "1", "-",
      "a IS 1", "a = NULL", "a = " + "9" * 401, "a = 01", "a /* b", "- " * 5000 + "a = 1",
-     "(" * 5000 + "a", "NOT " * 5000 + "a", "a OR " * 2000 + "a"],
+     "(" * 5000 + "a", "NOT " * 5000 + "a", "a OR " * 2000 + "a", "a" + " IS NULL" * 900, "a" + " > 1" * 900],
 )  # fmt: skip
 def test_what_is_no_expression_is_refused(expression: str) -> None:
     with pytest.raises(SqlError):
@@ -114,6 +114,39 @@ def test_arithmetic_is_refused_by_its_name(expression: str) -> None:
 
 def test_like_takes_no_time_to_explode() -> None:
     assert not parse_sql("a LIKE '" + "%a" * 500 + "b'").matches({"a": "a" * 5000})
+    assert not parse_sql("a LIKE '%" + "a" * 8000 + "b%'").matches({"a": "a" * 32_000})
+
+
+@pytest.mark.parametrize("link", [" BETWEEN 1 AND 2", " NOT BETWEEN 1 AND 2", " IN (1, 2, 3)"])
+def test_what_a_test_is_made_of_is_evaluated_once(link: str) -> None:
+    class Properties(dict[str, str]):
+        looked_up = 0
+
+        def get(self, name: str, default: Any = None) -> Any:
+            self.looked_up += 1
+            return super().get(name, default)
+
+    properties = Properties(a="1")
+    parse_sql("a" + link * 8).matches(properties)
+    assert properties.looked_up == 1
+    parse_sql("a" + link * 60).matches(properties)  # with twice the work for each, longer than anybody waits
+
+
+def test_a_pull_with_a_long_expression_looks_at_few_long_messages(run_case: Any) -> None:
+    async def scenario(case: Any) -> None:
+        for number in range(20):
+            properties = f"a\x01{'a' * 10_000}{number}\x02"
+            assert (await case.ask(310, {"b": "t", "e": 0, "i": properties}, b"%d" % number)).code == 0
+        wanted = {"sysFlag": 4, "expressionType": "SQL92", "subscription": f"a LIKE '%{'a_' * 400}1%'"}
+        found, offset = [], 0
+        while offset < 20:
+            reply = await case.pull(offset, **wanted)
+            found += [message.body for message in decode_records(reply.body)]
+            assert 0 < int(reply.ext_fields["nextBeginOffset"]) - offset <= 3
+            offset = int(reply.ext_fields["nextBeginOffset"])
+        assert found == [b"1", *(b"%d" % number for number in range(10, 20))]
+
+    run_case(scenario)
 
 
 def test_pulls_and_subscriptions_by_properties(run_case: Any) -> None:
