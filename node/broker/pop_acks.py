@@ -35,7 +35,7 @@ from node.broker.pop_checkpoints import (
     pop_retry_topic,
 )
 from node.broker.pop_revive import PopRevival
-from node.broker.pull import PullHolds
+from node.broker.pull import MAX_SCANNED_UNITS, PullHolds
 from node.broker.topics import TopicTable
 from node.remoting import Command, Connection, RequestCode, RequestError, ResponseCode
 from node.store.flushing import settle
@@ -96,11 +96,13 @@ class PopAckProcessor:
     async def acknowledge_many(self, command: Command, connection: Connection) -> Command:
         """Code 200151: the body names checkpoints, and in each by a set of bits the messages from its start on."""
         try:
-            wanted = [_batch_ack(each) for each in json.loads(command.body)["acks"]]
+            content = json.loads(command.body)["acks"]
+            if not 0 < len(content) <= MAX_ACKS:
+                remark = f"{len(content)} acknowledgements, at most {MAX_ACKS}"
+                return command.reply(ResponseCode.NO_MESSAGE, remark=remark)
+            wanted = [_batch_ack(each) for each in content]
         except (ValueError, KeyError, TypeError, RecursionError, binascii.Error) as error:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"these are no acknowledgements: {error!r}") from error
-        if not 0 < len(wanted) <= MAX_ACKS:
-            return command.reply(ResponseCode.NO_MESSAGE, remark=f"{len(wanted)} acknowledgements, at most {MAX_ACKS}")
         self._check_master()
         for in_order, key, offsets in wanted:
             for offset in offsets if in_order else ():
@@ -222,11 +224,14 @@ def _no_message(key: CheckpointKey, offset: int) -> RequestError:
 
 def _batch_ack(content: dict[str, Any]) -> tuple[bool, CheckpointKey, list[int]]:
     """Whether it is in order, of which checkpoint, which messages (R: BatchAck; the set is that of java.util.BitSet,
-    lowest byte first). Raises ValueError, KeyError, TypeError."""
+    lowest byte first, and reaches no further than a request for messages looks). Raises ValueError, KeyError,
+    TypeError."""
     group, topic, start = str(content["c"]), str(content["t"]), int(content["so"])
     if str(content.get("r", "0")) == "1":
         topic = pop_retry_topic(group, topic)
-    bits = int.from_bytes(base64.b64decode(content["b"], validate=True)[: PLACES * 32], "little")
+    bits = int.from_bytes(base64.b64decode(content["b"], validate=True)[: MAX_SCANNED_UNITS // 8], "little")
+    if bits.bit_count() > PLACES:
+        raise ValueError(f"{bits.bit_count()} messages of one checkpoint, which has at most {PLACES}")
     offsets = [start + place for place in range(bits.bit_length()) if bits >> place & 1]
     key = CheckpointKey(topic, int(content["q"]), start, group, int(content["pt"]))
     return int(content["rq"]) == ORDERED_REVIVE_QUEUE, key, offsets

@@ -186,6 +186,24 @@ def test_several_are_acknowledged_at_once(run_case: Any, hands: Hands) -> None:
     run_case(scenario)
 
 
+def test_a_batch_of_acknowledgements_cannot_keep_the_broker_busy(run_case: Any) -> None:
+    async def scenario(case: Any) -> None:
+        await case.send(b"x")
+        (got,) = await popped(case)
+        handle = Handle.of(got.extra)
+        content = {"c": "g", "t": "t", "so": 0, "q": got.message.queue_id, "rq": 0, "pt": handle.pop_time_ms}
+        many = content | {"b": base64.b64encode(b"\xff" * 1024).decode()}  # of a checkpoint, which has at most 32
+        assert (await case.ask(BATCH_ACK, body=json.dumps({"acks": [many]}).encode())).code == 13
+        body = json.dumps({"acks": ["not looked at"] * (pop_acks.MAX_ACKS + 1)}).encode()
+        assert (await case.ask(BATCH_ACK, body=body)).code == 208
+        assert (await case.table())["openPopMessages"] == "1"
+        far = content | {"b": base64.b64encode(b"\1" + bytes(1023) + b"\xff" * 8).decode()}
+        assert (await case.ask(BATCH_ACK, body=json.dumps({"acks": [far]}).encode())).code == 0
+        assert (await case.table())["openPopMessages"] == "0"
+
+    run_case(scenario)
+
+
 def test_another_time_makes_a_new_handle(run_case: Any, hands: Hands) -> None:
     async def scenario(case: Any) -> None:
         await fill(case, b"sooner", b"later")
