@@ -5,7 +5,8 @@ Any other must name an account and carry its signature; then what the request do
 group is held against the account's permissions. Refused is with NO_PERMISSION, before anything was done.
 
 Stricter than R in a few places, so that a key for one topic does not open others: asking for a message by its
-offset needs SUB on all topics, the internal topics need an admin, and so does every code that this table does not know.
+offset needs SUB on all topics, giving one back (36) SUB on its own, the internal topics need an admin, and so does every
+code that this table does not know.
 """
 
 from __future__ import annotations
@@ -31,7 +32,13 @@ MAX_CHECKED_RESOURCES: Final = 10_000
 """Topics and groups that one heartbeat may name."""
 
 _ANY_TOPIC: Final = "*"
-_PUB_CODES: Final = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE})
+_PUB_CODES: Final = frozenset(
+    {
+        RequestCode.SEND_MESSAGE,
+        RequestCode.SEND_MESSAGE_V2,
+        RequestCode.SEND_BATCH_MESSAGE,
+    }
+)
 _SUB_CODES: Final = frozenset(
     {
         RequestCode.PULL_MESSAGE,
@@ -48,13 +55,12 @@ _SUB_CODES: Final = frozenset(
 _POP_CODES: Final = frozenset(
     {RequestCode.POP_MESSAGE, RequestCode.ACK_MESSAGE, RequestCode.CHANGE_MESSAGE_INVISIBLETIME}
 )
-_GROUP_CODES: Final = frozenset(
-    {
-        RequestCode.CONSUMER_SEND_MSG_BACK,
-        RequestCode.UNREGISTER_CLIENT,
-        RequestCode.GET_CONSUMER_LIST_BY_GROUP,
-    }
-)
+_GROUP_CODES: Final = {
+    RequestCode.CONSUMER_SEND_MSG_BACK: "group",
+    RequestCode.UNREGISTER_CLIENT: "consumerGroup",
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP: "consumerGroup",
+}
+"""With the field that their processors take the group from."""
 _LOCK_CODES: Final = frozenset({RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ})
 _KEY_IS_ENOUGH: Final = frozenset({RequestCode.END_TRANSACTION, RequestCode.GET_BROKER_RUNTIME_INFO})
 """These name no topic: a transaction's end is held against the half message by its own processor."""
@@ -77,9 +83,26 @@ class AccessControl:
 
     def check(self, command: Command, connection: Connection) -> None:
         """Return if the request may be processed. Raises RequestError (NO_PERMISSION) with the reason."""
+        account = self._limited_account(command, connection)
+        if account is not None:
+            needs = needs_of(command)
+            if needs is None:
+                raise _refused(f"request code {command.code} needs an admin, {account.access_key!r} is none")
+            self._check_permissions(needs, account)
+
+    def check_read(self, command: Command, connection: Connection, topic: str, group: str) -> None:
+        """Return if whoever sent the request may have a message of `topic` for `group`: of one that names a message by
+        its place its processor learns the topic. Raises RequestError (NO_PERMISSION)."""
+        account = self._limited_account(command, connection)
+        if account is not None:
+            self._check_permissions(_read_needs(topic, group), account)
+
+    def _limited_account(self, command: Command, connection: Connection) -> AccountConfig | None:
+        """The account whose permissions the request is held against, None where it may do everything. Raises
+        RequestError (NO_PERMISSION) where there is none, or the signature is wrong."""
         host = connection.remote_address.rpartition(":")[0].removeprefix("[").removesuffix("]")
         if any(pattern.matches(host) for pattern in self._white_addresses):
-            return
+            return None
         fields = command.ext_fields
         access_key = fields.get(ACCESS_KEY)
         if not access_key:
@@ -88,16 +111,12 @@ class AccessControl:
         if account is None:
             raise _refused(f"the access key {access_key[:40]!r} is not known")
         if account.white_address is not None and account.white_address.matches(host):
-            return
+            return None
         if not _is_signed(command, account):
             raise _refused(f"the signature for the access key {access_key!r} is wrong")
-        if not account.admin:
-            self._check_permissions(command, account)
+        return None if account.admin else account
 
-    def _check_permissions(self, command: Command, account: AccountConfig) -> None:
-        needs = needs_of(command)
-        if needs is None:
-            raise _refused(f"request code {command.code} needs an admin, {account.access_key!r} is none")
+    def _check_permissions(self, needs: Iterable[Need], account: AccountConfig) -> None:
         for need in needs:
             if need.name.startswith(INTERNAL_PREFIXES) and not need.is_group:
                 raise _refused(f"topic {need.name} needs an admin, {account.access_key!r} is none")
@@ -148,9 +167,8 @@ def needs_of(command: Command) -> Iterable[Need] | None:
             needs.append(Need(group, PERM_SUB, True))
         return needs
     if code in _POP_CODES:
-        group, topic = command.get_str("consumerGroup"), command.get_str("topic")
-        own = topic.startswith(f"{RETRY_PREFIX}{group}_")
-        return [Need(group, PERM_SUB, True), *(() if own else _topic_needs(topic, PERM_SUB))]
+        group = command.get_str("consumerGroup")
+        return [Need(group, PERM_SUB, True), *_read_needs(command.get_str("topic"), group)]
     if code == RequestCode.BATCH_ACK_MESSAGE:
         return _ack_needs(_body_of(command))
     if code == RequestCode.QUERY_ASSIGNMENT:
@@ -160,7 +178,7 @@ def needs_of(command: Command) -> Iterable[Need] | None:
             *_topic_needs(str(body.get("topic", "")), PERM_SUB),
         ]
     if code in _GROUP_CODES:
-        group = command.get_str("group", "") or command.get_str("consumerGroup", "")
+        group = command.get_str(_GROUP_CODES[RequestCode(code)], "")
         return [Need(group, PERM_SUB, True)] if group else []
     if code in _LOCK_CODES:
         return [Need(str(_body_of(command).get("consumerGroup", "")), PERM_SUB, True)]
@@ -182,6 +200,12 @@ def _topic_needs(topic: str, perm: int) -> Iterator[Need]:
             yield Need(topic.removeprefix(prefix), PERM_SUB, True)
             return
     yield Need(topic, perm, False)
+
+
+def _read_needs(topic: str, group: str) -> Iterator[Need]:
+    """What a group's consumer needs to be given messages of a topic. Those of another topic that come again to POP
+    consumers are that topic's: the name alone does not say where the group's ends (group a, or group a_b)."""
+    yield from _topic_needs(topic.removeprefix(f"{RETRY_PREFIX}{group}_"), PERM_SUB)
 
 
 def _body_of(command: Command) -> dict[str, Any]:

@@ -91,7 +91,8 @@ class BrokerController:
         self.config = config
         self._runtime = runtime
         self.ledger: Ledger = (make_ledger or new_ledger)(config, runtime)
-        self._server = Ports(config, guard=AccessControl(config.acl).check if config.acl is not None else None)
+        self._access = AccessControl(config.acl) if config.acl is not None else None
+        self._server = Ports(config, guard=self._access.check if self._access is not None else None)
         self._client = RemotingClient(
             name="broker",
             tls=config.tls.dialling_context() if config.tls else None,
@@ -381,6 +382,7 @@ class BrokerController:
             runtime=self._runtime,
             store_host=self.address,
             not_leader_remark=self.not_leader_remark,
+            check_read=self._access.check_read if self._access is not None else None,
         )
         end_transaction = EndTransactionProcessor(
             ledger=self.ledger,

@@ -101,7 +101,8 @@ class RetryTopics:
 
 
 class SendBackProcessor:
-    """Answers code 36."""
+    """Answers code 36. `check_read(command, connection, topic, group)` raises RequestError where whoever asks may not
+    have a message of that topic."""
 
     def __init__(
         self,
@@ -112,7 +113,9 @@ class SendBackProcessor:
         runtime: Runtime,
         store_host: str,
         not_leader_remark: Callable[[], str],
+        check_read: Callable[[Command, Connection, str, str], None] | None = None,
     ) -> None:
+        self._check_read = check_read
         self._store = store
         self._log = log
         self._retries = retries
@@ -132,6 +135,8 @@ class SendBackProcessor:
             message = read_message(self._log, self._store.queues, offset)
         except (OSError, RecordError) as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"no message lies at {offset}: {error}") from error
+        if self._check_read is not None:  # else anybody who may read one topic could have another's messages copied
+            self._check_read(command, connection, message.topic, group.name)
         allowed = command.get_int("maxReconsumeTimes", -1)
         if allowed < 0:
             allowed = group.retry_max_times

@@ -12,6 +12,7 @@ from node.broker.acl import AccessControl, own_signature
 from node.config import ConfigError, parse_broker_config
 from node.remoting import Command, Credentials, RequestError
 from node.security import AddressPattern
+from node.store.record import decode_records
 
 BASE = """
 self_id = "n1"
@@ -67,6 +68,10 @@ def heartbeat(group: str, topics: Sequence[str]) -> Command:
 
 def pull(topic: str, group: str) -> Command:
     return Command.request(11, {"topic": topic, "consumerGroup": group, "queueId": 0})
+
+
+def popped(topic: str, group: str) -> Command:
+    return Command.request(200050, {"topic": topic, "consumerGroup": group})
 
 
 def test_without_the_table_there_is_no_access_control() -> None:
@@ -136,10 +141,18 @@ def test_white_listed_addresses_need_no_key() -> None:
         (Command.request(33, {"offset": "0"}), False),
         (Command.request(36, {"group": "billing"}), True),
         (Command.request(36, {"group": "locked"}), False),
+        (Command.request(36, {"group": "locked", "consumerGroup": "billing"}), False),
+        (popped("prices", "billing"), True),
+        (popped("audit", "billing"), False),
+        (popped("%RETRY%billing_prices", "billing"), True),
+        (popped("%RETRY%billing_audit", "billing"), False),  # of topic audit, or of group billing_audit
+        (popped("%RETRY%bill_prices", "billing"), True),  # of a group with this name
         (Command.request(35, {"clientID": "c", "producerGroup": "p"}), True),
         (Command.request(35, {"clientID": "c", "consumerGroup": "locked"}), False),
+        (Command.request(35, {"clientID": "c", "consumerGroup": "locked", "group": "billing"}), False),
         (Command.request(38, {"consumerGroup": "billing"}), True),
         (Command.request(38, {"consumerGroup": "locked"}), False),
+        (Command.request(38, {"consumerGroup": "locked", "group": "billing"}), False),
         (Command.request(41, {}, b'{"consumerGroup":"billing"}'), True),
         (Command.request(41, {}, b'{"consumerGroup":"locked"}'), False),
         (Command.request(41, {}, b"no json"), False),
@@ -160,6 +173,32 @@ def test_permissions(request_: Command, allowed: bool) -> None:
     again = Command.request(request_.code, request_.ext_fields, request_.body)
     assert checked(request_) is allowed
     assert checked(again, key="operator"), "an admin may do everything"
+
+
+def test_a_message_of_another_topic_is_not_had_by_giving_it_back(run_case: Any) -> None:
+    async def scenario(case: Any) -> None:
+        async def ask(key: str, code: int, fields: dict[str, Any], body: bytes = b"") -> Command:
+            request = Command.request(code, fields, body)
+            Credentials(access_key=key, secret_key=f"{key}-secret").sign(request)
+            reply: Command = await case.client.invoke(f"127.0.0.1:{case.broker.port}", request, timeout_ms=5000)
+            return reply
+
+        for topic in ("orders", "secrets"):
+            assert (await ask("operator", 17, {"topic": topic})).code == 0
+            sent = await ask("operator", 310, {"b": topic, "e": 0}, b"x")
+            back = {"offset": int(sent.ext_fields["msgId"][-16:], 16), "group": "billing", "delayLevel": -1}
+            assert (await ask("service", 36, back)).code == (0 if topic == "orders" else 16)
+            assert (await ask("operator", 36, back)).code == 0
+        dead = await ask("service", 11, {"topic": "%DLQ%billing", "consumerGroup": "billing", "queueId": 0,
+                                         "queueOffset": 0, "sysFlag": 4})  # fmt: skip
+        first = decode_records(dead.body)[0]
+        assert (await ask("service", 36, {"offset": first.physical_offset, "group": "billing"})).code == 0
+
+    accounts = """[
+        {access_key = "operator", secret_key = "operator-secret", admin = true},
+        {access_key = "service", secret_key = "service-secret", topics = {orders = "SUB"}, groups = {billing = "SUB"}},
+    ]""".replace("\n", "")
+    run_case(scenario, **{"acl.accounts": accounts})
 
 
 @pytest.mark.parametrize(
