@@ -5,8 +5,8 @@ Any other must name an account and carry its signature; then what the request do
 group is held against the account's permissions. Refused is with NO_PERMISSION, before anything was done.
 
 Stricter than R in a few places, so that a key for one topic does not open others: asking for a message by its
-offset needs SUB on all topics, giving one back (36) SUB on its own, the internal topics need an admin, and so does every
-code that this table does not know.
+offset needs SUB on all topics, giving one back (36) SUB on its own, the internal topics need an admin, and so does
+every code that this table does not know.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ _PUB_CODES: Final = frozenset(
         RequestCode.SEND_MESSAGE,
         RequestCode.SEND_MESSAGE_V2,
         RequestCode.SEND_BATCH_MESSAGE,
+        RequestCode.SEND_REPLY_MESSAGE,
+        RequestCode.SEND_REPLY_MESSAGE_V2,
     }
 )
 _SUB_CODES: Final = frozenset(
