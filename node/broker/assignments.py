@@ -13,17 +13,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from node.broker.client_manager import ClientManager
+from node.broker.heartbeat import MAX_NAME_CHARACTERS
 from node.broker.internal_topics import RETRY_PREFIX
 from node.broker.lazy_file import LazyFile
 from node.broker.topics import TopicTable
-from node.config import PERM_READ
+from node.config import PERM_READ, check_topic_name
 from node.remoting import Command, Connection, RemotingClient, RemotingError, RequestCode, RequestError, ResponseCode
 from node.runtime import Disk
 
 __all__ = ["MAX_MODES", "Assignments"]
 
 MAX_MODES = 10_000
-"""Pairs of topic and group that a mode is kept for."""
+"""Pairs of topic and group that a mode is kept for; each costs up to a kilobyte."""
 PERSIST_INTERVAL_S = 1.0
 ROUTE_TIMEOUT_MS = 3000
 _MODES = ("PULL", "POP")
@@ -80,6 +81,9 @@ class Assignments:
         try:
             content = json.loads(command.body)
             topic, group, mode = str(content["topic"]), str(content["consumerGroup"]), _mode_of(content)
+            check_topic_name(topic)
+            if not 0 < len(group) <= MAX_NAME_CHARACTERS:
+                raise ValueError(f"a group name of {len(group)} characters")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RequestError(ResponseCode.INVALID_PARAMETER, f"this is no request mode: {error!r}") from error
         if topic.startswith(RETRY_PREFIX):
@@ -143,6 +147,8 @@ def _mode_of(content: dict[str, Any]) -> dict[str, Any]:
     mode, share = str(content["mode"]), int(content.get("popShareQueueNum") or 0)
     if mode not in _MODES:
         raise ValueError(f"{mode[:40]!r} is none of {' '.join(_MODES)}")
+    if not -1 << 31 <= share < 1 << 31:
+        raise ValueError("popShareQueueNum is no 32-bit number")
     return {"mode": mode, "popShareQueueNum": share}
 
 

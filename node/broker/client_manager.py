@@ -24,6 +24,10 @@ CLIENT_EXPIRY_S = 120.0
 """R: channelExpiredTimeout; heartbeats come every 30 s."""
 MAX_REGISTRATIONS = 50_000
 """Clients times their groups. Each costs about half a kilobyte."""
+MAX_SUBSCRIBED_BYTES = 64 << 20
+"""What the subscriptions of all groups may cost, about; beyond it none becomes larger. Ordinary ones take 300 bytes."""
+SUBSCRIPTION_BYTES = 250
+"""One without its texts."""
 
 _STATE_KEY = "client_registrations"
 
@@ -47,6 +51,8 @@ class ConsumerGroup:
     message_model: str
     consume_from: str
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
+    subscribed_bytes: int = 0
+    """What the subscriptions cost, about."""
     clients: dict[str, Client] = field(default_factory=dict)
 
 
@@ -58,6 +64,7 @@ class ClientManager:
         self._producers: dict[str, dict[str, Client]] = {}
         self._consumers: dict[str, ConsumerGroup] = {}
         self._count = 0
+        self._subscribed_bytes = 0
         self._turns: dict[str, int] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -129,19 +136,27 @@ class ClientManager:
         group = self._consumers.get(data.group)
         if group is None:
             group = ConsumerGroup(data.consume_type, data.message_model, data.consume_from)
-        changed = self._seen(group.clients, client)
+        wanted: dict[str, Subscription] = {}
+        newer = False
+        for subscription in data.subscriptions:
+            known = group.subscriptions.get(subscription.topic)
+            is_newer = known is None or subscription.version > known.version
+            newer |= is_newer
+            wanted[subscription.topic] = subscription if is_newer or known is None else known
+        size_bytes = sum(map(_size_bytes, wanted.values())) if wanted else group.subscribed_bytes
+        more_bytes = size_bytes - group.subscribed_bytes
+        if more_bytes > 0 and self._subscribed_bytes + more_bytes > MAX_SUBSCRIBED_BYTES:
+            raise RequestError(
+                ResponseCode.SYSTEM_BUSY, "the subscriptions of all groups are too much, no more are taken"
+            )
+        changed = self._seen(group.clients, client) | newer
         self._consumers[data.group] = group
         group.consume_type, group.message_model = data.consume_type, data.message_model
         group.consume_from = data.consume_from
-        wanted: dict[str, Subscription] = {}
-        for subscription in data.subscriptions:
-            known = group.subscriptions.get(subscription.topic)
-            newer = known is None or subscription.version > known.version
-            changed |= newer
-            wanted[subscription.topic] = subscription if newer or known is None else known
         if wanted:
             changed |= wanted.keys() != group.subscriptions.keys()
-            group.subscriptions = wanted
+            group.subscriptions, group.subscribed_bytes = wanted, size_bytes
+            self._subscribed_bytes += more_bytes
         if changed:
             self._notify(data.group)
 
@@ -190,6 +205,7 @@ class ClientManager:
         if group.clients:
             self._notify(name)
         else:
+            self._subscribed_bytes -= group.subscribed_bytes
             del self._consumers[name]
 
     def _drop(self, clients: dict[str, Client], is_gone: Callable[[Client], bool]) -> bool:
@@ -210,7 +226,12 @@ class ClientManager:
         """Tell nobody anything any more."""
         self._consumers.clear()
         self._producers.clear()
-        self._count = 0
+        self._count = self._subscribed_bytes = 0
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _size_bytes(subscription: Subscription) -> int:
+    texts = (subscription.topic, subscription.expression, subscription.expression_type)
+    return SUBSCRIPTION_BYTES + sum(map(len, texts))

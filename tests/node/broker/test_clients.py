@@ -285,6 +285,34 @@ def test_who_comes_when_no_more_are_taken_leaves_nothing_and_who_is_here_goes_on
     asyncio.run(main())
 
 
+def test_what_all_groups_subscribe_to_is_bounded(helpers: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("node.broker.client_manager.MAX_SUBSCRIBED_BYTES", 16_600)
+
+    def beat(group: str, size: int, version: int = 1) -> Heartbeat:
+        subscription = {"topic": "t", "subString": "x" * size, "subVersion": version}
+        consumer = {"groupName": group, "subscriptionDataSet": [subscription]}
+        return Heartbeat.of(json.dumps({"clientID": "c", "consumerDataSet": [consumer]}).encode())
+
+    async def main() -> None:
+        clients, connection = ClientManager(may_notify=lambda group: False), helpers.FakeConnection()
+        for group in ("a", "b"):
+            clients.heartbeat(beat(group, 8000), connection)
+        for group in ("c", "a"):
+            with pytest.raises(RequestError, match="no more are taken"):
+                clients.heartbeat(beat(group, 8192, 2), connection)
+        assert [name for name, _ in clients.consumer_groups()] == ["a", "b"]
+        clients.heartbeat(beat("a", 10, 2), connection)
+        clients.heartbeat(beat("c", 7000), connection)
+        clients.unregister("c", "", "b")
+        clients.heartbeat(beat("d", 8000), connection)
+        connection.close()
+        for group in ("a", "b"):
+            clients.heartbeat(beat(group, 8000, 3), helpers.FakeConnection())
+        clients.stop()
+
+    asyncio.run(main())
+
+
 def test_producers_are_asked_in_turn(helpers: Any) -> None:
     async def main() -> None:
         clients = ClientManager(may_notify=lambda group: False)
