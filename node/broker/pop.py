@@ -64,7 +64,8 @@ MAX_INVISIBLE_MS = 24 * 3_600_000
 MAX_ANSWER_BYTES = 8 << 20
 """Bytes in one answer, of all queues together, unless its first message alone is longer: half of the largest frame."""
 MAX_AHEAD = 100_000
-"""Queues of groups of which it is noted what was given out; at so many, those are forgotten that are dispatched."""
+"""Queues of groups of which it is noted how far they were given out or looked at; at so many, all are forgotten but
+those whose checkpoints are not dispatched, of which the log takes some thousands."""
 _INIT_FROM_MIN = 0
 _QUEUE_OFFSET = slice(20, 28)
 """Where a record has its number in its queue."""
@@ -178,7 +179,9 @@ class PopProcessor:
         self._revive_log = revive_log
         self._random = runtime.random
         self.in_order = OrderedQueues()
-        self._ahead: dict[QueueOfGroup, int] = {}
+        self._ahead: dict[QueueOfGroup, tuple[int, int]] = {}
+        """Where a group goes on, before that is dispatched, and the number of its last checkpoint; -1: nothing was
+        given out, since nothing passed the filter."""
         self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
         checkpoints.on_consumed = self._consumed
 
@@ -275,23 +278,23 @@ class PopProcessor:
                 if blocked_ms:
                     look_again_ms = min(look_again_ms, blocked_ms)
                     continue
-            may_give = request.in_order or self._checkpoints.may_give(key)
-            if left and offset < stored_queue.max_offset and may_give:
+            if left and offset < stored_queue.max_offset and self._may_give(request):
                 lot, following = self._read(request, queue, stored_queue, offset, left)
                 room_bytes -= sum(map(len, lot.records))
                 if lots and room_bytes < 0:  # what is too much for this answer comes with the next one
                     left = 0
                     rest += stored_queue.max_offset - offset
                     continue
+                number = -1
                 try:
                     if lot.records:
-                        lot = self._write(request, key, lot, pop_time_ms, written)
+                        lot, number = self._write(request, key, lot, pop_time_ms, written)
                 except PUT_REFUSALS as error:
                     if lots:
                         break
                     raise refusal(error, self._gate.not_leader().remark) from error
                 if not request.in_order:
-                    self._note_ahead(key, following)
+                    self._note_ahead(key, following, number)
                 elif not lot.records:
                     self.commit(key, following)
                 if lot.records:
@@ -314,7 +317,7 @@ class PopProcessor:
         """The offset of the next message for the group."""
         known = [self._offsets.find(*key)]  # beyond the others where the group has pulled meanwhile
         if not request.in_order:
-            known += [self._checkpoints.next_offsets.get(key), self._ahead.get(key)]
+            known += [self._checkpoints.next_offsets.get(key), self._ahead.get(key, (None, -1))[0]]
         following = max((offset for offset in known if offset is not None), default=None)
         if following is None:
             following = self._first(request, key[1], queue)
@@ -359,21 +362,34 @@ class PopProcessor:
 
     def _write(
         self, request: _PopRequest, key: QueueOfGroup, lot: _Lot, pop_time_ms: int, written: list[asyncio.Future[None]]
-    ) -> _Lot:
-        """Note that these messages are given out; no answer may leave before `written` is done. Raises PUT_REFUSALS."""
+    ) -> tuple[_Lot, int]:
+        """Note that these messages are given out; no answer may leave before `written` is done. Returns them with the
+        number of their checkpoint, -1 where they need none. Raises PUT_REFUSALS."""
         if request.in_order:
             until_ms = loop_ms() + request.invisible_ms
-            return lot._replace(tries=self.in_order.give(key, request.attempt, lot.offsets, pop_time_ms, until_ms))
+            return lot._replace(tries=self.in_order.give(key, request.attempt, lot.offsets, pop_time_ms, until_ms)), -1
         group, topic, queue_id = key
         checkpoint = self._revive_log.checkpoint(
             CheckpointKey(topic, queue_id, lot.offset, group, pop_time_ms), request.invisible_ms, lot.offsets
         )
-        written.append(self._store.put_one(checkpoint).committed)
-        return lot
+        put = self._store.put_one(checkpoint)
+        written.append(put.committed)
+        return lot, put.queue_offset
 
-    def _note_ahead(self, key: QueueOfGroup, following: int) -> None:
+    def _may_give(self, request: _PopRequest) -> bool:
+        """Whether there is room to note that more is given out; said in the log where there is not."""
+        if request.in_order or not self._checkpoints.is_full:
+            return True
+        in_hand = self._checkpoints.open_messages
+        self._complaints.warning(
+            logger, "full", "POP consumers get nothing: %d messages are in their hands, not acknowledged", in_hand
+        )
+        return False
+
+    def _note_ahead(self, key: QueueOfGroup, following: int, number: int) -> None:
         """What was given out counts at once, before it is dispatched."""
-        if len(self._ahead) >= MAX_AHEAD:
-            known = self._checkpoints.next_offsets
-            self._ahead = {each: offset for each, offset in self._ahead.items() if offset > known.get(each, 0)}
-        self._ahead[key] = max(following, self._ahead.get(key, 0))
+        if len(self._ahead) >= MAX_AHEAD and key not in self._ahead:
+            dispatched = self._checkpoints.last_number
+            self._ahead = {each: noted for each, noted in self._ahead.items() if noted[1] > dispatched}
+        before = self._ahead.get(key, (0, -1))
+        self._ahead[key] = max(following, before[0]), max(number, before[1])

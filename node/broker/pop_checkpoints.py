@@ -47,8 +47,8 @@ MAX_OPEN_MESSAGES = 100_000
 """Messages that are given out and not acknowledged; beyond it nothing more is given out. Each costs up to 400 bytes of
 memory and 100 in every checkpoint of the queues."""
 MAX_QUEUES_OF_GROUPS = 100_000
-"""Queues of groups of which it is known how far they were given out, about 200 bytes each; no group gets anything of
-further ones."""
+"""Queues of groups of which the log tells how far they were given out, about 500 bytes each. When there are more, those
+given out longest ago are forgotten, unless something of them is in hand: their groups have consumer offsets."""
 PLACES = 32
 """Messages of one checkpoint (R: the most that a POP request may ask for)."""
 ORDERED_REVIVE_QUEUE = 999
@@ -165,21 +165,24 @@ class OpenCheckpoints:
         self.by_key: dict[CheckpointKey, Checkpoint] = {}
         self.by_number: dict[int, Checkpoint] = {}
         self.next_offsets: dict[QueueOfGroup, int] = {}
-        """From where on a queue has not been given to a group."""
+        """From where on a queue has not been given to a group; the one that was given out last is the last."""
+        self.last_number = -1
+        """That of the last message in the log of checkpoints and acknowledgements; -1: none since the start."""
         self.open_messages = 0
         self._of_queue: dict[QueueOfGroup, _InHand] = {}
         self.on_opened: Callable[[Checkpoint], None] = lambda checkpoint: None
         self.on_consumed: Callable[[QueueOfGroup, int], None] = lambda queue, offset: None
         """Called with the offset below which a group has dealt with everything of a queue, when it has moved."""
 
-    def may_give(self, queue: QueueOfGroup) -> bool:
-        """Whether there is room to note that more of a queue is given out."""
-        known = queue in self.next_offsets or len(self.next_offsets) < MAX_QUEUES_OF_GROUPS
-        return known and self.open_messages < MAX_OPEN_MESSAGES
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room to note that more is given out."""
+        return self.open_messages >= MAX_OPEN_MESSAGES
 
     def dispatch(self, record: RecordSummary) -> None:
         """Note a checkpoint, an acknowledgement, or that a message was put again."""
         if record.topic.startswith(REVIVE_PREFIX):
+            self.last_number = record.queue_offset
             try:
                 body = json.loads(record.body)
                 if record.tags == _CHECKPOINT:
@@ -208,8 +211,21 @@ class OpenCheckpoints:
         self._of_queue.setdefault(checkpoint.queue, _InHand()).add(checkpoint)
         self.open_messages += checkpoint.open.bit_count()
         end = max(checkpoint.offsets) + 1
-        self.next_offsets[checkpoint.queue] = max(self.next_offsets.get(checkpoint.queue, 0), end)
+        self.next_offsets[checkpoint.queue] = max(self.next_offsets.pop(checkpoint.queue, 0), end)
+        if len(self.next_offsets) > MAX_QUEUES_OF_GROUPS:
+            self._forget_one()
         self.on_opened(checkpoint)
+
+    def _forget_one(self) -> None:
+        """Forget the queue of a group that was given out longest ago and has nothing in hand."""
+        for _ in range(len(self.next_offsets)):
+            queue = next(iter(self.next_offsets))
+            offset = self.next_offsets.pop(queue)
+            in_hand = self._of_queue.get(queue)
+            if in_hand is None or in_hand.first_open_offset() is None:
+                self._of_queue.pop(queue, None)
+                return
+            self.next_offsets[queue] = offset  # not to be looked at again so soon
 
     def _acknowledged(self, key: CheckpointKey, offsets: Iterable[int]) -> None:
         checkpoint = self.by_key.get(key)
@@ -257,12 +273,12 @@ class OpenCheckpoints:
     def restore(self, state: Any) -> None:
         """Go on from a snapshot, None: from nothing."""
         self.by_key, self.by_number, self.next_offsets, self._of_queue = {}, {}, {}, {}
-        self.open_messages = 0
+        self.open_messages, self.last_number = 0, -1
         for number, key, invisible_ms, offsets, opened in (state or {}).get("open", ()):
             if opened:
                 self._add(Checkpoint(number, CheckpointKey(*key), invisible_ms, tuple(offsets), opened))
-        for group, topic, queue_id, offset in (state or {}).get("next", ()):
-            self.next_offsets[group, topic, queue_id] = offset
+        ends = (state or {}).get("next", ())
+        self.next_offsets = {(group, topic, queue_id): offset for group, topic, queue_id, offset in ends}
 
     async def flush(self) -> None:
         """The snapshot is all there is."""

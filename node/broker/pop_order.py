@@ -15,7 +15,8 @@ from node.broker.pop_checkpoints import QueueOfGroup
 __all__ = ["MAX_QUEUES_IN_ORDER", "OrderedQueues"]
 
 MAX_QUEUES_IN_ORDER = 100_000
-"""Queues of which a group has messages in hand; of further ones it gets none. A few hundred bytes each."""
+"""Queues of which a group has messages in hand; of further ones it gets none. A few hundred bytes each. At so many,
+those whose time is over are forgotten: they are given out again anyhow."""
 
 
 @dataclass(slots=True)
@@ -46,6 +47,8 @@ class OrderedQueues:
         no answer came, gets the same."""
         held = self._in_hand.get(queue)
         if held is None:
+            if len(self._in_hand) >= MAX_QUEUES_IN_ORDER:  # of groups that are gone it stays until somebody asks again
+                self._in_hand = {each: other for each, other in self._in_hand.items() if other.until_ms > now_ms}
             return 0 if len(self._in_hand) < MAX_QUEUES_IN_ORDER else now_ms + 1000
         return 0 if held.until_ms <= now_ms or (attempt and attempt == held.attempt) else held.until_ms
 

@@ -500,14 +500,64 @@ def test_too_many_in_hand_and_no_more_are_given(run_case: Any, monkeypatch: pyte
     run_case(scenario)
 
 
-def test_too_many_groups_and_further_ones_get_nothing(run_case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pop_checkpoints, "MAX_QUEUES_OF_GROUPS", 1)
+def test_of_too_many_groups_the_one_longest_ago_goes_on_from_its_consumer_offset(
+    run_case: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pop_checkpoints, "MAX_QUEUES_OF_GROUPS", 2)
+
+    async def scenario(case: Any) -> None:
+        known = case.broker.checkpoints.next_offsets
+        await case.send(b"x")
+        for group in ("a", "b", "c", "d"):
+            (got,) = await popped(case, consumerGroup=group)
+            assert (await case.ask(ACK, got.fields | {"consumerGroup": group})).code == 0
+        assert [group for group, _, _ in known] == ["c", "d"]
+        assert len(case.broker.checkpoints._of_queue) == 2
+        await case.send(b"y")
+        for group in ("e", "f"):
+            assert len(await popped(case, consumerGroup=group)) == 2  # and it stays in hand
+        assert [group for group, _, _ in known] == ["e", "f"]
+        for group in ("a", "c"):
+            assert bodies(await popped(case, consumerGroup=group)) == [b"y"]
+            assert await popped(case, consumerGroup="e") == []
+
+    run_case(scenario)
+
+
+def test_in_order_groups_that_are_gone_make_room(run_case: Any, hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node.broker.pop_order.MAX_QUEUES_IN_ORDER", 2)
 
     async def scenario(case: Any) -> None:
         await case.send(b"x")
-        assert len(await popped(case)) == 1 and await popped(case, consumerGroup="other") == []
-        await case.send(b"y")
-        assert len(await popped(case)) == 1
+        for group, count in (("a", 1), ("b", 1), ("c", 0)):
+            assert len(await popped(case, consumerGroup=group, order=True, invisible_ms=150)) == count
+        hands.now_ms += 150
+        for group, count in (("c", 1), ("a", 1), ("b", 0)):
+            assert len(await popped(case, consumerGroup=group, order=True, invisible_ms=150)) == count
+
+    run_case(scenario)
+
+
+def test_what_is_noted_of_queues_that_were_looked_at_is_bounded(
+    run_case: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pop, "MAX_AHEAD", 3)
+
+    async def scenario(case: Any) -> None:
+        await case.send(b"x")
+        for number in range(7):
+            assert await popped(case, consumerGroup=f"g{number}", exp="nothing has this tag") == []
+            assert len(case.broker._pops._ahead) <= 3
+        case.ledger.commit_by_hand = True
+        waiting = [asyncio.create_task(popped(case, consumerGroup=f"h{number}")) for number in range(4)]
+        await helpers.until(lambda: len(case.ledger._pending) == 4)
+        assert [group for group, _, _ in case.broker._pops._ahead][-4:] == ["h0", "h1", "h2", "h3"]
+        assert await popped(case, consumerGroup="h0") == []  # it is given out, although that is not dispatched
+        case.ledger.commit_by_hand = False
+        case.ledger.commit()
+        assert [len(each) for each in await asyncio.gather(*waiting)] == [1, 1, 1, 1]
+        assert await popped(case, consumerGroup="i", exp="nothing has this tag") == []
+        assert len(case.broker._pops._ahead) == 1
 
     run_case(scenario)
 
