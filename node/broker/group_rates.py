@@ -11,6 +11,8 @@ SPAN_S = 10.0
 """What a rate is told over: this long, up to twice as long."""
 MAX_GROUPS = 10_000
 """Groups that are counted; pulls of further ones are not. As many as may exist."""
+MAX_GROUP_CHARACTERS = 255
+"""No group that exists has a longer name; a pull may bring any."""
 
 
 @dataclass(slots=True)
@@ -34,7 +36,7 @@ class GroupRates:
         """A consumer of `group` got so many messages."""
         count = self._counts.get(group)
         if count is None:
-            if len(self._counts) < MAX_GROUPS:
+            if len(self._counts) < MAX_GROUPS and len(group) <= MAX_GROUP_CHARACTERS:
                 now_s = self._now_s()
                 self._counts[group] = _Count(messages, now_s, 0, now_s)
             return

@@ -66,6 +66,8 @@ MAX_COLD_WAIT_S = 2.0
 """Longest wait of such a pull for its turn, however many there are; clients wait for seconds."""
 HOLD_RECHECK_S = 5.0
 """A held pull looks again after this time, whatever it was told (R: PullRequestHoldService)."""
+PLACES_OF_HELD = 64
+"""Queues at which a held pull waits, on average at most; each takes some 150 bytes."""
 MAX_SCANNED_UNITS = 800
 """Units that one filtered pull looks at (R: maxFilterMessageCount 16000 bytes of 20-byte units)."""
 MAX_SCANNED_MESSAGES = 128
@@ -253,16 +255,17 @@ class _Unreadable(RequestError):
 
 
 class PullHolds:
-    """Pulls that wait for a message, by queue."""
+    """Pulls that wait for a message, by queue. One of POP waits at every queue of its topic."""
 
     def __init__(self, *, max_held: int) -> None:
         self._max_held = max_held
         self._held: dict[Queue, dict[asyncio.Future[None], None]] = {}
         self.count = 0
+        self._places = 0
 
     @property
     def is_full(self) -> bool:
-        return self.count >= self._max_held
+        return self.count >= self._max_held or self._places >= self._max_held * PLACES_OF_HELD
 
     async def wait(self, queues: Sequence[Queue], connection: Connection, timeout_s: float) -> None:
         """Return when something has arrived in `queues`, the connection is gone or the time is over."""
@@ -275,10 +278,12 @@ class PullHolds:
             connection.on_close(self._connection_closed)
         of_connection[woken] = None
         self.count += 1
+        self._places += len(queues)
         try:
             await asyncio.wait((woken,), timeout=timeout_s)
         finally:
             self.count -= 1
+            self._places -= len(queues)
             of_connection.pop(woken, None)
             for queue in queues:
                 waiting = self._held.get(queue)

@@ -273,6 +273,25 @@ def test_a_request_waits_for_a_message_of_any_queue_or_one_that_comes_again(run_
     run_case(scenario)
 
 
+def test_requests_that_wait_at_many_queues_are_bounded_by_these(
+    run_case: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.broker.pull.PLACES_OF_HELD", 1)
+
+    async def scenario(case: Any) -> None:
+        waiting = asyncio.create_task(case.ask(POP, ASKED | {"pollTime": 30_000}))  # at two queues, and at the retries
+        await helpers.until(lambda: case.broker._holds.count == 1)
+        assert (await case.ask(POP, ASKED | {"pollTime": 30_000})).code == ResponseCode.POLLING_FULL
+        await case.send(b"x")
+        assert bodies(handles(await waiting)) == [b"x"]
+        again = asyncio.create_task(case.ask(POP, ASKED | {"pollTime": 30_000}))
+        await helpers.until(lambda: case.broker._holds.count == 1)
+        await case.send(b"y")
+        assert bodies(handles(await again)) == [b"y"]
+
+    run_case(scenario, **{"limits.max_held_pulls": "3"})
+
+
 def test_tags_are_looked_at_once(run_case: Any, hands: Hands) -> None:
     async def scenario(case: Any) -> None:
         for tag in "abab":

@@ -222,6 +222,17 @@ def test_held_pulls_are_bounded(run: Any, make_parts: Any) -> None:
     run(scenario)
 
 
+def test_no_name_that_a_group_cannot_have_is_kept(run: Any) -> None:
+    async def scenario(parts: Any, processor: PullProcessor) -> None:
+        put(parts, b"x")
+        for group in ("g" * 255, "g" * 256):
+            reply = await pull(parts, processor, request(0, sysFlag=4, consumerGroup=group))
+            assert (reply.code, bodies(reply)) == (0, [b"x"])
+        assert list(processor.rates._counts) == ["g" * 255]
+
+    run(scenario)
+
+
 def test_tag_filters(run: Any) -> None:
     async def scenario(parts: Any, processor: PullProcessor) -> None:
         for tag in ("a", "b", "", "Aa", "BB"):  # "Aa" and "BB" have one hash
