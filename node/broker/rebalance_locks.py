@@ -43,12 +43,16 @@ class RebalanceLocks:
         now = self._now_s()
         held = self._locks.setdefault(group, {})
         owned = []
+        has_looked = False
         for queue in queues:
             lock = held.get(queue)
             if lock is not None and lock.client_id != client_id and now - lock.renewed_s < LEASE_S:
                 continue
             if lock is None:
-                if self._count >= MAX_LOCKS and not self._drop_expired(now):
+                if self._count >= MAX_LOCKS and not has_looked:  # once: each look is at all of them
+                    self._drop_expired(now)
+                    has_looked = True
+                if self._count >= MAX_LOCKS:
                     continue
                 self._count += 1
             held[queue] = _Lock(client_id, now)
@@ -70,12 +74,11 @@ class RebalanceLocks:
         if not held:
             self._locks.pop(group, None)
 
-    def _drop_expired(self, now: float) -> bool:
-        """Forget expired locks; whether there is room now."""
+    def _drop_expired(self, now: float) -> None:
+        """Forget expired locks."""
         for group, held in list(self._locks.items()):
             for queue in [queue for queue, lock in held.items() if now - lock.renewed_s >= LEASE_S]:
                 del held[queue]
                 self._count -= 1
             if not held:
                 del self._locks[group]
-        return self._count < MAX_LOCKS

@@ -248,6 +248,25 @@ def test_locks_are_bounded_and_expired_ones_make_room(monkeypatch: Any) -> None:
     assert locks.lock("i", "c", queues) == queues[:2]
 
 
+def test_a_request_for_many_locks_looks_for_expired_ones_once(monkeypatch: Any) -> None:
+    monkeypatch.setattr("node.broker.rebalance_locks.MAX_LOCKS", 100)
+    looks, drop = 0, RebalanceLocks._drop_expired
+
+    def counted(locks: RebalanceLocks, now: float) -> Any:
+        nonlocal looks
+        looks += 1
+        return drop(locks, now)
+
+    monkeypatch.setattr(RebalanceLocks, "_drop_expired", counted)
+    now = 0.0
+    locks = RebalanceLocks(lambda: now)
+    queues = [MessageQueue("t", "b", number) for number in range(300)]
+    assert locks.lock("g", "c", queues) == queues[:100] and looks == 1
+    assert locks.lock("h", "c", queues) == [] and looks == 2
+    now = LEASE_S
+    assert locks.lock("h", "c", queues) == queues[:100] and looks == 3
+
+
 def test_a_client_that_falls_silent_is_forgotten(helpers: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("node.broker.client_manager.CLIENT_EXPIRY_S", 0.05)
     assert CLIENT_EXPIRY_S == 120
