@@ -84,7 +84,7 @@ class Assignments:
             check_topic_name(topic)
             if not 0 < len(group) <= MAX_NAME_CHARACTERS:
                 raise ValueError(f"a group name of {len(group)} characters")
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise RequestError(ResponseCode.INVALID_PARAMETER, f"this is no request mode: {error!r}") from error
         if topic.startswith(RETRY_PREFIX):
             raise RequestError(ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode")

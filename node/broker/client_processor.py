@@ -187,7 +187,7 @@ class ClientProcessor:
             await self._groups.put(SubscriptionGroup.of(json.loads(command.body)))
         except OSError as error:
             raise _not_durable("changed", error) from error
-        except (TooManyGroups, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (TooManyGroups, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"the group was not changed: {error!r}") from error
         return command.reply(ResponseCode.SUCCESS)
 

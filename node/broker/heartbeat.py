@@ -26,6 +26,9 @@ MAX_NAME_CHARACTERS = 255
 MAX_EXPRESSION_CHARACTERS = 8192
 """Of a tag or SQL92 expression: as much as a pull may bring."""
 
+MAX_CHOICE_DIGITS = 10
+"""Of a member of an enumeration that is given by its number."""
+
 CONSUME_TYPES = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP")
 MESSAGE_MODELS = ("BROADCASTING", "CLUSTERING")
 CONSUME_FROM = (
@@ -148,9 +151,12 @@ def _number(content: dict[str, Any], key: str, default: int) -> int:
     if value is None or value == "":
         return default
     try:
-        return int(value)
+        number = int(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise _refuse(f"{key} is no number") from error
+    if not -1 << 63 <= number < 1 << 63:
+        raise _refuse(f"{key} is no number of 64 bits")
+    return number
 
 
 def _choice(content: dict[str, Any], key: str, names: Sequence[str], default: str) -> str:
@@ -160,7 +166,7 @@ def _choice(content: dict[str, Any], key: str, names: Sequence[str], default: st
         return default
     text = str(value).strip().upper()
     if text.isascii() and text.isdigit():
-        if int(text) < len(names):
+        if len(text) < MAX_CHOICE_DIGITS and int(text) < len(names):
             return names[int(text)]
     else:
         text = _ALIASES.get(text, text)

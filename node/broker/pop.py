@@ -63,6 +63,8 @@ MAX_INVISIBLE_MS = 24 * 3_600_000
 """Longest time for which a message is given out: a day, twice the most that clients of RocketMQ 5 ask for."""
 MAX_ANSWER_BYTES = 8 << 20
 """Bytes in one answer, of all queues together, unless its first message alone is longer: half of the largest frame."""
+MAX_ATTEMPT_CHARACTERS = 255
+"""Of the name of an attempt, which is kept while messages are in hand in order; clients of RocketMQ 5 send a UUID."""
 MAX_AHEAD = 100_000
 """Queues of groups of which it is noted how far they were given out or looked at; at so many, all are forgotten but
 those whose checkpoints are not dispatched, of which the log takes some thousands."""
@@ -112,6 +114,10 @@ class _PopRequest:
             check_topic_name(dlq_topic(group))
         except ValueError as error:  # nothing that is not acknowledged could come again
             raise RequestError(ResponseCode.INVALID_PARAMETER, str(error)) from error
+        attempt = command.get_str("attemptId", "")
+        if len(attempt) > MAX_ATTEMPT_CHARACTERS:
+            remark = f"attemptId of {len(attempt)} characters, at most {MAX_ATTEMPT_CHARACTERS}"
+            raise RequestError(ResponseCode.INVALID_PARAMETER, remark)
         expression = command.get_str("exp", "") or "*"
         return cls(
             topic=topic,
@@ -123,7 +129,7 @@ class _PopRequest:
             init_mode=command.get_int("initMode", 0),
             wanted=message_filter(expression, command.get_str("expType", "") or "TAG"),
             in_order=command.get_bool("order"),
-            attempt=command.get_str("attemptId", ""),
+            attempt=attempt,
         )
 
     def own_queues(self) -> list[Queue]:

@@ -101,7 +101,7 @@ class PopAckProcessor:
                 remark = f"{len(content)} acknowledgements, at most {MAX_ACKS}"
                 return command.reply(ResponseCode.NO_MESSAGE, remark=remark)
             wanted = [_batch_ack(each) for each in content]
-        except (ValueError, KeyError, TypeError, RecursionError, binascii.Error) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError, binascii.Error) as error:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"these are no acknowledgements: {error!r}") from error
         self._check_master()
         for in_order, key, offsets in wanted:

@@ -64,7 +64,7 @@ def test_queues_are_shared_until_a_group_pops_and_the_mode_survives_a_restart(ru
     [
         ({"mode": "PUSH"}, 29), ({"topic": "%RETRY%g"}, 16), ({"popShareQueueNum": "x"}, 29), ({"topic": "u"}, 2),
         ({"topic": "t" * 128}, 29), ({"topic": ""}, 29), ({"consumerGroup": "g" * 256}, 29),
-        ({"consumerGroup": ""}, 29), ({"popShareQueueNum": 1 << 31}, 29),
+        ({"consumerGroup": ""}, 29), ({"popShareQueueNum": 1 << 31}, 29), ({"popShareQueueNum": float("inf")}, 29),
     ],
 )  # fmt: skip
 def test_modes_that_are_refused(

@@ -370,6 +370,9 @@ def test_enumerations_are_read_by_name_and_by_number(changes: dict[str, Any], ex
         b'{"clientID":"c","consumerDataSet":[{"groupName":"g","consumeType":9}]}',
         b'{"clientID":"c","consumerDataSet":[{"groupName":"g","subscriptionDataSet":[{"topic":"t","subVersion":"x"}]}]}',
         b'{"clientID":"c","producerDataSet":[{}]}',
+        b'{"clientID":"c","consumerDataSet":[{"groupName":"g","consumeType":"' + b"1" * 5000 + b'"}]}',
+        b'{"clientID":"c","consumerDataSet":[{"groupName":"g","subscriptionDataSet":[{"topic":"t","subVersion":'
+        + b"1" * 400 + b"}]}]}",
     ],
 )  # fmt: skip
 def test_a_heartbeat_that_makes_no_sense_is_refused(body: bytes) -> None:

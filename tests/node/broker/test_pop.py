@@ -179,7 +179,14 @@ def test_several_are_acknowledged_at_once(run_case: Any, hands: Hands) -> None:
         assert (await case.table())["openPopMessages"] == "9"
         hands.now_ms += 150
         assert bodies(await again(case, 9)) == sorted(b"%d" % number for number in (1, 2, 4, 5, 6, 7, 8, 10, 11))
-        for damaged in (b"", b"{}", b'{"acks":[{}]}', b'{"acks":3}', body.replace(b'"CQI="', b'"!"')):
+        for damaged in (
+            b"",
+            b"{}",
+            b'{"acks":[{}]}',
+            b'{"acks":3}',
+            body.replace(b'"CQI="', b'"!"'),
+            body.replace(b'"so": 0', b'"so": 1e999'),
+        ):
             assert (await case.ask(BATCH_ACK, body=damaged)).code == 13
         assert (await case.ask(BATCH_ACK, body=b'{"acks":[]}')).code == 208
 
@@ -586,7 +593,7 @@ def test_what_is_noted_of_queues_that_were_looked_at_is_bounded(
     [
         ({"topic": "nowhere"}, 17), ({"queueId": 2}, 29), ({"maxMsgNums": 33}, 29), ({"maxMsgNums": 0}, 29),
         ({"invisibleTime": -1}, 29), ({"invisibleTime": 86_400_001}, 29), ({"consumerGroup": "g" * 120}, 29),
-        ({"consumerGroup": "idle"}, 16), ({"exp": "x", "expType": "XPATH"}, 23),
+        ({"consumerGroup": "idle"}, 16), ({"exp": "x", "expType": "XPATH"}, 23), ({"attemptId": "a" * 256}, 29),
     ],
 )  # fmt: skip
 def test_refusals_of_requests_for_messages(run_case: Any, changes: dict[str, Any], code: int) -> None:
