@@ -16,6 +16,7 @@ from node.store.record import Message, RecordError, decode_record
 
 __all__ = [
     "PUT_REFUSALS",
+    "all_stored",
     "check_crc",
     "forget",
     "read_message",
@@ -41,6 +42,14 @@ def refusal(error: Exception, not_leader_remark: str) -> RequestError:
     if isinstance(error, NotWritable):
         return RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, not_leader_remark)
     return RequestError(ResponseCode.SYSTEM_BUSY, f"nothing was stored: {error}")
+
+
+async def all_stored(committed: Sequence[asyncio.Future[None]]) -> None:
+    """As `stored`, for several puts; what became of the others when one of them failed is nobody's business."""
+    for each in committed:
+        forget(each)
+    for each in committed:
+        await stored(each)
 
 
 async def stored(committed: asyncio.Future[None]) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from node.broker.append_errors import PUT_REFUSALS, refusal, stored
+from node.broker.append_errors import PUT_REFUSALS, all_stored, refusal
 from node.broker.consumer_offsets import ConsumerOffsets, TooManyOffsets
 from node.broker.dispatch_batch import Queue
 from node.broker.due_queue import loop_ms
@@ -308,8 +308,7 @@ class PopProcessor:
                     left -= len(lot.records)
                 offset = following
             rest += max(stored_queue.max_offset - offset, 0)
-        for each in written:
-            await stored(each)
+        await all_stored(written)
         return lots, rest, look_again_ms
 
     def _in_turn(self, request: _PopRequest) -> Iterable[Queue]:

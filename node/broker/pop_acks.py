@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from node.broker.append_errors import PUT_REFUSALS, refusal, stored
+from node.broker.append_errors import PUT_REFUSALS, all_stored, refusal, stored
 from node.broker.dispatcher import Dispatcher, DispatchFailed
 from node.broker.due_queue import loop_ms
 from node.broker.internal_topics import RETRY_PREFIX
@@ -158,8 +158,7 @@ class PopAckProcessor:
             held = {offset: place for offset, place in places.items() if place is not None}
             if held:
                 put.append(self._put_acknowledgement(checkpoint, held))
-        for each in put:
-            await stored(each)
+        await all_stored(put)
 
     def _put_acknowledgement(self, checkpoint: Checkpoint, held: dict[int, int]) -> asyncio.Future[None]:
         """Acknowledge messages, by their offsets and places. They do not come again although their time may be over

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import json
 from typing import Any, NamedTuple
 
@@ -429,6 +430,23 @@ def test_nothing_is_given_out_that_the_log_does_not_have(run_case: Any) -> None:
         assert await popped(case) == [], "it may have been given out"
 
     run_case(scenario)
+
+
+def test_what_the_log_did_not_take_is_an_error_of_the_request_alone(
+    run_case: Any, helpers: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(case: Any) -> None:
+        for queue_id in (0, 1):
+            await case.send(b"x", queue_id=queue_id)
+        case.ledger.commit_by_hand = True
+        waiting = asyncio.create_task(case.ask(POP, ASKED))
+        await helpers.until(lambda: len(case.ledger._pending) == 2)  # a checkpoint for each queue
+        case.ledger.fail_pending(DLedgerCode.WAIT_QUORUM_ACK_TIMEOUT)
+        assert (await waiting).code == 1
+
+    run_case(scenario)
+    gc.collect()  # where asyncio complains of failures that nobody has looked at
+    assert [record.message for record in caplog.records if record.name == "asyncio"] == []
 
 
 def test_an_acknowledgement_is_answered_when_the_log_has_it(run_case: Any) -> None:
