@@ -195,6 +195,7 @@ class PopProcessor:
         """This node is master now: everything of the log is dispatched, so what was given out is exact."""
         self._ahead.clear()
         self.in_order.clear()
+        self._revive_log.go_on(self._store.queues.items())
         for queue, offset in self._checkpoints.consumed():  # the table may be older, after a crash
             self._consumed(queue, offset)
 

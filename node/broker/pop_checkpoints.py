@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, NamedTuple
 
-from node.broker.dispatch_batch import DispatchBatch
+from node.broker.dispatch_batch import DispatchBatch, Queue
 from node.broker.internal_topics import RETRY_PREFIX, REVIVE_PREFIX
 from node.broker.requeue import POP_SOURCE, source_of
 from node.remoting import RequestError, ResponseCode
+from node.store.consume_queue import ConsumeQueue
 from node.store.properties import TAGS, UNIQUE_KEY, join_properties
 from node.store.record import RecordSummary
 from node.store.record_batch import RecordBatch, batch_of_one
@@ -291,6 +292,12 @@ class ReviveLog:
         self.topic = topic
         self._broker_name = broker_name
         self._store_host = store_host
+
+    def go_on(self, queues: Iterable[tuple[Queue, ConsumeQueue]]) -> None:
+        """Write into the topic that the log has already, where the cluster had another name then: checkpoints are told
+        apart by their numbers in it."""
+        ends = {topic: queue.max_offset for (topic, _), queue in queues if topic.startswith(REVIVE_PREFIX)}
+        self.topic = max(ends, key=ends.__getitem__, default=self.topic)
 
     def checkpoint(self, key: CheckpointKey, invisible_ms: int, offsets: Sequence[int]) -> RecordBatch:
         """That these messages were given out."""

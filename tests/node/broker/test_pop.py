@@ -412,6 +412,27 @@ def test_restarts_and_changes_of_master_forget_nothing(
     run_case(third, ledger=ledger)
 
 
+def test_what_is_in_hand_comes_again_after_the_cluster_has_another_name(
+    run_case: Any, helpers: Any, hands: Hands
+) -> None:
+    ledger = helpers.FakeLedger()
+
+    async def first(case: Any) -> None:
+        await fill(case, b"x", b"y")
+        assert len(await popped(case, 1)) == 1
+
+    async def second(case: Any) -> None:
+        (got,) = await popped(case, 1)
+        assert (await case.table())["openPopMessages"] == "2"
+        await ack(case, got)
+        case.clock.now_ms += 60_000
+        hands.now_ms += 60_000
+        assert len(await again(case, 1)) == 1
+
+    run_case(first, ledger=ledger)
+    run_case(second, ledger=ledger, cluster_name="renamed")
+
+
 def test_nothing_is_given_out_that_the_log_does_not_have(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         await fill(case, b"x")
