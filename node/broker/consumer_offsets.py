@@ -126,6 +126,10 @@ class ConsumerOffsets:
         """The groups that have consumed of `topic`."""
         return [group for name, group in map(split_key, self._table) if name == topic]
 
+    def pairs(self) -> list[tuple[str, str]]:
+        """Every topic with every group that has consumed of it."""
+        return list(map(split_key, self._table))
+
     def of(self, group: str, topic: str) -> dict[int, int]:
         """Where `group` goes on in the queues of `topic`, by queue id."""
         return dict(self._table.get(f"{topic}{_SEPARATOR}{group}", {}))

@@ -6,6 +6,7 @@ Answers are in the form that R's own tools read. Codes and fields: R (AdminBroke
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -130,10 +131,10 @@ class GroupTools:
         ordered_only = command.get_bool("isOrder")
         await self._context.gate.enter()
         groups: dict[str, list[str]] = {}
-        for topic in self._context.topics:
-            if topic.order or not ordered_only:
-                for name in self._context.offsets.groups_of(topic.name):
-                    groups.setdefault(name, []).append(topic.name)
+        for topic_name, name in self._context.offsets.pairs():
+            known = self._context.topics.get(topic_name)
+            if known is not None and (known.order or not ordered_only):
+                groups.setdefault(name, []).append(topic_name)
         total = 0
         rows = []
         for name, topics in sorted(groups.items()):
@@ -142,6 +143,7 @@ class GroupTools:
                 text, behind = self._stats(name, [topic])
                 stats.append(text)
                 total += behind
+                await asyncio.sleep(0)  # there may be thousands, and others wait
             rows.append(f"{{{to_json(name)}:[{','.join(stats)}]}}")
         text = f'{{"brokerAddr":{to_json(self._address())},"consumeStatsList":[{",".join(rows)}],"totalDiff":{total}}}'
         return command.reply(ResponseCode.SUCCESS, body=text.encode())

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
+from node.broker import consumer_offsets
 from node.broker.heartbeat import MAX_EXPRESSION_CHARACTERS
 
 ASK = {"consumerGroup": "g", "topic": "t", "queueId": 0}
@@ -49,5 +52,29 @@ def test_a_subscription_has_a_length(run_case: Any) -> None:
             subscription = {"topic": "t", "subString": "x" * size}
             beat = {"clientID": "c", "consumerDataSet": [{"groupName": "g", "subscriptionDataSet": [subscription]}]}
             assert (await case.ask(34, body=json.dumps(beat).encode())).code == code
+
+    run_case(scenario)
+
+
+def test_the_progress_of_all_groups_looks_at_each_offset_once(run_case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, split = 0, consumer_offsets.split_key
+
+    def counted(key: str) -> tuple[str, str]:
+        nonlocal looks
+        looks += 1
+        return split(key)
+
+    async def scenario(case: Any) -> None:
+        for number in range(8):
+            assert (await case.ask(17, {"topic": f"t{number}", "writeQueueNums": 1, "order": number % 2})).code == 0
+            for group in ("a", "b"):
+                case.broker.offsets.commit(group, f"t{number}", 0, 0)
+        case.broker.offsets.commit("a", "gone", 0, 0)
+        monkeypatch.setattr(consumer_offsets, "split_key", counted)
+        for ordered, topics in (("false", range(8)), ("true", range(1, 8, 2))):
+            text = (await case.ask(317, {"isOrder": ordered})).body.decode()
+            assert [text.count(f'"topic":"t{number}"') for number in topics] == [2] * len(topics)
+            assert text.count('"topic"') == 2 * len(topics)
+        assert looks == 2 * 17
 
     run_case(scenario)
