@@ -31,6 +31,7 @@ UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
 MAX_CHECKED_RESOURCES: Final = 10_000
 """Topics and groups that one heartbeat may name."""
 
+_ACCOUNT_KEY: Final = "acl_account"
 _ANY_TOPIC: Final = "*"
 _PUB_CODES: Final = frozenset(
     {
@@ -65,7 +66,8 @@ _GROUP_CODES: Final = {
 """With the field that their processors take the group from."""
 _LOCK_CODES: Final = frozenset({RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ})
 _KEY_IS_ENOUGH: Final = frozenset({RequestCode.END_TRANSACTION, RequestCode.GET_BROKER_RUNTIME_INFO})
-"""These name no topic: a transaction's end is held against the half message by its own processor."""
+"""These name no topic: a transaction's end is held against the half message, and the permission for its topic, by its
+own processor."""
 
 
 class Need(NamedTuple):
@@ -86,6 +88,8 @@ class AccessControl:
     def check(self, command: Command, connection: Connection) -> None:
         """Return if the request may be processed. Raises RequestError (NO_PERMISSION) with the reason."""
         account = self._limited_account(command, connection)
+        if command.code == RequestCode.HEART_BEAT:
+            connection.state[_ACCOUNT_KEY] = account
         if account is not None:
             needs = needs_of(command)
             if needs is None:
@@ -98,6 +102,24 @@ class AccessControl:
         account = self._limited_account(command, connection)
         if account is not None:
             self._check_permissions(_read_needs(topic, group), account)
+
+    def check_write(self, command: Command, connection: Connection, topic: str) -> None:
+        """Return if whoever sent the request may send messages to `topic`, which its processor learns of a half
+        message. Raises RequestError (NO_PERMISSION)."""
+        account = self._limited_account(command, connection)
+        if account is not None:
+            self._check_permissions(_topic_needs(topic, PERM_PUB), account)
+
+    def may_be_asked(self, connection: Connection, topic: str) -> bool:
+        """Whether a producer behind this connection may be shown a half message of `topic`: anybody can say that he is
+        of a group of producers."""
+        account: AccountConfig | None = connection.state.get(_ACCOUNT_KEY)
+        try:
+            if account is not None:
+                self._check_permissions(_topic_needs(topic, PERM_PUB), account)
+        except RequestError:
+            return False
+        return True
 
     def _limited_account(self, command: Command, connection: Connection) -> AccountConfig | None:
         """The account whose permissions the request is held against, None where it may do everything. Raises

@@ -89,9 +89,16 @@ class ClientManager:
         found = self._consumers.get(group)
         return list(found.clients) if found is not None else []
 
-    def next_producer(self, group: str) -> Connection | None:
-        """A connection to a producer of `group`, another one each time (R: round robin); None when there is none."""
-        clients = [client for client in self._producers.get(group, {}).values() if not client.connection.is_closing]
+    def next_producer(
+        self, group: str, may_ask: Callable[[Connection], bool] = lambda connection: True
+    ) -> Connection | None:
+        """A connection to a producer of `group` that may be asked, another one each time (R: round robin); None when
+        there is none."""
+        clients = [
+            client
+            for client in self._producers.get(group, {}).values()
+            if not client.connection.is_closing and may_ask(client.connection)
+        ]
         if not clients:
             return None
         turn = self._turns.get(group, -1) + 1

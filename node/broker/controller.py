@@ -230,6 +230,7 @@ class BrokerController:
             clock=runtime.clock,
             config=config.transactions,
             store_host=lambda: self.address,
+            may_ask=self._access.may_be_asked if self._access is not None else None,
         )
         self._pulls = PullProcessor(
             gate=self._gate,
@@ -391,6 +392,7 @@ class BrokerController:
             transactions=self.transactions,
             store_host=lambda: self.address,
             not_leader_remark=self.not_leader_remark,
+            check_write=self._access.check_write if self._access is not None else None,
         )
         self._sends = self._send_processor(self._retries)
         self._sends.configure(self.config, self.transactions)

@@ -229,7 +229,8 @@ class _Endings:
 
 
 class EndTransactionProcessor:
-    """Answers code 37."""
+    """Answers code 37. `check_write(command, connection, topic)` raises RequestError where whoever asks may not send to
+    that topic."""
 
     def __init__(
         self,
@@ -240,7 +241,9 @@ class EndTransactionProcessor:
         transactions: OpenTransactions,
         store_host: Callable[[], str],
         not_leader_remark: Callable[[], str],
+        check_write: Callable[[Command, Connection, str], None] | None = None,
     ) -> None:
+        self._check_write = check_write
         self._ledger = ledger
         self._store = store
         self._dispatcher = dispatcher
@@ -264,6 +267,8 @@ class EndTransactionProcessor:
         if offset not in transactions.halves or transactions.is_ending(offset, term):
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"no transaction is open at {offset}")
         half = self._half(command, offset)
+        if self._check_write is not None:
+            self._check_write(command, connection, half.properties.get(REAL_TOPIC, ""))
         transactions.note_ending(offset, term)
         await self._end(half, verdict)
         return command.reply(ResponseCode.SUCCESS)
@@ -303,7 +308,8 @@ class EndTransactionProcessor:
 
 
 class TransactionChecks:
-    """Asks producers about open transactions while this node is master."""
+    """Asks producers about open transactions while this node is master. `may_ask(connection, topic)` says whether one
+    may be shown messages of a topic."""
 
     def __init__(
         self,
@@ -315,7 +321,9 @@ class TransactionChecks:
         clock: Clock,
         config: TransactionsConfig,
         store_host: Callable[[], str],
+        may_ask: Callable[[Connection, str], bool] | None = None,
     ) -> None:
+        self._may_ask = may_ask or (lambda connection, topic: True)
         self._ledger = ledger
         self._store = store
         self._clients = clients
@@ -459,7 +467,9 @@ class TransactionChecks:
         if half.checks >= self._max_checks or is_too_old:
             self._give_up(message, half.checks)
             return
-        producer = self._clients.next_producer(message.properties.get(PRODUCER_GROUP, ""))
+        topic, _ = real_place(message)
+        group = message.properties.get(PRODUCER_GROUP, "")
+        producer = self._clients.next_producer(group, lambda connection: self._may_ask(connection, topic))
         if producer is not None:
             producer.send(_question(message))
             half.checks += 1

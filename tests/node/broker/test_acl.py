@@ -42,6 +42,7 @@ groups = { billing = "SUB", locked = "DENY" }
 class Peer:
     def __init__(self, remote_address: str = "10.3.0.7:4711") -> None:
         self.remote_address = remote_address
+        self.state: dict[str, Any] = {}
 
 
 def checked(

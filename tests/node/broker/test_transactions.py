@@ -12,7 +12,7 @@ from node.broker import transactions as transactions_module
 from node.broker.internal_topics import HALF_TOPIC, OP_TOPIC, tells_by_body
 from node.broker.ledger import DLedgerCode, Role, StoredInPart
 from node.broker.transactions import DONE_BEFORE, OpenTransactions, _Half
-from node.remoting import Command, RemotingClient
+from node.remoting import Command, Credentials, RemotingClient
 from node.store.record import Message, decode_record, decode_records, summarize_record
 from node.store.record_batch import batch_of_one
 
@@ -30,8 +30,9 @@ def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
 class Producer:
     """A producer that notes what it is asked."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, client_id: str = "c") -> None:
         self._address = f"127.0.0.1:{port}"
+        self._client_id = client_id
         self.client = RemotingClient()
         self.asked: list[Command] = []
         self.client.register(39, self._note)
@@ -40,7 +41,7 @@ class Producer:
         self.asked.append(command)
 
     async def hello(self) -> None:
-        body = json.dumps({"clientID": "c", "producerDataSet": [{"groupName": "p"}]}).encode()
+        body = json.dumps({"clientID": self._client_id, "producerDataSet": [{"groupName": "p"}]}).encode()
         reply = await self.client.invoke(self._address, Command.request(34, {}, body), timeout_ms=5000)
         assert reply.code == 0
 
@@ -138,6 +139,40 @@ def test_producers_are_asked_about_orphans(run_case: Any, helpers: Any) -> None:
             await producer.client.close()
 
     run_case(scenario)
+
+
+def test_who_may_not_write_a_topic_is_neither_asked_about_its_transactions_nor_ends_them(
+    run_case: Any, helpers: Any
+) -> None:
+    async def scenario(case: Any) -> None:
+        def signed(key: str) -> Credentials:
+            return Credentials(access_key=key, secret_key=f"{key}-secret")
+
+        producers = {key: Producer(case.broker.port, key) for key in ("stranger", "partner")}
+        case.client._sign = signed("partner").sign
+        try:
+            for key, producer in producers.items():
+                producer.client._sign = signed(key).sign
+                await producer.hello()
+            end = {**await send_half(case, b"orphan"), "commitOrRollback": 8}
+            for count in (1, 2):
+                case.clock.now_ms += 60_000
+                await helpers.until(lambda count=count: len(producers["partner"].asked) == count)
+            assert producers["stranger"].asked == []
+            case.client._sign = signed("stranger").sign
+            assert (await case.ask(37, end)).code == 16
+            case.client._sign = signed("partner").sign
+            assert await messages(case) == [] and (await case.ask(37, end)).code == 0
+            assert [message.body for message in await messages(case)] == [b"orphan"]
+        finally:
+            for producer in producers.values():
+                await producer.client.close()
+
+    accounts = """[
+        {access_key = "partner", secret_key = "partner-secret", topics = {t = "PUB|SUB"}, default_group_perm = "SUB"},
+        {access_key = "stranger", secret_key = "stranger-secret", topics = {u = "PUB"}},
+    ]""".replace("\n", "")
+    run_case(scenario, **{"acl.accounts": accounts})
 
 
 @pytest.mark.mechanism("Check-back")
