@@ -13,7 +13,9 @@ was given to another process later does not pass for the harness.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import re
 import stat
@@ -57,6 +59,8 @@ __all__ = [
     "state_roots",
     "temp_dir",
 ]
+
+logger = logging.getLogger(__name__)
 
 RUN_VARIABLE = "SPLITBRAIN_RUN"
 """Environment variable that marks every process of a run with the run's id."""
@@ -390,9 +394,14 @@ class RunState:
         self.claim(KIND_PROCESS, str(pid), start_ticks=process_start_ticks(pid))
 
     def release(self, kind: str, ident: str) -> None:
-        """Write down that a claimed thing is gone. Releasing what is not claimed does nothing."""
-        if self._claims.pop((kind, ident), None) is not None:
+        """Write down that a claimed thing is gone. Releasing what is not claimed does nothing. Where it cannot be
+        written the file still names the thing, which does no harm: there is nothing that `clean` could remove."""
+        if self._claims.pop((kind, ident), None) is None:
+            return
+        try:
             self._append([{"op": "release", "kind": kind, "id": ident}], sync=False)
+        except StateError as error:
+            logger.warning("%s %s is gone and stays named in the run's state: %s", kind, ident, error)
 
     def release_process(self, pid: int) -> None:
         """Write down that a claimed process has been waited for."""
@@ -432,11 +441,14 @@ class RunState:
         if self._fd < 0:
             raise StateError(f"the state of run {self.run_id} is closed")
         data = "".join(json.dumps(entry, separators=(",", ":")) + "\n" for entry in entries).encode()
+        size_bytes = os.fstat(self._fd).st_size
         try:
             write_all(self._fd, data)
             if sync:
                 os.fsync(self._fd)
         except OSError as error:
+            with contextlib.suppress(OSError):  # a line that a full disk has torn would have others written behind it
+                os.ftruncate(self._fd, size_bytes)
             raise StateError(f"cannot write the run's state {self.path}: {error.strerror}") from None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import select
 import signal
 import stat
@@ -57,6 +58,27 @@ def test_claims_are_on_file_before_the_call_returns_and_releases_take_them_away(
         Claim(KIND_DIRECTORY, "/tmp/x y\nz", {}),
         Claim(KIND_NETNS, "sb-r1-n2", {}),
     )
+
+
+def test_a_disk_that_is_full_for_a_while_damages_no_state_and_stops_no_release(tmp_path: Path) -> None:
+    run = RunState.create("r1", state_root=str(tmp_path))
+    run.claim(KIND_NETNS, "sb-r1-n1")
+    run.claim(KIND_NETNS, "sb-r1-n2")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    room_for_half_a_line = os.stat(run.path).st_size + 10
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room_for_half_a_line, before[1]))
+    try:
+        with pytest.raises(StateError, match="cannot write"):
+            run.claim(KIND_DIRECTORY, "/tmp/never-made")
+        run.release(KIND_NETNS, "sb-r1-n1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [claim.ident for claim in run.claims] == ["sb-r1-n2"]
+    run.claim(KIND_NETNS, "sb-r1-n3")
+    assert [claim.ident for claim in load_run(run.path).claims] == ["sb-r1-n1", "sb-r1-n2", "sb-r1-n3"]
+    run.release(KIND_NETNS, "sb-r1-n2")
+    run.release(KIND_NETNS, "sb-r1-n3")
+    assert run.close() and not os.path.exists(run.path)
 
 
 def test_close_removes_the_state_only_when_nothing_is_claimed(tmp_path: Path) -> None:
