@@ -50,6 +50,7 @@ from harness.clusters.own_machine import OwnMachineCluster
 from harness.clusters.own_resources import GROUP_KINDS, group_names
 from harness.clusters.shaped_links import NETEM, RELAY
 from harness.clusters.threads import all_of, begin_in_thread, in_thread, renew_threads
+from harness.errors import HarnessError
 from harness.faults.file_system_disks import FILE_SYSTEM_KINDS
 from harness.programs import require_programs
 from harness.run_state import KIND_CGROUP, KIND_IMAGE, KIND_NETNS, Claim
@@ -119,6 +120,8 @@ class NetnsCluster(OwnMachineCluster):
         self._image_ids: dict[str, list[int]] = {}
         self._images: dict[str, FileSystemPlace] = {}
         self._kept: list[str] = []
+        self._in_place: set[str] = set()
+        """Hosts whose files were brought to where they are looked for."""
 
     @classmethod
     def configured(cls, *, storage: str | None = None, extra_hosts: Sequence[str] = ()) -> type[NetnsCluster]:
@@ -299,6 +302,8 @@ class NetnsCluster(OwnMachineCluster):
         try:
             await super().stop()
         finally:
+            if not self._links:
+                self._hide_empty_places()
             if self._home >= 0:
                 try:
                     enter_namespace(self._home)
@@ -307,16 +312,24 @@ class NetnsCluster(OwnMachineCluster):
                     self._home = -1
                 renew_threads()
 
+    def _hide_empty_places(self) -> None:
+        """Of a host whose files were not all brought here there is no directory: an empty one would be taken for what
+        the host had."""
+        for host in self._images.keys() - self._in_place:
+            with contextlib.suppress(OSError):
+                os.rmdir(self._images[host].mount_point)
+
     async def _collect(self) -> list[Exception]:
         problems = await super()._collect()
         for host, place in self._images.items():
-            source = place.path_here
+            source, kept = place.path_here, f"{place.mount_point}{_KEPT}"
             if source is not None and os.path.ismount(source):
                 try:
-                    await begin_in_thread(_keep_files, source, f"{place.mount_point}{_KEPT}")
+                    await begin_in_thread(_keep_files, source, kept)
                     self._kept.append(host)
                 except OSError as error:
-                    problems.append(error)
+                    shutil.rmtree(kept, ignore_errors=True)
+                    problems.append(HarnessError(f"the files of {host} could not be kept: {_in_a_line(error)}"))
         return problems
 
     async def _remove_places(self) -> list[Exception]:
@@ -353,18 +366,24 @@ class NetnsCluster(OwnMachineCluster):
         image_id, run_id = self._image_ids.get(host, []), self._run.run_id
         while (devices := loop_devices_of(image_id, run_id)) and loop.time() < deadline_s:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
-        for device in devices:
-            await begin_in_thread(release_device, device)
-        if host in self._kept:
-            os.rmdir(place.mount_point)
-            os.rename(f"{place.mount_point}{_KEPT}", place.mount_point)
-            self._kept.remove(host)
+        try:
+            for device in devices:
+                await begin_in_thread(release_device, device)
+        finally:
+            self._put_in_place(host, place)
         if is_claimed:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(place.image)
             if place.in_memory and os.path.isdir(os.path.dirname(place.image)):
                 os.rmdir(os.path.dirname(place.image))
             self._run.release(KIND_IMAGE, place.image)
+
+    def _put_in_place(self, host: str, place: FileSystemPlace) -> None:
+        if host in self._kept:
+            os.rmdir(place.mount_point)
+            os.rename(f"{place.mount_point}{_KEPT}", place.mount_point)
+            self._kept.remove(host)
+            self._in_place.add(host)
 
     # Files
 
@@ -387,6 +406,13 @@ def storage_for(choice: str | None) -> str:
     if choice != SHARED and (problem := why_no_file_systems()) is not None:
         raise ClusterUnavailable(f"--storage {choice}: {problem}")
     return choice
+
+
+def _in_a_line(error: OSError) -> str:
+    """What went wrong, of a copy of many files the first."""
+    if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list) and error.args[0]:
+        return str(error.args[0][0][2])
+    return str(error)
 
 
 def _keep_files(source: str, destination: str) -> None:
@@ -425,6 +451,5 @@ def _copy_sparse(source: str, destination: str) -> str:
                 piece = os.pread(reading.fileno(), min(1 << 20, end - at), at)
                 if not piece:
                     return destination
-                os.pwrite(writing.fileno(), piece, at)
-                at += len(piece)
+                at += os.pwrite(writing.fileno(), piece, at)  # less than all where the disk has just become full
     return destination

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from harness.clusters.control_groups import cgroup_parents
 from harness.clusters.loop_devices import ImageMark, loop_devices_of, marked_devices
 from harness.clusters.netns import IMAGE, MEMORY, SHARED, NetnsCluster, storage_for
 from harness.clusters.netns_trial import why_no_namespaces
+from harness.errors import HarnessError
 from harness.faults.file_system_disks import FileSystemDisks
 from harness.process_table import find_processes, marked_with
 from harness.run_state import KIND_CGROUP, KIND_IMAGE, RunState, harness_process, load_run, temp_dir
@@ -129,6 +131,41 @@ print(open("/proc/self/cgroup").read())
     assert holed.read_bytes()[-4:] == b"\0end"
     assert (tmp_path / "run" / "n2" / "data" / "of-n2").read_text() == "kept too"
     assert not (tmp_path / "run" / "n1" / "data" / "lost+found").exists()
+
+
+@pytest.mark.parametrize("full", ["everywhere", "where the state is"])
+def test_files_that_a_full_disk_has_no_room_for_are_not_taken_for_what_a_host_had(tmp_path: Path, full: str) -> None:
+    async def body() -> None:
+        run = RunState.create(RUN, state_root=str(tmp_path / "state"))
+        cluster = NetnsCluster(node_count=2, run=run, work_dir=str(tmp_path / "run"), ports=[PORT], storage=IMAGE)
+        await cluster.start()
+        made = [claim.ident for claim in run.claims if claim.kind in (KIND_CGROUP, KIND_IMAGE)]
+        assert made and all(map(os.path.exists, made))
+        for host in cluster.hosts:
+            await cluster.put_file(host, os.path.join(cluster.data_dir(host), "log"), b"acknowledged")
+        if full == "everywhere":
+            before = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+            try:
+                with pytest.raises(HarnessError, match=r"the files of n1 could not be kept: .*large"):
+                    await cluster.stop()
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        else:
+            device = os.open("/dev/full", os.O_WRONLY)
+            os.dup2(device, run._fd)
+            os.close(device)
+            await cluster.stop()
+        assert not any(map(os.path.exists, made)) and run.claims == () and run.close()
+
+    asyncio.run(body())
+    for host in ("n1", "n2"):
+        data = tmp_path / "run" / host / "data"
+        assert not data.with_name("data.kept").exists()
+        if full == "everywhere":
+            assert not data.exists()
+        else:
+            assert (data / "log").read_bytes() == b"acknowledged"
 
 
 def test_sockets_and_pipes_among_a_replicas_files_keep_none_of_the_others_from_being_kept(tmp_path: Path) -> None:
