@@ -120,9 +120,10 @@ def clean(
         except StateError as error:
             tell(result.left, str(error))
             continue
-        if record.is_live and not include_live:
+        is_live = record.is_live
+        if not include_live and (is_live or (is_live is None and run_ids is None)):
             result.live.append(run_id)
-            report(f"run {run_id}: left alone, its harness still runs (pid {record.pid})")
+            report(f"run {run_id}: left alone, {_why_live(record, is_live)}")
             continue
         _RunCleaner(
             record,
@@ -142,6 +143,15 @@ def clean(
     if os.geteuid() != 0 and (line := _hint_at_root(run_ids)):
         tell(result.notes, line)
     return result
+
+
+def _why_live(record: RunRecord, is_live: bool | None) -> str:
+    if is_live is None:
+        return (
+            "its harness has run in a container whose processes are not seen here: clean there, or if it is dead, "
+            f"`harness clean --run {record.run_id}`"
+        )
+    return f"its harness still runs (pid {record.pid})"
 
 
 def _live_elsewhere(run_id: str) -> RunRecord | None:

@@ -8,7 +8,8 @@ created is harmless. Kinds of things that can outlive a reboot are also fsynced;
 mounts and sockets end with the machine, so for those it is enough that the kernel has the line.
 
 A run is *live* while the process in its header exists: same boot, same pid, same start time, so a pid that
-was given to another process later does not pass for the harness.
+was given to another process later does not pass for the harness. A harness in a container has its pid there, and
+whether it lives can be told only where the container's processes are seen.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ __all__ = [
     "harness_process",
     "living_thread",
     "load_run",
+    "pid_namespace_of",
+    "process_is_live",
     "process_start_ticks",
     "remove_if_empty",
     "runs_in",
@@ -98,6 +101,8 @@ _SUFFIX = ".jsonl"
 _FORMAT = 1
 _TEMP_DIR = "/tmp"
 _OWN_ROOT = re.compile(r"splitbrain(-\d+)?")
+_FIRST_PID_NAMESPACE = 0xEFFFFFFC
+"""Inode of the pid namespace in which all processes are seen (PROC_PID_INIT_INO, linux/proc_ns.h)."""
 _CREATE_ATTEMPTS = 10
 """Tries to begin a state while others that end remove the directory: each needs another one to end in between."""
 
@@ -147,12 +152,48 @@ def _stat_of(pid: int) -> list[bytes] | None:
 
 def harness_process() -> dict[str, Any]:
     """This process, so that whoever reads it later can tell whether it still runs: see `harness_is_live`."""
-    return {"pid": os.getpid(), "start_ticks": process_start_ticks(os.getpid()), "boot_id": _boot_id()}
+    return {
+        "pid": os.getpid(),
+        "start_ticks": process_start_ticks(os.getpid()),
+        "boot_id": _boot_id(),
+        "pid_namespace": pid_namespace_of("self"),
+    }
 
 
-def harness_is_live(pid: int, start_ticks: int, boot_id: str) -> bool:
-    """Whether a process runs on this machine, in the same boot and since the same time."""
-    return boot_id == _boot_id() and process_start_ticks(pid) == start_ticks
+def harness_is_live(pid: int, start_ticks: int, boot_id: str, pid_namespace: int | None = None) -> bool | None:
+    """Whether a process runs on this machine, in the same boot and since the same time. None where nobody can tell from
+    here: it ran in a pid namespace (by its inode; None is this one) that may be there and is not seen."""
+    return boot_id == _boot_id() and process_is_live(pid, start_ticks, pid_namespace)
+
+
+def process_is_live(pid: int, start_ticks: int, pid_namespace: int | None) -> bool | None:
+    """As `harness_is_live`, of a process in this boot."""
+    own = pid_namespace_of("self")
+    if pid_namespace in (None, own):
+        return process_start_ticks(pid) == start_ticks
+    of_that_namespace = [
+        name for name in os.listdir("/proc") if name.isdigit() and pid_namespace_of(name) == pid_namespace
+    ]
+    if any(_number_inside(name) == pid for name in of_that_namespace):
+        return True
+    return False if of_that_namespace or own == _FIRST_PID_NAMESPACE else None
+
+
+def pid_namespace_of(process: str) -> int | None:
+    """The inode of a process's pid namespace; None where it is gone, or not ours to look at."""
+    try:
+        return os.stat(f"/proc/{process}/ns/pid").st_ino
+    except OSError:
+        return None
+
+
+def _number_inside(process: str) -> int | None:
+    """The pid of a process in the pid namespace that it runs in; None where it has ended."""
+    with contextlib.suppress(OSError), open(f"/proc/{process}/status", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if line.startswith("NSpid:") and living_thread(int(process)) is not None:
+                return int(line.split()[-1])
+    return None
 
 
 def _boot_id() -> str:
@@ -246,6 +287,8 @@ class RunRecord:
     start_ticks: int
     boot_id: str
     claims: tuple[Claim, ...] = field(default=())
+    pid_namespace: int | None = None
+    """In which the harness has its pid, by its inode; None is this one."""
 
     @property
     def same_boot(self) -> bool:
@@ -253,9 +296,9 @@ class RunRecord:
         return self.boot_id == _boot_id()
 
     @property
-    def is_live(self) -> bool:
-        """Whether the harness of this run still runs."""
-        return harness_is_live(self.pid, self.start_ticks, self.boot_id)
+    def is_live(self) -> bool | None:
+        """Whether the harness of this run still runs; None where nobody can tell from here."""
+        return harness_is_live(self.pid, self.start_ticks, self.boot_id, self.pid_namespace)
 
 
 def load_run(path: str) -> RunRecord:
@@ -272,6 +315,7 @@ def load_run(path: str) -> RunRecord:
             raise StateError(f"{path} was written by another version of the harness: clean with that one")
         run_id, pid = str(header["run_id"]), int(header["pid"])
         start_ticks, boot_id = int(header["start_ticks"]), str(header["boot_id"])
+        pid_namespace = None if header.get("pid_namespace") is None else int(header["pid_namespace"])
         for line in lines[1:]:
             entry = json.loads(line)
             key = (str(entry["kind"]), str(entry["id"]))
@@ -288,6 +332,7 @@ def load_run(path: str) -> RunRecord:
         start_ticks=start_ticks,
         boot_id=boot_id,
         claims=tuple(claims.values()),
+        pid_namespace=pid_namespace,
     )
 
 

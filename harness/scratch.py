@@ -1,8 +1,8 @@
 """Temporary directories that belong to no run: what a search, a trial or a report puts aside while it works.
 
-Each says by its name whose it is, `splitbrain-<purpose>-<pid>-<start>-<random>`, so that one of a process that was
-killed is known from the moment it exists, and `harness clean` removes it. What belongs to a run is in the run's state
-instead (see harness.run_state).
+Each says by its name whose it is, `splitbrain-<purpose>-<pid>-<start>-<pid namespace>-<random>`, so that one of a
+process that was killed is known from the moment it exists, and `harness clean` removes it. What belongs to a run is in
+the run's state instead (see harness.run_state).
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator
 
-from harness.run_state import TEMP_PREFIX, process_start_ticks, temp_dir
+from harness.run_state import TEMP_PREFIX, pid_namespace_of, process_is_live, process_start_ticks, temp_dir
 from nemesis.mechanisms.shim import library_directories
 
 __all__ = ["remove_scratch_of_the_dead", "scratch_directory", "scratch_prefix"]
 
 PURPOSES = ("audit", "course", "hypothesis", "launcher", "project", "rehearsal", "shim", "spark", "trial")
-_NAME = re.compile(rf"{TEMP_PREFIX}(?:{'|'.join(PURPOSES)})-(?P<pid>\d+)-(?:(?P<start>\d+)-)?\w+")
-"""Packages that do not know the harness leave the start time out: theirs count as live while any process has the id."""
+_NAME = re.compile(
+    rf"{TEMP_PREFIX}(?:{'|'.join(PURPOSES)})-(?P<pid>\d+)-(?:(?P<start>\d+)-(?:(?P<namespace>\d+)-)?)?\w+"
+)
+"""Packages that do not know the harness leave the start time or the namespace out: theirs count as live while any
+process has the id, and as of this namespace."""
 
 
 def scratch_prefix(purpose: str) -> str:
@@ -30,7 +33,7 @@ def scratch_prefix(purpose: str) -> str:
     if purpose not in PURPOSES:
         raise ValueError(f"{purpose}: no purpose of temporary directories")
     pid = os.getpid()
-    return f"{TEMP_PREFIX}{purpose}-{pid}-{process_start_ticks(pid) or 0}-"
+    return f"{TEMP_PREFIX}{purpose}-{pid}-{process_start_ticks(pid) or 0}-{pid_namespace_of('self') or 0}-"
 
 
 @contextlib.contextmanager
@@ -63,7 +66,7 @@ def _of_the_dead() -> list[str]:
     found = []
     for path in paths:
         match = _NAME.fullmatch(os.path.basename(path))
-        if match is None or _is_live(int(match["pid"]), match["start"]):
+        if match is None or _may_live(**match.groupdict()):
             continue
         with contextlib.suppress(OSError):
             status = os.lstat(path)
@@ -72,6 +75,7 @@ def _of_the_dead() -> list[str]:
     return found
 
 
-def _is_live(pid: int, start: str | None) -> bool:
-    ticks = process_start_ticks(pid)
-    return ticks is not None and start in (None, str(ticks))
+def _may_live(pid: str, start: str | None, namespace: str | None) -> bool:
+    if start is None:
+        return process_start_ticks(int(pid)) is not None
+    return process_is_live(int(pid), int(start), int(namespace or 0) or None) is not False

@@ -36,9 +36,6 @@ _LOOP_GET_STATUS64 = 0x4C05
 _LOOP_INFO = struct.Struct("=2Q")
 """The first two fields of `struct loop_info64` (linux/loop.h): device and inode of the file."""
 
-_FIRST_PID_NAMESPACE = 0xEFFFFFFC
-"""Inode of the pid namespace in which all processes are seen (PROC_PID_INIT_INO, linux/proc_ns.h)."""
-
 _LOOP_INFO_BYTES = 232
 _TIMEOUT_S = 20.0
 _DETACH_S = 5.0
@@ -64,12 +61,7 @@ class ImageMark:
         harness may run in a pid namespace whose processes are not seen here."""
         if self.boot_id != harness_process()["boot_id"]:
             return False
-        own = _pid_namespace("self")
-        if self.pid_namespace in (None, own):
-            return not harness_is_live(self.pid, self.start_ticks, self.boot_id)
-        return own == _FIRST_PID_NAMESPACE and not any(
-            _pid_namespace(name) == self.pid_namespace for name in os.listdir("/proc") if name.isdigit()
-        )
+        return harness_is_live(self.pid, self.start_ticks, self.boot_id, self.pid_namespace) is False
 
     @property
     def has_state(self) -> bool:
@@ -80,7 +72,7 @@ class ImageMark:
 def image_mark(run_id: str, state: str) -> bytes:
     """The mark of an image that this process makes for a run, as it is written over the image's first bytes. `state`
     is the path of the run's state; one for which there is no room is left out."""
-    process = {"run": run_id, **harness_process(), "pid_namespace": _pid_namespace("self")}
+    process = {"run": run_id, **harness_process()}
     for entry in ({**process, "state": state}, process):
         mark = _MARK + json.dumps(entry).encode() + b"\n"
         if len(mark) <= MARK_BYTES:
@@ -102,14 +94,6 @@ def _read_mark(path: str) -> ImageMark | None:
         pid_namespace = None if entry.get("pid_namespace") is None else int(entry["pid_namespace"])
         return ImageMark(str(entry["run"]), pid, start_ticks, str(entry["boot_id"]), state, pid_namespace)
     except (ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
-def _pid_namespace(process: str) -> int | None:
-    """The inode of a process's pid namespace; None where it is gone, or not ours to look at."""
-    try:
-        return os.stat(f"/proc/{process}/ns/pid").st_ino
-    except OSError:
         return None
 
 

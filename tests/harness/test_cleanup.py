@@ -45,6 +45,7 @@ ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes moun
 MINE = f"tc{os.getpid()}"
 """Begins every run id here: names of namespaces and marks of processes are shared with tests that run beside."""
 
+ROOT = Path(__file__).resolve().parents[2]
 R1 = f"{MINE}-r1"
 DEVICES = f"{MINE}-devices"
 DEAD_PID = 2**22 - 1  # above every pid that a default kernel gives
@@ -134,6 +135,50 @@ def test_a_process_that_got_the_pid_of_a_dead_one_is_spared(state: str, children
     die(run)
     assert cleaned(state).exit_status == 0
     assert foreign.poll() is None
+
+
+_BEGINS_A_RUN = """
+import sys
+from harness.run_state import RunState
+RunState.create(sys.argv[1], state_root=sys.argv[2])
+print("begun", flush=True)
+sys.stdin.read()
+"""
+
+_CLEANS = """
+import json, sys
+from harness import cleanup
+cleanup.remove_scratch_of_the_dead = lambda **_: None  # whoever works on this machine is not seen here
+report = cleanup.clean(state_root=sys.argv[1], report=lambda line: None)
+print(json.dumps([report.live, len(report.removed)]))
+"""
+
+
+@ROOT_ONLY
+@pytest.mark.root
+def test_a_run_whose_harness_is_in_a_container_is_left_alone_while_it_lives(
+    state: str, temp: Path, children: ExitStack
+) -> None:
+    apart = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-c"]
+
+    def cleaned_in_another_container() -> list[object]:
+        argv = [*apart, _CLEANS, state]
+        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
+        return list(json.loads(done.stdout))
+
+    with subprocess.Popen(
+        [*apart, _BEGINS_A_RUN, R1, state], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as harness:
+        assert harness.stdout is not None and harness.stdin is not None
+        assert harness.stdout.readline() == "begun\n"
+        program = start(children, R1)
+        for named in (None, [R1]):
+            report = cleaned(state, named)
+            assert (report.live, report.removed, program.poll()) == ([R1], [], None)
+        assert cleaned_in_another_container() == [[R1], 0], "it is not seen there"
+        harness.stdin.close()
+    assert cleaned_in_another_container() == [[R1], 0], "nor is its end"
+    assert cleaned(state, [R1]).removed[-1].startswith(f"run {R1}: state ") and program.wait() == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("says", ["where its state is", "where another run's is", "a file that is none", "nothing"])

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import run_state
 from harness.cleanup import CleanReport, clean
 from harness.run_state import process_start_ticks
 from harness.scratch import PURPOSES, scratch_directory, scratch_prefix
@@ -64,6 +65,22 @@ def test_what_is_not_known_to_be_of_the_dead_stays(temp: Path) -> None:
     assert len(cleaned(temp).removed) == 3
     assert names_in(temp) == {*stay, link.name}
     assert cleaned(temp).removed == []
+
+
+def test_what_a_process_in_another_container_has_put_aside_stays_while_it_may_live(
+    temp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with scratch_directory("rehearsal") as mine:
+        me, own = os.getpid(), run_state.pid_namespace_of("self")
+        assert os.path.basename(mine).startswith(f"splitbrain-rehearsal-{me}-{process_start_ticks(me)}-{own}-")
+        (temp / f"splitbrain-rehearsal-{NOBODY}-7-{own}-gone").mkdir()
+        elsewhere = temp / f"splitbrain-rehearsal-{me}-7-1-there"
+        elsewhere.mkdir()
+        monkeypatch.setattr(run_state, "_FIRST_PID_NAMESPACE", 0)  # as where not every process is seen
+        assert len(cleaned(temp).removed) == 1
+        assert names_in(temp) == {os.path.basename(mine), elsewhere.name}
+        monkeypatch.setattr(run_state, "_FIRST_PID_NAMESPACE", own)
+        assert cleaned(temp).removed == [f"{elsewhere}, of a process that is gone"]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing resists root")
