@@ -42,6 +42,26 @@ MAX_HOSTS = 50
 """Replicas of one run; each takes a connection and a thread."""
 
 
+_OTHER_AGENTS = """
+import os
+def words_of(pid):
+    return [os.fsdecode(word) for word in open(f"/proc/{pid}/cmdline", "rb").read().split(b"\\0")]
+def network_of(pid):
+    return os.readlink(f"/proc/{pid}/ns/net")
+directory = words_of(os.getppid())[3]
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        words = words_of(pid)
+        is_agent = len(words) > 4 and words[1:3] == [f"{words[3]}/agent.py", "daemon"]
+        if is_agent and words[3] != directory and network_of(pid) == network_of("self"):
+            print(words[4], os.path.dirname(words[3]))
+    except OSError:
+        continue
+"""
+"""By the host's Python: the runs, with their directories, whose agents work in the same network. Their rules would take
+each other's place, whatever directories they have."""
+
+
 class SshCluster(RemoteCluster):
     """Hosts as machines behind SSH, for one run. See harness.clusters.base.Cluster and RemoteCluster.
 
@@ -120,6 +140,19 @@ class SshCluster(RemoteCluster):
             *(give_back(machine) for machine in self._machines if machine in claimed), return_exceptions=True
         )
         return [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+
+    async def _check_machine(self, machine: str) -> None:
+        await super()._check_machine(machine)
+        link = self._links[machine]
+        _, shown, _ = await link.run([link.python, "-I", "-S", "-c", _OTHER_AGENTS])
+        for line in shown.splitlines():
+            run_id, _, directory = line.partition(" ")
+            if run_id == self._run.run_id:
+                raise ClusterUnavailable(f"{machine} is in this run already, by another name: name every machine once")
+            raise ClusterUnavailable(
+                f"{machine}: the host is taken by run {run_id}, whose files are in {directory} there: if that is dead, "
+                "`harness clean`"
+            )
 
     async def _learn_addresses(self) -> None:
         async def learn(machine: str) -> None:

@@ -437,9 +437,20 @@ def test_new_keys_are_kept_and_a_machine_is_taken_once(tmp_path: Path, ssh_machi
             with pytest.raises(ClusterUnavailable, match=f"n1: the host is taken by run {RUN}-one"):
                 await second.start()
             assert second_run.claims == ()
+            elsewhere = dataclasses.replace(hosts[0], directory=f"{hosts[0].directory}/other/")
+            third_run, third = make(tmp_path, [elsewhere], f"{RUN}-three", count=1)
+            with pytest.raises(ClusterUnavailable, match=f"n1: the host is taken by run {RUN}-one, whose files are in"):
+                await third.start()
+            assert third_run.claims == () and ssh_machines.files("n1") == sorted([f"{RUN}-one", "owner"])
+            assert "splitbrain_counters" in ssh_machines.rules("n1")
             assert (await cluster.run("n1", ["true"]))[0] == 0
         finally:
             await cluster.stop()
+        assert run.claims == ()
+        twice = [dataclasses.replace(hosts[0], name="again", directory=f"{hosts[0].directory}/{n}/") for n in "ab"]
+        run, cluster = make(tmp_path, twice, f"{RUN}-four", count=2)
+        with pytest.raises(ClusterUnavailable, match=r"n\d is in this run already, by another name"):
+            await cluster.start()
         assert run.claims == ()
 
     ssh_machines.run(body())
