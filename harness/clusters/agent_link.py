@@ -287,6 +287,6 @@ class AgentLink:
         self._on_event({"event": "gone"})
 
     def _fail_pending(self, why: str) -> None:
-        for ident, (_, answer) in self._pending.items():
+        for line, answer in self._pending.values():
             if not answer.done():
-                answer.set_exception(AgentGone(self.host, [ident], _UNREACHABLE, why))
+                answer.set_exception(AgentGone(self.host, [str(json.loads(line)["op"])], _UNREACHABLE, why))

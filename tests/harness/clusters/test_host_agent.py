@@ -190,7 +190,7 @@ def test_an_agent_that_has_ended_takes_its_programs_along_and_says_so(tmp_path: 
         answer = await host.link.request("spawn", {"argv": ["sleep", "600"], "environment": {}, "log": f"{tmp_path}/l"})
         stat = Path(f"/proc/{answer['pid']}/stat").read_text()
         os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
-        with pytest.raises(AgentGone, match="the agent on this host has ended"):
+        with pytest.raises(AgentGone, match="n1: `run` ended with status 255: the agent on this host has ended"):
             await host.link.request("run", {"argv": ["true"]}, timeout_s=host_agent.RELAY_TIMEOUT_S + 15)
         assert host.events[-1] == {"event": "gone"}
         async with asyncio.timeout(20):
