@@ -194,6 +194,7 @@ class BrokerController:
             offsets=self.offsets,
             groups=self.groups,
             queues=self.queues,
+            ends=self._queue_ends,
             disk=self._runtime.disk,
             register_again=self._registrar.announce,
         )

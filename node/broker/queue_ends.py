@@ -5,15 +5,17 @@ next message gets does not, once all messages of a queue have gone with the log'
 again, and a group that had consumed up to 100 would be given nothing of the next hundred. So before files go, the ends
 of all queues are written into a table. A DLedger log has its snapshots for this (`broker_snapshots.py`).
 A slave whose log has begun anew, as a copy of a master's that goes on much further, still has the table of its former
-one: then the first message of each queue says what its number is.
+one: then the first message of each queue says what its number is. And of queues that have no message in a slave's log,
+because that begins with the newest of the master's files, the master says where they end, before the slave may be one.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from node.broker.dispatch_batch import DispatchBatch
+from node.broker.dispatch_batch import DispatchBatch, Queue
 from node.broker.ledger import LedgerStore
 from node.runtime import Disk
 from node.store.queue_store import QueueStore
@@ -33,6 +35,8 @@ class QueueEnds:
         self._path = path
         self._queues = queues
         self._log = log
+        self._told: set[Queue] = set()
+        """Queues of which the master has said where they end, since everything was derived anew."""
 
     async def save(self) -> None:
         """Note where every queue ends. Raises OSError."""
@@ -40,6 +44,27 @@ class QueueEnds:
         for (topic, queue_id), queue in self._queues.items():
             ends.setdefault(topic, {})[queue_id] = queue.max_offset
         await write_table(self._disk, self._path, {"queueEnds": ends})
+
+    def unknown(self, queues: Iterable[Queue]) -> list[Queue]:
+        """Those among `queues` of which this log does not tell how they go on, nor has the master yet."""
+        if self._log.ledger_begin_index <= 0:
+            return []
+        presumed = set(self._queues.presumed)
+        return [
+            queue
+            for queue in queues
+            if queue not in self._told and (self._queues.find(*queue) is None or queue in presumed)
+        ]
+
+    async def learn(self, ends: Mapping[Queue, int]) -> None:
+        """The master says that queues end there; durable on return. A message that has come meanwhile says better what
+        its number is, as does one that is still to come of those that the master had. Raises OSError."""
+        presumed = set(self._queues.presumed)
+        for queue, end in ends.items():
+            self._told.add(queue)
+            if queue in presumed or (end > 0 and self._queues.find(*queue) is None):
+                self._queues.presume(*queue, end, may_be_later=True)
+        await self.save()
 
     def dispatch(self, record: RecordSummary) -> None:
         """Nothing is made of messages here."""
@@ -53,20 +78,22 @@ class QueueEnds:
 
     def restore(self, state: Any) -> None:
         """Go on from a checkpoint, whose state is {} where an earlier version wrote it; None: everything is derived
-        anew. Raises OSError."""
-        if state is not None:
-            for topic, queue_id in state.get("presumed", ()):
-                self._queues.presume(topic, queue_id, None, may_be_later=True)
-        elif self._log.ledger_begin_index > 0:
-            for topic, ends in self._read().items():
+        anew. The table may have queues that the checkpoint has not: those that were learned since. Raises OSError."""
+        self._told.clear()
+        for topic, queue_id in (state or {}).get("presumed", ()):
+            self._queues.presume(topic, queue_id, None, may_be_later=True)
+        if self._log.ledger_begin_index > 0:
+            which = "queues without messages" + (" that the checkpoint lacks" if state is not None else "")
+            for topic, ends in self._read(which).items():
                 for queue_id, end in ends.items():
-                    self._queues.presume(topic, int(queue_id), int(end), may_be_later=True)
+                    if self._queues.find(topic, int(queue_id)) is None:
+                        self._queues.presume(topic, int(queue_id), int(end), may_be_later=True)
 
-    def _read(self) -> dict[str, dict[str, int]]:
+    def _read(self, which: str) -> dict[str, dict[str, int]]:
         try:
             table: dict[str, dict[str, int]] = (read_table(self._disk, self._path) or {}).get("queueEnds", {})
         except TableDamaged as error:  # the messages that are there are worth more than these numbers
-            logger.error("queues without messages begin at 0 again: %s", error)
+            logger.error("%s begin at 0 again: %s", which, error)
             return {}
         return table
 

@@ -14,6 +14,7 @@ from node.broker.classic import ClassicLedger
 from node.broker.consumer_offsets import ConsumerOffsets
 from node.broker.dispatcher import Dispatcher
 from node.broker.ledger import Ledger, ReadMode
+from node.broker.queue_ends import QueueEnds
 from node.broker.slave_sync import SlaveSynchronize
 from node.broker.subscription_groups import SubscriptionGroups
 from node.broker.topics import TopicTable
@@ -48,6 +49,7 @@ class SlaveSide:
         offsets: ConsumerOffsets,
         groups: SubscriptionGroups,
         queues: QueueStore,
+        ends: QueueEnds,
         disk: Disk,
         register_again: Callable[[], None],
     ) -> None:
@@ -66,6 +68,7 @@ class SlaveSide:
             offsets=offsets,
             groups=groups,
             queues=queues,
+            ends=ends,
             disk=disk,
             delay_path=f"{config.data_dir}/delayOffset.json",
             timing=config.timing,

@@ -5,6 +5,9 @@ The tables are taken over as they are, so a new master may know less of the cons
 messages come again, none is skipped. Delay offsets are kept in `delayOffset.json` for whoever reads RocketMQ's files;
 this node goes by its log, which is exact (see `delay.py`).
 
+A log that is a copy of the newest files only does not tell how queues go on that have no message in them. The master is
+asked for the end of each, once (R: such a slave numbers them from 0 when it is made the master).
+
 In classic HA only a slave whose log is a copy of the master's takes them. Another one's log may be all that is left,
 where a master came back with an empty disk; its own tables say how to read it.
 
@@ -22,6 +25,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from node.broker.consumer_offsets import ConsumerOffsets, split_key
+from node.broker.dispatch_batch import Queue
+from node.broker.queue_ends import QueueEnds
 from node.broker.subscription_groups import SubscriptionGroups
 from node.broker.topics import TopicTable
 from node.logs import LogLimiter
@@ -45,6 +50,8 @@ TIMEOUT_MS = 3000
 """For one request (R)."""
 MAX_GIVEN_BACK = 1000
 """Offsets that one round tells the master; further ones wait for the next."""
+MAX_ENDS_ASKED = 1000
+"""Queues whose end one round asks the master for; further ones wait for the next."""
 _UNREADABLE = (KeyError, TypeError, AttributeError, ValueError, RecursionError)
 
 
@@ -65,6 +72,7 @@ class SlaveSynchronize:
         offsets: ConsumerOffsets,
         groups: SubscriptionGroups,
         queues: QueueStore,
+        ends: QueueEnds,
         disk: Disk,
         delay_path: str,
         timing: str,
@@ -78,6 +86,7 @@ class SlaveSynchronize:
         self._offsets = offsets
         self._groups = groups
         self._queues = queues
+        self._ends = ends
         self._disk = disk
         self._delay_path = delay_path
         self._delay_offsets: Any = None
@@ -133,6 +142,22 @@ class SlaveSynchronize:
             await self._disk.write_file_atomic(self._delay_path, json.dumps(delays).encode())
             self._delay_offsets = delays
         self._groups.replace(await self._table(address, RequestCode.GET_ALL_SUBSCRIPTION_GROUP_CONFIG))
+        await self._learn_queue_ends(address)
+
+    async def _learn_queue_ends(self, address: str) -> None:
+        """Where queues end of which this log, which began with the newest of the master's files, holds no message: as
+        master this node would number from 0 again, and deliver none of the delayed messages that get a number which
+        the log says was delivered. Asked once for each: what comes later is in the log."""
+        if not self._may_give_back():
+            return
+        queues = ((topic.name, queue_id) for topic in self._topics for queue_id in range(topic.all_queues))
+        ends: dict[Queue, int] = {}
+        for topic, queue_id in self._ends.unknown(queues)[:MAX_ENDS_ASKED]:
+            fields: dict[str, str | int | bool] = {"topic": topic, "queueId": queue_id}
+            reply = await self._ask(address, Command.request(RequestCode.GET_MAX_OFFSET, fields))
+            ends[topic, queue_id] = reply.get_int("offset")
+        if ends and self._may_give_back():
+            await self._ends.learn(ends)
 
     async def _give_back(self, address: str, content: Any) -> Any:
         """The master's offsets, after it was told those that consumers left here and that are further on. A queue's

@@ -122,6 +122,7 @@ def test_a_slave_copies_the_tables_after_all(
             offsets=unused,
             groups=unused,
             queues=unused,
+            ends=unused,
             disk=unused,
             delay_path="",
             timing="fast",

@@ -96,6 +96,37 @@ def test_an_empty_slave_begins_with_the_master_s_last_file(ha: Any) -> None:
     ha(scenario, READS, roles=("ASYNC_MASTER",))
 
 
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_an_empty_slave_that_is_promoted_numbers_queues_on_that_it_has_no_message_of(ha: Any, end: str) -> None:
+    """Delayed messages too: those that get numbers which the log says were delivered would never be."""
+
+    async def scenario(group: Any) -> None:
+        for number in range(3):
+            assert (await group.send(b"plain %d" % number, queue_id=1)).code == 0
+            assert (await group.send(b"delayed %d" % number, i="DELAY\x011\x02")).code == 0
+        await group.fill(180)
+        await group.until(lambda: group["n1"].delays.delivered_total == 3)
+        await group.start("n2", "SLAVE")
+        await group.following("n2")
+        assert group.ledger("n2").log.begin_position > 0
+        assert group["n2"].delay_progress.delivered[1] == 3 and not group["n2"].queues.find("t", 1)
+        await group.until(lambda: group["n2"].slave.synchronize.rounds_total == 1)
+        await group.stop("n1")
+        if end == "stop":
+            await group.stop("n2")
+        else:
+            group.kill("n2")
+        await group.start("n2", "ASYNC_MASTER")
+        assert (await group.send(at="n2", queue_id=1)).ext_fields["queueOffset"] == "3"
+        before = int((await group.ask("n2", 30, {"topic": "t", "queueId": 0})).ext_fields["offset"])
+        assert (await group.send(b"later", at="n2", i="DELAY\x011\x02")).code == 0
+        await group.until(lambda: group["n2"].delays.delivered_total == 1)
+        reply = await group.ask("n2", 11, {"topic": "t", "queueId": 0, "queueOffset": before})
+        assert b"later" in reply.body
+
+    ha(scenario, roles=("ASYNC_MASTER",))
+
+
 def test_a_slave_takes_no_messages_and_says_where_the_master_is(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         for code, fields in ((310, {"b": "t", "e": 0}), (11, {"topic": "t", "queueId": 0, "queueOffset": 0})):
