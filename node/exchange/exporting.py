@@ -32,7 +32,7 @@ from node.real_runtime import RealDisk
 from node.store.properties import join_properties
 from node.store.queue_store import CHECKPOINT_VERSION
 from node.store.record_batch import batch_of_one
-from node.store.table_file import BACKUP_SUFFIX, TableDamaged, decode_table
+from node.store.table_file import BACKUP_SUFFIX, TableDamaged, decode_table, read_table
 
 __all__ = ["TRANSACTION_GROUP", "export_store"]
 
@@ -49,7 +49,7 @@ class _Durable(NamedTuple):
 
 
 class _Derived(NamedTuple):
-    """What the dispatch checkpoint says, and the log may no longer tell."""
+    """What the dispatch checkpoint and the table of queues' ends say, and the log may no longer tell."""
 
     ends: dict[Queue, int]
     delivered: list[int]
@@ -149,24 +149,38 @@ class _Export:
         return _Durable(0, False, False)
 
     def _read_derived(self, end: int) -> _Derived:
-        """Of the dispatch checkpoint, if it can be read and is of this log."""
-        nothing = _Derived({}, [0] * (len(DELAY_LEVELS_MS) + 1))
+        """As the broker goes on: of the dispatch checkpoint, if it can be read and is of this log, and of the table for
+        queues that the checkpoint lacks. Raises ExchangeError, OSError."""
+        table = self._read_queue_ends() if self._log.begin > 0 else {}
+        delivered = [0] * (len(DELAY_LEVELS_MS) + 1)
         try:
             crc, _, text = (self._data_dir / "consumequeue.checkpoint").read_bytes().partition(b"\n")
             text = text.removesuffix(b"\n")
             if crc != b"%08x" % zlib.crc32(text):
-                return nothing
+                return _Derived(table, delivered)
             content: dict[str, Any] = json.loads(text)
-            if content["version"] != CHECKPOINT_VERSION or content["index"] >= end:
-                return nothing
+            if content["version"] != CHECKPOINT_VERSION or not self._log.begin - 1 <= content["index"] < end:
+                return _Derived(table, delivered)
             ends = {
                 (topic, int(queue_id)): int(bounds[1])
                 for topic, queues in content["queues"].items()
                 for queue_id, bounds in queues.items()
             }
-            return _Derived(ends, [0, *(json.loads(content["derived"])["delay"] or nothing.delivered[1:])])
+            return _Derived(table | ends, [0, *(json.loads(content["derived"])["delay"] or delivered[1:])])
         except (FileNotFoundError, ValueError, KeyError, TypeError):
-            return nothing
+            return _Derived(table, delivered)
+
+    def _read_queue_ends(self) -> dict[Queue, int]:
+        path, disk = f"{self._data_dir}/queueEnds.json", RealDisk()
+        try:
+            table = (read_table(disk, path) or {}).get("queueEnds", {})
+            return {(topic, int(number)): int(end) for topic, ends in table.items() for number, end in ends.items()}
+        except TableDamaged as error:
+            raise ExchangeError(str(error)) from error
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ExchangeError(f"{path} is no table of queues' ends: {error}") from error
+        finally:
+            disk.close()
 
     def _append_ends(self, first: int, numbers: Iterable[int]) -> int:
         """Op messages for half messages, the first of which is number `first` of its queue; how many."""

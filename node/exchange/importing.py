@@ -239,7 +239,8 @@ class _Import:
         self._writer.append(batch, number, self._inventory.newest_ms)
 
     def _write_queue_ends(self, end: int) -> int:
-        """A dispatch checkpoint that says how queues of which the log holds nothing are numbered; how many."""
+        """A dispatch checkpoint that says how queues of which the log holds nothing are numbered, and the table for
+        when that is lost; how many."""
         known = set(self._inventory.queues)
         ends: dict[Queue, int] = {}
         for queue, following in queue_ends(self._source / "consumequeue", end):
@@ -248,8 +249,11 @@ class _Import:
         if not ends:
             return 0
         queues: dict[str, dict[str, Any]] = {}
+        table: dict[str, dict[str, int]] = {}
         for (topic, queue_id), following in ends.items():
             queues.setdefault(topic, {})[str(queue_id)] = [following, following, [[], []]]
+            table.setdefault(topic, {})[str(queue_id)] = following
+        self._write("queueEnds.json", encode_table({"queueEnds": table}))
         content = {
             "version": CHECKPOINT_VERSION,
             "index": self._log.begin - 1 if end > self._log.begin else -1,

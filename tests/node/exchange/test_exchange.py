@@ -206,13 +206,20 @@ def test_the_layout_of_an_export_is_apaches(tmp_path: Path) -> None:
     assert f"mappedFileSizeCommitLog={SEGMENT_BYTES}" in lines[-1]
 
 
-def test_queues_whose_messages_have_expired_go_on_where_they_were(tmp_path: Path) -> None:
+@pytest.mark.parametrize("checkpoint", ["whole", "damaged", "gone"])
+def test_queues_whose_messages_have_expired_go_on_where_they_were(tmp_path: Path, checkpoint: str) -> None:
+    """Also where the checkpoint of the queues is no more: then a table says it."""
     store = ApacheStore(begin=7 * SEGMENT_BYTES, numbers={("t", 0): 60})
     store.put("t", 0, b"still there")
     store.numbers["t", 1], store.units["t", 1] = 130, [pack_unit(9)] * 30
     store.numbers["u", 0], store.units["u", 0] = 50, [pack_unit(11)] * 50
     store.write(tmp_path / "apache")
     import_store(configured(tmp_path / "ours"), tmp_path / "apache")
+    path = tmp_path / "ours" / "consumequeue.checkpoint"
+    if checkpoint == "damaged":
+        path.write_bytes(bytes(100))
+    elif checkpoint == "gone":
+        path.unlink()
     export_store(configured(tmp_path / "ours"), tmp_path / "out")
     ends = {}
     for path in sorted((tmp_path / "out" / "consumequeue").glob("*/*/*")):
@@ -226,6 +233,9 @@ def test_queues_whose_messages_have_expired_go_on_where_they_were(tmp_path: Path
     assert {queue: bounds[:2] for queue, bounds in queues.items()} == {
         ("t", 0): (60, 61), ("t", 1): (130, 130), ("u", 0): (50, 50)
     }  # fmt: skip
+    (tmp_path / "ours" / "queueEnds.json").write_text('{"queueEnds":{},"crc32":"00000000"}')
+    with pytest.raises(ExchangeError, match=r"queueEnds.json is damaged"):
+        export_store(configured(tmp_path / "ours"), tmp_path / "not made")
 
 
 def pack_unit(position: int) -> bytes:
