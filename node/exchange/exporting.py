@@ -44,7 +44,6 @@ class _Durable(NamedTuple):
     """What the log's checkpoint says."""
 
     position: int
-    is_clean: bool
     is_known: bool
 
 
@@ -125,7 +124,7 @@ class _Export:
         gap = log.first_gap(durable.position if durable.is_known else log.end_of_files)
         if gap:
             raise ExchangeError(gap)
-        for record in log.records(durable.position if durable.is_clean else log.end_of_files):
+        for record in log.records(log.end_of_files):
             if record.summary is not None:
                 self._inventory.take(record.summary)
                 self._delays.dispatch(record.summary)
@@ -143,10 +142,10 @@ class _Export:
         for name in ("checkpoint", "checkpoint" + BACKUP_SUFFIX):
             try:
                 content = decode_table((self._data_dir / name).read_bytes())
-                return _Durable(int(content["position"]), bool(content["isClean"]) and name == "checkpoint", True)
+                return _Durable(int(content["position"]), True)
             except (FileNotFoundError, ValueError, KeyError, TypeError):
                 continue
-        return _Durable(0, False, False)
+        return _Durable(0, False)
 
     def _read_derived(self, end: int) -> _Derived:
         """As the broker goes on: of the dispatch checkpoint, if it can be read and is of this log, and of the table for

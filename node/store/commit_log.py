@@ -130,8 +130,9 @@ class CommitLog:
 
     async def open(self, *, durable_position: int, is_clean: bool, is_known: bool = True) -> None:
         """Recover the log. `durable_position` is where a record ended at the last checkpoint; after a clean stop it is
-        the end. Without a checkpoint (not `is_known`) everything is read, and what a crash explains is cut off: the
-        end of the last file, never a damaged place before it. Raises LogDamaged, SegmentError, OSError."""
+        the end. Where a whole record lies across it, the checkpoint is not of this log, and nothing is cut off. Without
+        a checkpoint (not `is_known`) everything is read, and what a crash explains is cut off: the end of the last
+        file, never a damaged place before it. Raises LogDamaged, SegmentError, OSError."""
         self._loop = asyncio.get_running_loop()
         self._segments.open()
         segments = self._segments
@@ -144,7 +145,16 @@ class CommitLog:
         if gap:
             raise LogDamaged(f"{gap}; restore it, or the data directory from another copy")
         start = max(durable_position, segments.begin_position)
-        end = durable_position if is_clean else self._scan(start)
+        is_clean = is_clean and durable_position == segments.end_position  # else something has come or gone since
+        end = start if is_clean else self._scan(start)
+        self.end_position = segments.end_position
+        if end == start < segments.end_position and self._is_within_record(start):
+            at = start % segments.segment_size_bytes
+            raise LogDamaged(
+                f"{segments.path_at(start)} holds a whole record across byte {at}, where the checkpoint says that one"
+                " ends: the checkpoint is not of this log; restore the log's own, or remove checkpoint and"
+                " checkpoint.bak to have all of the log read"
+            )
         if not is_known and end < segments.end_position - segments.end_position % segments.segment_size_bytes:
             at = end % segments.segment_size_bytes
             path = segments.path_at(end)
@@ -182,6 +192,17 @@ class CommitLog:
                 return position
             position += size_bytes
         return position
+
+    def _is_within_record(self, position: int) -> bool:
+        """Whether a whole record begins before `position` and ends behind it."""
+        try:
+            begin = self.record_before(position)
+        except OSError as error:
+            if error.errno != errno.EBADMSG:
+                raise
+            return False  # damaged before it: nobody can tell
+        data = self._segments.read(begin, self._segments.room_at(begin)) if begin < position else b""
+        return bool(data) and self._is_whole(data, 0, begin, int.from_bytes(data[:4], "big"))
 
     def _is_whole(self, data: bytes, at: int, position: int, size_bytes: int) -> bool:
         if int.from_bytes(data[at + 4 : at + 8], "big") == BLANK_MAGIC:

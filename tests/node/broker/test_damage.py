@@ -21,6 +21,7 @@ from node.real_runtime import real_runtime
 from node.remoting import Command, RemotingClient
 from node.store.record import decode_records
 from node.store.segments import SegmentError
+from node.store.table_file import encode_table
 
 CONFIG = """
 self_id = "n1"
@@ -222,6 +223,34 @@ def test_without_any_checkpoint_a_damaged_log_is_not_cut(stores: dict[str, Path]
         asyncio.run(serve(data, None))
     assert f"{first} is damaged at byte " in str(caught.value)
     assert [path.stat().st_size for path in sorted((data / "commitlog").iterdir())] == sizes
+
+
+@pytest.mark.parametrize("is_clean", [False, True])
+@pytest.mark.parametrize("position", ["of an empty log", "within a record", "behind a record"])
+def test_a_checkpoint_of_another_store_has_nothing_cut(
+    stores: dict[str, Path], tmp_path: Path, position: str, is_clean: bool
+) -> None:
+    """Where it says that the log ends, or was durable, whole records of this log follow or lie across."""
+    data = tmp_path / "data"
+    shutil.copytree(stores["stopped"], data)
+    last = file_of(data, "commitlog last")
+    behind = int(last.name) + int.from_bytes(last.read_bytes()[:4], "big")
+    at = {"of an empty log": 0, "within a record": behind + 10, "behind a record": behind}[position]
+    (data / "checkpoint").write_bytes(encode_table({"position": at, "isClean": is_clean, "writtenAtMs": 0}))
+    log = {path.name: path.read_bytes() for path in (data / "commitlog").iterdir()}
+    seen: dict[str, int] = {}
+
+    async def scenario(ask: Asker, broker: BrokerController) -> None:
+        seen.update(await look(ask, broker))
+
+    if position == "within a record":
+        with pytest.raises(ValueError, match="the checkpoint is not of this log") as caught:
+            asyncio.run(serve(data, scenario))
+        assert str(last) in str(caught.value)
+    else:
+        asyncio.run(serve(data, scenario))
+        assert seen["served"] == len(SENT) and seen["low"] == 0
+    assert {path.name: path.read_bytes() for path in (data / "commitlog").iterdir()} == log
 
 
 def test_no_flipped_bit_of_a_record_is_served(stores: dict[str, Path], tmp_path: Path) -> None:

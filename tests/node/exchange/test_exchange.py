@@ -359,6 +359,15 @@ def test_a_damaged_store_of_ours_is_not_exported(tmp_path: Path, spoil: Callable
     assert tree(tmp_path) == before and not (tmp_path / "out").exists()
 
 
+def test_a_checkpoint_of_another_store_has_nothing_left_out(tmp_path: Path) -> None:
+    """One of an empty log that was stopped in order, beside a log that is none."""
+    data_dir = ours(tmp_path)
+    before = export_store(configured(data_dir), tmp_path / "before")
+    write("checkpoint", '{"position":0,"isClean":true,"writtenAtMs":0}')(data_dir)
+    assert export_store(configured(data_dir), tmp_path / "out") == before
+    assert tree(tmp_path / "out") == tree(tmp_path / "before")
+
+
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     data_dir = ours(tmp_path)
     (tmp_path / "out").mkdir()
