@@ -452,13 +452,20 @@ class CommitLog:
         return record, magic == RECORD_MAGIC
 
     def first_timestamp_ms(self, position: int) -> int | None:
-        """Store timestamp of the first message of the file that holds `position`; None when it begins with none."""
-        base = position - position % self._segments.segment_size_bytes
-        record, is_message = self.record_at(max(base, self.begin_position))
-        try:
-            return summarize_record(record).store_timestamp_ms if is_message else None
-        except RecordError:
-            return None
+        """Store timestamp of the first message of the file that holds `position`; where that begins with none, or with
+        a damaged one, that of a later file, which is no older. None where no file tells. Raises OSError."""
+        segment = self.segment_size_bytes
+        for base in range(max(position - position % segment, self.begin_position), self.end_position, segment):
+            try:
+                record, is_message = self.record_at(base)
+                if is_message:
+                    return summarize_record(record).store_timestamp_ms
+            except RecordError:
+                continue
+            except OSError as error:
+                if error.errno != errno.EBADMSG:
+                    raise
+        return None
 
     async def cut(self, position: int) -> None:
         """Forget everything from `position` on, where a record begins, or all of it where `position` is outside the

@@ -296,6 +296,25 @@ def test_a_crowded_disk_loses_its_oldest_files_at_any_hour(run: Any) -> None:
     run(scenario, "classic.disk_capacity_bytes=131072", "classic.disk_max_ratio_percent=75")
 
 
+@pytest.mark.parametrize("rule", ["age", "crowded disk"])
+def test_a_file_that_begins_damaged_keeps_no_older_one(run: Any, tmp_path: Path, rule: str) -> None:
+    """A later file says how old it is at least; a crowded disk asks nobody."""
+
+    async def scenario(case: Case) -> None:
+        ledger = case.broker.ledger
+        await fill(case)
+        await fill(case)
+        second = tmp_path / "data" / "commitlog" / f"{65536:020d}"
+        second.write_bytes(bytes(100) + second.read_bytes()[100:])
+        case.broker.ledger.log.recent.clear()  # type: ignore[attr-defined]
+        if rule == "age":
+            case.clock.now_ms += (100 * 24 - case.clock.now_ms // 3_600_000 % 24 + 4) * 3_600_000  # the hour for it
+        await ledger.expire()  # type: ignore[attr-defined]
+        assert ledger.store.ledger_begin_index > 65536
+
+    run(scenario, *(CROWDED if rule == "crowded disk" else ()))
+
+
 def test_a_search_by_key_finds_what_is_left_of_it(run: Any, tmp_path: Path) -> None:
     """The newest file of the index stays, whatever has gone with the oldest files of the log."""
 
