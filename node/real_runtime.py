@@ -129,6 +129,8 @@ class RealFile:
             self._sync()
 
     def _sync(self) -> None:
+        if self._descriptor < 0:  # which the calls below take for an error of the program
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF), self._path)
         if self._length_was_cut:  # fdatasync need not write a length that only became smaller
             os.fsync(self._descriptor)
             self._length_was_cut = False

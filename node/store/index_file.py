@@ -19,6 +19,7 @@ checkpoint has checksums of the entries and of the slots, because a flipped bit 
 
 from __future__ import annotations
 
+import asyncio
 import re
 import struct
 import sys
@@ -255,6 +256,8 @@ class MessageIndex:
         self._stale: list[str] = []
         self._begin_offset = 0
         """Where the log begins: files may have entries of messages that are gone."""
+        self._writing = asyncio.Lock()
+        """Of whoever writes files or removes them."""
 
     @property
     def last_update(self) -> tuple[int, int]:
@@ -428,6 +431,10 @@ class MessageIndex:
 
     async def flush(self) -> None:
         """Carry what is in memory to the files, durably. Raises OSError; what failed is written again next time."""
+        async with self._writing:
+            await self._flush()
+
+    async def _flush(self) -> None:
         while self._stale:
             await self._disk.remove(self._stale[-1])
             self._stale.pop()
@@ -481,11 +488,12 @@ class MessageIndex:
     async def remove_before(self, physical_offset: int) -> None:
         """As `begin_at`, and remove the files that have nothing else; the newest stays. Raises OSError."""
         self.begin_at(physical_offset)
-        while len(self._files) > 1 and self._files[0].header.end_offset < physical_offset:
-            oldest = self._files.pop(0)
-            if oldest.file is not None:
-                oldest.file.close()
-            await self._disk.remove(oldest.path)
+        async with self._writing:
+            while len(self._files) > 1 and self._files[0].header.end_offset < physical_offset:
+                oldest = self._files.pop(0)
+                if oldest.file is not None:
+                    oldest.file.close()
+                await self._disk.remove(oldest.path)
 
     def close(self) -> None:
         """Release the files; writes nothing."""

@@ -225,6 +225,21 @@ def test_loop_stays_free_and_a_cancelled_waiter_waits_for_the_operation(
     run(scenario())
 
 
+def test_a_file_that_is_closed_refuses_everything_as_a_disk_does(disk: RealDisk, tmp_path: Path) -> None:
+    """Whoever waits for the disk expects no other error than its own."""
+
+    async def scenario() -> None:
+        file = disk.open(str(tmp_path / "f"))
+        file.close()
+        for operation in (file.sync, lambda: file.write(0, b"x", sync=True), lambda: file.truncate(0)):
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                await operation()
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            file.read(0, 1)
+
+    asyncio.run(scenario())
+
+
 def test_directories_and_lists(disk: RealDisk, tmp_path: Path) -> None:
     deep = str(tmp_path / "a" / "b" / "c")
     disk.make_dirs(deep)

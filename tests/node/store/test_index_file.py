@@ -117,6 +117,26 @@ def test_a_rebuilt_index_is_the_same_and_a_full_file_is_followed(new_index: Any,
     assert len(files(tmp_path / "one")) == 6
 
 
+@pytest.mark.parametrize("turns", range(1, 12))
+def test_files_that_go_while_they_are_written_fail_no_checkpoint_and_stay_gone(
+    new_index: Any, tmp_path: Path, turns: int
+) -> None:
+    async def scenario() -> None:
+        index = new_index()
+        index.restore(None)
+        for number in range(30):
+            index.dispatch(record(number * 100, "x"))
+        flushed = asyncio.ensure_future(index.flush())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await index.remove_before(2600)
+        assert index.find("t", "x", begin_ms=0, end_ms=10**13, most=64) == [2600, 2700, 2800, 2900]
+        await flushed
+        assert list(files(tmp_path / "index")) == [f"{2400:020d}", f"{2800:020d}"]
+
+    asyncio.run(scenario())
+
+
 def test_a_crash_after_the_files_were_written_leads_back_to_the_checkpoint(new_index: Any, tmp_path: Path) -> None:
     messages = [record(number * 100, f"k{number % 3}", stored_ms=1000 * number) for number in range(12)]
     index = new_index(entries=100)
