@@ -520,8 +520,14 @@ class BrokerController:
         """Files of the log go, or are gone: what points into them goes before."""
         self.dispatcher.trim(begin_position)
         self.index.begin_at(begin_position)
-        self._removals.append(asyncio.get_running_loop().create_task(self.index.remove_before(begin_position)))
+        self._removals.append(asyncio.get_running_loop().create_task(self._remove_from_index(begin_position)))
         self._removals = [task for task in self._removals if not task.done()]
+
+    async def _remove_from_index(self, begin_position: int) -> None:
+        try:
+            await self.index.remove_before(begin_position)
+        except OSError as error:  # when the next files of the log go it is tried again, and at a restart
+            logger.warning("old files of the index could not be removed: %s", error)
 
     def _messages_arrived(self, queues: Iterable[Queue]) -> None:
         self._holds.wake(queues)

@@ -486,14 +486,21 @@ class MessageIndex:
         self._begin_offset = physical_offset
 
     async def remove_before(self, physical_offset: int) -> None:
-        """As `begin_at`, and remove the files that have nothing else; the newest stays. Raises OSError."""
+        """As `begin_at`, and remove the files that have nothing else; the newest stays. Raises OSError: one that could
+        not be removed is tried again next time."""
         self.begin_at(physical_offset)
         async with self._writing:
             while len(self._files) > 1 and self._files[0].header.end_offset < physical_offset:
                 oldest = self._files.pop(0)
                 if oldest.file is not None:
                     oldest.file.close()
-                await self._disk.remove(oldest.path)
+                    oldest.file = None
+                try:
+                    await self._disk.remove(oldest.path)
+                except OSError:
+                    if self._disk.exists(oldest.path):
+                        self._files.insert(0, oldest)
+                    raise
 
     def close(self) -> None:
         """Release the files; writes nothing."""

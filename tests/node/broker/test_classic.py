@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import json
 import os
 import shutil
@@ -488,6 +489,36 @@ def test_another_try_of_a_committed_message_ends_no_other_transaction(run: Any) 
         assert await case.bodies() == [b"second", b"first"]
 
     run(scenario)
+
+
+def test_files_of_the_index_that_cannot_be_removed_are_told_in_a_line_and_tried_again(
+    run: Any, tmp_path: Path, helpers: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(case: Case) -> None:
+        ledger, disk = case.broker.ledger, case.broker._runtime.disk
+        remove = disk.remove
+
+        async def fails(path: str) -> None:
+            if "/index/" in path:
+                raise OSError(errno.EIO, "Input/output error", path)
+            await remove(path)
+
+        monkeypatch.setattr(disk, "remove", fails)
+        await fill(case)
+        await case.broker.dispatcher._checkpoint()
+        first = min((tmp_path / "data" / "index").iterdir())
+        await ledger.expire()  # type: ignore[attr-defined]
+        await helpers.until(lambda: "old files of the index could not be removed: [Errno 5] Input" in caplog.text)
+        assert first.exists()
+        monkeypatch.setattr(disk, "remove", remove)
+        await fill(case)
+        await ledger.expire()  # type: ignore[attr-defined]
+        await helpers.until(lambda: not first.exists())
+        await asyncio.sleep(0)
+        gc.collect()
+        assert "never retrieved" not in caplog.text
+
+    run(scenario, *CROWDED, "limits.index_entries=20")
 
 
 def test_a_transaction_that_went_with_the_oldest_files_is_open_no_more(
