@@ -166,6 +166,7 @@ class BrokerController:
             clock=runtime.clock,
             is_disk_full=lambda: self._disk_watch.is_full,
             pending=self.dispatcher.pending,
+            least_ends=self._least_ends,
         )
         self._memory = MemoryWindow(
             self.ledger.store, memory_bytes=runtime.memory_bytes, percent=config.limits.in_memory_percent
@@ -515,6 +516,14 @@ class BrokerController:
     def _end_of_queue(self, topic: str, queue_id: int) -> int:
         queue = self.queues.find(topic, queue_id)
         return queue.max_offset if queue is not None else 0
+
+    def _least_ends(self) -> Mapping[Queue, int]:
+        """Where queues go on by what the log says of their messages, should it hold none of them and nobody have told
+        where they end: a number that was delivered, or given out, would not be again."""
+        ends = {(SCHEDULE_TOPIC, level - 1): end for level, end in enumerate(self.delay_progress.delivered) if end}
+        for (_, topic, queue_id), end in self.checkpoints.next_offsets.items():
+            ends[topic, queue_id] = max(end, ends.get((topic, queue_id), 0))
+        return ends
 
     def _log_removed(self, begin_position: int) -> None:
         """Files of the log go, or are gone: what points into them goes before."""

@@ -59,7 +59,8 @@ Placed = tuple[int, Sequence[int]]
 
 
 class MessageStore:
-    """Assigns queue offsets and appends records to the replicated log while this node is master."""
+    """Assigns queue offsets and appends records to the replicated log while this node is master. `least_ends` says
+    where queues of which this node knows nothing else go on."""
 
     def __init__(
         self,
@@ -69,7 +70,9 @@ class MessageStore:
         clock: Clock,
         is_disk_full: Callable[[], bool] = lambda: False,
         pending: PendingDispatch | None = None,
+        least_ends: Callable[[], Mapping[Queue, int]] = dict,
     ) -> None:
+        self._least_ends = least_ends
         self._pending = pending if pending is not None else PendingDispatch()
         self._ledger = ledger
         self._queues = queues
@@ -122,6 +125,8 @@ class MessageStore:
         """
         self._earlier_puts = self.topic_puts()
         self._next_offsets = {key: queue.max_offset for key, queue in self._queues.items()}
+        for queue, end in self._least_ends().items():
+            self._next_offsets.setdefault(queue, end)
         self._first_offsets = dict(self._next_offsets)
         self._last_store_timestamp_ms = max(self._last_store_timestamp_ms, last_store_timestamp_ms)
         self._master_term = term

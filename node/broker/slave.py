@@ -7,6 +7,7 @@ a change brings about at once, tells it anew (S3).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,6 +27,8 @@ from node.runtime import Disk
 from node.store.queue_store import QueueStore
 
 __all__ = ["SlaveSide", "read_mode_of"]
+
+logger = logging.getLogger("node.broker")
 
 
 def read_mode_of(config: BrokerConfig) -> ReadMode:
@@ -80,6 +83,11 @@ class SlaveSide:
     def follow(self) -> None:
         """Everything is recovered: copy the master's log from now on."""
         if self._ha is not None and self._ha.client is not None:
+            if not self._config.name_servers:
+                logger.warning(
+                    "without name_servers nobody says where the master serves clients: only its log is copied, none of"
+                    " its topics, consumer offsets and subscription groups"
+                )
             self._ha.client.start()
 
     def registered(self, fields: Mapping[str, str]) -> None:

@@ -127,6 +127,37 @@ def test_an_empty_slave_that_is_promoted_numbers_queues_on_that_it_has_no_messag
     ha(scenario, roles=("ASYNC_MASTER",))
 
 
+def test_what_the_log_says_was_delivered_or_given_out_is_numbered_on_where_nobody_told_the_slave(ha: Any) -> None:
+    """Without a name server it does not know whom to ask, and says so."""
+    pop = {
+        "consumerGroup": "g", "topic": "t", "queueId": 1, "maxMsgNums": 9, "invisibleTime": 60_000, "pollTime": 0,
+        "bornTime": 0, "initMode": 0, "expType": "TAG", "exp": "*",
+    }  # fmt: skip
+
+    async def scenario(group: Any) -> None:
+        for number in range(3):
+            assert (await group.send(b"plain %d" % number, queue_id=1)).code == 0
+            assert (await group.send(b"delayed %d" % number, i="DELAY\x011\x02")).code == 0
+        await group.fill(150)
+        assert (await group.ask("n1", 200050, pop)).ext_fields["msgOffsetInfo"] == "0 1 0,1,2"
+        await group.fill(30)
+        await group.until(lambda: group["n1"].delays.delivered_total == 3)
+        master = f'classic.ha_master_address="{group.hosts["n1"].address}:10912"'
+        await group.start("n2", "SLAVE", "name_servers=[]", master)
+        await group.following("n2")
+        assert "none of its topics, consumer offsets and subscription groups" in group.lines("n2")
+        assert group.ledger("n2").log.begin_position > 0 and not group["n2"].queues.find("t", 1)
+        await group.stop("n1")
+        await group.stop("n2")
+        await group.start("n2", "ASYNC_MASTER")
+        assert (await group.send(b"popped", at="n2", queue_id=1)).ext_fields["queueOffset"] == "3"
+        assert b"popped" in (await group.ask("n2", 200050, pop)).body
+        assert (await group.send(b"later", at="n2", i="DELAY\x011\x02")).code == 0
+        await group.until(lambda: group["n2"].delays.delivered_total == 1)
+
+    ha(scenario, roles=("ASYNC_MASTER",))
+
+
 def test_a_slave_takes_no_messages_and_says_where_the_master_is(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         for code, fields in ((310, {"b": "t", "e": 0}), (11, {"topic": "t", "queueId": 0, "queueOffset": 0})):
