@@ -63,18 +63,22 @@ class RealFile:
         return os.fstat(self._descriptor).st_size
 
     def read(self, offset: int, size_bytes: int) -> bytes:
-        data = os.pread(self._descriptor, size_bytes, offset)
-        if len(data) == size_bytes or not data:
-            return data
-        pieces = [data]  # a read may be cut short by a signal, or at 2 GiB
-        missing_bytes = size_bytes - len(data)
-        while missing_bytes:
-            data = os.pread(self._descriptor, missing_bytes, offset + size_bytes - missing_bytes)
-            if not data:
-                break
-            pieces.append(data)
-            missing_bytes -= len(data)
-        return b"".join(pieces)
+        try:
+            data = os.pread(self._descriptor, size_bytes, offset)
+            if len(data) == size_bytes or not data:
+                return data
+            pieces = [data]  # a read may be cut short by a signal, or at 2 GiB
+            missing_bytes = size_bytes - len(data)
+            while missing_bytes:
+                data = os.pread(self._descriptor, missing_bytes, offset + size_bytes - missing_bytes)
+                if not data:
+                    break
+                pieces.append(data)
+                missing_bytes -= len(data)
+            return b"".join(pieces)
+        except OSError as error:
+            error.filename = self._path  # which the system does not say, of a descriptor
+            raise
 
     async def write(self, offset: int, data: bytes, *, sync: bool = False) -> None:
         def write() -> None:

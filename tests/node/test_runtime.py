@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import threading
 import time
@@ -223,6 +224,18 @@ def test_loop_stays_free_and_a_cancelled_waiter_waits_for_the_operation(
         file.close()
 
     run(scenario())
+
+
+def test_a_file_that_cannot_be_read_is_named(disk: RealDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bad sector: the system says of which descriptor only, and a start that fails on it has to say of which file."""
+    file = disk.open(str(tmp_path / "f"))
+
+    def fails(descriptor: int, size_bytes: int, offset: int) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "pread", fails)
+    with pytest.raises(OSError, match=r"\[Errno 5\] .*/f'"):
+        file.read(0, 10)
 
 
 def test_a_file_that_is_closed_refuses_everything_as_a_disk_does(disk: RealDisk, tmp_path: Path) -> None:
