@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from node.config_reader import split_address
 from node.ha.config import HaTimings
 from node.ha.frames import FrameError, FrameReader, encode_report
-from node.ha.replica import FIRST_COMPARED_BYTES, Diverged, Mismatch, Replica, StartsAt, StreamError
+from node.ha.replica import FIRST_COMPARED_BYTES, BeginsWithin, Diverged, Mismatch, Replica, StartsAt, StreamError
 from node.logs import LogLimiter
 from node.store.commit_log import CommitLog, LogRefuses
 
@@ -156,6 +156,8 @@ class HAClient:
         self._link: _Link | None = None
         self._task: asyncio.Task[None] | None = None
         self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
+        self._master_begin = 0
+        """Where the master's log begins, as far as that was found out by asking for less."""
         self.trouble = ""
         """Why this log is not being kept a copy, "" while it is or nothing is known."""
         self.cut_bytes_total = 0
@@ -179,6 +181,7 @@ class HAClient:
         if address != self._address:
             logger.info("the master's log is at %s", address or "no known place")
             self._address = address
+            self._master_begin = 0
             self.trouble = ""
             self._changed.set()
             if self._link is not None:
@@ -218,6 +221,9 @@ class HAClient:
                     error = await self._try_cut(error.position)
                     if error is None:
                         continue
+                if isinstance(error, BeginsWithin):
+                    continue
+                self._master_begin = 0
                 if isinstance(error, Diverged) and not error.is_certain:
                     compare_bytes *= 2
                     continue
@@ -237,7 +243,8 @@ class HAClient:
         address = self._address
         host, port = split_address(address)
         loop = asyncio.get_running_loop()
-        link = _Link(self._log, Replica(self._log, compare_bytes=compare_bytes), self._timings, self._found_equal)
+        replica = Replica(self._log, compare_bytes=compare_bytes, master_begin=self._master_begin)
+        link = _Link(self._log, replica, self._timings, self._found_equal)
         try:
             async with asyncio.timeout(self._timings.retry_s):
                 await loop.create_connection(lambda: link, host, port)
@@ -248,7 +255,10 @@ class HAClient:
         if self._address != address:  # while this one was dialled there was no link to abort
             link.abort()
         try:
-            return await link.ended
+            error = await link.ended
+            if isinstance(error, BeginsWithin) and self._address == address:
+                self._master_begin = error.position
+            return error
         finally:
             self._link = None
             link.abort()

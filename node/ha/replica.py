@@ -8,6 +8,7 @@ is a log that is neither, or, where the position lies outside the master's log, 
     equal up to its own end            it is a copy, and says so from then on
     unequal                            it asks again from further back, until it knows where they part
     the master ends before it does     it has what the master lost
+    the master begins before its end   it asks for what both have: the master has no more of it
     the master begins behind its end   it is too old: the master has removed what it would need
 
 Only whole records are appended, each checked to be the one for its place, so that the log ends with a record at any
@@ -22,7 +23,19 @@ from node.ha.frames import Frame
 from node.store.commit_log import BLANK_HEAD_SIZE_BYTES
 from node.store.record import BLANK_MAGIC, RECORD_MAGIC, RecordError, summarize_record
 
-__all__ = ["Ahead", "Behind", "CopyLog", "Diverged", "NotACopy", "OutOfStep", "Replica", "StartsAt", "StreamError"]
+__all__ = [
+    "Ahead",
+    "BeginsWithin",
+    "Behind",
+    "CopyLog",
+    "Diverged",
+    "Mismatch",
+    "NotACopy",
+    "OutOfStep",
+    "Replica",
+    "StartsAt",
+    "StreamError",
+]
 
 FIRST_COMPARED_BYTES = 32 << 10
 """Compared at the begin of each connection: hundreds of messages, one frame."""
@@ -70,6 +83,14 @@ class StartsAt(StreamError):
         self.position = position
 
 
+class BeginsWithin(StreamError):
+    """The master's log begins at `position`, behind what was asked for and before the end of this one."""
+
+    def __init__(self, position: int) -> None:
+        super().__init__(f"the master's log begins at {position}")
+        self.position = position
+
+
 class Mismatch(StreamError):
     """The two logs do not fit together. `keep_position`: up to where this one can be kept; None: nothing of it."""
 
@@ -83,7 +104,7 @@ class Ahead(Mismatch):
 
 
 class Behind(Mismatch):
-    """The master's log begins after this one's end."""
+    """The master's log begins at this one's end, or behind it."""
 
 
 class Diverged(Mismatch):
@@ -95,16 +116,18 @@ class Diverged(Mismatch):
 
 
 class Replica:
-    """One connection's view of the log. `compare_bytes` is how much of it is asked for again."""
+    """One connection's view of the log. `compare_bytes` is how much of it is asked for again, but nothing before
+    `master_begin`, where the master's log is known to begin."""
 
-    def __init__(self, log: CopyLog, *, compare_bytes: int = FIRST_COMPARED_BYTES) -> None:
+    def __init__(self, log: CopyLog, *, compare_bytes: int = FIRST_COMPARED_BYTES, master_begin: int = 0) -> None:
         self._log = log
+        self._common_begin = max(log.begin_position, master_begin, 1)
         self._partial = bytearray()
         self._is_first = True
         self._own_end = log.end_position
         is_empty = log.end_position == log.begin_position
         # 0 would mean that there is nothing; a log that has something asks for its second byte at the earliest.
-        self.request_position = 0 if is_empty else max(self._own_end - compare_bytes, log.begin_position, 1)
+        self.request_position = 0 if is_empty else max(self._own_end - compare_bytes, self._common_begin)
         self._due = self.request_position
         self.is_compared = is_empty
         """Whether this log is known to be a copy of the master's, so that its end may be reported."""
@@ -147,7 +170,10 @@ class Replica:
         if first and not frame.body:
             if position < self._due:
                 raise self._ahead(position)
-            raise Behind(f"the master's log begins at {position}, behind the end of this one at {self._own_end}", None)
+            if position < self._own_end:
+                raise BeginsWithin(position)
+            where = "behind" if position > self._own_end else "at"
+            raise Behind(f"the master's log begins at {position}, {where} the end of this one at {self._own_end}", None)
         raise OutOfStep(f"the master sends position {position} where {self._due} is due")
 
     def _ahead(self, master_end: int) -> Ahead:
@@ -177,17 +203,17 @@ class Replica:
         a blank's zeros or a body may be alike in logs that parted long before."""
         log = self._log
         keep = log.record_before(position)
-        is_certain = self.request_position <= max(log.begin_position, 1) or self._shows_a_record(keep)
+        is_certain = self.request_position <= self._common_begin or self._shows_a_record(keep)
         return Diverged(
             f"{what} at {position}, {self._own_end - position} bytes before the end",
-            keep if keep > log.begin_position else None,
+            keep if keep > self._common_begin else None,
             is_certain=is_certain,
         )
 
     def _shows_a_record(self, end: int) -> bool:
-        """Whether a record's head lies between what was asked for and `end`; all of a log needs none."""
+        """Whether a record's head lies between what was asked for and `end`; all that there is of a log needs none."""
         log, at = self._log, self.request_position
-        if at <= max(log.begin_position, 1):
+        if at <= self._common_begin:
             return True
         while at + _HEAD_BYTES <= end:
             piece = log.read_range(at, min(_PIECE_BYTES, end - at))

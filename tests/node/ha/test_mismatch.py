@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.ha.frames import Frame
-from node.ha.replica import Diverged, Mismatch, Replica, StartsAt
+from node.ha.replica import BeginsWithin, Diverged, Mismatch, Replica, StartsAt
 from node.store.record import BLANK_MAGIC, decode_records
 from node.store.record_batch import batch_of_one
 
@@ -103,15 +103,18 @@ def test_a_slave_that_heals_ends_with_the_master_s_log_and_gives_up_no_more_than
     begin = min(expired * SEGMENT, master.end_position - master.end_position % SEGMENT)
     master.data, master.begin_position = master.data[begin:], begin
     lowest = slave.end_position
-    compare_bytes = compared
+    compare_bytes, master_begin = compared, 0
     for _ in range(60):
-        replica = Replica(slave, compare_bytes=compare_bytes)
+        replica = Replica(slave, compare_bytes=compare_bytes, master_begin=master_begin)
         try:
             for frame in stream(master, replica.request_position, sizes):
                 replica.receive(frame)
             break
         except StartsAt as error:
             slave.cut(error.position)
+        except BeginsWithin as error:
+            master_begin = error.position
+            continue
         except Diverged as error:
             if not error.is_certain:
                 compare_bytes *= 2
@@ -126,8 +129,8 @@ def test_a_slave_that_heals_ends_with_the_master_s_log_and_gives_up_no_more_than
     assert replica.is_compared and slave.end_position == master.end_position
     from_position = max(slave.begin_position, master.begin_position)
     assert slave.data[from_position - slave.begin_position :] == master.data[from_position - master.begin_position :]
-    if keep >= begin and keep > slave.begin_position:
-        assert lowest >= keep or slave.begin_position > 0
+    if keep > begin:
+        assert lowest >= keep and slave.begin_position == 0
 
 
 def diverge(group: Any, slave_also: bool = True) -> Any:
@@ -272,6 +275,33 @@ def test_a_slave_older_than_the_master_s_log_refuses_or_begins_anew(ha: Any, hea
 
     options = ("classic.disk_capacity_bytes=140000", "classic.disk_max_ratio_percent=75", "slave_read_enable=true")
     ha(scenario, *options, *([HEAL] if heals else []), roles=("SYNC_MASTER", "SLAVE"))
+
+
+@pytest.mark.parametrize("heals", [False, True])
+def test_a_slave_with_more_than_a_new_master_that_began_with_the_last_file_follows_and_keeps_it(
+    ha: Any, heals: bool
+) -> None:
+    """What it asks for to compare begins before the master's log; what both have is all the same."""
+
+    async def scenario(group: Any) -> None:
+        bodies = await group.fill(160)
+        await group.following("n2")
+        await group.start("n3", "SLAVE")
+        await group.following("n2", "n3")
+        end = group.ledger("n2").log.end_position
+        begin = group.ledger("n3").log.begin_position
+        assert begin < end < begin + 32768
+        await group.stop("n1")
+        await group.stop("n3")
+        await group.start("n3", "SYNC_MASTER")
+        await group.until(lambda: group.ledger("n2").client.state in ("FOLLOWING", "REFUSING"))
+        await group.following("n2")
+        bodies += await group.fill(20, at="n3")
+        await group.following("n2")
+        assert group.ledger("n2").log.begin_position == 0 and await group.bodies("n2") == bodies
+        assert "giving up" not in group.lines("n2")
+
+    ha(scenario, "slave_read_enable=true", *([HEAL] if heals else []), size=3)
 
 
 def test_a_former_master_comes_back_as_a_slave(ha: Any) -> None:
