@@ -1,16 +1,16 @@
-"""The stages of `make test`, two at a time, and that of `make test-long`.
+"""The stages of `make test`, in two rows beside one another, and that of `make test-long`.
 
     python scripts/run_tests.py INTERPRETER [--long]
 
 INTERPRETER is the one whose pytest runs them. Every stage runs, whatever became of those before it; the exit status is
 1 when one of them failed. Ctrl-C and SIGTERM end all that is under way and the command: 130.
 
-Four tests at a time where that is safe (many wait most of the time) and beside them, for what these leave of the cores,
-Spark's, those of the embedded Spark in one process and the others in another; then whole runs of real clusters, four at
-a time, but for those that try `harness clean`, which takes whatever is dead: one after the other. These wait half of
-the time; beside them, at the lowest priority, run the tests that only compute. All tests are collected once before:
-this compiles them, which the workers would all do at once, each for itself. The later stages are given the files that
-have their tests: to collect all others costs each of their workers some seconds.
+First row: six tests at a time where that is safe (many wait most of the time); then whole runs of real clusters, four
+at a time, but for those that try `harness clean`, which takes whatever is dead: one after the other. Second row, for
+what the first leaves of the cores: Spark's, those of the embedded Spark in one process and the others in another; then,
+at the lowest priority, the tests that only compute. All tests are collected once before: this compiles them, which the
+workers would all do at once, each for itself. All stages but the first are given the files that have their tests: to
+collect all others costs each of their workers some seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -50,23 +50,21 @@ class Stage(NamedTuple):
     niceness: int = 0
 
 
-BESIDE = ("-n", "2", "--dist", "loadgroup", "-m")
+TWO_AT_A_TIME = ("-n", "2", "--dist", "loadgroup", "-m")
 
-PAIRS = (
-    (
-        Stage("many-at-a-time", ("-n", "4", "-m", "not serial and not spark and not computed and not long")),
-        Stage("spark", (*BESIDE, "spark and not long"), mark="spark"),
-    ),
-    (
-        Stage(
-            "whole-runs", ("-n", "4", "--dist", "loadgroup", "-m", "serial and not systems and not long"), mark="serial"
-        ),
-        Stage("computed", (*BESIDE, "computed and not long"), mark="computed", niceness=19),
-    ),
+ROW = (
+    Stage("many-at-a-time", ("-n", "6", "-m", "not serial and not spark and not computed and not long")),
+    Stage("whole-runs", ("-n", "4", "--dist", "loadgroup", "-m", "serial and not systems and not long"), mark="serial"),
 )
-"""Each with the one that runs beside it, whose output follows when it has ended."""
+"""One after the other."""
 
-LONG = Stage("long", (*BESIDE, "long and not systems"), mark="long")
+BESIDE = (
+    Stage("spark", (*TWO_AT_A_TIME, "spark and not long"), mark="spark"),
+    Stage("computed", (*TWO_AT_A_TIME, "computed and not long"), mark="computed", niceness=19),
+)
+"""One after the other too, meanwhile; what they have said follows a stage of the row."""
+
+LONG = Stage("long", (*TWO_AT_A_TIME, "long and not systems"), mark="long")
 
 
 class Interrupted(Exception):
@@ -107,13 +105,19 @@ class Stages:
     def _release(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
-    def wait(self, place: int) -> int:
-        """The exit status of what was started there. Raises Interrupted."""
+    def wait(self, place: int, *, meanwhile: Callable[[], None] = lambda: None) -> int:
+        """The exit status of what was started there; `meanwhile` is called whenever anything has ended. Raises
+        Interrupted."""
         while True:
-            status = self._processes[place].poll()
+            status = self.status(place)
+            meanwhile()
             self._heed(WAIT_S if status is None else 0.0)  # what is heard may be why it has ended
             if status is not None:
                 return status
+
+    def status(self, place: int) -> int | None:
+        """The exit status of what was started there; None while it is under way."""
+        return self._processes[place].poll()
 
     def _heed(self, timeout_s: float) -> None:
         """Wait so long for the end of some stage. Raises Interrupted."""
@@ -156,6 +160,49 @@ def _arguments(stage: Stage) -> list[str]:
     return [*stage.arguments, *(_files_with(stage.mark) if stage.mark else ())]
 
 
+class Aside:
+    """Runs stages one after the other beside others, and keeps what they say. Attribute: failed, their names."""
+
+    def __init__(self, stages: Stages, row: Sequence[Stage]) -> None:
+        self._stages = stages
+        self._left = list(row)
+        self._under_way: tuple[Stage, int, IO[bytes]] | None = None
+        self._ended: list[tuple[Stage, IO[bytes]]] = []
+        self.failed: list[str] = []
+
+    def go_on(self) -> None:
+        """Start the next one if the one before has ended. Raises Interrupted."""
+        if self._under_way is not None:
+            stage, place, output = self._under_way
+            status = self._stages.status(place)
+            if status is None:
+                return
+            if status != 0:
+                self.failed.append(stage.name)
+            self._under_way = None
+            self._ended.append((stage, output))
+        if self._left:
+            stage, output = self._left.pop(0), tempfile.TemporaryFile()  # noqa: SIM115 (tell closes it)
+            place = self._stages.start(_arguments(stage), niceness=stage.niceness, output=output)
+            self._under_way = stage, place, output
+
+    def finish(self) -> None:
+        """Wait for all that is left. Raises Interrupted."""
+        while self._under_way is not None:
+            self._stages.wait(self._under_way[1])
+            self.go_on()
+
+    def tell(self) -> None:
+        """Print what those that have ended since have said."""
+        for stage, output in self._ended:
+            print(f"== {stage.name}", flush=True)
+            with output:
+                output.seek(0)
+                shutil.copyfileobj(output, sys.stdout.buffer)
+            sys.stdout.flush()
+        self._ended.clear()
+
+
 def _run_all(stages: Stages) -> list[str]:
     """Run every stage. Returns the names of those that failed."""
     collecting = [
@@ -164,20 +211,16 @@ def _run_all(stages: Stages) -> list[str]:
     ]
     for place in collecting:
         stages.wait(place)  # what cannot be collected is said by the stage that has it
-    failed = []
-    for stage, beside in PAIRS:
-        with tempfile.TemporaryFile() as output:
-            other = stages.start(_arguments(beside), niceness=beside.niceness, output=output)
-            print(f"== {stage.name}", flush=True)
-            if stages.wait(stages.start(_arguments(stage))) != 0:
-                failed.append(stage.name)
-            if stages.wait(other) != 0:
-                failed.append(beside.name)
-            print(f"== {beside.name}", flush=True)
-            output.seek(0)
-            shutil.copyfileobj(output, sys.stdout.buffer)
-            sys.stdout.flush()
-    return failed
+    aside, failed = Aside(stages, BESIDE), []
+    aside.go_on()
+    for stage in ROW:
+        print(f"== {stage.name}", flush=True)
+        if stages.wait(stages.start(_arguments(stage)), meanwhile=aside.go_on) != 0:
+            failed.append(stage.name)
+        aside.tell()
+    aside.finish()
+    aside.tell()
+    return failed + aside.failed
 
 
 def main(argv: Sequence[str] | None = None) -> int:

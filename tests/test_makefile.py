@@ -20,7 +20,7 @@ STAMPS = (".runtime-done", ".setup-done", ".spark-done", ".tested-done", ".docs-
 INSTALL = "-m pip install --quiet --disable-pip-version-check --config-settings editable_mode=compat --editable"
 STAGES_SCRIPT = "scripts/run_tests.py"
 REAL_STAGES = f'case "$1" in {STAGES_SCRIPT}) exec {sys.executable} "$@";; esac'
-STAGES = ["many-at-a-time", "spark", "whole-runs", "computed"]
+STAGES = ["many-at-a-time", "whole-runs", "spark", "computed"]
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed (apt-get install make)")
 
