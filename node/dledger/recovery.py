@@ -150,11 +150,12 @@ async def recover(files: LedgerFiles, *, scan_size_bytes: int = SCAN_SIZE_BYTES)
     _report_cut(files, scan)
     last = scan.last
     assert last is not None
-    first_index = scan.first.index if scan.first is not None else last.index + 1
-    await files.index.replace_from(first_index, bytes(scan.units))
     if data.end_position != scan.position:
         await data.truncate(scan.position)
     await data.write_again(durable)
+    # Not before the entries are durable: a unit that outlives them in a power cut would say that they had been.
+    first_index = scan.first.index if scan.first is not None else last.index + 1
+    await files.index.replace_from(first_index, bytes(scan.units))
     await files.mark_tail()
     members = dict(checkpoint.members) | scan.members
     return Recovered(

@@ -333,6 +333,35 @@ def test_a_power_cut_in_the_middle_of_a_truncation_leaves_a_log_that_opens(bench
     assert set(length) == {0, 1}, "some cuts came before the end of the truncation, and some after it"
 
 
+def test_a_power_cut_in_the_middle_of_a_start_leaves_a_log_that_opens(bench: Any) -> None:
+    """What a killed process had not synced is found, and lost again; the index may not say yet that it was there."""
+    ends: set[int] = set()
+
+    async def scenario(bench: Any, after_s: float) -> None:
+        store = await bench.open()
+        entries = bench.append(store, *[bytes(150)] * 5)
+        await bench.close(store)
+        bench.kill()
+        store = await bench.open()
+        entries += bench.append(store, *[bytes(150)] * 40)
+        await bench.until(lambda: store.written_index == 44)
+        bench.kill()
+        starting = bench.on("n1", lambda: DLedgerStore(bench.config, bench.runtime))
+        opening = bench.on("n1", lambda: asyncio.get_running_loop().create_task(starting.open()))
+        await asyncio.sleep(after_s)
+        assert not opening.done() or opening.exception() is None
+        bench.power_fail()
+        again = await bench.open()
+        end = again.ledger_end_index
+        assert [again.get(index) for index in range(end + 1)] == entries[: end + 1]
+        ends.add(end)
+
+    for seed in range(60):
+        options = {"flush_mode": "async", "flush_interval_ms": 10_000, "data_segment_size_bytes": 1 << 20}
+        bench(lambda bench, at_s=seed * 30e-6: scenario(bench, at_s), seed=seed, **options)
+    assert {4, 44} <= ends, "some cuts took what was not synced, and some came after that"
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.floats(0, 1), bit=st.integers(0, 7), seed=st.integers(0, 100))
 def test_any_single_flipped_bit_is_found_or_lies_where_nothing_is(
