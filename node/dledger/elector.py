@@ -76,12 +76,12 @@ class LeaderElector:
 
     def start(self) -> None:
         """Begin as a candidate. A member with a past first lets a lease go by, in which it may have promised not
-        to vote; alone in its group it has promised nobody anything."""
+        to vote; one that has always been alone in its group has promised nobody anything."""
         now_ns = self._clock.monotonic_ns()
         self._next_vote_ns = now_ns
         if self._state.is_new:
             self._next_outcome = VoteOutcome.WAIT_TO_VOTE_NEXT
-        elif self._state.peer_ids:
+        elif self._state.peer_ids or self._state.members.index >= 0:  # who left it alone may read by a lease
             self._votes_from_ns = now_ns + self._timing.lease_ms * 1_000_000
             self._next_vote_ns = self._votes_from_ns
         if self._state.peer_ids:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from node.dledger import DLedgerCode, DLedgerError
+from node.dledger import DLedgerCode, DLedgerError, ReadMode
 from node.dledger.entry import BadEntry, encode_entry
 from node.dledger.membership import Membership, decode_members, encode_members
 
@@ -109,6 +109,30 @@ def test_a_member_that_was_removed_neither_counts_nor_disturbs(simulate: Any) ->
             await group.append(leader, b"alone")
 
     simulate(scenario, members_may_change=True)
+
+
+def test_who_is_left_alone_stands_by_the_leader_that_left_also_after_a_restart(simulate: Any) -> None:
+    """Nobody else belongs to its group, but the leader has not heard so yet, and reads by its lease."""
+
+    async def scenario(group: Any) -> None:
+        await group.start()
+        old = await group.leader()
+        (left,) = (name for name in group.names if name != old)
+        await group.append_all(old, b"before")
+        await group.converged()
+        await group.network.cut("test", {old: frozenset((left,))})  # what `left` answers does not arrive
+        removed = asyncio.ensure_future(remove(group, old, old))
+        store = group[left].store
+        await group.until(lambda: members_of(group, left) == [left] and store.durable_index == store.ledger_end_index)
+        group.kill(left)
+        await group.start(left)
+        (acknowledged,) = await group.append_all(await group.leader(left), b"behind")
+        with pytest.raises(DLedgerError):
+            seen = await group.barrier(old, ReadMode.LEASE)
+            assert seen >= acknowledged, "a lease read lacks what was acknowledged"
+        removed.cancel()
+
+    simulate(scenario, size=2, members_may_change=True)
 
 
 def test_a_leader_may_remove_itself(simulate: Any) -> None:
