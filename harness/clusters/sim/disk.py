@@ -11,7 +11,8 @@ What programs see is the page cache, and it outlives their processes. What survi
 Directories themselves are durable at once, because `make_dirs` promises it.
 
 Operations under way when a process is killed never return to it. A write that had begun may or may not have
-reached the page cache; a sync goes on. When power fails, everything under way is gone.
+reached the page cache; a sync that had begun goes on, and one that was to follow a write never begins. When power
+fails, everything under way is gone.
 """
 
 from __future__ import annotations

@@ -133,12 +133,17 @@ class Inode:
         if layer in layers:  # else a later one was done before and covers it
             del layers[: layers.index(layer)]
 
+    def drop_sync(self, layer: Layer) -> None:
+        """That sync never began after all."""
+        if layer in self.layers and layer is not self.layers[0]:
+            self.layers.remove(layer)
+
     def fail_sync(self, layer: Layer) -> None:
         """That sync failed. As on Linux, the blocks it could not write count as clean afterwards: they stay in
         the cache, and no later sync writes them. What was written since it began is as dirty as before."""
         if layer not in self.layers or layer is self.layers[0]:
             return
-        self.layers.remove(layer)
+        self.drop_sync(layer)
         durable = self.layers[0]
         has_grown = len(self.cache) > layer.size_bytes
         first_new = layer.size_bytes // BLOCK_BYTES if has_grown else -(-layer.size_bytes // BLOCK_BYTES)

@@ -8,6 +8,7 @@ dead one drops them (a killed process): its tasks never run again.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context, ContextVar
@@ -35,6 +36,7 @@ class LaneLoop(Protocol):
     """What a lane asks of its loop."""
 
     def next_lane_number(self) -> int: ...
+    def time(self) -> float: ...
     def list_lane(self, lane: Lane) -> None: ...
     def unlist(self, lane: Lane) -> None: ...
     def bury(self, lane: Lane) -> None: ...
@@ -44,7 +46,9 @@ class Lane:
     """One simulated process as the loop sees it. Made by `SimLoop.new_lane` or a subclass; `address` is the IP
     address that its connections come from."""
 
-    __slots__ = ("__dict__", "_held", "_loop", "address", "is_dead", "is_paused", "listed", "name", "number", "queue")
+    __slots__ = (
+        "__dict__", "_held", "_loop", "address", "died_s", "is_dead", "is_paused", "listed", "name", "number", "queue",
+    )  # fmt: skip
 
     def __init__(self, loop: LaneLoop, name: str, address: str = "") -> None:
         self._loop = loop
@@ -56,6 +60,8 @@ class Lane:
         """False when the loop must learn that the queue is no longer empty."""
         self.is_paused = False
         self.is_dead = False
+        self.died_s = math.inf
+        """Of a dead lane, the loop's time at its end."""
         self._held = 0
         """Of a paused lane, how many callbacks were ready when it was paused."""
 
@@ -93,6 +99,7 @@ class Lane:
         if self.is_dead:
             return
         self.is_dead = True
+        self.died_s = self._loop.time()
         self._loop.unlist(self)
         self.listed = True
         self.queue.clear()

@@ -381,8 +381,12 @@ class ProcessDisk:
             return
         layer: Layer = inode.begin_sync()
         device, name_serial = self.device, inode.name_serial
+        begins_s = self.loop.now + after_s
 
         def synced() -> None:
+            if self._lane.died_s < begins_s:  # it was killed between the write and the sync: nobody has asked for that
+                inode.drop_sync(layer)
+                return
             if device.error_ratios and device.fails(SYNC, self._lane):
                 inode.fail_sync(layer)
                 operation.finish(error=disk_error(errno.EIO, path))

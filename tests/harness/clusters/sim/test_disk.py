@@ -281,6 +281,35 @@ def test_a_kill_in_the_middle_of_a_write_leaves_it_or_not(simulate: Simulate) ->
     assert {simulate(scenario, seed=seed) for seed in range(20)} == {b"first", b"first second"}
 
 
+@pytest.mark.parametrize(("after_s", "is_durable"), [(5e-6, False), (100e-6, True)])
+def test_a_sync_goes_on_without_its_process_and_never_begins_without_it(
+    simulate: Simulate, after_s: float, is_durable: bool
+) -> None:
+    """Writing and syncing are two calls, the first of which takes 10 us at least, and the second 200."""
+
+    async def scenario(world: Any) -> tuple[bytes, bytes]:
+        async def program(process: Incarnation) -> None:
+            process.runtime.disk.make_dirs("/d")
+            file = await process.runtime.disk.create("/d/f")
+            await file.write(0, b"first", sync=True)
+            going.set()
+            await file.write(5, b" second", sync=True)
+
+        going = asyncio.Event()
+        world.on("a", program)
+        await going.wait()
+        await asyncio.sleep(after_s)
+        world["a"].kill()
+        await asyncio.sleep(10)
+        inode = world["a"].disk.inode("/d/f")
+        return bytes(inode.cache), inode.durable_content()
+
+    found = {simulate(scenario, seed=seed) for seed in range(20)}
+    written = b"first second"
+    assert (written, written if is_durable else b"first") in found
+    assert ((written, b"first") in found) is not is_durable and ((written, written) in found) is is_durable
+
+
 def test_a_stall_holds_what_it_names(simulate: Simulate) -> None:
     async def scenario(world: Any) -> None:
         done: list[str] = []
