@@ -92,7 +92,7 @@ def test_a_disk_that_refuses_the_vote_gives_none(simulate: Any) -> None:
 def test_two_candidates_at_once_get_one_vote(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await lonely(group)
-        group.hosts["n1"].disk.slow_factor = 50
+        group.hosts["n1"].disk.delay_s = 0.05
         results = await asyncio.gather(*(vote(group, "n1", name, 5) for name in ("n2", "n3", "n2")))
         assert results == [VoteResult.ACCEPT, VoteResult.REJECT_ALREADY_VOTED, VoteResult.ACCEPT]
 

@@ -185,8 +185,8 @@ class Nemesis:
         await self.disk(name, duration_s, self.group.hosts[name].disk.stall)
 
     async def slow(self, name: str, duration_s: float) -> None:
-        self.group.hosts[name].disk.slow_factor = self.draw.choice((10.0, 100.0))
-        await self.disk(name, duration_s, lambda: None)
+        disk, delay_s = self.group.hosts[name].disk, self.draw.choice((0.01, 0.1))
+        await self.disk(name, duration_s, lambda: setattr(disk, "delay_s", delay_s))
 
     async def full(self, name: str, duration_s: float) -> None:
         await self.disk(name, duration_s, self.group.hosts[name].disk.fill_up)
