@@ -68,6 +68,8 @@ class SegmentedFile:
         self._rewrite = False
         self._has_remains = False
         """Whether a write that failed may have left bytes behind the end."""
+        self._may_come_back = False
+        """Whether a power cut may bring back a file that was removed: its directory would not be synced."""
         self._begin = 0
         self._end = 0
         self._synced = 0
@@ -266,6 +268,7 @@ class SegmentedFile:
             raise ValueError(f"cannot cut at {position}: {self._directory} holds {self._begin} to {self._end}")
         while self._bases and self._bases[-1] >= position:
             await self._remove(self._bases[-1])
+        await self._sync_removals()
         self._end = position
         self._unsynced = [(at, data[: position - at]) for at, data in self._unsynced if at < position]
         if self._bases and self._base_of(position) == self._bases[-1]:
@@ -279,6 +282,7 @@ class SegmentedFile:
         """Forget everything, durably; the row is empty and begins at `position`. Raises OSError."""
         while self._bases:
             await self._remove(self._bases[-1])
+        await self._sync_removals()
         self._unsynced.clear()
         self._rewrite = self._has_remains = False
         self._begin = self._end = self._synced = position
@@ -360,8 +364,16 @@ class SegmentedFile:
         except OSError:
             if self._disk.exists(self.path_at(base)):
                 insort(self._bases, base)
+            else:
+                self._may_come_back = True
             raise
         self._dirty.pop(base, None)
+
+    async def _sync_removals(self) -> None:
+        """Make removals durable that an earlier try has left undone."""
+        if self._may_come_back:
+            await self._disk.sync_dir(self._directory)
+            self._may_come_back = False
 
     def _file(self, base: int) -> File:
         file = self._open.get(base)

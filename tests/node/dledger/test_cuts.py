@@ -157,3 +157,26 @@ def test_a_cut_takes_back_a_checkpoint_that_was_written_in_spite_of_an_error(
         assert (await bench.open()).ledger_end_index == 29
 
     bench(scenario)
+
+
+def test_a_file_whose_removal_was_not_synced_does_not_come_back_behind_a_cut(bench: Any) -> None:
+    """Its units of the index would continue the log, and say that their entries had been durable."""
+
+    async def scenario(bench: Any) -> None:
+        store = await bench.open()
+        bench.append(store, *[bytes(150)] * 60)
+        await bench.flushed(store)
+        await bench.run("n1", store._checkpoint)
+        second = "/data/dledger/index/00000000000000000640"
+        assert bench.disk.exists(second)
+        cut = bench.on("n1", lambda: store.truncate(19))
+        await bench.until(lambda: not bench.disk.exists(second), every_s=10e-6)
+        bench.disk.fail("sync")
+        await bench.until(lambda: store.writer.failure is not None)
+        bench.disk.heal()
+        await cut
+        bench.hosts["n1"].power_fail("posix")
+        assert (await bench.open()).ledger_end_index == 19
+
+    for seed in range(6):
+        bench(scenario, seed=seed)
