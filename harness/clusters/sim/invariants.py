@@ -241,10 +241,10 @@ class Invariants:
     def _recovered(self, host: str, ledger: DLedgerServer) -> None:
         before = self._members.get(host)
         member = self._members[host] = _Member(ledger)
-        end = ledger.store.ledger_end_index
+        begin, end = ledger.store.ledger_begin_index, ledger.store.ledger_end_index
         if before is not None:
             self._compare_lives(host, before, ledger)
-            member.log = {index: seen for index, seen in before.log.items() if index <= end}
+            member.log = {index: seen for index, seen in before.log.items() if begin <= index <= end}
         member.committed = ledger.store.committed_index
         self._check_committed(host, member)
         self._learn_durable(host, member)
@@ -256,10 +256,11 @@ class Invariants:
             self._broken(
                 "recovery", f"{host} starts with {end - former_end} entries behind {former_end}, which it had removed"
             )
-        elif end < durable:
+        elif before.ledger.store.ledger_begin_index <= durable and end < durable:
             self._broken("recovery", f"{host} starts with entries up to {end}, it had had {durable} on its disk")
+        begin = ledger.store.ledger_begin_index  # what was before it has expired
         for index, seen in before.log.items():
-            if index <= end and _entry_of(ledger, index) != seen:
+            if begin <= index <= end and _entry_of(ledger, index) != seen:
                 self._broken("recovery", f"entry {index} of {host} is another one after its start")
                 return
 
@@ -296,7 +297,7 @@ class Invariants:
         if member is None:
             return
         member.cut = done
-        if stays < member.committed:
+        if stays < member.committed and member.ledger.store.ledger_begin_index <= member.committed:
             gone = f"entries {stays + 1} to {before}"
             self._broken("end", f"{host} removes {gone}, it has committed up to {member.committed}")
         member.durable = min(member.durable, stays)

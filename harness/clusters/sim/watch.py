@@ -44,7 +44,8 @@ class Listeners:
     """(host, the last index up to which whoever appended hears that it is committed)"""
     progressed: list[Callable[[str], None]]
     truncated: list[Callable[[str, int, int, asyncio.Future[None]], None]]
-    """(host, last index that stays, last index before, done when that is on the disk)"""
+    """(host, last index that stays, last index before, done when that is on the disk); -1 stays where the log begins
+    anew"""
 
 
 class ReplicaWatch:
@@ -90,8 +91,8 @@ class ReplicaWatch:
         _inside(ledger.pusher.handler, "is_same", replica.compares)
         setattr(checker, "register", replica.registers)  # noqa: B010 - an attribute in the place of a method
         setattr(checker, "register_batch", replica.registers_batch)  # noqa: B010
-        for name in ("truncate", "reset"):
-            _inside(store, name, replica.truncates)
+        _inside(store, "truncate", replica.truncates)
+        _inside(store, "reset", replica.resets)
 
 
 class _Replica:
@@ -131,14 +132,17 @@ class _Replica:
                 listener(self._host, state.term, state.voted_for)
             self.occurred(VOTED)
 
-    def truncates(self, cut: Callable[[], asyncio.Future[None]]) -> asyncio.Future[None]:
+    def truncates(self, cut: Callable[[], asyncio.Future[None]], *, is_reset: bool = False) -> asyncio.Future[None]:
         store = self._ledger.store
         before = store.ledger_end_index
         self.occurred(TRUNCATING)
         done = cut()
         for listener in self._tell.truncated:
-            listener(self._host, min(before, store.ledger_end_index), before, done)
+            listener(self._host, -1 if is_reset else min(before, store.ledger_end_index), before, done)
         return done
+
+    def resets(self, cut: Callable[[], asyncio.Future[None]]) -> asyncio.Future[None]:
+        return self.truncates(cut, is_reset=True)
 
     def compares(self, same: Callable[[], bool]) -> bool:
         is_same = same()

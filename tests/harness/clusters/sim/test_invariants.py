@@ -32,7 +32,7 @@ class Store:
         return len(self.entries) - 1
 
     def get(self, index: int) -> Any:
-        if not 0 <= index < len(self.entries):
+        if not self.ledger_begin_index <= index < len(self.entries):
             return None
         term, crc = self.entries[index]
         return SimpleNamespace(term=term, chain_crc=crc, raw=b"%d/%d" % (term, crc))
@@ -103,6 +103,15 @@ class Group:
         store.durable_index = min(store.durable_index, stays)
         for listener in self.watch.tell.truncated:
             listener(host, stays, before, SimpleNamespace(done=lambda: is_done))  # type: ignore[arg-type]
+
+    def reset(self, host: str, first: int, *entries: tuple[int, int]) -> None:
+        """The log of a member begins anew, with entries from `first` on."""
+        store = self.ledgers[host].store
+        before = store.ledger_end_index
+        store.entries, store.ledger_begin_index = [(0, 0)] * first + list(entries), first
+        store.durable_index = min(store.durable_index, first - 1)
+        for listener in self.watch.tell.truncated:
+            listener(host, -1, before, SimpleNamespace(done=lambda: True))  # type: ignore[arg-type]
 
     @property
     def rules(self) -> list[str]:
@@ -238,6 +247,33 @@ def test_a_commit_beyond_the_end(group: Group, committed: int) -> None:
 
 def test_a_committed_entry_is_removed(group: Group) -> None:
     group.truncate("n1", 0)
+    assert group.rules == ["end"]
+
+
+def test_a_log_may_have_lost_its_beginning_and_nothing_else(group: Group) -> None:
+    expired = Ledger((1, 10), (1, 11))
+    expired.store.ledger_begin_index = 1
+    group.start("n2", expired)
+    assert group.rules == []
+    another = Ledger((1, 10), (1, 77))
+    another.store.ledger_begin_index = 1
+    group.start("n2", another)
+    assert group.rules[0] == "recovery"
+
+
+@pytest.mark.parametrize("is_flushed", [True, False])
+def test_a_log_that_begins_anew_is_another_one(group: Group, is_flushed: bool) -> None:
+    """What it held before is not what it holds now, nor has to come back."""
+    group.append((1, 12), on="n3")
+    group.reset("n3", 2, (2, 22), (2, 23))
+    restarted = Ledger()
+    if is_flushed:
+        group.append(on="n3")
+        restarted = Ledger((0, 0), (0, 0), (2, 22), (2, 23))
+        restarted.store.ledger_begin_index = 2
+    group.start("n3", restarted)
+    assert group.rules == []
+    group.reset("n1", 1, (2, 21))
     assert group.rules == ["end"]
 
 
