@@ -59,6 +59,8 @@ class LogIndex:
         """Index of the first unit in memory; those before are in the files."""
         self._units = bytearray()
         self._writing_until = 0
+        self._is_half_cut = False
+        """Whether a cut of the files failed, perhaps when they were shorter already: that has to be synced yet."""
         self._mended: dict[int, IndexUnit] = {}
         """In the place of units in the files, until the next start."""
 
@@ -148,8 +150,10 @@ class LogIndex:
         position = end_index * UNIT_SIZE_BYTES
         if position < self._file.begin_position:
             await self._file.reset(position)
-        elif position < self._file.end_position:
-            await self._file.truncate(position)
+        elif position < self._file.end_position or self._is_half_cut:
+            self._is_half_cut = True
+            await self._file.truncate(min(position, self._file.end_position))
+        self._is_half_cut = False
 
     async def reset(self, index: int) -> None:
         """Empty the files, durably; the next unit written is that of `index`. Raises OSError."""

@@ -180,3 +180,25 @@ def test_a_file_whose_removal_was_not_synced_does_not_come_back_behind_a_cut(ben
 
     for seed in range(6):
         bench(scenario, seed=seed)
+
+
+def test_a_cut_of_the_index_that_was_not_synced_is_tried_again(bench: Any) -> None:
+    """The file is shorter already when the sync fails, and a power cut may bring the units back."""
+
+    async def scenario(bench: Any) -> None:
+        store = await bench.open()
+        bench.append(store, *[b"entry"] * 15)
+        await bench.flushed(store)
+        await bench.run("n1", store._checkpoint)
+        units = bench.disk.inode("/data/dledger/index/00000000000000000000")
+        cut = bench.on("n1", lambda: store.truncate(9))
+        await bench.until(lambda: len(units.cache) == 320, every_s=10e-6)
+        bench.disk.fail("sync")
+        await bench.until(lambda: store.writer.failure is not None)
+        bench.disk.heal()
+        await cut
+        bench.power_fail()
+        assert (await bench.open()).ledger_end_index == 9
+
+    for seed in range(12):
+        bench(scenario, seed=seed)
