@@ -96,7 +96,7 @@ class Stages:
         process = subprocess.Popen(argv, stdout=output, stderr=errors, preexec_fn=self._release)
         self._processes.append(process)
         try:
-            self._heed(0.0)
+            self._heed(None)
         except Interrupted:
             process.terminate()  # it may be younger than the Ctrl-C, and has nothing to take down yet
             raise
@@ -111,7 +111,7 @@ class Stages:
         while True:
             status = self.status(place)
             meanwhile()
-            self._heed(WAIT_S if status is None else 0.0)  # what is heard may be why it has ended
+            self._heed(WAIT_S if status is None else None)  # what is heard may be why it has ended
             if status is not None:
                 return status
 
@@ -119,16 +119,18 @@ class Stages:
         """The exit status of what was started there; None while it is under way."""
         return self._processes[place].poll()
 
-    def _heed(self, timeout_s: float) -> None:
-        """Wait so long for the end of some stage. Raises Interrupted."""
+    def _heed(self, timeout_s: float | None) -> None:
+        """Wait so long for the end of some stage; None looks for a Ctrl-C alone, and leaves that a stage has ended to
+        whoever waits for it. Raises Interrupted."""
         number = self._next_signal(timeout_s)
         if number is not None and number != signal.SIGCHLD:
             raise Interrupted(number)
 
-    def _next_signal(self, timeout_s: float) -> signal.Signals | None:
-        """The next of those that are held and heeded; SIGCHLD last."""
+    def _next_signal(self, timeout_s: float | None) -> signal.Signals | None:
+        """The next of those that are held and heeded; SIGCHLD last, and with a timeout only."""
         heeded = {number for number in HELD if signal.getsignal(number) is not signal.SIG_IGN}
-        for numbers, at_most_s in ((heeded - {signal.SIGCHLD}, 0.0), (heeded, timeout_s)):
+        waits = [(heeded - {signal.SIGCHLD}, 0.0), *([] if timeout_s is None else [(heeded, timeout_s)])]
+        for numbers, at_most_s in waits:
             taken = signal.sigtimedwait(numbers, at_most_s)
             if taken is not None:
                 return signal.Signals(taken.si_signo)
