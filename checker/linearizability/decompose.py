@@ -134,7 +134,7 @@ def _deadlines(history: History, rows: Sequence[int], results: Sequence[Any], mo
         f, result = history.f[row], results[row]
         if f == "read":
             known.update(range(result["offset"], result["offset"] + len(result["messages"])))
-            length = result["tail"]
+            length = result.get("tail")
             if length is None:  # it holds what it has shown, at least
                 length = result["offset"] + len(result["messages"]) if result["messages"] else 0
         else:
