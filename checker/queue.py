@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from checker.history import FAIL, INFO, NEVER, OK, History
+from checker.history import FAIL, INFO, OK, History
 from checker.models.collections import FIFOQueue
 from checker.tally import Events, Tally
 from checker.values import exact
@@ -17,14 +17,15 @@ __all__ = ["check_total_queue"]
 
 
 def check_total_queue(events: Events, *, allow_duplicates: bool = True, redelivers: bool = False) -> Result:
-    """Check that every value whose enqueue was acknowledged came out, and none that nobody tried to enqueue.
+    """Check that every value whose enqueue was acknowledged came out, and none that nobody had tried to enqueue.
 
     Operations: ``enqueue`` (or any name of :class:`FIFOQueue`), ``dequeue`` with a value or ``None``, ``drain`` with
-    a list.  Counts ``lost``, ``unexpected``, ``duplicated`` and ``recovered`` (outcome unknown, but dequeued).
-    Duplicates are wrong only without ``allow_duplicates``: queues that deliver at least once may repeat.  Each key is a
-    queue.  Unknown when values went into one, nothing ever came out, and nobody looked for any of them after its
-    acknowledgement; and when no more values are ``missing`` from one than takes of unknown outcome may have taken,
-    unless it ``redelivers`` what was taken and not acknowledged: then such a take took nothing.
+    a list of all that was left.  Counts ``lost``, ``unexpected``, ``duplicated`` and ``recovered`` (outcome unknown,
+    but dequeued).  Duplicates are wrong only without ``allow_duplicates``: queues that deliver at least once may
+    repeat.  Each key is a queue.  Unknown when values are ``missing`` from one that nobody found empty (by a ``None``,
+    or a ``drain``) after they were acknowledged: they may be in it still; and when no more are missing than takes of
+    unknown outcome may have taken, unless it ``redelivers`` what was taken and not acknowledged: then such a take took
+    nothing.
     """
     history = History.of(events)
     wrong = ("lost", "unexpected") if allow_duplicates else ("lost", "unexpected", "duplicated")
@@ -33,24 +34,20 @@ def check_total_queue(events: Events, *, allow_duplicates: bool = True, redelive
     tally.extra.update(acknowledged=0, dequeued=0)
     values, unknown = 0, None
     for key, rows in history.rows_by_key().items():
-        missing = tally.counts["missing"]
-        acked, is_told = _check_queue(history, rows, tally, redelivers)
+        acked, why = _check_queue(history, rows, tally, redelivers, of_key(key))
         values += acked
-        if acked and not is_told:
-            unknown = unknown or f"nothing{of_key(key)} was ever dequeued, so nothing can be said about loss"
-        elif missing := tally.counts["missing"] - missing:
-            what, which = ("1 value", "it") if missing == 1 else (f"{missing} values", "them")
-            why = f"{what}{of_key(key)} never came out, and takes of unknown outcome may have taken {which}"
-            unknown = unknown or why
+        unknown = unknown or why
     return tally.result(fine=f"all {values} acknowledged values came out", unknown=unknown)
 
 
-def _check_queue(history: History, rows: Sequence[int], tally: Tally, redelivers: bool) -> tuple[int, bool]:
-    """Judge one queue: how many values were acknowledged, and whether anything tells what became of them."""
+def _check_queue(
+    history: History, rows: Sequence[int], tally: Tally, redelivers: bool, of_queue: str
+) -> tuple[int, str | None]:
+    """Judge one queue: how many values were acknowledged, and why it is not known what became of some, if it is not."""
     acked: dict[Any, list[int]] = {}
     attempts: dict[Any, list[int]] = {}
     taken: dict[Any, list[int]] = {}
-    last_look = -1
+    last_empty = -1
     unseen: float = 0
     for row in rows:
         f, status = history.f[row], history.status[row]
@@ -67,11 +64,26 @@ def _check_queue(history: History, rows: Sequence[int], tally: Tally, redelivers
             if status != FAIL and not redelivers:
                 unseen += math.inf if f == "drain" else 1
             continue
-        last_look = max(last_look, history.invoked[row])
         result = history.result[row]
+        if f == "drain" or result is None:
+            last_empty = max(last_empty, history.invoked[row])
         for item in result if f == "drain" else [result]:
             if item is not None:
                 taken.setdefault(exact(item), []).append(row)
+    _judge_taken(history, tally, attempts, acked, taken)
+    tally.extra["acknowledged"] += sum(map(len, acked.values()))
+    tally.extra["dequeued"] += sum(map(len, taken.values()))
+    return len(acked), _judge_missing(history, tally, acked, taken, last_empty, unseen, of_queue)
+
+
+def _judge_taken(
+    history: History,
+    tally: Tally,
+    attempts: dict[Any, list[int]],
+    acked: dict[Any, list[int]],
+    taken: dict[Any, list[int]],
+) -> None:
+    """Judge what came out."""
     for value, takes in taken.items():
         tried = attempts.get(value, [])
         if not tried:
@@ -82,13 +94,37 @@ def _check_queue(history: History, rows: Sequence[int], tally: Tally, redelivers
             tally.add("duplicated", takes[:3], f"{short(value)} came out {len(takes)} times, put in {len(tried)} times")
         elif any(history.status[row] == INFO for row in tried) and value not in acked:
             tally.add("recovered", (tried[0], takes[0]), f"{short(value)} came out though its put had no answer")
-    first_acked = min((history.returned[row] for puts in acked.values() for row in puts), default=NEVER)
-    is_told = bool(taken) or last_look > first_acked
-    gone = [value for value, puts in acked.items() if is_told and len(puts) > len(taken.get(value, ()))]
-    missing = sum(len(acked[value]) - len(taken.get(value, ())) for value in gone)
-    for value in gone:
+
+
+def _judge_missing(
+    history: History,
+    tally: Tally,
+    acked: dict[Any, list[int]],
+    taken: dict[Any, list[int]],
+    last_empty: int,
+    unseen: float,
+    of_queue: str,
+) -> str | None:
+    """Judge what did not come out: ``lost`` if the queue was found empty later, by a take that began at ``last_empty``,
+    and not all of it may have gone to the ``unseen`` takes; else why it may not be lost, if anything is missing."""
+    gone: dict[Any, int] = {}
+    unlooked = 0
+    for value, puts in acked.items():
+        left = len(puts) - len(taken.get(value, ()))
+        if left <= 0:
+            continue
+        gone[value] = max(0, left - sum(history.returned[row] > last_empty for row in puts))
+        unlooked += left - gone[value]
+    missing = sum(gone.values())
+    for value, times in gone.items():
         text = f"{short(value)}, acknowledged to {named_row(history, acked[value][0])}, never came out"
-        tally.add("lost" if missing > unseen else "missing", acked[value][:1], text)
-    tally.extra["acknowledged"] += sum(map(len, acked.values()))
-    tally.extra["dequeued"] += sum(map(len, taken.values()))
-    return len(acked), is_told
+        tally.add("lost" if times and missing > unseen else "missing", acked[value][:1], text)
+    if unlooked:
+        if not taken and last_empty < 0:
+            return f"nothing{of_queue} was ever dequeued, so nothing can be said about loss"
+        what, which = ("1 value", "it was") if unlooked == 1 else (f"{unlooked} values", "they were")
+        return f"{what}{of_queue} never came out, and nobody found the queue empty after {which} acknowledged"
+    if missing:
+        what, which = ("1 value", "it") if missing == 1 else (f"{missing} values", "them")
+        return f"{what}{of_queue} never came out, and takes of unknown outcome may have taken {which}"
+    return None

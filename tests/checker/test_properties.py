@@ -413,6 +413,19 @@ def test_a_queue_is_empty_only_for_those_who_look_after_something_was_put_in(don
         assert check_total_queue(done(after, before)).stats["counts"]["lost"] == 1
 
 
+def test_what_may_be_in_the_queue_still_is_not_lost(done) -> None:
+    puts = [(0, "enqueue", 1, 1), (0, "enqueue", 2, 2)]
+    one, empty = (1, "dequeue", None, 1), (1, "dequeue", None, None)
+    for history in ([*puts, one], [puts[0], one, puts[1]], [puts[0], one, empty, puts[1]]):
+        left = check_total_queue(done(*history))
+        assert left.verdict is Verdict.UNKNOWN and left.stats["counts"]["missing"] == 1, history
+        assert left.reason == "1 value never came out, and nobody found the queue empty after it was acknowledged"
+    for history in ([*puts, one, empty], [*puts, (1, "drain", None, [1])]):
+        assert check_total_queue(done(*history)).stats["counts"]["lost"] == 1
+    twice = [(0, "enqueue", 1, 1), one, empty, (0, "enqueue", 1, 1)]
+    assert check_total_queue(done(*twice)).verdict is Verdict.UNKNOWN
+
+
 def test_replicas() -> None:
     assert check_replicas({"n1": [1, 2, 3], "n2": [1, 2]}).verdict is Verdict.VALID
     differ = check_replicas({"n1": [1, 2, 3], "n2": [1, 9]})

@@ -220,7 +220,7 @@ def test_checkers_beside_linearizability(done) -> None:
     assert check_unique_ids(done((0, "generate", None, True), (0, "generate", None, 1))).verdict is Verdict.VALID
     lost = check_set(done((0, "add", True, None), (0, "add", 1, None), (0, "read", None, [1])))
     assert (lost.verdict, lost.stats["counts"]["lost"]) == (Verdict.INVALID, 1)
-    queue = check_total_queue(done((0, "enqueue", True, None), (0, "dequeue", None, 1)))
+    queue = check_total_queue(done((0, "enqueue", True, None), (0, "dequeue", None, 1), (0, "dequeue", None, None)))
     assert queue.stats["counts"]["unexpected"] == queue.stats["counts"]["lost"] == 1
     read = {"offset": 0, "messages": [1], "tail": 1}
     assert check_log(done((0, "append", True, [0, True]), (0, "read", {}, read))).verdict is Verdict.INVALID

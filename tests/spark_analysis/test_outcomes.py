@@ -19,8 +19,8 @@ def outcome_of(check: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_a_queue(puts: list[int], takes: list[int], *, allow_duplicates: bool = True) -> dict[str, Any]:
-    operations: list[tuple[str, int | None, int]] = [("enqueue", value, value) for value in puts]
-    operations += [("dequeue", None, value) for value in takes]
+    operations: list[tuple[str, int | None, int | None]] = [("enqueue", value, value) for value in puts]
+    operations += [("dequeue", None, value) for value in [*takes, None]]
     events = [
         {"process": 0, "type": kind, "f": f, "value": value}
         for f, asked, answered in operations

@@ -278,7 +278,8 @@ def _is(call: Call, element: Any) -> bool:
 
 
 def total_queue(events: Sequence[Event], allow_duplicates: bool = True) -> Verdicts:
-    """What was acknowledged came out, nothing else did, and nothing twice unless that is allowed."""
+    """What was acknowledged before the queue was found empty came out, nothing else did, and nothing twice unless that
+    is allowed."""
     return _apart(events, lambda calls: _queue_of_key(calls, allow_duplicates))
 
 
@@ -293,24 +294,29 @@ def _queue_of_key(calls: Sequence[Call], allow_duplicates: bool) -> Verdicts:
         elif call.status == "ok" and call.f not in PUTS and call.result is not None:
             out[canonical(call.result)] += 1
     failed = Counter(canonical(call.value) for call in puts if call.status == "fail")
-    if not out and not any(_is_looked_for(put, calls) for put in puts):
-        return UNKNOWN if surely else VALID
     if set(out) - set(tried) or (not allow_duplicates and any(out[value] > tried[value] for value in out)):
         return INVALID
     missing = surely - out
+    may_be_there = Counter(
+        canonical(put.value) for put in puts if put.status == "ok" and not _is_empty_after(put, calls)
+    )
     unseen = [call for call in calls if call.status == "info" and call.f not in PUTS]
     can_hold = float("inf") if any(call.f == "drain" for call in unseen) else len(unseen)
-    if missing.total() > can_hold:
+    if (missing - may_be_there).total() > can_hold:
         return INVALID
     if any(out[value] > tried[value] - failed[value] for value in out):
         return (UNKNOWN if missing else VALID) | INVALID
     return UNKNOWN if missing else VALID
 
 
-def _is_looked_for(put: Call, calls: Sequence[Call]) -> bool:
-    """Whether a take that completed began after the put was acknowledged."""
-    return put.status == "ok" and any(
-        call.status == "ok" and call.f not in PUTS and call.invoked > put.returned for call in calls
+def _is_empty_after(put: Call, calls: Sequence[Call]) -> bool:
+    """Whether a take that began after the put was acknowledged found nothing, or took all there was."""
+    return any(
+        call.status == "ok"
+        and call.f not in PUTS
+        and (call.f == "drain" or call.result is None)
+        and call.invoked > put.returned
+        for call in calls
     )
 
 
