@@ -90,10 +90,26 @@ def _judge_taken(
             text = f"{short(value)} came out by {named_row(history, takes[0])}, never put in"
             tally.add("unexpected", takes[:1], text)
             continue
-        if len(takes) > len(tried):
+        early = _before_it_was_put_in(history, takes, tried)
+        if early is not None and early[1] == tried[0]:
+            text = f"{short(value)} came out by {named_row(history, early[0])}, before {named_row(history, early[1])}"
+            tally.add("unexpected", early, text)
+        elif len(takes) > len(tried):
             tally.add("duplicated", takes[:3], f"{short(value)} came out {len(takes)} times, put in {len(tried)} times")
+        elif early is not None:
+            take, put = (named_row(history, row) for row in early)
+            tally.add("duplicated", early, f"{short(value)} came out once more by {take}, before {put}")
         elif any(history.status[row] == INFO for row in tried) and value not in acked:
             tally.add("recovered", (tried[0], takes[0]), f"{short(value)} came out though its put had no answer")
+
+
+def _before_it_was_put_in(history: History, takes: Sequence[int], tried: Sequence[int]) -> tuple[int, int] | None:
+    """The first of the takes of a value to return before so many puts of it were invoked, and the put that lacked."""
+    in_order = takes if len(takes) == 1 else sorted(takes, key=history.returned.__getitem__)
+    for take, put in zip(in_order, tried, strict=False):
+        if history.returned[take] < history.invoked[put]:
+            return take, put
+    return None
 
 
 def _judge_missing(

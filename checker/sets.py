@@ -19,9 +19,9 @@ __all__ = ["check_set", "check_set_full"]
 def check_set(events: Events) -> Result:
     """Check that the last read of a set shows all elements whose ``add`` was acknowledged, and no other.
 
-    Invalid with the counts ``lost`` (acknowledged before that read, and absent) and ``unexpected`` (nobody added it);
-    ``recovered`` elements (added with an unknown outcome, and there) are only counted.  Each key is a set.  Unknown
-    when no read completed, or none of a key to which an ``add`` was acknowledged.
+    Invalid with the counts ``lost`` (acknowledged before that read, and absent) and ``unexpected`` (nobody had added
+    it); ``recovered`` elements (added with an unknown outcome, and there) are only counted.  Each key is a set.
+    Unknown when no read completed, or none of a key to which an ``add`` was acknowledged.
     """
     history = History.of(events)
     tally = Tally("set", history, wrong=("lost", "unexpected"), noted=("recovered",))
@@ -48,6 +48,8 @@ def _last_elements(history: History, rows: Sequence[int], last: int, tally: Tall
         if history.f[row] != "add" or status == FAIL:
             continue
         value = exact(history.value[row])
+        if history.invoked[row] > history.returned[last]:
+            continue
         attempted.add(value)
         if status == OK and value not in shown and history.returned[row] < history.invoked[last]:
             text = f"{short(value)}, acknowledged to {named_row(history, row)}, is absent from the last read"
@@ -55,7 +57,7 @@ def _last_elements(history: History, rows: Sequence[int], last: int, tally: Tall
         elif status == INFO and value in shown:
             tally.add("recovered", (row, last), f"{short(value)} is there though its add had no answer")
     for value in sorted(shown - attempted, key=repr):
-        tally.add("unexpected", (last,), f"{short(value)} is in the last read, but nobody added it")
+        tally.add("unexpected", (last,), f"{short(value)} is in the last read, but nobody had added it")
     return len(shown)
 
 

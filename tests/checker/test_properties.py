@@ -426,6 +426,24 @@ def test_what_may_be_in_the_queue_still_is_not_lost(done) -> None:
     assert check_total_queue(done(*twice)).verdict is Verdict.UNKNOWN
 
 
+def test_what_is_seen_before_anybody_asked_for_it_was_never_put_in(done, events) -> None:
+    put, take, empty = (0, "enqueue", 1, 1), (1, "dequeue", None, 1), (1, "dequeue", None, None)
+    early = check_total_queue(done(take, put, empty))
+    assert early.verdict is Verdict.INVALID and early.stats["counts"]["unexpected"] == 1
+    assert (
+        "1 came out by process 1's dequeue() -> 1 (" in early.reason
+        and "), before process 0's enqueue(1) (" in early.reason
+    )
+    twice = done(put, take, take, put, empty)
+    assert check_total_queue(twice).verdict is Verdict.VALID
+    assert check_total_queue(twice, allow_duplicates=False).stats["counts"]["duplicated"] == 1
+    assert check_total_queue(done(put, take, put, take, empty), allow_duplicates=False).verdict is Verdict.VALID
+    added = check_set(done((0, "add", 1, 1), (1, "read", None, [1, 2]), (0, "add", 2, 2)))
+    assert added.verdict is Verdict.INVALID and added.stats["counts"]["unexpected"] == 1
+    beside = [(1, "invoke", "read", None), (0, "invoke", "add", 2), (1, "ok", "read", [2]), (0, "ok", "add", 2)]
+    assert check_set(events(*beside)).verdict is Verdict.VALID
+
+
 def test_replicas() -> None:
     assert check_replicas({"n1": [1, 2, 3], "n2": [1, 2]}).verdict is Verdict.VALID
     differ = check_replicas({"n1": [1, 2, 3], "n2": [1, 9]})

@@ -294,7 +294,9 @@ def _queue_of_key(calls: Sequence[Call], allow_duplicates: bool) -> Verdicts:
         elif call.status == "ok" and call.f not in PUTS and call.result is not None:
             out[canonical(call.result)] += 1
     failed = Counter(canonical(call.value) for call in puts if call.status == "fail")
-    if set(out) - set(tried) or (not allow_duplicates and any(out[value] > tried[value] for value in out)):
+    if any(_is_before_it_was_put_in(value, calls, allow_duplicates) for value in out):
+        return INVALID
+    if not allow_duplicates and any(out[value] > tried[value] for value in out):
         return INVALID
     missing = surely - out
     may_be_there = Counter(
@@ -307,6 +309,24 @@ def _queue_of_key(calls: Sequence[Call], allow_duplicates: bool) -> Verdicts:
     if any(out[value] > tried[value] - failed[value] for value in out):
         return (UNKNOWN if missing else VALID) | INVALID
     return UNKNOWN if missing else VALID
+
+
+def _is_before_it_was_put_in(value: Any, calls: Sequence[Call], allow_duplicates: bool) -> bool:
+    """Whether a value had come out at some return though nobody had asked to put it in by then; or, where each comes
+    out once, more often than that."""
+    puts = [call.invoked for call in calls if call.f in PUTS and call.status != "fail" and _is(call, value)]
+    takes = [
+        call.returned
+        for call in calls
+        if call.f not in PUTS and call.status == "ok"
+        for item in (call.result if call.f == "drain" else [call.result])
+        if item is not None and canonical(item) == value
+    ]
+    return any(
+        sum(put < moment for put in puts)
+        < (1 if allow_duplicates or len(takes) > len(puts) else sum(take <= moment for take in takes))
+        for moment in takes
+    )
 
 
 def _is_empty_after(put: Call, calls: Sequence[Call]) -> bool:
