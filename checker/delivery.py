@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from checker.history import FAIL, OK, History
+from checker.history import FAIL, INFO, OK, History
 from checker.tally import Events, Tally
 from checker.values import exact, number
 from checker.verdict import Result
@@ -20,8 +21,49 @@ def _received(history: History, row: int) -> list[Any]:
     return [exact(item) for item in result] if isinstance(result, list) else [] if result is None else [exact(result)]
 
 
+def _tells_of_all(history: History, row: int) -> bool:
+    """Whether a ``receive`` shows all that was there: a list, or that there was nothing."""
+    return history.result[row] is None or isinstance(history.result[row], list)
+
+
+def _taken_unseen(history: History, rows: Sequence[int], received: Sequence[int], redelivers: bool) -> float:
+    """How many messages receives of unknown outcome may have taken; any number where receives answer lists."""
+    if redelivers:
+        return 0
+    crashed = sum(history.f[row] == "receive" and history.status[row] == INFO for row in rows)
+    takes_many = any(isinstance(history.result[row], list) for row in received)
+    return math.inf if crashed and takes_many else crashed
+
+
+def _judge_missing(
+    tally: Tally,
+    kind: str,
+    gone: Sequence[tuple[int, str]],
+    unlooked: Sequence[tuple[int, str]],
+    unseen: float,
+    of: str,
+) -> str | None:
+    """Count what was never received, by row and text: what is ``gone`` under ``kind``, unless all of it may have been
+    taken ``unseen``; and what was ``unlooked`` for.  Why it is not known what became of some, if it is not."""
+    is_certain = len(gone) > unseen
+    for row, text in gone:
+        tally.add(kind if is_certain else "missing", (row,), text)
+    for row, text in unlooked:
+        tally.add("missing", (row,), text)
+    if unlooked:
+        return f"{unlooked[0][1]}, and nobody found the queue{of} empty afterwards"
+    if gone and not is_certain:
+        return f"{gone[0][1]}, and receives{of} of unknown outcome may have taken it"
+    return None
+
+
 def check_delay(
-    events: Events, *, tolerance_ms: float = 1000.0, resolution_ms: float = 0.0, late_is_wrong: bool = True
+    events: Events,
+    *,
+    tolerance_ms: float = 1000.0,
+    resolution_ms: float = 0.0,
+    late_is_wrong: bool = True,
+    redelivers: bool = False,
 ) -> Result:
     """Check that delayed messages arrived no earlier than due, and not much later.
 
@@ -29,13 +71,16 @@ def check_delay(
     is ``early`` when its receive returned before the send was invoked plus the delay, by more than ``resolution_ms`` (a
     system that keeps time in whole milliseconds cuts off up to one); ``late`` when its first receive returned more than
     ``tolerance_ms`` after the send returned plus the delay; a message is ``lost`` when it was acknowledged, was due
-    with its tolerance before the last receive began, and was never received.  One that was received though no send of
-    it was asked for, or all failed, is ``unexpected``.  Late deliveries are only counted without ``late_is_wrong``: a
-    system that was kept from working may deliver afterwards.  Each key has its own messages.
+    with its tolerance before the last receive began that told of all there was (by a list, or ``None``), and was never
+    received.  It is ``missing``, and the answer unknown, where later receives showed single messages only, and where
+    receives of unknown outcome may have taken it, unless the system ``redelivers`` what was not acknowledged.  One that
+    was received though no send of it was asked for, or all failed, is ``unexpected``.  Late deliveries are only counted
+    without ``late_is_wrong``: a system that was kept from working may deliver afterwards.  Each key has its own
+    messages.
     Needs times; unknown without them, and where no receive completed, or none of a key with an acknowledged send.
     """
     history = History.of(events)
-    wrong, noted = ["lost", "early", "unexpected"], ["delivered", "pending"]
+    wrong, noted = ["lost", "early", "unexpected"], ["delivered", "pending", "missing"]
     (wrong if late_is_wrong else noted).append("late")
     tally = Tally("delay", history, wrong=wrong, noted=noted)
     looked, unknown = False, None
@@ -45,7 +90,9 @@ def check_delay(
         looked = looked or bool(received)
         if not received and any(history.status[row] == OK for row in sent):
             unknown = unknown or f"no receive{of_key(key)} completed"
-        untimed = _check_delays(history, sent, received, tally, tolerance_ms, resolution_ms)
+        unseen = _taken_unseen(history, rows, received, redelivers)
+        untimed, gone, unlooked = _check_delays(history, sent, received, tally, tolerance_ms, resolution_ms)
+        unknown = _judge_missing(tally, "lost", gone, unlooked, unseen, of_key(key)) or unknown
         if untimed is not None:
             unknown = f"{named_row(history, untimed)} has no times, so delays cannot be judged"
     late = f", {tally.counts['late']} of them late" if tally.counts["late"] else " in time"
@@ -61,11 +108,17 @@ def _check_delays(
     tally: Tally,
     tolerance_ms: float,
     resolution_ms: float,
-) -> int | None:
-    """Judge the sends and receives of one key; one of them that lacks a time which it takes for that, if any does."""
+) -> tuple[int | None, list[tuple[int, str]], list[tuple[int, str]]]:
+    """Judge the sends and receives of one key; one of them that lacks a time which it takes for that, if any does, and
+    the sends that were never received: those whose message was looked for, and those after which none was certain to
+    show it."""
+    gone: list[tuple[int, str]] = []
+    unlooked: list[tuple[int, str]] = []
     first: dict[Any, int] = {}
     untimed = next((row for row in received if history.invoked_ns[row] is None), None)
     last_start_ns = max((history.invoked_ns[row] or 0 for row in received), default=-1)
+    tellers = [row for row in received if _tells_of_all(history, row)]
+    last_told_ns = max((history.invoked_ns[row] or 0 for row in tellers), default=-1)
     lacking: int | None = None
     for row in received:
         for message in _received(history, row):
@@ -99,42 +152,51 @@ def _check_delays(
                 tally.add("late", (row, receive), text)
         elif history.status[row] == OK:
             if due_ns < last_start_ns:
-                tally.add("lost", (row,), f"{short(message)} of {named_row(history, row)} never arrived")
+                text = f"{short(message)} of {named_row(history, row)} never arrived"
+                (gone if due_ns < last_told_ns else unlooked).append((row, text))
             else:
                 tally.counts["pending"] += 1
                 lacking = lacking if untimed is None else untimed
-    return lacking
+    return lacking, gone, unlooked
 
 
-def check_transaction_visibility(events: Events) -> Result:
+def check_transaction_visibility(events: Events, *, redelivers: bool = False) -> Result:
     """Check that transactional messages were received if they were committed, and only then.
 
     Operations, each with the message as its value: ``prepare``, ``commit``, ``rollback``; and ``receive`` with a
     message or a list.  Each key has its own messages.  Counts ``rolled-back-seen``, ``prepared-seen`` (received before
-    any commit was invoked, or without one), ``committed-lost`` (a commit was acknowledged, a receive began later, and
-    none ever showed it) and ``unexpected`` (received, and nobody prepared or ended it).  Unknown where no receive
-    completed, or none of a key with an acknowledged commit.
+    any commit was invoked, or without one), ``committed-lost`` (a commit was acknowledged, a receive began later that
+    told of all there was, by a list or ``None``, and none ever showed it) and ``unexpected`` (received, and nobody
+    prepared or ended it).  Unknown where no receive completed, or none of a key with an acknowledged commit; and where
+    a committed message is ``missing``: later receives showed single messages only, or receives of unknown outcome may
+    have taken it, unless the system ``redelivers`` what was not acknowledged.
     """
     history = History.of(events)
     tally = Tally(
         "transaction-visibility",
         history,
         wrong=("committed-lost", "rolled-back-seen", "prepared-seen", "unexpected"),
-        noted=("committed", "rolled-back"),
+        noted=("committed", "rolled-back", "missing"),
     )
     looked, unknown = False, None
     for key, rows in history.rows_by_key().items():
         received = [row for row in rows if history.f[row] == "receive" and history.status[row] == OK]
         looked = looked or bool(received)
-        if _check_visibility(history, rows, received, tally) and not received:
+        unseen = _taken_unseen(history, rows, received, redelivers)
+        committed, gone, unlooked = _check_visibility(history, rows, received, tally)
+        if committed and not received:
             unknown = unknown or f"no receive{of_key(key)} completed"
+        unknown = _judge_missing(tally, "committed-lost", gone, unlooked, unseen, of_key(key)) or unknown
     if not looked:
         unknown = unknown or "no receive completed"
     return tally.result(fine=f"{tally.counts['committed']} committed messages seen, nothing else", unknown=unknown)
 
 
-def _check_visibility(history: History, rows: Sequence[int], received: Sequence[int], tally: Tally) -> int:
-    """Judge the messages of one key; how many of them were certainly committed."""
+def _check_visibility(
+    history: History, rows: Sequence[int], received: Sequence[int], tally: Tally
+) -> tuple[int, list[tuple[int, str]], list[tuple[int, str]]]:
+    """Judge the messages of one key; how many of them were certainly committed, and the commits of those that were
+    never received: those whose message was looked for, and those after which no receive was certain to show it."""
     asked: dict[Any, int] = {}  # each message's first commit that may have been one
     committed: dict[Any, int] = {}  # its first acknowledgement, of that commit or of one that was tried again
     rolled_back: dict[Any, int] = {}
@@ -150,10 +212,12 @@ def _check_visibility(history: History, rows: Sequence[int], received: Sequence[
                 ends = committed if f == "commit" else rolled_back
                 ends[message] = min(ends.get(message, row), row, key=history.returned.__getitem__)
     seen: set[Any] = set()
-    last_start = -1
+    last_start = last_told = -1
     # The receive that returned first is the one that may have been too early.
     for row in sorted(received, key=history.returned.__getitem__):
         last_start = max(last_start, history.invoked[row])
+        if _tells_of_all(history, row):
+            last_told = max(last_told, history.invoked[row])
         for message in _received(history, row):
             if message in seen:
                 continue
@@ -169,12 +233,15 @@ def _check_visibility(history: History, rows: Sequence[int], received: Sequence[
             elif commit is None or history.invoked[commit] > history.returned[row]:
                 text = f"{named_row(history, row)} saw {short(message)}, prepared but not committed by then"
                 tally.add("prepared-seen", (row,), text)
+    gone: list[tuple[int, str]] = []
+    unlooked: list[tuple[int, str]] = []
     for message, row in committed.items():
         if message not in seen and history.returned[row] < last_start:
-            tally.add("committed-lost", (row,), f"{short(message)} of {named_row(history, row)} was never received")
+            text = f"{short(message)} of {named_row(history, row)} was never received"
+            (gone if history.returned[row] < last_told else unlooked).append((row, text))
     tally.counts["committed"] += len(committed)
     tally.counts["rolled-back"] += len(rolled_back)
-    return len(committed)
+    return len(committed), gone, unlooked
 
 
 def check_consumer_progress(events: Events) -> Result:

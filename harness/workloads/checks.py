@@ -24,9 +24,9 @@ def log_contents(history: Events, context: CheckContext) -> CheckOutcome:
     return as_outcome(check_log(history, timeout_s=context.timeout_s, memory_mb=context.memory_mb))
 
 
-def delays(history: Events) -> CheckOutcome:
+def delays(history: Events, *, redelivers: bool = False) -> CheckOutcome:
     """Whether no delayed message was early or lost; lateness is counted. Brokers note whole milliseconds (R)."""
-    return as_outcome(check_delay(history, resolution_ms=1.0, late_is_wrong=False))
+    return as_outcome(check_delay(history, resolution_ms=1.0, late_is_wrong=False, redelivers=redelivers))
 
 
 def as_outcome(result: Result) -> CheckOutcome:

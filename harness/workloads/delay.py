@@ -58,7 +58,8 @@ class DelayWorkload:
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         moves = [event for event in history if event["f"] != "lag"]
-        return {"delay": unless_drained(delays(moves), history, certain=("early", "unexpected"))}
+        found = delays(moves, redelivers=True)
+        return {"delay": unless_drained(found, history, certain=("early", "unexpected"))}
 
 
 class _DelayClient(MessagingClient):

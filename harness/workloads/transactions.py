@@ -67,7 +67,7 @@ class TransactionsWorkload:
         return None
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        outcome = as_outcome(check_transaction_visibility(list(as_prepare_and_end(history))))
+        outcome = as_outcome(check_transaction_visibility(list(as_prepare_and_end(history)), redelivers=True))
         wrong_whatever_comes = ("rolled-back-seen", "prepared-seen", "unexpected")
         return {"transaction-visibility": unless_drained(outcome, history, certain=wrong_whatever_comes)}
 

@@ -385,6 +385,45 @@ def test_a_commit_that_is_acknowledged_when_it_is_tried_again_is_one(events) -> 
     assert check_transaction_visibility(events(*prepared, *seen, *again)).verdict is Verdict.VALID
 
 
+@pytest.mark.parametrize(
+    ("received", "lost", "said"),
+    [
+        ([("ok", []), ("ok", ["b"])], 1, "'a' of "),
+        ([("ok", None), ("ok", "b")], 1, "'a' of "),
+        ([("ok", "b")], 0, "nobody found the queue empty afterwards"),
+        ([("info", None), ("ok", "b"), ("ok", None)], 0, "receives of unknown outcome may have taken it"),
+        ([("info", None), ("ok", ["b"])], 0, "receives of unknown outcome may have taken it"),
+        ([("info", None), ("ok", None)], 2, "'a' of "),
+        ([("fail", None), ("ok", ["b"])], 1, "'a' of "),
+    ],
+)
+def test_a_message_that_may_have_been_taken_or_may_come_yet_is_not_lost(received, lost: int, said: str) -> None:
+    """Two messages, of which ``a`` never comes."""
+
+    def history(*puts: tuple[str, object]) -> list[dict]:
+        asked = [(0, f, "ok", value, value) for f, value in puts]
+        asked += [(at, "receive", kind, None, value) for at, (kind, value) in enumerate(received, 1)]
+        return [
+            {"process": process, "type": kind, "f": f, "value": value, "time": (2 * at + is_end) * 10**9}
+            for at, (process, f, outcome, before, after) in enumerate(asked)
+            for is_end, (kind, value) in enumerate((("invoke", before), (outcome, after)))
+        ]
+
+    sends = history(*(("send", {"message": message, "delay_ms": 0}) for message in "ab"))
+    commits = history(*((f, message) for message in "ab" for f in ("prepare", "commit")))
+    is_left_open = received[0][0] == "info" and not lost
+    for check_it, events, kind in (
+        (partial(check_delay, tolerance_ms=0.0, late_is_wrong=False), sends, "lost"),
+        (check_transaction_visibility, commits, "committed-lost"),
+    ):
+        result = check_it(events)
+        assert result.stats["counts"][kind] == lost and said in result.reason
+        assert result.verdict is (Verdict.INVALID if lost else Verdict.UNKNOWN)
+        assert result.stats["counts"]["missing"] == (not lost)
+        if is_left_open:
+            assert check_it(events, redelivers=True).stats["counts"][kind] == 1
+
+
 def test_consumer_progress(done) -> None:
     def op(process: int, f: str, offset: int) -> tuple:
         return process, f, {"group": "g", "queue": 0, "offset": offset}, {"group": "g", "queue": 0, "offset": offset}

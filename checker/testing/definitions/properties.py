@@ -387,11 +387,28 @@ def _visibility_of_key(calls: Sequence[Call]) -> Verdicts:
             return INVALID
         if any(call.f == "rollback" and call.status == "ok" for call in about):
             return INVALID
-    for commit in _done(calls, "commit"):
-        is_seen = any(message == canonical(commit.value) for _, message in seen)
-        if not is_seen and any(receive.invoked > commit.returned for receive in receives):
-            return INVALID
-    return VALID if receives else UNKNOWN if _done(calls, "commit") else NOTHING
+    first_commits = {
+        canonical(commit.value): min(
+            other.returned for other in _done(calls, "commit") if _is(other, canonical(commit.value))
+        )
+        for commit in _done(calls, "commit")
+    }
+    unseen = {message: since for message, since in first_commits.items() if message not in [each for _, each in seen]}
+    later = {message: [receive for receive in receives if receive.invoked > since] for message, since in unseen.items()}
+    return _missing(calls, list(later.values())) or (VALID if receives else UNKNOWN if first_commits else NOTHING)
+
+
+def _missing(calls: Sequence[Call], later: Sequence[Sequence[Call]]) -> Verdicts | None:
+    """What follows of messages that no receive showed, given the receives that came after each."""
+    receives, crashed = (
+        _done(calls, "receive"),
+        [call for call in calls if call.f == "receive" and call.status == "info"],
+    )
+    takes_many = any(isinstance(receive.result, list) for receive in receives)
+    looked = [any(receive.result is None or isinstance(receive.result, list) for receive in after) for after in later]
+    if sum(looked) > (float("inf") if crashed and takes_many else len(crashed)):
+        return INVALID
+    return UNKNOWN if any(later) else None
 
 
 def delay(events: Sequence[Event], tolerance_ms: float = 1000.0, resolution_ms: float = 0.0) -> Verdicts:
@@ -410,6 +427,7 @@ def _delay_of_key(
         for message in receive.result if isinstance(receive.result, list | tuple) else [receive.result]:
             if message is not None and canonical(message) not in sent:
                 return INVALID
+    later: list[list[Call]] = []
     for send in sends:
         message, delay_ms = canonical(send.value["message"]), send.value["delay_ms"]
         deliveries = [
@@ -425,9 +443,9 @@ def _delay_of_key(
         latest_ms = times[send.returned] + delay_ms + tolerance_ms
         if deliveries and min(deliveries) > latest_ms:
             return INVALID
-        if not deliveries and any(times[receive.invoked] > latest_ms for receive in receives):
-            return INVALID
-    return VALID if receives else UNKNOWN if _done(calls, "send") else NOTHING
+        if not deliveries:
+            later.append([receive for receive in receives if times[receive.invoked] > latest_ms])
+    return _missing(calls, later) or (VALID if receives else UNKNOWN if _done(calls, "send") else NOTHING)
 
 
 def _times(events: Sequence[Event]) -> dict[float, float]:

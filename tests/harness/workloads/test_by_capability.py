@@ -561,11 +561,12 @@ def test_what_was_lost_is_missed_where_its_last_read_was_refused_at_first() -> N
     assert refused and done.outcomes["isolation"].valid is False, done.outcomes
 
 
-@pytest.mark.parametrize(("empty_at_s", "valid"), [(0.5, "unknown"), (5.5, False)])
+@pytest.mark.parametrize(("empty_at_s", "valid"), [(0.5, "unknown"), (5.5, "unknown"), (6.5, False)])
 def test_a_delayed_value_is_not_lost_where_nobody_found_the_queue_empty_once_it_was_due(
     empty_at_s: float, valid: object
 ) -> None:
-    """A system that refuses everybody in the middle of the last receives was found empty before anything was due."""
+    """A system that refuses everybody in the middle of the last receives was found empty before anything was due, or
+    was late."""
     history: list[dict[str, Any]] = []
 
     def operation(f: str, at_s: float, value: Any, found: Any) -> None:
