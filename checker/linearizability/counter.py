@@ -69,7 +69,8 @@ def check_counter_bounds(history: History, rows: Sequence[int], model: Counter) 
     if any(isinstance(number, float) for number in (model.initial, *(history.value[row] for row in rows))):
         raise NotApplicable("sums of floats depend on the order of what is added")
     is_open = False
-    for row, low, high in read_bounds(history, rows, model.initial):
+    # Of several reads that are wrong the one that returned first is told of: the explanation ends with it.
+    for row, low, high in sorted(read_bounds(history, rows, model.initial), key=lambda read: history.returned[read[0]]):
         result = history.result[row]
         if not isinstance(result, NUMBERS) or not low <= result <= high:
             text = f"{named_row(history, row, model)} is outside of what additions allow: {low} to {high}."

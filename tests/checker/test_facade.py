@@ -131,6 +131,15 @@ def test_explanations_name_processes_values_and_times(done) -> None:
         assert len(json.dumps(result.to_json())) < 5000
 
 
+def test_an_explanation_names_what_it_shows_where_two_reads_are_wrong(events) -> None:
+    """The read that began last returned first, and is where the history is cut off."""
+    adds = [(0, "invoke", "add", 5), (0, "ok", "add", 5), (1, "invoke", "read", None), (0, "invoke", "read", None)]
+    result = check(events(*adds, (0, "ok", "read", 4), (1, "ok", "read", 3)), "counter")
+    assert result.witness is not None
+    assert [operation.result for operation in result.witness.operations] == [5, 4]
+    assert "-> 3" not in result.reason and "is outside of what additions allow: 5 to 5" in result.reason
+
+
 def test_drawings_are_small_and_well_formed(done) -> None:
     result = check(done((0, "write", "<&>", "<&>"), (1, "write", 2, 2), (2, "read", None, "<&>")), Register())
     assert result.witness is not None
