@@ -364,12 +364,14 @@ def _extract(history: History, part: _Part) -> History:
 
 
 def _witness(history: History, model: Model, outcome: KeyOutcome, part: _Part, complete: bool) -> Witness:
-    rows = part.rows
     culprit = max(
-        (row for row in rows if row not in part.crashed and history.returned[row] != NEVER),
+        (row for row in part.rows if row not in part.crashed and history.returned[row] != NEVER),
         key=history.returned.__getitem__,
-        default=rows[-1],
+        default=part.rows[-1],
     )
+    # What began after the last return need not have happened.
+    rows = tuple(row for row in part.rows if history.invoked[row] < history.returned[culprit])
+    part = replace(part, rows=rows)
     shown = rows[-MAX_WITNESS_OPERATIONS:] if len(rows) > MAX_WITNESS_OPERATIONS else rows
     others = [row for row in rows if row != culprit]
     operations = history.operations(shown)
@@ -377,8 +379,9 @@ def _witness(history: History, model: Model, outcome: KeyOutcome, part: _Part, c
     if len(rows) > len(shown):
         note = f"the last {len(shown)} of {len(rows)} operations that no sound reduction removes"
     text = _sentence(history, model, part, culprit, others)
-    if outcome.violation is not None and outcome.violation.text:
-        text = f"{outcome.violation.text} {text}"
+    violation = outcome.violation
+    if violation is not None and violation.text and set(violation.told or violation.rows).issubset(rows):
+        text = f"{violation.text} {text}"
     return Witness(
         operations=operations,
         text=text,

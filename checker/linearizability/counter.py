@@ -74,7 +74,7 @@ def check_counter_bounds(history: History, rows: Sequence[int], model: Counter) 
         result = history.result[row]
         if not isinstance(result, NUMBERS) or not low <= result <= high:
             text = f"{named_row(history, row, model)} is outside of what additions allow: {low} to {high}."
-            return Violation(rows=tuple(rows), text=text, minimal=False)
+            return Violation(rows=tuple(rows), text=text, minimal=False, told=(row,))
         is_open = is_open or low != high
     if is_open:
         raise NotApplicable("an addition ran beside a read, so bounds do not settle it")

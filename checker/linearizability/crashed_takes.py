@@ -39,7 +39,8 @@ def never_empty(
             violation = found_nothing(history, flows, model, row, inside)
             crashed = [r for r in rows if history.status[r] == INFO and history.f[r] in model.takes]
             crashed = [r for r in crashed if history.invoked[r] < returned]
-            return Violation(rows=tuple(sorted({*violation.rows, *crashed})), text=violation.text, minimal=False)
+            involved = tuple(sorted({*violation.rows, *crashed}))
+            return Violation(rows=involved, text=violation.text, minimal=False, told=violation.rows)
     return None
 
 
@@ -172,7 +173,8 @@ class _Deal:
                 return None
             waiting.append(self._ways(contradiction))
         self._involved.update(violation.rows)
-        return Violation(rows=tuple(sorted(self._involved)), text=violation.text, minimal=False)
+        involved = tuple(sorted(self._involved))
+        return Violation(rows=involved, text=violation.text, minimal=False, told=violation.rows)
 
     def _tested(self, flows: Flows) -> Violation | None:
         if self._tests_left <= 0:

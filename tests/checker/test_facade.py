@@ -140,6 +140,16 @@ def test_an_explanation_names_what_it_shows_where_two_reads_are_wrong(events) ->
     assert "-> 3" not in result.reason and "is outside of what additions allow: 5 to 5" in result.reason
 
 
+def test_an_explanation_names_nothing_that_it_leaves_out(events) -> None:
+    """What contradicts itself already without the read is shown without it, and without what began afterwards."""
+    read = {"offset": 1, "messages": [103], "tail": 2}
+    puts = [(1, "invoke", "append", 102), (1, "ok", "append", [1, 102]), (2, "invoke", "append", 103)]
+    result = check(events(*puts, (1, "invoke", "read", {}), (1, "ok", "read", read)), "log")
+    assert result.witness is not None
+    assert [(operation.f, operation.value) for operation in result.witness.operations] == [("append", 102)]
+    assert "read" not in result.reason and "103" not in result.reason
+
+
 def test_drawings_are_small_and_well_formed(done) -> None:
     result = check(done((0, "write", "<&>", "<&>"), (1, "write", 2, 2), (2, "read", None, "<&>")), Register())
     assert result.witness is not None
