@@ -46,18 +46,19 @@ CLOCK_TIMEOUT_S = 10.0
 CLOCK_POLL_S = 0.02
 
 _CALLS: Mapping[str, tuple[Sequence[str], str]] = {
-    "stall-fsync": (("syncs",), "held"),
+    "stall-fsync": (("syncs",), "held_syncs"),
     "stall": (("syncs", "writes", "grows"), "held"),
     "slow": (("syncs", "writes", "grows"), "delayed"),
-    "full": (("grows",), "refused"),
-    "error-write": (("writes", "grows"), "failed"),
-    "error-fsync": (("syncs",), "failed"),
-    "error-read": (("reads",), "failed"),
+    "full": (("grows",), "refused_grows"),
+    "error-write": (("writes", "grows"), "failed_writes"),
+    "error-fsync": (("syncs",), "failed_syncs"),
+    "error-read": (("reads",), "failed_reads"),
     # Of a whole file system: not every call meets it (a write into a block that a file has already needs no space).
-    "fill": ((), "refused"),
-    "shutdown": ((), "failed"),
+    "fill": ((), "refused_by_disk"),
+    "shutdown": ((), "failed_by_disk"),
 }
-"""Kind of disk fault -> the calls that it is about and what it does to them, as ProgramCounts has them."""
+"""Kind of disk fault -> the calls that it is about and what it does to them, as ProgramCounts has them: what another
+kind on the same host does to other calls is not in it."""
 
 
 class ShimClocks:

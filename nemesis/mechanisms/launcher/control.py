@@ -30,11 +30,11 @@ __all__ = [
 ]
 
 MAGIC = 0x3154554146425053
-CONTROL_BYTES = 16384
+CONTROL_BYTES = 20480
 COUNTERS_OFFSET = 2048
 HEAD = struct.Struct("=10QqQqQ")
 PROGRAMS_OFFSET = 4096
-PROGRAM_BYTES = 192
+PROGRAM_BYTES = 256
 PROGRAM_SLOTS = 64
 """Programs of one host that are counted at a time."""
 CLOCK_SLOTS = 16
@@ -57,7 +57,17 @@ _COLUMNS = (
     *("id", "syncs", "writes", "grows", "reads", "held", "delayed", "refused", "failed", "recorded", "clock_reads"),
     *("unseen", "clock_generation", "clock_reached", "clock_failed", "lost", "flipped_reads"),
     *("traps_generation", "traps_reached", "traps_failed", "traps_error", "passed", "buffered"),
+    *("held_syncs", "refused_grows", "failed_writes", "failed_syncs", "failed_reads"),
 )
+_PARTS = {
+    (HELD, "syncs"): "held_syncs",
+    (REFUSED, "grows"): "refused_grows",
+    (FAILED, "writes"): "failed_writes",
+    (FAILED, "grows"): "failed_writes",
+    (FAILED, "syncs"): "failed_syncs",
+    (FAILED, "reads"): "failed_reads",
+}
+"""What a call met, and what was called -> where that is counted beside the sum of all."""
 _PROGRAM = struct.Struct(f"={len(_COLUMNS)}Q")
 _COLUMN_OFFSETS = {column: 8 * position for position, column in enumerate(_COLUMNS)}
 _FIRST_MET = _COLUMNS.index("held")
@@ -78,7 +88,9 @@ class ProgramCounts:
     `traps_failed` could not be, `traps_error` (an errno) says why; TRAPS_FROM_THE_START where all have been reported
     since the program began. `passed` descriptors of files under the root have numbers whose calls are not reported, or
     had since the faults that are in force began. `buffered` files were opened to be written by the C library's own
-    buffers (`fopen`), whose writes the shim does not see (shim only).
+    buffers (`fopen`), whose writes the shim does not see (shim only). `held_syncs`, `refused_grows` and what has
+    `failed` by its kind are those that a fault of the shim or launcher struck: the sums are shared by the faults of a
+    host, and have what the disk itself has refused.
     """
 
     id: int
@@ -104,6 +116,11 @@ class ProgramCounts:
     traps_error: int = 0
     passed: int = 0
     buffered: int = 0
+    held_syncs: int = 0
+    refused_grows: int = 0
+    failed_writes: int = 0
+    failed_syncs: int = 0
+    failed_reads: int = 0
 
     @property
     def calls(self) -> int:
@@ -114,6 +131,16 @@ class ProgramCounts:
     def met(self) -> int:
         """How often a call met a disk fault."""
         return self.held + self.delayed + self.refused + self.failed
+
+    @property
+    def refused_by_disk(self) -> int:
+        """How often the disk itself had no space."""
+        return max(0, self.refused - self.refused_grows)
+
+    @property
+    def failed_by_disk(self) -> int:
+        """How often the disk itself has failed."""
+        return max(0, self.failed - self.failed_writes - self.failed_syncs - self.failed_reads)
 
 
 def parse_programs(control: bytes) -> dict[int, ProgramCounts]:
@@ -282,9 +309,12 @@ class Control:
         if offset is not None:
             struct.pack_into("=Q", self._map, offset, UNCOUNTED)
 
-    def count_met(self, column: int) -> None:
-        """Count that a call, which is counted already, met a fault: a column of `COUNTERS`. The host's first, as the
-        shim does: whoever sees it counted of the program finds it there."""
+    def count_met(self, column: int, operation: str) -> None:
+        """Count that a call, which is counted already as `operation`, met a fault: a column of `COUNTERS`. What was
+        called first, then the host's, as the shim does: whoever sees the sum of the program finds both there."""
+        part = _PARTS.get((column, operation))
+        if part is not None:
+            self._add_one(part)
         self.add_to_counter(column)
         self._add_one(_COLUMNS[_FIRST_MET + column])
 

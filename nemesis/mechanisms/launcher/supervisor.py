@@ -101,7 +101,8 @@ class Pending:
     listener: Listener
     call: Call
     effect: Effect
-    is_met: bool = False
+    met: set[int] = field(default_factory=set)
+    """Columns of what it has met so far: it may be held, and fail then."""
     due_ns: int = 0
     """When its delay is over, by the monotonic clock; 0 for none."""
 
@@ -318,9 +319,9 @@ class Supervisor:
             self._go_on(pending)
 
     def _met(self, pending: Pending, column: int) -> None:
-        if not pending.is_met:
-            pending.is_met = True
-            self.control.count_met(column)
+        if column not in pending.met:
+            pending.met.add(column)
+            self.control.count_met(column, _COUNTED[pending.operation])
 
     def _wait(self, pending: Pending, column: int) -> None:
         if self.ledger.hold(pending.call.id):

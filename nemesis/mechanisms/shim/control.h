@@ -18,11 +18,11 @@
 __attribute__((visibility("hidden"))) long bare(long number, ...);
 
 #define CONTROL_MAGIC 0x3154554146425053ull
-#define CONTROL_BYTES 16384
+#define CONTROL_BYTES 20480
 #define COUNTERS_OFFSET 2048
 #define PROGRAMS_OFFSET 4096
 #define PROGRAM_SLOTS 64
-#define PROGRAM_BYTES 192
+#define PROGRAM_BYTES 256
 #define CLOCK_SLOTS 16
 
 struct clock_slot {
@@ -79,7 +79,10 @@ struct program {
     uint64_t traps_generation, traps_reached, traps_failed, traps_error;
     uint64_t passed;          /* launcher only: descriptors of files whose calls are not, or were not, reported */
     uint64_t buffered;        /* files opened to be written by the C library's own buffers; shim only */
-    uint64_t unused[1];
+    /* of `held`, `refused` and `failed` those by a fault of the shim or launcher itself, by what was called: several
+     * faults of a host share the sums */
+    uint64_t held_syncs, refused_grows, failed_writes, failed_syncs, failed_reads;
+    uint64_t unused[4];
 };
 
 /* The settings as they are now; returns 0 and leaves `out` alone when this program is not under control. */

@@ -137,6 +137,18 @@ static void count_call(enum operation operation)
         COUNT_PROGRAM(reads);
 }
 
+/* What was called first: who sees the sum has what is part of it. */
+static void count_failure(enum operation operation)
+{
+    if (operation == SYNC)
+        COUNT_PROGRAM(failed_syncs);
+    else if (operation == READ)
+        COUNT_PROGRAM(failed_reads);
+    else
+        COUNT_PROGRAM(failed_writes);
+    COUNT_MET(failed);
+}
+
 /* Waits while the disk makes the operation wait. Returns 0, or -1 with errno when it refuses. */
 static int gate(enum operation operation)
 {
@@ -149,6 +161,8 @@ static int gate(enum operation operation)
             return 0;
         if (!(settings.stall_all && operation != READ) && !(settings.stall_sync && operation == SYNC))
             break;
+        if (!was_held && operation == SYNC)
+            COUNT_PROGRAM(held_syncs);
         if (!was_held)
             COUNT_MET(held);
         was_held = 1;
@@ -161,13 +175,14 @@ static int gate(enum operation operation)
             ;
     }
     if (settings.full && operation == GROW) {
+        COUNT_PROGRAM(refused_grows);
         COUNT_MET(refused);
         errno = ENOSPC;
         return -1;
     }
     if ((settings.error_write && (operation == WRITE || operation == GROW)) ||
         (settings.error_sync && operation == SYNC) || (settings.error_read && operation == READ)) {
-        COUNT_MET(failed);
+        count_failure(operation);
         errno = EIO;
         return -1;
     }

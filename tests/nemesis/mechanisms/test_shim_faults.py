@@ -1,0 +1,103 @@
+"""What is counted of faults of one host that are in force together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from nemesis.mechanisms.launcher_archive import why_no_traps
+from nemesis.mechanisms.reach import PRELOAD, SECCOMP
+from nemesis.mechanisms.shim import why_no_shim
+from nemesis.mechanisms.shim_controls import ShimControls, ShimPlace
+from nemesis.mechanisms.shim_faults import ShimDisks
+from nemesis.target import DiskFault
+from tests.nemesis.mechanisms import launched, test_shim
+from tests.nemesis.mechanisms.launched import Program
+
+PROBLEMS = {PRELOAD: why_no_shim(), SECCOMP: why_no_traps()}
+
+
+class ThisMachine:
+    """Control files of this machine; no command is run."""
+
+    async def run(
+        self,
+        host: str,
+        argv: Sequence[str],
+        *,
+        stdin: str = "",
+        timeout_s: float,
+        environment: Mapping[str, str] | None = None,
+    ) -> tuple[int, str, str]:
+        raise AssertionError(argv)
+
+    async def overwrite(self, host: str, path: str, data: bytes) -> None:
+        with open(path, "r+b", buffering=0) as file:
+            file.write(data)
+
+    async def read(self, host: str, path: str, size_bytes: int) -> bytes:
+        return Path(path).read_bytes()[:size_bytes]
+
+    async def now(self, host: str) -> tuple[int, int]:
+        return time.time_ns(), time.monotonic_ns()
+
+    def python(self, host: str) -> str:
+        raise AssertionError(host)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "unmet", "met", "call"),
+    [
+        *(
+            (mechanism, *faults)
+            for mechanism in (PRELOAD, SECCOMP)
+            for faults in (
+                ("stall-fsync", "stall", "write 0"),
+                ("error-write", "error-fsync", "sync"),
+                ("error-fsync", "error-write", "write 0"),
+                ("error-fsync", "error-read", "read"),
+                ("error-read", "error-fsync", "sync"),
+            )
+        ),
+        (PRELOAD, "shutdown", "error-fsync", "sync"),
+        (PRELOAD, "fill", "full", "write 1000"),
+    ],
+)
+def test_what_one_fault_of_a_host_did_is_not_taken_for_another_one_s(
+    tmp_path: Path, mechanism: str, unmet: str, met: str, call: str
+) -> None:
+    if PROBLEMS[mechanism] is not None:
+        pytest.skip(str(PROBLEMS[mechanism]))
+    program = test_shim.Child(tmp_path, program=launched.NUMBER) if mechanism == PRELOAD else Program(tmp_path)
+    ask = program.tell if isinstance(program, test_shim.Child) else program.ask
+
+    async def scenario() -> None:
+        place = ShimPlace(
+            library_path="", launcher_path="", control_path=str(program.control), data_path=str(program.root)
+        )
+        controls = ShimControls(ThisMachine(), {"n1": place})
+        controls.begin("n1", mechanism).number = launched.NUMBER
+        disks = ShimDisks(controls)
+        await disks.impair("f1", {"n1": DiskFault(kind=unmet)})
+        await disks.impair("f2", {"n1": DiskFault(kind=met)})
+        ask(call)
+        for _ in range(6000):
+            if (await disks.met("f2"))["n1"].met:
+                break
+            await asyncio.sleep(0.01)
+        assert (await disks.met("f2"))["n1"].met == 1
+        assert (await disks.met("f1"))["n1"].met == 0
+        await disks.release_all()
+        assert program.answer()
+
+    try:
+        ask("clock")
+        assert program.answer()  # it has started, and made its file
+        asyncio.run(scenario())
+    finally:
+        program.process.kill()
+        program.process.communicate()
