@@ -21,6 +21,7 @@ _PATH_BYTES = 4096
 _AT_FDCWD = -100
 _MS_SYNC = 4
 _UNLINK_DIRECTORY = 0x200
+_COLLAPSE_RANGE, _INSERT_RANGE = 0x08, 0x20
 _VECTORS = 1024
 """IOV_MAX of Linux."""
 
@@ -51,8 +52,8 @@ _MAKING = ("mkdir", "mkdirat", "link", "linkat", "symlink", "symlinkat")
 @dataclass(frozen=True, slots=True)
 class Effect:
     """What a call would do. `path` opens the file, and may be one of /proc/PID/fd; `offset` and `length` are of a
-    CHANGE, or `offset` the new length for CUT; `new_path` is of a RENAME. `is_durable`: done means durable, as with
-    O_DSYNC."""
+    CHANGE, or `offset` the new length for CUT, or the place from which on all of the file moves; `new_path` is of a
+    RENAME. `is_durable`: done means durable, as with O_DSYNC."""
 
     operation: str
     action: str = ""
@@ -144,6 +145,10 @@ class Files:
         flags, offset = int(fields[b"flags"], 8), int(fields[b"pos"])
         how = arguments[5] if name == "pwritev2" else 0
         is_durable = bool(flags & os.O_DSYNC or how & (os.RWF_DSYNC | os.RWF_SYNC))  # O_SYNC has the bit of O_DSYNC
+        if name == "fallocate" and arguments[1] & (_COLLAPSE_RANGE | _INSERT_RANGE):
+            # All that comes behind moves, and the length with it: durable as a truncation is, whatever `flags` say.
+            operation = GROW if arguments[1] & _INSERT_RANGE else WRITE
+            return Effect(operation, CUT, effect.path, arguments[2])
         if name == "fallocate":
             return Effect(GROW, CHANGE, effect.path, arguments[2], arguments[3], is_durable=is_durable)
         if flags & os.O_APPEND or how & os.RWF_APPEND:

@@ -30,6 +30,12 @@
 #define RWF_SYNC 0x4
 #define RWF_APPEND 0x10
 #endif
+#ifndef FALLOC_FL_COLLAPSE_RANGE
+#define FALLOC_FL_COLLAPSE_RANGE 0x08
+#endif
+#ifndef FALLOC_FL_INSERT_RANGE
+#define FALLOC_FL_INSERT_RANGE 0x20
+#endif
 #ifndef RWF_NOAPPEND
 #define RWF_NOAPPEND 0x20
 #endif
@@ -623,10 +629,27 @@ int truncate64(const char *path, off64_t length)
     return truncate(path, length);
 }
 
+/* A range is taken out of a file or put into it: all that comes behind moves, and the length with it. It is durable as a
+ * truncation is, whatever the descriptor asks of writes. */
+static int before_shift(int fd, off_t offset, enum operation operation)
+{
+    if (!is_watched() || !concerns_fd(fd))
+        return 0;
+    if (gate(operation) != 0)
+        return -1;
+    undo_before_write(fd, offset, 0, 1);
+    return 0;
+}
+
 int fallocate(int fd, int mode, off_t offset, off_t length)
 {
     REAL(fallocate);
     struct undo_through through;
+    if (mode & (FALLOC_FL_COLLAPSE_RANGE | FALLOC_FL_INSERT_RANGE)) {
+        if (before_shift(fd, offset, mode & FALLOC_FL_INSERT_RANGE ? GROW : WRITE))
+            return -1;
+        return (int)answered(fd, real(fd, mode, offset, length));
+    }
     if (before_write_with(fd, offset, (uint64_t)length, RWF_NOAPPEND, &through))
         return -1;
     int result = real(fd, mode, offset, length);

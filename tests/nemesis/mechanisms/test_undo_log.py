@@ -470,6 +470,40 @@ def test_what_is_written_by_rare_calls_is_lost(keeper: str, how: str, tmp_path: 
     assert host.files() == first
 
 
+SHIFTED = {"taken out": 0x08, "put in": 0x20}
+"""Modes of fallocate by which a block of a file is, and all that comes behind it moves."""
+
+
+@every_keeper
+@every_whole_model
+@pytest.mark.parametrize("how", SHIFTED)
+@pytest.mark.parametrize("flag", ["O_RDWR", "O_DSYNC"])
+def test_what_moved_within_a_file_is_back_where_it_was(
+    keeper: str, power_model: str, how: str, flag: str, tmp_path: Path
+) -> None:
+    block = os.statvfs(tmp_path).f_bsize
+    before = b"1" * block + b"2" * block + b"3" * block + b"the end"
+    host = Host(str(tmp_path), {"a": before, "b": b"old b"}, keeper)
+    script = (
+        "import ctypes, os, sys\n"
+        "a = os.open(os.path.join(sys.argv[1], 'a'), os.O_RDWR | os." + flag + ")\n"
+        "b = os.open(os.path.join(sys.argv[1], 'b'), os.O_RDWR)\n"
+        "libc = ctypes.CDLL(None, use_errno=True)\n"
+        f"place = ctypes.c_long({block})\n"
+        f"if libc.fallocate(a, {SHIFTED[how]}, place, place):\n"
+        "    sys.exit(os.strerror(ctypes.get_errno()))\n"
+        "os.pwrite(b, b'new', 0)\n"
+        "os.fsync(b)\n"
+    )
+    done = host.start(script, host.data)
+    if "not supported" in done.stderr:
+        pytest.skip(done.stderr)
+    done.check_returncode()
+    assert host.files()["a"] != before
+    host.take_back(power_model)
+    assert host.files() == {"a": before, "b": b"new b"}
+
+
 @every_keeper
 @pytest.mark.parametrize("how", SYNCHRONOUS)
 def test_a_write_that_asks_to_be_durable_is(keeper: str, how: str, tmp_path: Path) -> None:
