@@ -597,16 +597,6 @@ int ftruncate64(int fd, off64_t length)
     return before_truncate(fd, length) ? -1 : (int)answered(fd, real(fd, length));
 }
 
-static void undo_before_cut(const char *resolved, off_t length)
-{
-    int saved = errno, fd = undo_is_on() ? (int)bare(SYS_openat, AT_FDCWD, resolved, O_RDWR | O_CLOEXEC) : -1;
-    if (fd >= 0) {
-        undo_before_write(fd, length, 0, 1);
-        bare(SYS_close, fd);
-    }
-    errno = saved;
-}
-
 int truncate(const char *path, off_t length)
 {
     char resolved[PATH_MAX];
@@ -616,7 +606,7 @@ int truncate(const char *path, off_t length)
     if (is_ours) {
         if (gate(length > status.st_size ? GROW : WRITE) != 0)
             return -1;
-        undo_before_cut(resolved, length);
+        undo_before_truncate(resolved, length);
     }
     int result = (int)bare(SYS_truncate, path, length);
     if (result < 0 && is_ours && control_has_disk())
@@ -694,7 +684,7 @@ static int opened(int directory_fd, const char *path, int flags, mode_t mode)
         if ((is_new || is_cut) && gate(is_new ? GROW : WRITE) != 0)
             return -1;
         if (is_cut)
-            undo_before_cut(resolved, 0);
+            undo_before_truncate(resolved, 0);
     }
     int fd = (int)bare(SYS_openat, directory_fd, path, flags, mode);
     if (fd >= 0 && is_new)

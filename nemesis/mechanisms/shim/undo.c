@@ -33,6 +33,7 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define RECORD_MAGIC 0x4f444e55u
@@ -40,6 +41,7 @@
 #define RESERVED_BYTES (4 << 20)       /* of the file system, for the log: more than programs that meet ENOSPC write */
 #define MAX_LOG_BYTES (1ull << 30)     /* beyond this nothing is kept track of, and the harness is told */
 #define CHUNK_BYTES (256u << 10)
+#define DIRECT_BYTES 4096u             /* O_DIRECT reads whole blocks into memory that begins at one */
 #define MAX_OBJECTS 8192               /* files and directories told apart during a compaction: what was synced */
 
 enum kind { CHANGED = 1, CREATED, UNLINKED, RENAMED, SYNCED, BARRIER, WRITTEN_THROUGH, TRUNCATED };
@@ -130,17 +132,50 @@ static void kept_name(uint64_t seq, char out[PATH_MAX])
     snprintf(out, PATH_MAX, "%s/k%llu", undo_path, (unsigned long long)seq);
 }
 
+static char chunk[CHUNK_BYTES] __attribute__((aligned(DIRECT_BYTES)));  /* of whoever has the lock */
+
 static int copy_bytes(int from_fd, uint64_t offset, uint64_t length, int to_fd)
 {
-    char *chunk = malloc(CHUNK_BYTES);
-    int result = chunk ? 0 : -1;
-    while (length && result == 0) {
+    while (length) {
         size_t size = length < CHUNK_BYTES ? (size_t)length : CHUNK_BYTES;
-        result = read_at(from_fd, chunk, size, offset) || write_all(to_fd, chunk, size) ? -1 : 0;
+        if (read_at(from_fd, chunk, size, offset) || write_all(to_fd, chunk, size))
+            return -1;
         offset += size, length -= size;
     }
-    free(chunk);
-    return result;
+    return 0;
+}
+
+/* The same from a descriptor that is O_DIRECT. A part may have been written where it fails. */
+static int copy_direct(int from_fd, uint64_t offset, uint64_t length, int to_fd)
+{
+    while (length) {
+        size_t before = (size_t)(offset % DIRECT_BYTES);
+        ssize_t got = bare(SYS_pread64, from_fd, chunk, (size_t)CHUNK_BYTES, offset - before);
+        if (got <= (ssize_t)before)
+            return -1;
+        uint64_t size = (uint64_t)got - before < length ? (uint64_t)got - before : length;
+        if (write_all(to_fd, chunk + before, (size_t)size))
+            return -1;
+        offset += size, length -= size;
+    }
+    return 0;
+}
+
+/* The same of a file that the program has no descriptor of by which it can be read. Who closes one of a file loses all
+ * locks that the process has on it (man 2 fcntl), so another process opens and closes it: a fork without the library's,
+ * whose end is no signal to the program and no news to its wait(). */
+static int copy_by_another(const char *path, uint64_t offset, uint64_t length, int to_fd)
+{
+    int status = -1;
+    long pid = bare(SYS_clone, 0l, 0l, 0l, 0l, 0l), ended;
+    if (pid == 0) {
+        int fd = (int)bare(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
+        bare(SYS_exit_group, (long)(fd < 0 || copy_bytes(fd, offset, length, to_fd) != 0));
+    }
+    do
+        ended = pid < 0 ? -1 : bare(SYS_wait4, pid, &status, (long)__WALL, NULL);
+    while (ended < 0 && pid > 0 && errno == EINTR);
+    return ended == pid && status == 0 ? 0 : -1;
 }
 
 /* Where an object is among those that were synced; `count` when it is not. The first is everything. */
@@ -337,7 +372,23 @@ static void unlock(void)
     bare(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, sizeof before);
 }
 
-/* Appends a record and, from `data_fd`, the old bytes. Called with the lock held. */
+/* Appends the old bytes of a record, those of the file at `path`, or that `data_fd` is of where it is not -1. */
+static int append_data(const struct record *record, const char *path, int data_fd)
+{
+    char link[40];
+    int flags = data_fd < 0 ? O_WRONLY : (int)bare(SYS_fcntl, data_fd, F_GETFL);
+    off_t end = (off_t)(log_bytes + sizeof *record + record->path_bytes + record->other_bytes);
+    if ((flags & O_ACCMODE) == O_RDWR && !(flags & O_DIRECT))
+        return copy_bytes(data_fd, record->offset, record->data_bytes, log_fd);
+    if ((flags & O_ACCMODE) == O_RDWR && copy_direct(data_fd, record->offset, record->data_bytes, log_fd) == 0)
+        return 0;
+    if (bare(SYS_ftruncate, log_fd, end) != 0 || bare(SYS_lseek, log_fd, end, SEEK_SET) != end)
+        return -1;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", data_fd);
+    return copy_by_another(data_fd < 0 ? path : link, record->offset, record->data_bytes, log_fd);
+}
+
+/* Appends a record and, by `data_fd`, the old bytes. Called with the lock held. */
 static void append(struct record *record, const char *path, const char *other, int data_fd)
 {
     if (log_fd < 0)
@@ -347,7 +398,7 @@ static void append(struct record *record, const char *path, const char *other, i
     record->other_bytes = (uint32_t)strlen(other);
     if (log_bytes + size_of(record) > MAX_LOG_BYTES || write_all(log_fd, record, sizeof *record) ||
         write_all(log_fd, path, record->path_bytes) || write_all(log_fd, other, record->other_bytes) ||
-        (record->data_bytes && copy_bytes(data_fd, record->offset, record->data_bytes, log_fd))) {
+        (record->data_bytes && append_data(record, path, data_fd))) {
         give_up();
         return;
     }
@@ -405,6 +456,29 @@ static int parent_of(const char *path, struct stat *status)
     return stat(directory[0] ? directory : "/", status);
 }
 
+/* Before a change of the file at `path`, of which the program has the descriptor `fd`; -1: none. */
+static void before_change(const char *path, int fd, const struct stat *status, off_t offset, uint64_t length,
+                          int is_truncate)
+{
+    uint64_t begin = (uint64_t)offset, size = (uint64_t)status->st_size;
+    uint64_t end = is_truncate || begin + length > size ? size : begin + length;
+    struct record record = {
+        .kind = is_truncate ? TRUNCATED : CHANGED,
+        .dev = status->st_dev,
+        .ino = status->st_ino,
+        .own_ino = status->st_ino,
+        .offset = begin,
+        .length = is_truncate ? 0 : length,
+        .old_size = size,
+        .data_bytes = end > begin ? end - begin : 0,
+    };
+    if (locked()) {
+        record.seq = next_seq++;
+        append(&record, path, "", fd);
+        unlock();
+    }
+}
+
 void undo_before_write(int fd, off_t offset, uint64_t length, int is_truncate)
 {
     struct stat status;
@@ -415,29 +489,16 @@ void undo_before_write(int fd, off_t offset, uint64_t length, int is_truncate)
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     ssize_t path_bytes = readlink(link, path, sizeof path - 1);
     path[path_bytes > 0 ? path_bytes : 0] = 0;
-    uint64_t begin = (uint64_t)offset, size = (uint64_t)status.st_size;
-    uint64_t end = is_truncate || begin + length > size ? size : begin + length;
-    struct record record = {
-        .kind = is_truncate ? TRUNCATED : CHANGED,
-        .dev = status.st_dev,
-        .ino = status.st_ino,
-        .own_ino = status.st_ino,
-        .offset = begin,
-        .length = is_truncate ? 0 : length,
-        .old_size = size,
-        .data_bytes = end > begin ? end - begin : 0,
-    };
-    /* The program's own descriptor, where it can be read by: who closes another one of a file loses all locks that the
-     * process has on it (man 2 fcntl). */
-    int flags = (int)bare(SYS_fcntl, fd, F_GETFL), is_own = (flags & O_ACCMODE) == O_RDWR && !(flags & O_DIRECT);
-    int data_fd = is_own || !record.data_bytes ? fd : (int)bare(SYS_openat, AT_FDCWD, link, O_RDONLY | O_CLOEXEC);
-    if (locked()) {
-        record.seq = next_seq++;
-        append(&record, path, "", data_fd);
-        unlock();
-    }
-    if (data_fd >= 0 && data_fd != fd)
-        bare(SYS_close, data_fd);
+    before_change(path, fd, &status, offset, length, is_truncate);
+    errno = saved;
+}
+
+void undo_before_truncate(const char *path, off_t length)
+{
+    struct stat status;
+    int saved = errno;
+    if (undo_is_on() && stat(path, &status) == 0 && S_ISREG(status.st_mode))
+        before_change(path, -1, &status, length, 0, 1);
     errno = saved;
 }
 

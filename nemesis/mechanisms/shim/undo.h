@@ -15,6 +15,9 @@ int undo_is_on(void);
 /* Before a change of a file's bytes [offset, offset + length), or of its length to `offset` (is_truncate). */
 void undo_before_write(int fd, off_t offset, uint64_t length, int is_truncate);
 
+/* Before the length of the file at a path becomes `length`. */
+void undo_before_truncate(const char *path, off_t length);
+
 /* Before and after a write that is durable when it returns (O_DSYNC, O_SYNC, RWF_DSYNC, RWF_SYNC), where `length` bytes
  * were written. `through` is for the second what the first has filled in; its seq is 0 where nothing is to be noted. */
 struct undo_through {
