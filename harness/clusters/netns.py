@@ -121,6 +121,8 @@ class NetnsCluster(OwnMachineCluster):
         self._images: dict[str, FileSystemPlace] = {}
         self._kept: list[str] = []
         self._in_place: set[str] = set()
+        self._left: set[str] = set()
+        """Hosts whose images stay, with what could not be brought here."""
         """Hosts whose files were brought to where they are looked for."""
 
     @classmethod
@@ -323,14 +325,25 @@ class NetnsCluster(OwnMachineCluster):
         problems = await super()._collect()
         for host, place in self._images.items():
             source, kept = place.path_here, f"{place.mount_point}{_KEPT}"
-            if source is not None and os.path.ismount(source):
-                try:
-                    await begin_in_thread(_keep_files, source, kept)
-                    self._kept.append(host)
-                except OSError as error:
-                    shutil.rmtree(kept, ignore_errors=True)
-                    problems.append(HarnessError(f"the files of {host} could not be kept: {_in_a_line(error)}"))
+            if source is None or host not in self._image_ids:
+                continue  # the start did not come so far
+            try:
+                if not os.path.ismount(source):
+                    raise FileNotFoundError("its file system is not mounted any more")
+                await begin_in_thread(_keep_files, source, kept)
+                self._kept.append(host)
+            except OSError as error:
+                shutil.rmtree(kept, ignore_errors=True)
+                problems.append(self._leave_image(host, place, error))
         return problems
+
+    def _leave_image(self, host: str, place: FileSystemPlace, error: OSError) -> HarnessError:
+        """Have the image of a host stay, whose files could not be kept; returns what to say of it."""
+        said = f"the files of {host} could not be kept: {_in_a_line(error)}"
+        if place.in_memory:
+            return HarnessError(f"{said}; they were in memory, and are gone")
+        self._left.add(host)
+        return HarnessError(f"{said}; they are in the image {place.image} (as root: mount -o loop IMAGE DIRECTORY)")
 
     async def _remove_places(self) -> list[Exception]:
         """Namespaces, images and control groups."""
@@ -372,8 +385,9 @@ class NetnsCluster(OwnMachineCluster):
         finally:
             self._put_in_place(host, place)
         if is_claimed:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(place.image)
+            if host not in self._left:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(place.image)
             if place.in_memory and os.path.isdir(os.path.dirname(place.image)):
                 os.rmdir(os.path.dirname(place.image))
             self._run.release(KIND_IMAGE, place.image)

@@ -8,6 +8,7 @@ import json
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -147,7 +148,9 @@ def test_files_that_a_full_disk_has_no_room_for_are_not_taken_for_what_a_host_ha
             before = resource.getrlimit(resource.RLIMIT_FSIZE)
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
             try:
-                with pytest.raises(HarnessError, match=r"the files of n1 could not be kept: .*large"):
+                with pytest.raises(
+                    HarnessError, match=r"the files of n1 could not be kept: .*large; they are in .*/n1/"
+                ):
                     await cluster.stop()
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -156,7 +159,10 @@ def test_files_that_a_full_disk_has_no_room_for_are_not_taken_for_what_a_host_ha
             os.dup2(device, run._fd)
             os.close(device)
             await cluster.stop()
-        assert not any(map(os.path.exists, made)) and run.claims == () and run.close()
+        images = [path for path in made if path.endswith(".img")]
+        left = [path for path in made if os.path.exists(path)]
+        assert left == (images if full == "everywhere" else []) and run.claims == () and run.close()
+        assert all(b"acknowledged" in Path(image).read_bytes() for image in left)
 
     asyncio.run(body())
     for host in ("n1", "n2"):
@@ -166,6 +172,24 @@ def test_files_that_a_full_disk_has_no_room_for_are_not_taken_for_what_a_host_ha
             assert not data.exists()
         else:
             assert (data / "log").read_bytes() == b"acknowledged"
+
+
+def test_the_files_of_a_host_whose_agent_was_killed_are_still_in_its_image(tmp_path: Path) -> None:
+    async def body() -> None:
+        run = RunState.create(RUN, state_root=str(tmp_path / "state"))
+        cluster = NetnsCluster(node_count=2, run=run, work_dir=str(tmp_path / "run"), ports=[PORT], storage=IMAGE)
+        await cluster.start()
+        for host in cluster.hosts:
+            await cluster.put_file(host, os.path.join(cluster.data_dir(host), "log"), b"acknowledged")
+        os.kill(cluster._pids["n1"], signal.SIGKILL)
+        with pytest.raises(HarnessError, match=r"the files of n1 could not be kept: .* they are in the image"):
+            await cluster.stop()
+        run.close()
+
+    asyncio.run(body())
+    assert b"acknowledged" in (tmp_path / "run" / "n1" / "disk.img").read_bytes()
+    assert (tmp_path / "run" / "n2" / "data" / "log").read_bytes() == b"acknowledged"
+    assert not (tmp_path / "run" / "n2" / "disk.img").exists()
 
 
 def test_sockets_and_pipes_among_a_replicas_files_keep_none_of_the_others_from_being_kept(tmp_path: Path) -> None:
