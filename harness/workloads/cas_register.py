@@ -7,17 +7,18 @@ hold, so that some succeed and some do not. Every written value is new; a key is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from checker import CASRegister
-from harness.generator import Context, EachThread, Generator, IgnoresEvents, Limit, Op, Unpaced
+from harness.generator import Context, EachThread, Generator, Op, Unpaced
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake
 from harness.workloads.checks import linearizable
 from harness.workloads.client_register import READ, WRITE
+from harness.workloads.final_reads import ReadEachKey, unless_registers_unread
 
 __all__ = ["CasRegisterWorkload"]
 
@@ -73,16 +74,6 @@ class _Load(Unpaced):
         return _Load(self.keys, self.operations_per_key, self.progress, {**last, key: seen})
 
 
-@dataclass(frozen=True, slots=True)
-class _FinalReads(IgnoresEvents):
-    """Reads of the keys that were in use last."""
-
-    load: _Load
-
-    def next(self, context: Context) -> tuple[Op, Generator]:
-        return Op("read", self.load.first_key() + context.random.randrange(self.load.keys)), self
-
-
 class CasRegisterWorkload(CapabilityWorkload):
     """Reads, writes and compare-and-sets over `keys` registers at a time."""
 
@@ -105,8 +96,13 @@ class CasRegisterWorkload(CapabilityWorkload):
         return self._load
 
     def final_generator(self) -> Generator:
-        """Every thread reads as many of the last keys as there are."""
-        return EachThread(Limit(self.keys, _FinalReads(self._load)))
+        """Every thread reads every key that was in use last."""
+        return EachThread(ReadEachKey(self.keys, self._load.first_key))
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        return {"linearizable": linearizable(history, CASRegister(), context)}
+        def last(keys: Collection[int]) -> Collection[int]:
+            newest = max(keys, default=0) // self.keys
+            return [key for key in keys if key // self.keys == newest]
+
+        found = linearizable(history, CASRegister(), context)
+        return {"linearizable": unless_registers_unread(found, history, last)}

@@ -11,11 +11,12 @@ from typing import Any, ClassVar
 
 from checker import Register
 from checker.online import OnlineRegister
-from harness.generator import Calls, Context, EachThread, Generator, Limit, Mix, Op
+from harness.generator import Calls, Context, EachThread, Generator, Mix, Op
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import Call, CapabilityWorkload, gives, number_from
 from harness.workloads.checks import linearizable
+from harness.workloads.final_reads import ReadEachKey, unless_registers_unread
 from harness.workloads.queues import distinct_writes
 
 __all__ = ["READ", "WRITE", "ClientRegisterWorkload", "RandomReads"]
@@ -55,11 +56,11 @@ class ClientRegisterWorkload(CapabilityWorkload):
         return Mix(((1.0, distinct_writes("write", self.keys)), (1.0, Calls(RandomReads(self.keys)))))
 
     def final_generator(self) -> Generator:
-        """Every thread reads as many random keys as there are keys, so that each is read by several."""
-        return EachThread(Limit(self.keys, Calls(RandomReads(self.keys))))
+        """Every thread reads every key."""
+        return EachThread(ReadEachKey(self.keys))
 
     def online(self) -> OnlineRegister:
         return OnlineRegister()
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        return {"linearizable": linearizable(history, Register(), context)}
+        return {"linearizable": unless_registers_unread(linearizable(history, Register(), context), history)}

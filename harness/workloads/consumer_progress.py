@@ -19,6 +19,7 @@ from harness.systems.base import CheckOutcome
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake, is_whole_number
 from harness.workloads.checks import as_outcome
+from harness.workloads.final_reads import unless_left_unanswered
 from harness.workloads.queues import MAX_FINAL_ATTEMPTS, RETRY_NS
 
 __all__ = ["ConsumerProgressWorkload"]
@@ -65,7 +66,8 @@ class _Commits(Unpaced):
 
 @dataclass(frozen=True, slots=True)
 class _LastLook(Unpaced):
-    """One thread's look at its first partition and the next thread's, each until it was answered."""
+    """One thread's look at its first partition and the next thread's, each until it was answered. These say `final`,
+    so that who judges them finds those that were not."""
 
     left: int = 2
     attempts: int = 0
@@ -77,7 +79,8 @@ class _LastLook(Unpaced):
         if context.time_ns < self.due_ns:
             return Wait(self.due_ns), self
         queue = (context.thread + self.left - 1) % context.threads
-        return Op("fetch", None, {"group": GROUP, "queue": queue}), replace(self, attempts=self.attempts + 1)
+        value = {"group": GROUP, "queue": queue, "final": True}
+        return Op("fetch", None, value), replace(self, attempts=self.attempts + 1)
 
     def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
         if event["type"] == "ok":
@@ -105,4 +108,10 @@ class ConsumerProgressWorkload(CapabilityWorkload):
         return EachThread(_LastLook())
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        return {"consumer-progress": as_outcome(check_consumer_progress(history))}
+        answered: dict[int, bool] = {}
+        for event in history:
+            if event["f"] == "fetch" and event["value"].get("final"):
+                queue = event["value"]["queue"]
+                answered[queue] = answered.get(queue, False) or event["type"] == "ok"
+        found = as_outcome(check_consumer_progress(history))
+        return {"consumer-progress": unless_left_unanswered(found, answered, "partition")}

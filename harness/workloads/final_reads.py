@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.generator import Calls, Context, EachThread, Generator, Limit, Op, Stagger, Step, Unpaced, UntilOk, Wait
+from harness.generator import (
+    Calls,
+    Context,
+    EachThread,
+    Generator,
+    Limit,
+    Op,
+    Stagger,
+    Step,
+    Unpaced,
+    UntilOk,
+    Wait,
+)
+from harness.systems.base import CheckOutcome
+from harness.workloads.queues import RETRY_NS
 
-__all__ = ["InTurnUntilEqual", "one_good_read_each"]
+__all__ = ["InTurnUntilEqual", "ReadEachKey", "one_good_read_each", "unless_left_unanswered", "unless_registers_unread"]
 
 ATTEMPTS = 20
 """Of each thread. A system that answers none of them has been unwell for long after everything was healed."""
@@ -20,6 +34,70 @@ ATTEMPTS_PER_S = 10.0
 def one_good_read_each(read: Op) -> Generator:
     """Every thread does `read` until it is ok once, at most `ATTEMPTS` times."""
     return EachThread(Limit(ATTEMPTS, UntilOk(Stagger(ATTEMPTS_PER_S, Calls(lambda _: read)))))
+
+
+MAX_KEYS_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ReadEachKey(Unpaced):
+    """One thread's read of each of `keys` keys from `first_key()` on, once around from one that is drawn. What is not
+    answered is tried again, `ATTEMPTS` times in all."""
+
+    keys: int
+    first_key: Callable[[], int] = int
+    begins: int = -1
+    done: int = 0
+    again: int = 0
+    due_ns: int = 0
+
+    def next(self, context: Context) -> tuple[Step, Generator]:
+        if self.done == self.keys:
+            return None, self
+        if context.time_ns < self.due_ns:
+            return Wait(self.due_ns), self
+        begins = context.random.randrange(self.keys) if self.begins < 0 else self.begins
+        key = self.first_key() + (begins + self.done) % self.keys
+        return Op("read", key), replace(self, begins=begins, done=self.done + 1)
+
+    def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
+        if event["type"] not in ("fail", "info") or not self.done or self.again == ATTEMPTS:
+            return self
+        return replace(self, done=self.done - 1, again=self.again + 1, due_ns=context.time_ns + RETRY_NS)
+
+
+def unless_left_unanswered(outcome: CheckOutcome, answered: Mapping[Any, bool], what: str) -> CheckOutcome:
+    """`outcome`, unless it finds nothing wrong and something that was to be read when all was over was not: what is
+    there may be wrong by then. `answered` has whether it was, of each such `what`."""
+    left = sorted(each for each, is_answered in answered.items() if not is_answered)
+    if outcome.valid is not True or not left:
+        return outcome
+    named = ", ".join(map(str, left[:MAX_KEYS_NAMED])) + (", ..." if len(left) > MAX_KEYS_NAMED else "")
+    reason = f"{outcome.reason}; but of {what} {named} no read was answered when all was over"
+    return CheckOutcome("unknown", reason, outcome.details)
+
+
+def unless_registers_unread(
+    outcome: CheckOutcome,
+    history: Sequence[Mapping[str, Any]],
+    among: Callable[[Collection[int]], Collection[int]] = set,
+) -> CheckOutcome:
+    """`outcome`, unless it finds nothing wrong and of a register no read was answered that began after its last write
+    was acknowledged, though there were such reads. `among` says which of the keys are read at the end."""
+    began: dict[Any, int] = {}
+    changed: dict[int, int] = {}
+    reads: dict[int, list[tuple[int, bool]]] = {}
+    for at, event in enumerate(history):
+        if event["type"] == "invoke":
+            began[event["process"]] = at
+        elif event["f"] == "read":
+            reads.setdefault(event["key"], []).append((began.get(event["process"], -1), event["type"] == "ok"))
+        elif event["type"] == "ok":
+            changed[event["key"]] = at
+            reads.pop(event["key"], None)  # whatever of them began before it
+    later = {key: [is_ok for start, is_ok in reads.get(key, ()) if start > changed[key]] for key in among(changed)}
+    answered = {key: any(found) for key, found in later.items() if found}
+    return unless_left_unanswered(outcome, answered, "key")
 
 
 IN_TURN = 50

@@ -13,12 +13,13 @@ from typing import Any
 
 from checker import Register
 from checker.online import OnlineRegister
-from harness.generator import Calls, Context, EachThread, Generator, Limit, Mix, Op
+from harness.generator import Calls, Context, EachThread, Generator, Mix, Op
 from harness.systems.base import CheckOutcome, QueueConnection
 from harness.worker import Outcome
 from harness.workloads.base import CheckContext, ConnectionClient
 from harness.workloads.checks import linearizable
 from harness.workloads.client_register import ClientRegisterWorkload
+from harness.workloads.final_reads import ReadEachKey, unless_registers_unread
 from harness.workloads.queues import distinct_writes
 
 __all__ = ["RegisterWorkload"]
@@ -43,12 +44,8 @@ class RegisterWorkload:
         return Mix(((1.0, distinct_writes("write", self.keys)), (1.0, Calls(read))))
 
     def final_generator(self) -> Generator:
-        """Every thread reads as many random keys as there are keys, so that each is read by several."""
-
-        def read(context: Context) -> Op:
-            return Op("read", context.random.randrange(self.keys))
-
-        return EachThread(Limit(self.keys, Calls(read)))
+        """Every thread reads every key."""
+        return EachThread(ReadEachKey(self.keys))
 
     def client(self, connection: QueueConnection) -> _RegisterClient:
         return _RegisterClient(connection)
@@ -60,7 +57,7 @@ class RegisterWorkload:
         return OnlineRegister()
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        return {"linearizable": linearizable(history, Register(), context)}
+        return {"linearizable": unless_registers_unread(linearizable(history, Register(), context), history)}
 
 
 class _RegisterClient(ConnectionClient[QueueConnection]):

@@ -11,14 +11,19 @@ from typing import Any
 import pytest
 
 from harness.generator import Context, Generator, Op, Wait
+from harness.workloads.base import CheckContext
+from harness.workloads.cas_register import CasRegisterWorkload
 from harness.workloads.client_delay import ClientDelayWorkload
 from harness.workloads.client_log import ClientLogWorkload
+from harness.workloads.client_register import ClientRegisterWorkload
 from harness.workloads.consumer_progress import ConsumerProgressWorkload
 from harness.workloads.delay import DelayWorkload
 from harness.workloads.draining import DRAIN_LIMIT_S
 from harness.workloads.list_append import ListAppendWorkload
 from harness.workloads.log import LogWorkload
 from harness.workloads.queues import BEHIND_NS, BEHIND_S, MAX_FINAL_ATTEMPTS, RETRY_NS
+from harness.workloads.register import RegisterWorkload
+from harness.workloads.write_skew import WriteSkewWorkload
 
 THREADS = 3
 TAKES_NS = 1_000_000
@@ -158,3 +163,59 @@ def test_a_log_that_stays_behind_is_read_for_half_a_minute_where_reads_may_be_be
         assert len(times_of(asked, 1)) == 1
         took_ns = times_of(asked, 2)[-1] - times_of(asked, 2)[0]
         assert abs(took_ns - least_s * 1e9) <= BEHIND_NS
+
+
+REGISTERS = [RegisterWorkload(keys=8), ClientRegisterWorkload(), CasRegisterWorkload()]
+
+
+@pytest.mark.parametrize("workload", REGISTERS, ids=lambda each: type(each).__name__)
+def test_every_thread_reads_every_register_also_where_the_first_tries_are_refused(workload: Any) -> None:
+    def elects(op: Op, time_ns: int) -> dict[str, Any]:
+        return {"type": "ok" if time_ns > 1e9 else "fail", "value": None}
+
+    asked = drive(workload.final_generator(), elects)
+    for thread in range(THREADS):
+        answered = [op.key for each, time_ns, op in asked if each == thread and time_ns + TAKES_NS > 1e9]
+        assert sorted(answered) == list(range(workload.keys))
+    assert len(drive(workload.final_generator(), refused)) == THREADS * (20 + workload.keys)
+
+
+def done(f: str, key: int | None, value: Any, kind: str = "ok") -> list[dict[str, Any]]:
+    """An operation that nothing else is beside, as two events without times."""
+    told = {"process": 0, "f": f, "key": key, "value": value}
+    return [{**told, "type": "invoke"}, {**told, "type": kind}]
+
+
+CONTEXT = CheckContext(timeout_s=10.0, memory_mb=512)
+OFFSETS = {"group": "group", "queue": 1}
+SKEWED = [
+    *({"process": each, "f": "insert", "key": 0, "value": [each, None], "type": "invoke"} for each in (0, 1)),
+    {"process": 0, "f": "insert", "key": 0, "value": [0, None], "type": "ok"},
+    {"process": 1, "f": "insert", "key": 0, "value": [1, None], "type": "info"},
+]
+
+
+@pytest.mark.parametrize(
+    ("workload", "load", "f", "key", "asked", "answer"),
+    [
+        *((each, done("write", 3, 7), "read", 3, None, 7) for each in REGISTERS),
+        (ConsumerProgressWorkload(), done("commit", None, {**OFFSETS, "offset": 5}), "fetch", None,
+         {**OFFSETS, "final": True}, {**OFFSETS, "final": True, "offset": 5}),
+        (WriteSkewWorkload(), SKEWED, "read", 0, None, [0]),
+    ],
+    ids=lambda each: type(each).__name__ if hasattr(each, "check") else "",
+)  # fmt: skip
+def test_what_no_final_read_was_answered_of_is_not_valid(
+    workload: Any, load: list[dict[str, Any]], f: str, key: int | None, asked: Any, answer: Any
+) -> None:
+    def verdict(*reads: list[dict[str, Any]]) -> Any:
+        events = [event for part in (load, *reads) for event in part]
+        history = [{**event, "time": at} for at, event in enumerate(events)]
+        [found] = workload.check(history, CONTEXT).values()
+        return found.valid
+
+    answered = done(f, key, asked)
+    answered[1]["value"] = answer
+    assert verdict(answered) is True
+    assert verdict(done(f, key, asked, "fail"), answered) is True
+    assert verdict(done(f, key, asked, "fail"), done(f, key, asked, "fail")) == "unknown"
