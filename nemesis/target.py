@@ -20,6 +20,7 @@ from nemesis.triggers import Occurrence, Trigger
 __all__ = [
     "ABILITIES",
     "DOWN",
+    "MONOTONIC_PPM",
     "PAUSED",
     "PROBE_ATTEMPTS",
     "RUNNING",
@@ -309,6 +310,11 @@ class Resources(Protocol):
     async def release_all(self) -> None:
         """Undo every limit. Idempotent; safe in any state."""
         ...
+
+
+MONOTONIC_PPM = (-750_000, 2_000_000)
+"""How far the rate of a monotonic clock may be off, by all faults together: a quarter of it, and three times. It has to
+go forward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

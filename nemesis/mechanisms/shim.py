@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nemesis.mechanisms.launcher.control import CONTROL_BYTES
-from nemesis.target import ClockSkew, DiskFault
+from nemesis.target import MONOTONIC_PPM, ClockSkew, DiskFault
 
 __all__ = [
     "CLOCK_SLOTS",
@@ -351,10 +351,13 @@ class HostFaults:
         if skew.rate_ppm <= -1_000_000:
             raise ValueError(f"a clock cannot stand still or run backwards: {skew.rate_ppm} ppm")
         others = [slot.skew for name, slot in self._skews.items() if name != fault_id]
-        # Without those that make it faster: they may be healed first.
-        slower_ppm = sum(min(0, each.rate_ppm) for each in (skew, *others) if each.affects_monotonic)
-        if slower_ppm <= -1_000_000:
-            raise ValueError(f"a monotonic clock cannot stand still or run backwards: {slower_ppm} ppm by all faults")
+        # The slow ones without the fast ones, and these without those: either may be healed first.
+        for sign, bound_ppm in zip((-1, 1), MONOTONIC_PPM, strict=True):
+            rates_ppm = [each.rate_ppm for each in (skew, *others) if each.affects_monotonic]
+            sum_ppm = sum(rate_ppm for rate_ppm in rates_ppm if sign * rate_ppm > 0)
+            if sign * sum_ppm > sign * bound_ppm:
+                said = f"{sum_ppm:+} ppm by all faults that make it {'faster' if sign > 0 else 'slower'}"
+                raise ValueError(f"a monotonic clock runs at most {bound_ppm:+} ppm wrong, not {said}")
         behind_ns = margin_ns if skew.rate_ppm < 0 else 0
         self._skews[fault_id] = _Slot(skew, monotonic_ns + behind_ns if skew.affects_monotonic else wall_ns)
 

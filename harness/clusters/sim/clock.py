@@ -10,21 +10,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from harness.clusters.sim.loop import START_S
-from nemesis.target import ClockSkew
+from nemesis.target import MONOTONIC_PPM, ClockSkew
 
 if TYPE_CHECKING:
     from harness.clusters.sim.loop import SimLoop
 
-__all__ = ["EPOCH_MS", "MONOTONIC_PPM", "WALL_PPM", "SimClock"]
+__all__ = ["EPOCH_MS", "WALL_PPM", "SimClock"]
 
 EPOCH_MS = 1_767_225_600_000
 """2026-01-01T00:00:00Z, when every simulation begins."""
 
 WALL_PPM = (-500_000, 500_000)
 """Half the speed too slow or too fast; real clocks stay below some hundreds. All skews of a clock together."""
-
-MONOTONIC_PPM = (-750_000, 2_000_000)
-"""A quarter of its rate, and three times: what `nemesis.clock` does to one. It has to go forward."""
 
 
 class SimClock:
