@@ -101,9 +101,63 @@ def load(path: str) -> dict[str, Any]:
         return {}
     except (OSError, ValueError) as error:
         raise OperatorError(f"{path} cannot be read: {error}") from None
-    if not isinstance(data, dict) or not all(isinstance(each, dict) and "runs" in each for each in data.values()):
-        raise OperatorError(f"{path} is no record of a gallery: take the file that harness gallery run has written")
+    if not isinstance(data, dict):
+        raise OperatorError(f"{path} is no record of a gallery: {_WHAT_TO_DO}")
+    for name, each in data.items():
+        if (damaged := _damage(each)) is not None:
+            raise OperatorError(
+                f"{path} is no record of a gallery ({name}: {damaged} is missing or damaged): {_WHAT_TO_DO}"
+            )
     return data
+
+
+_WHAT_TO_DO = "take the file that harness gallery run has written"
+_TEXTS = ("version", "day", "cluster")
+_RUN_TEXTS, _RUN_NUMBERS = ("outcome", "reason"), ("ok", "faults", "proven")
+
+
+def _damage(record: Any) -> str | None:
+    """The first field of a record that is not as `record_of` writes it; None where all are."""
+    if not isinstance(record, dict):
+        return "all of it"
+    lines, runs, witness = record.get("lines"), record.get("runs"), record.get("witness", 0)
+    for name in _TEXTS:
+        if not isinstance(record.get(name), str):
+            return name
+    if not isinstance(lines, dict):
+        return "lines"
+    if not isinstance(runs, dict) or runs.keys() != {*SIDES}:
+        return "runs"
+    for side in SIDES:
+        if not isinstance(runs[side], list) or not all(map(_is_run, runs[side])):
+            return f"runs of {side}"
+    return None if witness is None or _is_witness(witness) else "witness"
+
+
+def _is_run(run: Any) -> bool:
+    """Whether it is as `run_of` has it; of one that did not start there are no numbers."""
+    if not isinstance(run, dict) or "seed" not in run or not all(isinstance(run.get(name), str) for name in _RUN_TEXTS):
+        return False
+    if "faults" not in run and run["outcome"] not in (FOUND, "valid"):
+        return True
+    counts = run.get("counts")
+    numbers = [run.get(name) for name in _RUN_NUMBERS]
+    return isinstance(counts, dict) and all(isinstance(each, int) for each in (*numbers, *counts.values()))
+
+
+def _is_witness(witness: Any) -> bool:
+    check, faults = (witness.get("check"), witness.get("faults")) if isinstance(witness, dict) else (None, None)
+    if not isinstance(check, dict) or not isinstance(check.get("reason"), str) or not isinstance(faults, list):
+        return False
+    return all(isinstance(fault, dict) and all(map(_is_time, _times_of(fault))) for fault in faults)
+
+
+def _times_of(fault: Mapping[str, Any]) -> tuple[Any, Any]:
+    return fault.get("start_ns"), fault.get("end_ns")
+
+
+def _is_time(value: Any) -> bool:
+    return value is None or isinstance(value, int)
 
 
 def save(path: str, records: Mapping[str, Any]) -> None:

@@ -145,6 +145,42 @@ def test_records_are_kept_and_what_is_none_is_refused(tmp_path: Path) -> None:
         load(path)
 
 
+def damaged(place: list[Any], value: Any) -> Any:
+    """A record in which the field at `place` has another value; `DELETED` for none."""
+    found: Any = json.loads(json.dumps(record()))
+    inner = found
+    for step in place[:-1]:
+        inner = inner[step]
+    if value == DELETED:
+        del inner[place[-1]]
+    else:
+        inner[place[-1]] = value
+    return found
+
+
+DELETED = "there is no such field"
+
+
+@pytest.mark.parametrize("value", [DELETED, 5.5, [], {}, "text", [{}], {"a": "b"}], ids=repr)
+@pytest.mark.parametrize(
+    "place",
+    [["version"], ["day"], ["cluster"], ["lines"], ["runs"], ["witness"], ["runs", "finding"], ["runs", "control"],
+     ["runs", "finding", 0], *(["runs", "finding", 0, name] for name in record()["runs"]["finding"][0])],
+    ids=repr,
+)  # fmt: skip
+def test_a_record_with_any_field_damaged_is_refused_or_makes_a_page(
+    tmp_path: Path, place: list[Any], value: Any
+) -> None:
+    path = tmp_path / "gallery.json"
+    path.write_text(json.dumps({LOSES.name: damaged(place, value)}))
+    try:
+        records = load(str(path))
+    except OperatorError as error:
+        assert "is no record of a gallery (toy-forgets: " in str(error)
+    else:
+        assert pages({LOSES.name: LOSES}, records)["gallery.md"]
+
+
 def test_the_published_page_is_made_from_the_published_records() -> None:
     records = load(str(ROOT / "docs" / "gallery.json"))
     for path, text in pages(FINDINGS, records).items():
