@@ -23,7 +23,15 @@ from harness.recovery import RECOVERS
 from harness.report.checks import terms_of, timed_violations, verdict_word
 from harness.report.deciding import jump_of
 from harness.report.templating import json_data, report_template, script, style
-from harness.report.trace_window import LogState, Message, TraceError, Window, choose, read_window
+from harness.report.trace_window import (
+    LogState,
+    Message,
+    NothingSentError,
+    TraceError,
+    Window,
+    choose,
+    read_window,
+)
 from harness.report.witness import witness_from
 from harness.roles import read_roles
 from harness.store import RunDir
@@ -93,13 +101,15 @@ def collect_replay(run_dir: RunDir, *, from_ns: int = -EVER_NS, to_ns: int = EVE
         replicas=replicas,
         others=["clients"],
     )
-    _take_messages(replay, run_dir, from_ns, to_ns)
-    _take_history(replay, run_dir, from_ns, to_ns)
+    silence = _take_messages(replay, run_dir, from_ns, to_ns)
+    ended_ns = _take_history(replay, run_dir, from_ns, to_ns)
     _take_roles(replay, run_dir, results, from_ns, to_ns)
     _take_violations(replay, results, is_to_the_end=to_ns >= EVER_NS)
     moment = jump_of(run_dir.read_explanation() or {})
     replay.decided = None if moment is None else (round(moment[0] * 1e6), round(moment[1] * 1e6))
     _cut_out(replay, from_ns, to_ns)
+    if silence is not None and (from_ns > ended_ns or not (replay.operations or replay.faults)):
+        raise silence  # the part lies outside of the run, or would be an empty page
     if (more := len(replay.faults) - MAX_FAULTS) > 0:
         replay.notes.append(f"{plural(more, 'fault')} left out, the last ones")
         replay.faults = replay.faults[:MAX_FAULTS]
@@ -131,11 +141,17 @@ def _cut_out(replay: Replay, from_ns: int, to_ns: int) -> None:
         replay.decided = None
 
 
-def _take_messages(replay: Replay, run_dir: RunDir, from_ns: int, to_ns: int) -> None:
+def _take_messages(replay: Replay, run_dir: RunDir, from_ns: int, to_ns: int) -> NothingSentError | None:
+    """Take what was sent and logged; returns what is to be said where no message was on its way in this part."""
     if not run_dir.trace_path.exists():
         replay.notes.append("no messages: the run was made without --cluster sim --trace")
-        return
-    window: Window = choose(read_window(run_dir.trace_path, from_ns=from_ns, to_ns=to_ns), MAX_MESSAGES)
+        return None
+    silence: NothingSentError | None = None
+    try:
+        window: Window = choose(read_window(run_dir.trace_path, from_ns=from_ns, to_ns=to_ns), MAX_MESSAGES)
+    except NothingSentError as error:
+        silence, window = error, error.window
+        replay.notes.append("no messages: nothing was sent in this part")
     replay.messages = window.messages
     if window.stopped_ns is not None:
         at = instant(window.stopped_ns)
@@ -146,9 +162,12 @@ def _take_messages(replay: Replay, run_dir: RunDir, from_ns: int, to_ns: int) ->
         replay.notes.append(f"the logs' ends and committed indexes are shown at one change of {every} only")
     replay.others += sorted(window.spoke - {*replay.replicas, *replay.others})
     replay.notes += [f"{plural(number, 'message')} left out: {kind}" for kind, number in window.left_out.items()]
+    return silence
 
 
-def _take_history(replay: Replay, run_dir: RunDir, from_ns: int, to_ns: int) -> None:
+def _take_history(replay: Replay, run_dir: RunDir, from_ns: int, to_ns: int) -> int:
+    """Take operations and faults; returns when the last event was."""
+    ended_ns = 0
     nemesis: list[dict[str, Any]] = []
     opened: dict[Any, dict[str, Any]] = {}
     left_out = 0
@@ -157,6 +176,7 @@ def _take_history(replay: Replay, run_dir: RunDir, from_ns: int, to_ns: int) -> 
         try:
             for event in history:
                 process = event["process"]
+                ended_ns = event["time"]
                 if process == NEMESIS:
                     nemesis.append(event)
                 elif event["type"] == "invoke":
@@ -173,6 +193,7 @@ def _take_history(replay: Replay, run_dir: RunDir, from_ns: int, to_ns: int) -> 
         replay.notes.append(f"{plural(left_out, 'operation')} left out")
     replay.operations.sort(key=lambda operation: operation[1])
     replay.faults = [_fault(fault) for fault in faults_of(nemesis) if isinstance(fault["start_ns"], int)]
+    return ended_ns
 
 
 def _take_operation(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["RANKS", "LogState", "Message", "TraceError", "Window", "choose", "read_window"]
+__all__ = ["RANKS", "LogState", "Message", "NothingSentError", "TraceError", "Window", "choose", "read_window"]
 
 import stat
 from collections import Counter
@@ -36,6 +36,14 @@ _TYPES: dict[str, type] = {
 
 class TraceError(OperatorError):
     """A trace that cannot be read or drawn; one line that names the mend."""
+
+
+class NothingSentError(TraceError):
+    """No message is in a window. The message says when there were any; `window` has the rest of what is known of it."""
+
+    def __init__(self, message: str, window: Window) -> None:
+        super().__init__(message)
+        self.window = window
 
 
 @dataclass(slots=True)
@@ -107,7 +115,8 @@ class Window:
 def read_window(path: Path, *, from_ns: int, to_ns: int, hosts: Collection[str] = ()) -> Window:
     """Read a window of trace.jsonl; with `hosts` only what these sent each other.
 
-    Raises TraceError: there is no trace, it is damaged, nobody of that name spoke, or nothing happened in the window.
+    Raises NothingSentError where no message is in the window, TraceError: there is no trace, it is damaged, or nobody
+    of that name spoke.
     """
     window = Window(from_ns, to_ns)
     under_way: dict[tuple[Any, Any, Any, Any], Message] = {}
@@ -172,7 +181,8 @@ def read_window(path: Path, *, from_ns: int, to_ns: int, hosts: Collection[str] 
         cut = (
             ", where it reached its bound of events; shorten the run or lower its rate" if limit_ns is not None else ""
         )
-        raise TraceError(f"nothing was sent between --from {from_ns / 1e9:g} and --to {to_ns / 1e9:g}: {where}{cut}")
+        said = f"nothing was sent between --from {from_ns / 1e9:g} and --to {to_ns / 1e9:g}: {where}{cut}"
+        raise NothingSentError(said, window)
     return window
 
 

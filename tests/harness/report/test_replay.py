@@ -223,6 +223,17 @@ def test_a_part_of_a_run(run: RunDir) -> None:
     assert [operation[0] for operation in replay.operations] == [4]
 
 
+def test_a_part_in_which_nothing_was_sent_shows_what_else_there_was(run: RunDir) -> None:
+    kept = [line for line in run.trace_path.read_text().splitlines(keepends=True) if '"clients"' not in line]
+    run.trace_path.write_text("".join(kept))
+    part = collect_replay(run, from_ns=52 * MS, to_ns=70 * MS)
+    assert part.messages == [] and [operation[0] for operation in part.operations] == [4] and part.faults
+    assert "no messages: nothing was sent in this part" in part.notes
+    assert data_of(replay_page(part))["part"] == [52_000, 70_000]
+    with pytest.raises(TraceError, match="nothing was sent between --from 500 and --to 600: the trace goes from"):
+        collect_replay(run, from_ns=500_000 * MS, to_ns=600_000 * MS)
+
+
 def test_the_page_of_a_part_shows_nothing_outside_of_it(run: RunDir) -> None:
     """There are no messages and no operations there, which would look like silence."""
     part = collect_replay(run, from_ns=45 * MS, to_ns=70 * MS)
