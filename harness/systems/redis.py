@@ -30,6 +30,14 @@ class Redis(System):
         server, sentinel = ("valkey-server", host.path("server.conf")), ("valkey-server", host.path("sentinel.conf"))
         return {"server": [*server], "sentinel": [*sentinel, "--sentinel"]}
 
+    async def start_together(self) -> None:
+        """Watchers ask the primary every 10 s who follows it, and who watches it: until then nobody can be promoted."""
+        for host in self.hosts:
+            async with connection(host.address("sentinel")) as streams:
+                for others in ("replicas", "sentinels"):
+                    if len(await call(streams, f"SENTINEL {others} main")) < len(self.hosts) - 1:
+                        raise Refused(f"the watcher of {host.name} does not know all {others} yet")
+
     async def status(self, host: Host) -> Status:
         async with connection(host.address("server")) as streams:
             return Status(leads="role:master" in await call(streams, "INFO replication"))
