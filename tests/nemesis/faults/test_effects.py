@@ -26,6 +26,7 @@ ALL = [
     *(KILL, PAUSE, CLOCK, DISK_STALL, DISK_SLOW, DISK_FULL, DISK_ERROR, POWER, LINK, BIT_FLIP, RESOURCES, SLOW_CLIENT),
     NAME_SERVICE,
 ]
+FORMS = [(nemesis, form) for nemesis in ALL for form in nemesis.forms]
 CASES = [(nemesis, variant) for nemesis in ALL for variant in nemesis.variants]
 Run = Callable[[Any], Any]
 
@@ -297,13 +298,12 @@ def test_a_replica_that_ended_by_itself_is_excused_where_another_fault_has_hit_i
     run_virtual(main())
 
 
-@pytest.mark.parametrize("nemesis", ALL, ids=lambda nemesis: nemesis.name)
+@pytest.mark.parametrize(("nemesis", "form"), FORMS, ids=[f"{n.name}={f}" for n, f in FORMS])
 def test_one_victim_that_feels_nothing_fails_the_proof(
-    nemesis: Any, make_fault_target: Any, plan_fault: Any, run_virtual: Run
+    nemesis: Any, form: str, make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
     async def main() -> None:
         target = make_fault_target(5)
-        form = next(iter(nemesis.forms))
         injection = await plan_fault(nemesis, target, f"{form}@minority")
         spare(target, injection)
         await nemesis.inject(target, injection)
