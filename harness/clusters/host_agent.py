@@ -61,6 +61,8 @@ __all__ = [
 ]
 
 RUN_VARIABLE = "SPLITBRAIN_RUN"
+KEPT = ".left"
+"""After the name of a run's directory: of one beside it, with what could not be fetched."""
 MADE_BASE = "made-base"
 """In a run's directory: the directory above it was not there before, and goes with it."""
 MAX_LINE_BYTES = 4 << 20
@@ -1139,8 +1141,20 @@ def _end_agents(run_id: str, directory: str) -> None:
         time.sleep(0.02)
 
 
-def _clean_command(base: str, run_id: str) -> int:
-    """Remove everything of a run and print {"removed": [...], "left": [...]}."""
+def _keep(directory: str, hosts: list[str], left: list[str]) -> None:
+    """Put the files of hosts, which are nowhere else, beside the directory that is to be removed."""
+    for host in hosts:
+        try:
+            os.makedirs(f"{directory}{KEPT}", exist_ok=True)
+            os.rename(os.path.join(directory, host), os.path.join(f"{directory}{KEPT}", host))
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            left.append(f"the files of {host}, which could not be moved: {error.strerror}")
+
+
+def _clean_command(base: str, run_id: str, *kept_hosts: str) -> int:
+    """Remove everything of a run, but what is to be kept, and print {"removed": [...], "left": [...]}."""
     removed, left = list[str](), list[str]()
     directory, owner, seen = os.path.join(base, run_id), Path(base, "owner"), set[int]()
     commands = _undo_commands(directory)
@@ -1158,11 +1172,13 @@ def _clean_command(base: str, run_id: str) -> int:
     removed += [f"process {pid}" for pid in sorted(seen.difference(pids))]
     _undo_all(commands, removed, left)
     if not left:
+        let_go(directory)
+        _keep(directory, list(kept_hosts), left)
+    if not left:
         made_base = os.path.exists(os.path.join(directory, MADE_BASE))
         if os.path.isdir(directory):
             import shutil
 
-            let_go(directory)
             shutil.rmtree(directory)
             removed.append(directory)
         if owner.exists() and owner.read_text().strip() in (run_id, ""):  # of earlier versions power took the content

@@ -12,9 +12,10 @@ import re
 import shutil
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
+from typing import Unpack
 
 from harness.clusters.agent_access import fetch_directory
-from harness.clusters.agent_cluster import AgentCluster
+from harness.clusters.agent_cluster import AgentCluster, ClusterArguments
 from harness.clusters.agent_file_systems import FileSystemPlace
 from harness.clusters.agent_shim import UNDO_INSIDE
 from harness.clusters.base import ClusterUnavailable
@@ -48,6 +49,13 @@ class RemoteCluster(AgentCluster):
 
     _addresses_before: Mapping[str, str]
     """What `ip -json address` has shown on each machine when its network was prepared."""
+
+    _unfetched: set[str]
+    """Hosts whose data did not come here when they were fetched last."""
+
+    def __init__(self, **given: Unpack[ClusterArguments]) -> None:
+        super().__init__(**given)
+        self._unfetched = set()
 
     @abstractmethod
     def _agent_dir(self, machine: str) -> str:
@@ -149,7 +157,9 @@ class RemoteCluster(AgentCluster):
                 await fetch_directory(self.agent(host), self.data_dir(host), data)
             except BaseException:
                 shutil.rmtree(data, ignore_errors=True)
+                self._unfetched.add(host)
                 raise
+            self._unfetched.discard(host)
             await fetch_directory(self.agent(host), self._log_dir(host), local)
 
         outcomes = await asyncio.gather(*map(fetch_one, hosts or self._all_hosts), return_exceptions=True)

@@ -19,6 +19,7 @@ from typing import ClassVar, Self, Unpack
 from harness.clusters.agent_cluster import ClusterArguments
 from harness.clusters.agent_link import ByteStream
 from harness.clusters.base import ClusterUnavailable
+from harness.clusters.host_agent import KEPT
 from harness.clusters.options import MECHANISM_OPTION
 from harness.clusters.remote_cluster import RemoteCluster
 from harness.clusters.ssh_connection import (
@@ -131,10 +132,14 @@ class SshCluster(RemoteCluster):
         claimed = {claim.ident for claim in self._run.claims if claim.kind == KIND_SSH_HOST}
 
         async def give_back(machine: str) -> None:
-            _, left = await in_thread(clean_host, self._ssh_hosts[machine], self._run.run_id)
+            keep = sorted(host for host in self._unfetched if self._machine(host) == machine)
+            _, left = await in_thread(clean_host, self._ssh_hosts[machine], self._run.run_id, keep)
             if left:
                 raise HarnessError(f"{machine}: left there: {'; '.join(left)}")
             self._run.release(KIND_SSH_HOST, machine)
+            if keep:
+                place = f"{self._agent_dir(machine)}{KEPT}"
+                raise HarnessError(f"{machine}: the files of {', '.join(keep)} are left there, in {place}")
 
         outcomes = await asyncio.gather(
             *(give_back(machine) for machine in self._machines if machine in claimed), return_exceptions=True

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -226,10 +226,11 @@ def take_host(host: SshHost, run_id: str) -> None:
         raise (HostNotTaken if answer.get("taken") else ClusterUnavailable)(f"{host.name}: {answer['refused']}")
 
 
-def clean_host(host: SshHost, run_id: str) -> tuple[list[str], list[str]]:
-    """Remove everything of a run from a host: (what was removed, what is left and why). Raises ClusterUnavailable, of
-    which HostUnreachable is one."""
-    answer = _agent_command(host, ["clean", host.directory, run_id])
+def clean_host(host: SshHost, run_id: str, keep: Collection[str] = ()) -> tuple[list[str], list[str]]:
+    """Remove everything of a run from a host: (what was removed, what is left and why); but the files of the hosts to
+    `keep`, which go to another directory (host_agent.KEPT). Raises ClusterUnavailable, of which HostUnreachable is
+    one."""
+    answer = _agent_command(host, ["clean", host.directory, run_id, *keep])
     return list(answer["removed"]), list(answer["left"])
 
 

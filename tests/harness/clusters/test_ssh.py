@@ -239,7 +239,12 @@ def test_of_data_that_did_not_all_come_there_are_none(tmp_path: Path, ssh_machin
         assert ["n1: `pack` ended with status 1" in str(problem) for problem in await cluster.fetch()] == [True]
         assert [path.exists() for path in here] == [False, True]
         assert await cluster.fetch(["n2"]) == []
-        assert (await cluster.run("n1", ["rmdir", in_the_way]))[0] == 0
+        with pytest.raises(HarnessError, match=rf"`pack` .*; n1: the files of n1 are left there, in .*/{RUN}\.left"):
+            await cluster.stop()
+        assert ssh_machines.files("n1") == [f"{RUN}.left"]
+        left = ssh_machines.directory / "n1" / f"{RUN}.left"
+        assert (left / "n1" / "data" / "x").read_bytes() == b"x"
+        shutil.rmtree(left)
 
     with_cluster(tmp_path, ssh_machines, scenario)
 
