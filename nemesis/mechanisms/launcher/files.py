@@ -21,7 +21,8 @@ _PATH_BYTES = 4096
 _AT_FDCWD = -100
 _MS_SYNC = 4
 _UNLINK_DIRECTORY = 0x200
-_COLLAPSE_RANGE, _INSERT_RANGE = 0x08, 0x20
+_PUNCH_HOLE, _COLLAPSE_RANGE, _INSERT_RANGE = 0x02, 0x08, 0x20
+"""Of what fallocate may do with a range: free it, take it out of the file, put one in. The first two need no space."""
 _VECTORS = 1024
 """IOV_MAX of Linux."""
 
@@ -150,7 +151,8 @@ class Files:
             operation = GROW if arguments[1] & _INSERT_RANGE else WRITE
             return Effect(operation, CUT, effect.path, arguments[2])
         if name == "fallocate":
-            return Effect(GROW, CHANGE, effect.path, arguments[2], arguments[3], is_durable=is_durable)
+            operation = WRITE if arguments[1] & _PUNCH_HOLE else GROW
+            return Effect(operation, CHANGE, effect.path, arguments[2], arguments[3], is_durable=is_durable)
         if flags & os.O_APPEND or how & os.RWF_APPEND:
             offset = size_bytes
         elif name in ("pwrite64", "pwritev", "pwritev2") and arguments[3] != _WHERE_IT_STANDS:

@@ -42,6 +42,10 @@ def sync_file_system(path):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 def grow():
     os.pwrite(fd, b"x" * 10, os.fstat(fd).st_size)
+def give_back():
+    place, length = ctypes.c_long(0), ctypes.c_long(10)
+    if libc.fallocate(fd, 0x03, place, length):  # a hole, and the length as it was
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 DO = {
     "sync": lambda _: attempt(lambda: os.fsync(fd)),
     "data-sync": lambda _: attempt(lambda: os.fdatasync(fd)),
@@ -50,6 +54,7 @@ DO = {
     "sync-everything": lambda _: attempt(os.sync),
     "write": lambda _: attempt(lambda: os.pwrite(fd, b"y" * 10, 0)),
     "grow": lambda _: attempt(grow),
+    "give-back": lambda _: attempt(give_back),
     "read": lambda _: attempt(lambda: os.pread(fd, 10, 0)),
     "create": lambda name: attempt(lambda: os.close(os.open(os.path.join(root, name), os.O_CREAT | os.O_WRONLY))),
     "rename": lambda name: attempt(lambda: os.rename(os.path.join(root, name), os.path.join(root, name + "2"))),
