@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
@@ -272,12 +273,29 @@ class _Failure(str):
 
 
 async def _attempt(step: Awaitable[_T], timeout_s: float = STEP_TIMEOUT_S) -> _T | _Failure:
-    """The result of a step, or why it has none. Only cancellation gets through."""
+    """The result of a step, or why it has none. Only the driver's own cancellation gets through, and Ctrl-C."""
     try:
-        return await asyncio.wait_for(step, timeout_s)
+        return await asyncio.wait_for(_answer_of(step), timeout_s)
     except TimeoutError:
         return _Failure(f"took longer than {timeout_s:g} s")
     except Exception as error:
+        return _Failure(f"{type(error).__name__}: {error}")
+
+
+async def _answer_of(step: Awaitable[_T]) -> _T | _Failure:
+    """Await a step. One that raises of its own accord what is no Exception has failed as well: sys.exit would end the
+    harness with a status that is a verdict, and CancelledError, of a task of its own, all faults that are to come."""
+    task = asyncio.current_task()
+    asked = 0 if task is None else task.cancelling()
+    try:
+        return await step
+    except (Exception, GeneratorExit):
+        raise
+    except BaseException as error:
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > asked:
+            raise
+        if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            raise
         return _Failure(f"{type(error).__name__}: {error}")
 
 

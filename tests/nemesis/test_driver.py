@@ -283,15 +283,16 @@ def test_a_plan_that_waits_does_not_keep_others_from_being_healed(
 class Broken(Partition):
     """A partition in which one step breaks after it has done half its work."""
 
-    def __init__(self, step: str, *, hang: bool = False, times: int = 1) -> None:
+    def __init__(self, step: str, *, hang: bool = False, times: int = 1, error: BaseException | None = None) -> None:
         self._step, self._hang, self._times = step, hang, times
+        self._error = OSError("the disk of the harness is on fire") if error is None else error
 
     async def _maybe_break(self, step: str) -> None:
         if step == self._step and self._times:
             self._times -= 1
             if self._hang:
                 await asyncio.sleep(10_000)
-            raise OSError("the disk of the harness is on fire")
+            raise self._error
 
     async def plan(self, *args: Any, **named: Any) -> Injection:
         await self._maybe_break("plan")
@@ -373,6 +374,24 @@ def test_a_step_that_breaks_is_recorded_and_healed(step: str, hang: bool, make_t
         assert [proof["proven"] for proof in recorder.proofs(HEAL)] == [False, True]
     else:
         assert len(recorder) == 4
+
+
+class Panic(BaseException):
+    """What a library in Rust raises."""
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), asyncio.CancelledError("of its own"), Panic("no")], ids=repr)
+@pytest.mark.parametrize("step", ["plan", "inject", "prove", "heal", "prove_healed"])
+def test_a_step_that_raises_what_is_no_exception_ends_neither_the_faults_nor_the_harness(
+    step: str, error: BaseException, make_target: Any, run_virtual: Run
+) -> None:
+    schedule = periodic([("partition", ["halves", "one"])], random.Random(0), time_limit_s=30)
+    target, recorder = make_target(5), Recorder()
+    run_virtual(drive(schedule, target, recorder, Broken(step, error=error)))
+    assert not target.fake_network.cuts
+    proofs = recorder.proofs(HEAL if "heal" in step else INJECT)
+    assert type(error).__name__ in proofs[0]["detail"]
+    assert [proof["proven"] for proof in proofs[:3]] == [False, True, True]
 
 
 def test_a_heal_that_never_works_does_not_keep_the_driver(make_target: Any, run_virtual: Run) -> None:
