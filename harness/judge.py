@@ -125,7 +125,9 @@ def _found(
         found: Any = workload.check(clients, context)
     except (OperatorError, HarnessError, SystemUnderTestError, MemoryError):
         raise
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         if isinstance(error, DisorderedHistory):
             History.of(clients)  # raises that where it is the run's own history, and not one that the check has made
         logger.exception("the checks of workload %s failed", workload.name)

@@ -38,7 +38,7 @@ from harness.seeded import Streams, seeded
 from harness.systems.base import CheckOutcome, HasCodeFiles, RefusesFaults, System
 from harness.test import Test
 from harness.unawaited import telling_unawaited
-from harness.worker import Client, Recorder, Workers
+from harness.worker import Client, Recorder, Workers, raising_exceptions
 from harness.workloads.base import Workload
 from nemesis.driver import run_schedule
 from nemesis.forms import needs_of
@@ -305,7 +305,7 @@ class Run:
         """Run one phase; trouble is kept and the phases after it still happen."""
         self._enter(title)
         try:
-            await self._unless_given_up(work())
+            await self._unless_given_up(raising_exceptions(work()))
         except GivenUp:
             self.observed.trouble.append(f"{title}: given up, as asked for by a third signal")
         except Exception as group:

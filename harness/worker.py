@@ -33,7 +33,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from types import CoroutineType, FrameType
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from harness.generator import Context, Generator, Op, Wait
 from harness.left_behind import leave_task
@@ -50,10 +50,13 @@ __all__ = [
     "Workers",
     "is_ctrl_c",
     "is_its_own",
+    "raising_exceptions",
     "times_cancelled",
 ]
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MAX_UNEXPECTED_ERRORS = 20
 """How many distinct unexpected client errors a run keeps: enough to see a pattern, few enough to read."""
@@ -252,7 +255,8 @@ class Workers:
             raise BaseExceptionGroup("threads of the load failed", self._errors)
 
     def _start(self, thread: _Thread) -> None:
-        task = asyncio.get_running_loop().create_task(self._run_thread(thread), name=f"worker-{thread.number}")
+        work = raising_exceptions(self._run_thread(thread))
+        task = asyncio.get_running_loop().create_task(work, name=f"worker-{thread.number}")
         self._running[task] = thread
         task.add_done_callback(self._note_end)
 
@@ -559,6 +563,20 @@ def times_cancelled() -> int:
     """How often somebody has asked the current task to end."""
     task = asyncio.current_task()
     return 0 if task is None else task.cancelling()
+
+
+async def raising_exceptions(work: Awaitable[T]) -> T:
+    """Await what calls a workload's own methods. What those raise of their own accord and is no Exception is raised as
+    one: it would end the harness, with a status that may be a verdict, or a task that nobody misses then."""
+    asked = times_cancelled()
+    try:
+        return await work
+    except Exception:
+        raise
+    except BaseException as error:
+        if not is_its_own(error, asked):
+            raise
+        raise RuntimeError(f"raised {_describe(error)}") from error
 
 
 def is_its_own(error: BaseException, asked: int) -> bool:

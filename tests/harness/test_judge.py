@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -305,6 +306,7 @@ def test_an_error_is_told_to_its_end_within_reason() -> None:
     ("answer", "word"),
     [
         (SystemExit(0), "the check of workload fixed raised SystemExit: 0 (test_judge.py:"),
+        (CancelledError("mine"), "the check of workload fixed raised CancelledError: mine (test_judge.py:"),
         (ValueError("no such key"), "the check of workload fixed raised ValueError: no such key (test_judge.py:"),
         (HistoryError("no index"), "the check of workload fixed raised HistoryError: no index (test_judge.py:"),
         (None, "returned None, which says nothing of the history"),

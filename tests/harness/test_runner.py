@@ -24,11 +24,17 @@ from harness.cli_parser import build_parser
 from harness.commands.run import prepare
 from harness.errors import SystemUnderTestError
 from harness.execution import perform
+from harness.generator import Op
 from harness.history_writer import HistoryWriteError, HistoryWriter, read_history
 from harness.report import OutputConsole
 from harness.store import RunStatus, Store
 from harness.systems.base import CheckOutcome
 from harness.test import NemesisChoice
+from harness.workloads.register import RegisterWorkload
+
+
+class Panic(BaseException):
+    """What a library in Rust raises."""
 
 
 def test_a_right_system_is_valid_and_everything_is_left(memory_run: Any) -> None:
@@ -257,6 +263,35 @@ def test_a_client_with_a_bug_makes_it_unknown(memory_run: Any) -> None:
     _, results, _ = memory_run(system=buggy)
     assert results["valid"] == "unknown"
     assert "should not" in results["reason"] and "a bug" in results["reason"]
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), asyncio.CancelledError("of its own"), Panic("no")], ids=repr)
+@pytest.mark.parametrize("method", ["generator", "next", "update", "client", "final_generator", "final next"])
+def test_a_workload_that_raises_what_is_no_exception_ends_the_load_alone(
+    memory_run: Any, monkeypatch: pytest.MonkeyPatch, method: str, error: BaseException
+) -> None:
+    class Broken:
+        def next(self, context: Any) -> Any:
+            if method != "update":
+                raise error
+            return Op("read", key=0), self
+
+        def update(self, context: Any, event: Any) -> Any:
+            raise error
+
+    def broken(self: Any, *arguments: Any) -> Any:
+        if method in ("next", "update", "final next"):
+            return Broken()
+        raise error
+
+    name = {"next": "generator", "update": "generator", "final next": "final_generator"}.get(method, method)
+    monkeypatch.setattr(RegisterWorkload, name, broken)
+    run_dir, results, _ = memory_run()
+    assert results["valid"] == "unknown"
+    phase = "final reads" if "final" in method else "driving the load"
+    said = f"RuntimeError: raised {type(error).__name__}"
+    assert results["trouble"][0].startswith(f"{phase}: {said}")
+    assert run_dir.status is RunStatus.FINISHED
 
 
 def test_a_seed_repeats_the_faults_and_the_operations_however_fast_the_system_is(memory_run: Any) -> None:
