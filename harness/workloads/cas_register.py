@@ -97,7 +97,7 @@ class CasRegisterWorkload(CapabilityWorkload):
 
     def final_generator(self) -> Generator:
         """Every thread reads every key that was in use last."""
-        return EachThread(ReadEachKey(self.keys, self._load.first_key))
+        return EachThread(ReadEachKey(self.keys, first_key=self._load.first_key))
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         def last(keys: Collection[int]) -> Collection[int]:

@@ -41,10 +41,12 @@ MAX_KEYS_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class ReadEachKey(Unpaced):
-    """One thread's read of each of `keys` keys from `first_key()` on, once around from one that is drawn. What is not
-    answered is tried again, `ATTEMPTS` times in all."""
+    """One thread's read `f` of each of `keys` keys from `first_key()` on, once around from one that is drawn. Keys that
+    are drawn one by one would leave some unread where there are few threads, and nobody would see what was lost of
+    them. What is not answered is tried again, `ATTEMPTS` times in all."""
 
     keys: int
+    f: str = "read"
     first_key: Callable[[], int] = int
     begins: int = -1
     done: int = 0
@@ -58,7 +60,7 @@ class ReadEachKey(Unpaced):
             return Wait(self.due_ns), self
         begins = context.random.randrange(self.keys) if self.begins < 0 else self.begins
         key = self.first_key() + (begins + self.done) % self.keys
-        return Op("read", key), replace(self, begins=begins, done=self.done + 1)
+        return Op(self.f, key), replace(self, begins=begins, done=self.done + 1)
 
     def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
         if event["type"] not in ("fail", "info") or not self.done or self.again == ATTEMPTS:
@@ -81,16 +83,18 @@ def unless_registers_unread(
     outcome: CheckOutcome,
     history: Sequence[Mapping[str, Any]],
     among: Callable[[Collection[int]], Collection[int]] = set,
+    *,
+    f: str = "read",
 ) -> CheckOutcome:
-    """`outcome`, unless it finds nothing wrong and of a register no read was answered that began after its last write
-    was acknowledged, though there were such reads. `among` says which of the keys are read at the end."""
+    """`outcome`, unless it finds nothing wrong and of a register no read `f` was answered that began after its last
+    change was acknowledged, though there were such reads. `among` says which of the keys are read at the end."""
     began: dict[Any, int] = {}
     changed: dict[int, int] = {}
     reads: dict[int, list[tuple[int, bool]]] = {}
     for at, event in enumerate(history):
         if event["type"] == "invoke":
             began[event["process"]] = at
-        elif event["f"] == "read":
+        elif event["f"] == f:
             reads.setdefault(event["key"], []).append((began.get(event["process"], -1), event["type"] == "ok"))
         elif event["type"] == "ok":
             changed[event["key"]] = at

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from checker import KeyValue
-from harness.generator import Calls, Context, EachThread, Generator, IgnoresEvents, Limit, Op
+from harness.generator import Context, EachThread, Generator, IgnoresEvents, Op
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake, gives
 from harness.workloads.checks import linearizable
+from harness.workloads.final_reads import ReadEachKey, unless_registers_unread
 
 __all__ = ["KeyValueWorkload"]
 
@@ -64,8 +65,9 @@ class KeyValueWorkload(CapabilityWorkload):
         return _Load(self.keys)
 
     def final_generator(self) -> Generator:
-        """Every thread reads as many random keys as there are keys, so that each is read by several."""
-        return EachThread(Limit(self.keys, Calls(lambda context: Op("get", context.random.randrange(self.keys)))))
+        """Every thread reads every key."""
+        return EachThread(ReadEachKey(self.keys, "get"))
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        return {"linearizable": linearizable(history, KeyValue(), context)}
+        found = linearizable(history, KeyValue(), context)
+        return {"linearizable": unless_registers_unread(found, history, f="get")}

@@ -15,12 +15,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from checker import VersionedRegister, check_sessions
-from harness.generator import Calls, EachThread, Generator, Limit, Mix
+from harness.generator import Calls, EachThread, Generator, Mix
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake, is_whole_number, number_from
 from harness.workloads.checks import as_outcome, linearizable
 from harness.workloads.client_register import RandomReads
+from harness.workloads.final_reads import ReadEachKey, unless_registers_unread
 from harness.workloads.queues import distinct_writes
 
 __all__ = ["VersionedRegisterWorkload"]
@@ -62,10 +63,11 @@ class VersionedRegisterWorkload(CapabilityWorkload):
         return Mix(((1.0, distinct_writes("write", self.keys)), (1.0, Calls(RandomReads(self.keys)))))
 
     def final_generator(self) -> Generator:
-        """Every thread reads as many random keys as there are keys, so that each is read by several."""
-        return EachThread(Limit(self.keys, Calls(RandomReads(self.keys))))
+        """Every thread reads every key."""
+        return EachThread(ReadEachKey(self.keys))
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         if self.text("check") == "sessions":
-            return {"sessions": as_outcome(check_sessions(history))}
-        return {"linearizable": linearizable(history, VersionedRegister(), context)}
+            return {"sessions": unless_registers_unread(as_outcome(check_sessions(history)), history)}
+        found = linearizable(history, VersionedRegister(), context)
+        return {"linearizable": unless_registers_unread(found, history)}

@@ -19,10 +19,12 @@ from harness.workloads.client_register import ClientRegisterWorkload
 from harness.workloads.consumer_progress import ConsumerProgressWorkload
 from harness.workloads.delay import DelayWorkload
 from harness.workloads.draining import DRAIN_LIMIT_S
+from harness.workloads.key_value import KeyValueWorkload
 from harness.workloads.list_append import ListAppendWorkload
 from harness.workloads.log import LogWorkload
 from harness.workloads.queues import BEHIND_NS, BEHIND_S, MAX_FINAL_ATTEMPTS, RETRY_NS
 from harness.workloads.register import RegisterWorkload
+from harness.workloads.versioned_register import VersionedRegisterWorkload
 from harness.workloads.write_skew import WriteSkewWorkload
 
 THREADS = 3
@@ -165,7 +167,10 @@ def test_a_log_that_stays_behind_is_read_for_half_a_minute_where_reads_may_be_be
         assert abs(took_ns - least_s * 1e9) <= BEHIND_NS
 
 
-REGISTERS = [RegisterWorkload(keys=8), ClientRegisterWorkload(), CasRegisterWorkload()]
+REGISTERS = [
+    RegisterWorkload(keys=8), ClientRegisterWorkload(), CasRegisterWorkload(), KeyValueWorkload(),
+    VersionedRegisterWorkload(),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("workload", REGISTERS, ids=lambda each: type(each).__name__)
@@ -187,6 +192,10 @@ def done(f: str, key: int | None, value: Any, kind: str = "ok") -> list[dict[str
 
 
 CONTEXT = CheckContext(timeout_s=10.0, memory_mb=512)
+VERSIONED = [
+    {"process": 0, "f": "write", "key": 3, "value": 7, "type": "invoke"},
+    {"process": 0, "f": "write", "key": 3, "value": 1, "type": "ok"},
+]
 OFFSETS = {"group": "group", "queue": 1}
 SKEWED = [
     *({"process": each, "f": "insert", "key": 0, "value": [each, None], "type": "invoke"} for each in (0, 1)),
@@ -198,7 +207,10 @@ SKEWED = [
 @pytest.mark.parametrize(
     ("workload", "load", "f", "key", "asked", "answer"),
     [
-        *((each, done("write", 3, 7), "read", 3, None, 7) for each in REGISTERS),
+        *((each, done("write", 3, 7), "read", 3, None, 7) for each in REGISTERS[:3]),
+        (KeyValueWorkload(), done("put", 3, "7 "), "get", 3, None, "7 "),
+        *((VersionedRegisterWorkload({"check": check}), VERSIONED, "read", 3, None, [1, 7])
+          for check in ("linearizable", "sessions")),
         (ConsumerProgressWorkload(), done("commit", None, {**OFFSETS, "offset": 5}), "fetch", None,
          {**OFFSETS, "final": True}, {**OFFSETS, "final": True, "offset": 5}),
         (WriteSkewWorkload(), SKEWED, "read", 0, None, [0]),
