@@ -32,6 +32,7 @@ from harness.run_state import RunState
 from harness.runner import Observed, Run
 from harness.runtime import harness_runtime
 from harness.seeded import seeded
+from harness.signals import interrupted_by_signals
 from harness.store import RunDir, Store, StoreError
 from harness.systems.base import HasClientPrograms
 from harness.test import ALL, Test
@@ -229,9 +230,10 @@ def perform(parts: Parts, store: Store, console: OutputConsole) -> tuple[RunDir,
                 **_project_version(),
             }
             try:
-                results = judge_run(run_dir, test, parts.workload, observed, facts)
-                _finish(run_dir, test, results, observed)
-                update_store_page(store)
+                with interrupted_by_signals():
+                    results = judge_run(run_dir, test, parts.workload, observed, facts)
+                    _finish(run_dir, test, results, observed)
+                    update_store_page(store)
             except KeyboardInterrupt:
                 raise HarnessError(
                     f"interrupted while the history was checked; it is kept: harness analyze {run_dir.path}"

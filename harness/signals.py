@@ -88,6 +88,9 @@ def _give_back(before: Mapping[signal.Signals, Any]) -> None:
 
 @contextlib.contextmanager
 def _handled(handler: Callable[[int, object], NoReturn]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may have handlers
+        return
     heeded = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, handler) for number in heeded}
     try:

@@ -22,7 +22,7 @@ import pytest
 from harness import runner
 from harness.cli_parser import build_parser
 from harness.commands.run import prepare
-from harness.errors import SystemUnderTestError
+from harness.errors import HarnessError, SystemUnderTestError
 from harness.execution import perform
 from harness.generator import Op
 from harness.history_writer import HistoryWriteError, HistoryWriter, read_history
@@ -263,6 +263,22 @@ def test_a_client_with_a_bug_makes_it_unknown(memory_run: Any) -> None:
     _, results, _ = memory_run(system=buggy)
     assert results["valid"] == "unknown"
     assert "should not" in results["reason"] and "a bug" in results["reason"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_the_history_is_checked_is_said_and_ends_the_command_in_order(
+    memory_run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: signal.Signals
+) -> None:
+    def interrupted(self: Any, history: Any, context: Any) -> Any:
+        assert signal.getsignal(number) is not signal.SIG_DFL  # which would end this process
+        os.kill(os.getpid(), number)
+        return {"linearizable": CheckOutcome(True, "nothing to say")}
+
+    monkeypatch.setattr(RegisterWorkload, "check", interrupted)
+    with pytest.raises(HarnessError, match="interrupted while the history was checked; it is kept"):
+        memory_run()
+    (run_dir,) = Store(tmp_path / "store").runs()
+    assert any(read_history(run_dir.history_path))
 
 
 @pytest.mark.parametrize("error", [SystemExit(0), asyncio.CancelledError("of its own"), Panic("no")], ids=repr)
