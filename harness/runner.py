@@ -264,7 +264,12 @@ class Run:
 
     async def _set_up(self) -> None:
         self._enter("starting the cluster")
-        await self._unless_given_up(self.cluster.start())
+        try:
+            await self._unless_given_up(self.cluster.start())
+        except GivenUp:
+            raise InterruptedStartError(
+                "interrupted before the cluster had started, which was given up: harness clean removes what it left"
+            ) from None
         if self._stop_requested.is_set():
             raise InterruptedStartError("interrupted before the system was started: there is nothing to check")
         self._enter("starting the system")
@@ -278,7 +283,9 @@ class Run:
         finally:
             for task in (start, stop):
                 task.cancel()
-            await asyncio.gather(start, stop, return_exceptions=True)
+            given_up = asyncio.ensure_future(self._given_up.wait())
+            await asyncio.wait({start, given_up}, return_when=asyncio.FIRST_COMPLETED)
+            given_up.cancel()
         for note in self._notes_on_links():
             self.listener.say(f"note: {note}")
         await self._target.learn_baseline_skew()
@@ -350,7 +357,8 @@ class Run:
             yield
         finally:
             follower.cancel()
-            for error in await asyncio.gather(follower, return_exceptions=True):
+            ended, _ = await asyncio.wait({follower}, timeout=CANCEL_GRACE_S)
+            for error in await asyncio.gather(*ended, return_exceptions=True):
                 if isinstance(error, Exception):
                     logger.error("who leads could not be followed", exc_info=error)
                     self.observed.trouble.append(f"following who leads: {type(error).__name__}: {error}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import io
 import itertools
@@ -19,10 +20,10 @@ from typing import Any
 
 import pytest
 
-from harness import runner
+from harness import left_behind, runner
 from harness.cli_parser import build_parser
 from harness.commands.run import prepare
-from harness.errors import HarnessError, SystemUnderTestError
+from harness.errors import HarnessError, InterruptedStartError, SystemUnderTestError
 from harness.execution import perform
 from harness.generator import Op
 from harness.history_writer import HistoryWriteError, HistoryWriter, read_history
@@ -188,6 +189,55 @@ def test_a_second_ctrl_c_says_what_is_waited_for_and_a_third_gives_up_waiting(me
     assert "waiting for recovery: given up, as asked for by a third signal" in results["trouble"]
     assert results["valid"] == "unknown" and results["interrupted"] is not None
     assert seen[0].cluster.stopped, "what comes after is done all the same"
+
+
+async def go_on_for_ever() -> None:
+    while True:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            continue
+
+
+@pytest.mark.parametrize("what", ["cluster", "system"])
+def test_a_third_ctrl_c_gives_up_a_start_that_cannot_be_cancelled(
+    memory_run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
+) -> None:
+    monkeypatch.setattr(left_behind, "END_S", 0.1)
+    clusters: list[Any] = []
+
+    async def start(*_: Any) -> None:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGINT)
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.05)
+        await go_on_for_ever()
+
+    def prepare(system: Any) -> None:
+        clusters.append(system.cluster)
+        if what == "system":
+            system.start = start
+        else:
+            system.cluster.start = start
+
+    with pytest.raises(InterruptedStartError, match=f"interrupted before the {what} had started"):
+        memory_run(system=prepare)
+    assert clusters[0].stopped
+
+
+def test_a_status_that_goes_on_though_it_is_cancelled_does_not_hold_up_the_end(
+    memory_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(left_behind, "END_S", 0.1)
+
+    def prepare(system: Any) -> None:
+        async def status(host: str, *, timeout_s: float) -> Any:
+            await go_on_for_ever()
+
+        system.status, system.cannot, system.tells_leader = status, {}, True
+
+    _, results, _ = memory_run(system=prepare)
+    assert results["valid"] is True, results["reason"]
 
 
 @pytest.mark.parametrize("phase", ["waiting for recovery", "final reads", "waiting for replicas to agree"])
