@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from harness.blocking import no_blocking
+from harness.blocking import no_blocking, others_code_files
 from harness.clusters.abilities import NotesItsLinks
 from harness.clusters.base import Cluster, HoldsFiles, SeesReplicas
 from harness.errors import HarnessError, InterruptedStartError, OperatorError, SystemUnderTestError
@@ -237,11 +237,17 @@ class Run:
         return telling_unawaited(files) if files else contextlib.nullcontext()
 
     def _no_blocking(self, signals: Collection[int], *, is_under_load: bool) -> contextlib.AbstractContextManager[None]:
-        if not isinstance(self.system, HasCodeFiles):
+        files = {*self.system.code_files} if isinstance(self.system, HasCodeFiles) else set()
+        allowed_s = self.test.operation_timeout_s
+        if is_under_load:
+            if signals:  # no loop of a simulation, whose runs the watching must not change
+                files |= others_code_files([self.workload, *self.nemeses.values()])
+        elif isinstance(self.system, HasCodeFiles):
+            allowed_s = self.system.set_up_timeout_s
+        if not files:
             return contextlib.nullcontext()
-        allowed_s = self.test.operation_timeout_s if is_under_load else self.system.set_up_timeout_s
         return no_blocking(
-            self.system.code_files, limit_s=allowed_s + BLOCKED_MARGIN_S,
+            files, limit_s=allowed_s + BLOCKED_MARGIN_S,
             tell=self._on_blocked if is_under_load else self._on_blocked_beside_load, signals=signals,
         )  # fmt: skip
 

@@ -28,10 +28,12 @@ from harness.execution import perform
 from harness.generator import Op
 from harness.history_writer import HistoryWriteError, HistoryWriter, read_history
 from harness.report import OutputConsole
+from harness.runner import Run
 from harness.store import RunStatus, Store
 from harness.systems.base import CheckOutcome
 from harness.test import NemesisChoice
 from harness.workloads.register import RegisterWorkload
+from nemesis.partition import Partition
 
 
 class Panic(BaseException):
@@ -456,3 +458,42 @@ def test_a_client_that_waits_without_await_is_ended_and_named(memory_run: Any, m
     assert "must be awaited; the load ends" in " ".join(said.split())
     assert len(asked) <= 2 * 4, "once each of four clients under load, and once in the final reads"
     assert seen[0].cluster.stopped and signal.getsignal(signal.SIGUSR2) is before
+
+
+@pytest.mark.parametrize("part", ["nemesis", "workload"])
+def test_a_nemesis_or_workload_of_others_that_waits_without_await_is_ended_and_named(
+    memory_run: Any, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """Somebody presses Ctrl-C meanwhile, which the loop would never hear."""
+    monkeypatch.setattr(runner, "BLOCKED_MARGIN_S", 0.3)
+    ours, theirs = socket.socketpair()
+
+    def wait() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        ours.settimeout(20.0)
+        with contextlib.suppress(TimeoutError):
+            ours.recv(1)  # which nobody answers
+
+    class BlockingPartition(Partition):
+        async def inject(self, target: Any, injection: Any) -> None:
+            wait()
+
+    class BlockingWorkload(RegisterWorkload):
+        def client(self, connection: Any) -> Any:
+            wait()
+            return super().client(connection)
+
+    made = Run.__init__
+
+    def with_parts(self: Any, **given: Any) -> None:
+        if part == "nemesis":
+            given["nemeses"] = {"partition": BlockingPartition()}
+        else:
+            given["workload"] = BlockingWorkload(keys=2)
+        made(self, **given)
+
+    monkeypatch.setattr(Run, "__init__", with_parts)
+    with ours, theirs:
+        _, results, _ = memory_run(time_limit_s=60.0, operation_timeout_s=0.2)
+    assert results["valid"] == "unknown" and results["interrupted"]
+    assert any("test_runner.py" in trouble and "must be awaited" in trouble for trouble in results["trouble"])
