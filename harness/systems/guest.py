@@ -192,8 +192,8 @@ class GuestSystem:
         """What the replicas held in the end; None where nobody asked, or they never agreed to answer."""
         self._unanswered: dict[str, Exception | SystemExit] = {}
         """Host -> what its `status` raised when it was last asked."""
-        self._unready: dict[str, BaseException] = {}
-        """Host -> what its `ready` raised when it was last asked."""
+        self._unready: dict[str, BaseException | str] = {}
+        """Host -> what its `ready` raised when it was last asked, or what it returned, in words."""
         self._is_apart = False
         """Whether replicas have had the whole time of a recovery to become equal, and did not."""
         self._is_stopped = False
@@ -523,6 +523,9 @@ class GuestSystem:
             if inspect.iscoroutine(answer):
                 answer.close()
                 raise self._wrong("ready", f"ready({host.name}) returned a coroutine: await what it asks")
+            if not answer:
+                hint = " (return True once the host serves)" if answer is None else ""
+                self._unready[host.name] = f"ready({host.name}) returned {answer!r:.60}{hint}"
             return bool(answer)
         except (Exception, SystemExit) as error:
             if limit.expired():
@@ -535,10 +538,12 @@ class GuestSystem:
             return False
 
     def _why_unready(self, name: str) -> str:
-        """What the plug-in's own `ready` raised when it was last asked, in words; empty where it raised nothing."""
+        """What came of the plug-in's own `ready` when it was last asked, in words; empty where it has none."""
         error = self._unready.get(name)
         if error is None or type(self._system).ready is System.ready:
             return ""
+        if isinstance(error, str):
+            return error
         return str(self._blame(error, f"ready({name})"))
 
     async def _has_printed(self, host: Host, line: str) -> bool:

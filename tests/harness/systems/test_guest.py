@@ -573,6 +573,10 @@ def test_a_state_that_cannot_be_compared_is_the_plug_ins(
             r"^mine.py:\d+: n1 not ready within 0.2 s: on n1 mine.py:\d+: ready\(n1\) raised ValueError: no answer yet",
         ),
         (
+            "ready_timeout_s = 0.2\nasync def ready(self, host):\n    pass",
+            r"returned None \(return True once the host serves\): serving hello",
+        ),
+        (
             "ready_timeout_s = 0.2\ndef programs(self, host):\n    return {'kv': ['sleep', '600']}",
             r"^mine.py:\d+: n1 not ready within 0.2 s: on n1 nothing listens on client \(27000\), other \(27001\)$",
         ),
