@@ -11,6 +11,8 @@ What an exception of a client means:
     an error with `is_definite`   True: fail (it certainly did not happen); False: info
     anything else                 info, and it is kept as an unexpected error, because the client has a bug
 
+One that cannot be opened sent nothing (fail); an error with `is_mistake` is kept as an unexpected one there.
+
 A client may raise asyncio.CancelledError though nobody cancelled it: it awaited a task of its own that it had
 cancelled. That must not end its thread, without which the load would go on as if nothing were missing. Nor must a
 client that calls sys.exit end the harness, whose exit status is a verdict; the same goes for a KeyboardInterrupt of its
@@ -121,6 +123,14 @@ class TellsUse(Protocol):
 
     reopen: bool
     """True: it is to be closed, and the next operation opens a new one."""
+
+
+@runtime_checkable
+class TellsMistake(Protocol):
+    """An error of a client that knows whether the client's own code is wrong."""
+
+    is_mistake: bool
+    """True: with such a client nothing is tested, whatever its operation did."""
 
 
 @runtime_checkable
@@ -415,6 +425,8 @@ class Workers:
             await self._close(thread)
             if not isinstance(error, Exception) and not is_its_own(error, asked):
                 raise
+            if isinstance(error, TellsMistake) and error.is_mistake and not thread.is_left_behind:
+                self._note_unexpected(error)
             await asyncio.sleep(REOPEN_PAUSE_S)
             return Outcome("fail", error=f"open: {_describe(error)}")
         thread.client = client

@@ -78,6 +78,8 @@ _EVERY_CLIENT = frozenset(("address", "close", "connect", "dialled", "open", "ur
 class ClientMistake(Exception):
     """The client's code is wrong; the message names the method, and the file and line where they are known."""
 
+    is_mistake = True
+
 
 class Happened(Exception):
     """Raised by a call's `perform`: the operation happened, with this result, but the client is of no more use."""
@@ -229,13 +231,24 @@ class CapabilityClient:
         self._names = dict.fromkeys((*hosts, *client.others) if isinstance(client, KnowsOthers) else hosts)
 
     async def open(self) -> None:
-        """Raises whatever the client raises, with the place in its code."""
+        """Raises ClientMistake where the client's code is wrong, and ConnectionError for whatever else it raises, with
+        the place in its code: those whose hosts such a client does not reach would be missing from the load."""
         try:
             await self._client.open()
+        except ClientMistake as mistake:
+            raise ClientMistake(f"open: {mistake}") from mistake
+        except MISTAKES as error:
+            raise ClientMistake(described(error, self._client, "open")) from error
         except Exception as error:
             raise ConnectionError(described(error, self._client, "open")) from error
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:
+            if is_ctrl_c(error):
+                raise
+            raise ClientMistake(described(error, self._client, "open")) from error
         if (what := take_unawaited()) is not None:
-            raise ConnectionError(f"open: {what}")
+            raise ClientMistake(f"open: {what}")
 
     async def invoke(self, op: Any) -> Outcome:
         """See the module's text. Raises ClientMistake."""

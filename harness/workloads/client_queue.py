@@ -27,6 +27,7 @@ from harness.workloads.capability import (
     Call,
     CapabilityClient,
     CapabilityWorkload,
+    ClientMistake,
     Happened,
     gives,
     number_from,
@@ -53,7 +54,7 @@ async def _dequeue_and_ack(client: Any, value: Any, key: Any) -> Any:
         try:
             async with asyncio.timeout_at(due_s):
                 await client.ack(found)
-        except MISTAKES:
+        except (ClientMistake, *MISTAKES):
             raise
         except Exception as error:
             # It was shown, which is what counts; that it may be shown again is the queue's affair.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -17,8 +17,9 @@ from harness.errors import OperatorError
 from harness.generator import Generator
 from harness.in_process import InProcessRun, run_in_process
 from harness.systems.broker import BrokerSystem
+from harness.unawaited import telling_unawaited
 from harness.workloads.base import CLIENT, ByCapability, CheckContext, Workload
-from harness.workloads.capability import missing_capabilities
+from harness.workloads.capability import ClientMistake, missing_capabilities
 from harness.workloads.cas_register import CasRegisterWorkload
 from harness.workloads.choice import make_workload, require_capabilities
 from harness.workloads.client_delay import ClientDelayWorkload
@@ -854,6 +855,56 @@ def test_a_client_that_cannot_open_says_why() -> None:
     errors = [event["error"] for event in done.events if "error" in event]
     assert all("open: LostAnswer: nobody there (test_by_capability.py:" in error for error in errors)
     assert {event["type"] for event in done.events} == {"invoke", "fail"}
+
+
+async def wrong_code() -> None:
+    len(None)  # type: ignore[arg-type]
+
+
+async def wrong_answer() -> None:
+    raise ClientMistake("program 'client' answered open with type 'ready'")
+
+
+async def wrong_end() -> None:
+    raise SystemExit(1)
+
+
+async def wrong_call() -> None:
+    asyncio.sleep(0)  # type: ignore[unused-coroutine]
+
+
+@pytest.mark.parametrize(
+    ("mistaken", "said"),
+    [
+        (wrong_code, "open: TypeError: object of type 'NoneType' has no len()"),
+        (wrong_answer, "open: program 'client' answered open with type 'ready'"),
+        (wrong_end, "open: SystemExit: 1"),
+        (wrong_call, "open: sleep() was called and not awaited"),
+    ],
+)
+def test_a_mistake_that_keeps_some_clients_from_opening_is_told_though_others_can(
+    mistaken: Callable[[], Awaitable[None]], said: str
+) -> None:
+    class OnOneHost(ToyClient):
+        async def open(self) -> None:
+            if self.store.opened % 2:
+                await super().open()
+                await mistaken()
+            await super().open()
+
+    with telling_unawaited([__file__]):
+        done = run(made("register"), Store(), client=OnOneHost, operations=40)
+    assert any(event["type"] == "ok" for event in done.events)
+    assert done.unexpected_errors and all(said in text for text in done.unexpected_errors)
+
+
+def test_an_acknowledgement_that_makes_no_sense_is_told() -> None:
+    class Mistaken(AcknowledgingClient):
+        async def ack(self, value: Any) -> None:
+            raise ClientMistake("program 'client' answered ack with id 7: it must be 8, as it was asked")
+
+    done = run(made("queue"), Store(), client=Mistaken, operations=40)
+    assert any("answered ack with id 7" in text for text in done.unexpected_errors)
 
 
 def test_a_refusal_keeps_the_client() -> None:
