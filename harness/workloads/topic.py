@@ -1,15 +1,17 @@
 """Workload `topic`: `publish(value)` and `fetch(partition, offset, max_messages)`, one topic of `partitions` logs.
 
-The system chooses the partition of a value. `publish` returns `[partition, offset]`; offsets of a partition count up
-from 0 without gaps. `fetch` returns the values of a partition from an offset on, at most `max_messages`, and fewer only
-where the partition has no more. With `fetches=linearizable` one order of all operations must explain every result; with
-`fetches=eventual` a fetch may be behind, and final ones go on, for 30 s at most, until they have what the load has
-seen. Every partition is read whole at the end, and every acknowledged value is
-accounted for: lost, duplicated, phantom, reordered or stored under two offsets.
+The system has at most so many partitions, numbered from 0, and chooses that of a value. `publish` returns
+`[partition, offset]`; offsets of a partition count up from 0 without gaps. `fetch` returns the values of a partition
+from an offset on, at most `max_messages`, and fewer only where the partition has no more; of one that there is not,
+none. With `fetches=linearizable` one order of all operations must explain every result; with `fetches=eventual` a fetch
+may be behind, and final ones go on, for 30 s at most, until they have what the load has seen. Every partition is read
+whole at the end, and every acknowledged value is accounted for: lost, duplicated, phantom, reordered or stored under
+two offsets.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -17,8 +19,9 @@ from typing import Any, ClassVar
 from checker import Topic
 from harness.generator import Context, Generator, Mix, Op, Unpaced
 from harness.systems.base import CheckOutcome, Setting
+from harness.worker import Client
 from harness.workloads.base import CheckContext
-from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake, is_whole_number
+from harness.workloads.capability import Call, CapabilityClient, CapabilityWorkload, ClientMistake, is_whole_number
 from harness.workloads.checks import linearizable, log_contents
 from harness.workloads.client_log import (
     POLL_MAX_MESSAGES,
@@ -37,11 +40,15 @@ NEAR_END = 8
 away."""
 
 
-async def _publish(client: Any, value: Any, key: Any) -> Any:
+async def _publish(client: Any, value: Any, key: Any, *, partitions: int | None = None) -> Any:
     found = await client.publish(value)
     is_pair = isinstance(found, (list, tuple)) and len(found) == 2
     if not is_pair or not all(is_whole_number(part, least=0) for part in found):
         raise ClientMistake(f"publish returned {found!r:.80}: it must return [partition, offset], both from 0 on")
+    if partitions is not None and found[0] >= partitions:
+        # Nothing is fetched from there: a right system would look as if it had put the value nowhere.
+        due = f"it must be 0 to {partitions - 1}, or --set workload.partitions=N say how many there are"
+        raise ClientMistake(f"publish returned partition {found[0]!r:.40}: {due}")
     return list(found)
 
 
@@ -118,6 +125,11 @@ class TopicWorkload(CapabilityWorkload):
         partitions = self.number("partitions")
         fetches = _Fetches(partitions, (0,) * partitions, self._seen)
         return Mix(((1.0, message_numbers("send")), (1.0, fetches)))
+
+    def client(self, connection: Any) -> Client:
+        """A client whose `publish` names no partition that there is not."""
+        publish = functools.partial(_publish, partitions=self.number("partitions"))
+        return CapabilityClient(connection, {**self.calls, "send": Call("publish", publish)})
 
     def final_generator(self) -> Generator:
         """Every partition from its beginning to its end."""

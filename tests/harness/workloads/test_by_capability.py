@@ -898,6 +898,14 @@ def test_a_mistake_that_keeps_some_clients_from_opening_is_told_though_others_ca
     assert done.unexpected_errors and all(said in text for text in done.unexpected_errors)
 
 
+def test_a_topic_with_more_partitions_than_are_read_is_told_and_with_as_many_is_right() -> None:
+    many = run(made("topic", partitions="3"), Store())  # the toy has four
+    (said,) = many.unexpected_errors
+    assert "publish returned partition 3: it must be 0 to 2, or --set workload.partitions=N say how many there" in said
+    assert all(outcome.valid is not False for outcome in many.outcomes.values()), reasons(many)
+    assert run(made("topic", partitions="4"), Store()).valid
+
+
 def test_an_acknowledgement_that_makes_no_sense_is_told() -> None:
     class Mistaken(AcknowledgingClient):
         async def ack(self, value: Any) -> None:
