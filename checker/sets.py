@@ -141,7 +141,9 @@ def _elements(history: History, rows: Any, tally: Tally, latencies: list[float])
         is_absent = last_absent >= first_later
         row = in_order[last_absent]
         if is_absent and invoked[row] > shown_until.get(value, -1):
-            text = f"{short(value)} was known, but {named_row(history, row)[:200]} and every later read lacks it"
+            text = ""
+            if tally.wants("lost"):  # the words of a read take time for all that it shows
+                text = f"{short(value)} was known, but {named_row(history, row)[:200]} and every later read lacks it"
             tally.add("lost", (*source, row), text)
             continue
         stable += 1

@@ -44,6 +44,10 @@ class Tally:
         self._spans_keys = spans_keys
         self._first: dict[str, tuple[tuple[int, ...], str]] = {}
 
+    def wants(self, kind: str) -> bool:
+        """Whether another example of this kind would be kept: the words of a large read are only made then."""
+        return len(self.examples.get(kind, ())) < MAX_EXAMPLES
+
     def add(self, kind: str, rows: Sequence[int], text: str) -> None:
         """One more of ``kind``, shown by ``rows``; the text names their key."""
         self.counts[kind] += 1

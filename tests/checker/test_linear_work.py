@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from checker import Result, check_log, check_set_full
+from checker import Result, check_log, check_set_full, sets
+from checker.tally import MAX_EXAMPLES
+from checker.words import named_row
 
 Operations = list[tuple[Any, ...]]
 #: Of the larger history; a checker that grows with the square takes four times the steps of half of it.
@@ -53,3 +55,18 @@ def test_the_work_grows_with_the_history(
 ) -> None:
     half, whole = (_steps(checker, done(*made(count))) for count in (OPERATIONS // 2, OPERATIONS))
     assert 0 < whole < 3 * half
+
+
+def test_the_words_of_a_large_read_are_made_for_examples_only(done, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A set that loses every other element: each is lacked by a read of half of them, all of which its words take."""
+    described: list[int] = []
+
+    def describe(history: Any, row: int) -> str:
+        described.append(row)
+        return named_row(history, row)
+
+    monkeypatch.setattr(sets, "named_row", describe)
+    added: Operations = [(0, "add", value, value) for value in range(OPERATIONS)]
+    result = check_set_full(done(*added, (0, "read", None, list(range(0, OPERATIONS, 2)))))
+    assert result.stats["counts"]["lost"] == OPERATIONS // 2
+    assert len(described) <= MAX_EXAMPLES and len(result.stats["examples"]["lost"]) == MAX_EXAMPLES
