@@ -20,7 +20,7 @@ from checker.codecs import FORMATS, FormatError, MemoryLimitError, is_parquet, r
 from checker.delivery import check_consumer_progress, check_delay, check_transaction_visibility
 from checker.drawing import html
 from checker.history import History, HistoryError
-from checker.linearizability.budget import Budget
+from checker.linearizability.budget import Budget, LimitReached
 from checker.linearizability.check import check
 from checker.log import check_log
 from checker.models import MODELS, Counter, FIFOQueue, GrowOnlySet, Log, Model, ModelError, Mutex, parse_model
@@ -53,7 +53,8 @@ Check = Callable[[History, float | None, float | None], Result]
 #: Reads the history in a file; raises FormatError naming the file.
 Reader = Callable[..., History]
 
-#: Checkers that need little more time than reading does, and so take no limits, by the name ``--model`` takes.
+#: Checkers that need little more time than reading does, and so know of no limits, by the name ``--model`` takes.
+#: Who calls them here sees to it that the command's are kept.
 UNLIMITED: dict[str, Callable[..., Result]] = {
     "total-queue": check_total_queue,
     "simple-set": check_set,
@@ -72,7 +73,17 @@ UNLIMITED: dict[str, Callable[..., Result]] = {
 
 
 def _with_limits(checker: Callable[..., Result]) -> Check:
-    return lambda history, timeout_s, memory_mb: checker(history)
+    """A check that ends at its limits though its checker looks at none."""
+
+    def check_within(history: History, timeout_s: float | None, memory_mb: float | None) -> Result:
+        budget = Budget(timeout_s=timeout_s, memory_mb=memory_mb)
+        try:
+            with budget.watched_anyway():
+                return checker(history)
+        except LimitReached as limit:
+            return Result(verdict=Verdict.UNKNOWN, reason=f"undecided: {limit}")
+
+    return check_within
 
 
 #: Those that take limits.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from checker import KeyValue, Verdict, check, read_jsonl
+from checker import KeyValue, Result, Verdict, check, read_jsonl
 from checker import cli as module
 from checker.cli import main
 from checker.codecs import MemoryLimitError, read
@@ -205,3 +207,25 @@ def test_first_changes_no_verdict_of_a_valid_history(tmp_path: Path) -> None:
     history = read(write(tmp_path / "keys.jsonl", FINE, keys=5))
     result = check(history, "register", first=True)
     assert result.verdict is Verdict.VALID and result.stats["keys"] == 5
+
+
+@INTERRUPTED
+@pytest.mark.parametrize(
+    ("limit", "said"), [(["--timeout", "0.1"], "time limit of 0.1 s"), (["--memory", "16"], "memory limit of 16 MiB")]
+)
+def test_checkers_that_know_of_no_limits_are_ended_at_the_command_s(
+    limit: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def endless(history: Any, *, total: int | None = None) -> Result:
+        held: list[bytes] = []
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            held.append(bytes(100_000))
+            if len(held) > 2_000:
+                held.clear()
+        return Result(verdict=Verdict.VALID)
+
+    monkeypatch.setitem(module.UNLIMITED, "bank", endless)
+    path = write(tmp_path / "history.jsonl", [("invoke", "read", None), ("ok", "read", [])])
+    assert main([path, "--model", "bank:total=1", *limit]) == 2
+    assert said in capsys.readouterr().out
