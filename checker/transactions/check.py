@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from checker.history import History, HistoryError, Operation
-from checker.linearizability.budget import Budget, no_collection
+from checker.linearizability.budget import Budget, LimitReached, no_collection
 from checker.reducing import smallest
 from checker.transactions.anomalies import Anomalies, Step, Transactions, described
 from checker.transactions.cycles import Cycle, find_cycles
@@ -77,7 +77,8 @@ _AMBIGUOUS = ("duplicate-append", "duplicate-write", "null-write")
 #: Seconds that cutting down transactions without an order may take.
 CUT_TIMEOUT_S = 5.0
 
-#: Memory the graph of one transaction takes at most, as measured on 100,000 transactions of four steps.
+#: Memory the graph of one transaction takes at most, as measured on 100,000 transactions of four steps.  Others take a
+#: tenth: where that many bytes are not allowed, what is taken is looked at.
 BYTES_PER_TRANSACTION = 6_000
 
 _MEANING = {
@@ -120,6 +121,7 @@ class _Findings:
     """What was found in some transactions: anomalies, a cycle of each class, and whether an order was searched.
 
     ``open`` says in words what could not be judged, ``proven`` the strongest level of which an order was found then.
+    Raises :class:`LimitReached` where a limit ends the making of the graph, before which nothing is known.
     """
 
     def __init__(self, history: History, question: _Question, budget: Budget) -> None:
@@ -130,7 +132,8 @@ class _Findings:
         self._few_before: list[int] = []
         self.open: str | None = None
         self.proven: str | None = None
-        self.transactions, graph, self.anomalies, steps = _built(history, question)
+        with budget.watched(len(history) * BYTES_PER_TRANSACTION):
+            self.transactions, graph, self.anomalies, steps = _built(history, question)
         self.stopped = budget.exhausted()
         if not self.stopped:
             self.cycles, self.stopped = find_cycles(self.transactions, graph, budget)
@@ -325,10 +328,12 @@ def check_transactions(
         sequential_keys=sequential_keys,
         excerpt=excerpt or bool(history.problems),
     )
-    refused = budget.refuses_bytes(len(history) * BYTES_PER_TRANSACTION)
-    if refused:
-        return Result(verdict=Verdict.UNKNOWN, reason=refused, stats={"operations": len(history)})
-    return _result(_Findings(history, question, budget), question, budget)
+    try:
+        findings = _Findings(history, question, budget)
+    except LimitReached as limit:
+        reason = f"{limit} before the graph of the transactions was made"
+        return Result(verdict=Verdict.UNKNOWN, reason=reason, stats={"operations": len(history)})
+    return _result(findings, question, budget)
 
 
 def _result(findings: _Findings, question: _Question, budget: Budget) -> Result:
@@ -389,7 +394,10 @@ def _with_evidence(transactions: Transactions, witness: Witness, question: _Ques
 
     def is_wrong(rows: Sequence[int]) -> bool:
         part = History.from_operations(history.operations(rows))
-        return not budget.exhausted() and _Findings(part, alone, budget).has(names)
+        try:
+            return not budget.exhausted() and _Findings(part, alone, budget).has(names)
+        except LimitReached:
+            return False
 
     rows = evidence_for(transactions, [operation.index for operation in witness.operations], is_wrong)
     if rows is None:

@@ -446,3 +446,16 @@ def test_lists_may_be_tuples_and_values_and_keys_anything(one: Any, kind: Any) -
     assert (fine.verdict, fine.stats["anomalies"]) == (Verdict.VALID, {})
     stale = check_transactions(one_after_the_other(written, [("r", one, None)]), "rw-register")
     assert stale.verdict is Verdict.INVALID
+
+
+def test_memory_of_many_transactions_is_measured() -> None:
+    """Foretold are 114 MiB, which a transaction of four steps may take; what these take is a tenth of that."""
+    history = History.from_operations(
+        Operation(
+            process=0, f="txn", value=[["w", at, at]], result=[["w", at, at]], invoked=2 * at, returned=2 * at + 1
+        )
+        for at in range(20_000)
+    )
+    assert check_transactions(history, "rw-register", memory_mb=100).verdict is Verdict.VALID
+    result = check_transactions(history, "rw-register", memory_mb=100, timeout_s=1e-6)
+    assert result.verdict is Verdict.UNKNOWN and "time limit" in result.reason
