@@ -23,7 +23,7 @@ from checker.faults import count_unmet, faults_of, is_proven
 from checker.history import History
 from checker.history import HistoryError as DisorderedHistory
 from harness.errors import HarnessError, OperatorError, SystemUnderTestError, one_line
-from harness.large_history import TooLarge, counts_by_f
+from harness.large_history import TooLarge, counts_by_f, memory_for_a_check_mb
 from harness.recovery import RECOVERS, judge_recovery
 from harness.runner import Observed
 from harness.systems.base import CheckOutcome
@@ -63,7 +63,10 @@ def judge(
     what is wrong with the history file itself, `missing` how many of its events are gone though later ones are there.
     """
     clients = [event for event in events if event["process"] != "nemesis"]
-    context = CheckContext(timeout_s=test.checker_timeout_s, memory_mb=test.checker_memory_mb)
+    memory_mb = memory_for_a_check_mb(test.checker_memory_mb)
+    if memory_mb < test.checker_memory_mb:
+        logger.warning("each check is given %d MB of memory, for no more is free", memory_mb)
+    context = CheckContext(timeout_s=test.checker_timeout_s, memory_mb=memory_mb)
     checks: dict[str, CheckOutcome]
     ops: Mapping[str, int]
     ops_by_f: Mapping[str, Mapping[str, int]]
@@ -120,13 +123,17 @@ def _found(
     workload: Workload, clients: Sequence[Mapping[str, Any]], context: CheckContext
 ) -> Mapping[str, CheckOutcome]:
     """What the workload's checks say. Where they break off, or say nothing, that is unknown: it may be somebody else's
-    workload, and sys.exit(0) in it would be a verdict."""
+    workload, and sys.exit(0) in it would be a verdict. So it is where a limit such as `ulimit -v` ends them, which is
+    of addresses: a check that watches the memory that it takes may meet it before its own."""
     try:
         found: Any = workload.check(clients, context)
-    except (OperatorError, HarnessError, SystemUnderTestError, MemoryError):
+    except (OperatorError, HarnessError, SystemUnderTestError):
         raise
     except KeyboardInterrupt:
         raise
+    except MemoryError:
+        said = "not judged: the machine, or a limit such as `ulimit -v`, gave no more memory"
+        return {name: CheckOutcome("unknown", said) for name in workload.check_names or ("check",)}
     except BaseException as error:
         if isinstance(error, DisorderedHistory):
             History.of(clients)  # raises that where it is the run's own history, and not one that the check has made

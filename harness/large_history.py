@@ -16,11 +16,17 @@ from checker.faults import NEMESIS
 from checker.free_memory import free_bytes
 from harness.history_writer import HistoryReader
 
-__all__ = ["TooLarge", "counts_by_f", "too_large_to_judge"]
+__all__ = ["TooLarge", "counts_by_f", "memory_for_a_check_mb", "too_large_to_judge"]
 
-BYTES_PER_BYTE = 5
-"""Memory that a history takes while it is judged, for each byte of its file: 4.4 were measured with 300,000 operations
-on registers."""
+BYTES_PER_BYTE = 7
+"""Memory that a history takes while it is judged, for each byte of its file: 4.8 were measured with operations on
+registers, 5.3 with reads of logs, 6.4 with transactions of short steps."""
+
+SHARE_FOR_A_CHECK = 0.75
+"""Of the memory that is free beside the history, what one check may take: results, witness and report come after it."""
+
+LEAST_CHECK_MB = 16
+"""Memory that a check is given however little is free, in MiB: the least that --checker-memory takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +64,15 @@ def too_large_to_judge(reader: HistoryReader) -> TooLarge | None:
         "takes less"
     )
     return TooLarge(reason=reason, ops=ops, ops_by_f=by_f)
+
+
+def memory_for_a_check_mb(asked_mb: int) -> int:
+    """MiB that a check may take of the `asked_mb` now that the history is in memory: no more than is free, so that it
+    ends in unknown, and not in a harness that the kernel kills before there are results."""
+    free = free_bytes()
+    if free is None:
+        return asked_mb
+    return min(asked_mb, max(LEAST_CHECK_MB, int(free * SHARE_FOR_A_CHECK) >> 20))
 
 
 def counts_by_f(clients: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:

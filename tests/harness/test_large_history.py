@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness import cli, large_history
 from harness.history_writer import read_history
-from harness.large_history import BYTES_PER_BYTE, too_large_to_judge
+from harness.judge import judge
+from harness.large_history import BYTES_PER_BYTE, LEAST_CHECK_MB, too_large_to_judge
+from harness.runner import Observed
 from harness.store import Store
+from harness.systems.base import CheckOutcome
+from harness.test import Test
+from harness.workloads.base import CheckContext
+from harness.workloads.register import RegisterWorkload
 
 RUN = ("run", "--cluster", "sim", "--nodes", "3", "--nemesis", "partition=leader", "--time-limit", "3", "--seed", "1")
 
@@ -51,3 +59,32 @@ def test_where_the_limit_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     found = too_large_to_judge(read_history(path))
     assert found is not None and dict(found.ops) == {"invoke": 1} and found.ops_by_f == {}
     assert too_large_to_judge(read_history(tmp_path / "nothing")) is None, "which reading it will say"
+
+
+TEST = Test(
+    system="broker", cluster="local", nodes=3, workload="register", nemesis=(), nemesis_interval_s=5,
+    time_limit_s=10, concurrency=1, rate=10, seed=1, checker_memory_mb=2048,
+)  # fmt: skip
+
+
+def test_a_check_is_given_no_more_memory_than_is_free_beside_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+
+    class Noting(RegisterWorkload):
+        def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
+            given.append(context.memory_mb)
+            return {"linearizable": CheckOutcome(True, "holds")}
+
+    for free in (400 << 20, 0, 1 << 40, None):
+        monkeypatch.setattr(large_history, "free_bytes", lambda free=free: free)
+        judge(TEST, Noting(), [], Observed())
+    assert given == [300, LEAST_CHECK_MB, 2048, 2048]
+
+
+def test_a_check_that_gets_no_more_memory_is_unknown_and_the_run_has_results() -> None:
+    class Hungry(RegisterWorkload):
+        def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
+            raise MemoryError
+
+    results = judge(TEST, Hungry(), [], Observed())
+    assert results["valid"] == "unknown" and "gave no more memory" in results["checks"]["linearizable"]["reason"]
