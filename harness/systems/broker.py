@@ -116,7 +116,7 @@ class BrokerSystem:
     ) -> None:
         self._cluster = cluster
         self.given_settings = dict(settings)
-        self._settings = resolve_settings(settings)
+        self._settings = resolve_settings(settings, brokers=len(cluster.hosts))
         self._is_classic = self._settings["replication"] != DLEDGER
         self._master = cluster.hosts[0]
         """Who is the master in classic HA."""

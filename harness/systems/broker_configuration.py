@@ -94,8 +94,12 @@ _CLASSIC_DEFAULTS = {"flush_interval_ms": "500", "flush_least_pages": "4"}
 _CLASSIC_ONLY = ("slave_reads", "ha_mismatch")
 
 
-def resolve_settings(given: Mapping[str, str]) -> dict[str, str]:
-    """Defaults overlaid with what was given. Raises OperatorError naming every problem."""
+MAX_MEMBERS = 7
+"""Brokers that a DLedger group may have: a broker refuses to start as one of more."""
+
+
+def resolve_settings(given: Mapping[str, str], *, brokers: int = 1) -> dict[str, str]:
+    """Defaults overlaid with what was given, for so many brokers. Raises OperatorError naming every problem."""
     problems = setting_problems(SETTINGS, given)
     is_classic = given.get("replication", DLEDGER) != DLEDGER
     if not is_classic:
@@ -104,6 +108,8 @@ def resolve_settings(given: Mapping[str, str]) -> dict[str, str]:
         ]
     if problems:
         raise OperatorError("--set: " + "; ".join(problems))
+    if not is_classic and brokers > MAX_MEMBERS:
+        raise OperatorError(f"--nodes must be 1 to {MAX_MEMBERS} for brokers in a DLedger group, not {brokers}")
     defaults = {setting.name: setting.default for setting in SETTINGS} | (_CLASSIC_DEFAULTS if is_classic else {})
     return {**defaults, **given}
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from harness.errors import OperatorError
-from harness.systems.broker_configuration import broker_configuration, resolve_settings
+from harness.systems.broker_configuration import MAX_MEMBERS, broker_configuration, resolve_settings
+from node import config_reader
 from node.config import parse_broker_config
 
 
@@ -55,3 +56,11 @@ def test_options_of_classic_ha_need_it() -> None:
         resolve_settings({"slave_reads": "on"})
     with pytest.raises(OperatorError, match="replication must be one of dledger, sync, async"):
         resolve_settings({"replication": "none"})
+
+
+def test_a_group_larger_than_a_broker_takes_part_in_is_refused_before_anything_starts() -> None:
+    assert MAX_MEMBERS == config_reader.MAX_MEMBERS
+    with pytest.raises(OperatorError, match="--nodes must be 1 to 7 for brokers in a DLedger group, not 8"):
+        resolve_settings({}, brokers=8)
+    resolve_settings({}, brokers=7)
+    resolve_settings({"replication": "sync"}, brokers=15)
