@@ -110,16 +110,17 @@ class LogExpiry:
         return self._snapshots.covers(index) or (await self._snapshots.save() and self._snapshots.covers(index))
 
     def _stored_ms(self, index: int) -> int | None:
-        """When the first message from `index` on was stored; None where the next entries are none."""
+        """When the first message from `index` on that can be read was stored, as one behind a damaged one is no older;
+        None where none of the next entries tells."""
         for at in range(index, index + SEARCHED_ENTRIES):
-            entry = self._store.get(at)
-            if entry is None:
-                return None
-            if entry.is_message:
-                try:
+            try:
+                entry = self._store.get(at)
+                if entry is None:
+                    return None
+                if entry.is_message:
                     return summarize_record(entry.body).store_timestamp_ms
-                except RecordError:
-                    return None  # whoever dispatches or reads it says so
+            except (OSError, RecordError):
+                continue  # whoever dispatches or reads it says so
         return None
 
 

@@ -361,13 +361,23 @@ class DLedgerStore:
         return self._files.data.begin_position
 
     def first_of_next_file(self) -> Entry | None:
-        """The entry that begins the log's second file; None where there is none, or another one than the log has there.
-        Raises LedgerCorrupt, OSError."""
-        pos = self.begin_pos + self._files.data.room_at(self.begin_pos)
-        if pos >= self._files.data.end_position:
-            return None
-        entry = self._read(pos, HEADER_SIZE_BYTES)
-        return entry if self.get(entry.index) == entry else None
+        """The entry that begins the log's second file; where it is damaged or cannot be read, the one that begins a
+        later file, so that damage keeps nothing before it for ever. None where there is none, or another one than the
+        log has there. Raises OSError where files cannot be read, and no later one can."""
+        data = self._files.data
+        pos = self.begin_pos
+        unread: OSError | None = None
+        while (pos := pos + data.room_at(pos)) < data.end_position:
+            try:
+                entry = self._read(pos, HEADER_SIZE_BYTES)
+                return entry if self.get(entry.index) == entry else None
+            except LedgerCorrupt:  # which the log of the node says
+                continue
+            except OSError as error:
+                unread = error
+        if unread is not None:
+            raise unread
+        return None
 
     async def remove_before(self, first: Entry, *, on_begin: Callable[[int], None] = lambda position: None) -> bool:
         """Remove the files below `first`, which begins one. False where that is not possible now: only what is

@@ -324,6 +324,34 @@ def test_what_says_who_belongs_to_the_group_outlives_the_file_it_is_in(run: Any,
     run(scenario, nodes=1, numbers=SMALL_LOG)
 
 
+def test_a_replicated_file_that_begins_damaged_keeps_no_older_one(run: Any, helpers: Any) -> None:
+    """Nor does a damaged message say that nobody knows how old a file is: those behind it are no older."""
+
+    async def scenario(group: Group) -> None:
+        for number in range(60):
+            await group.send(b"%03d" % number + b"x" * 4000)
+        broker = group.brokers["n1"]
+        await helpers.until(lambda: broker.dispatcher.dispatched_index >= 60)
+        second = group.path("n1") / "dledger/data" / f"{65536:020d}"
+        second.write_bytes(bytes(100) + second.read_bytes()[100:])
+        store = broker.ledger.store
+        store._tail_cache.trim(0, store.written_index)
+        damaged = next(index for index in range(60) if store.term_at(index) >= 0 and reads_as_damaged(store, index))
+        stored_ms = broker.expiry._stored_ms(damaged)
+        assert stored_ms is not None and stored_ms == broker.expiry._stored_ms(damaged + 1)
+        assert await expire(broker) > damaged
+
+    run(scenario, nodes=1, numbers=SMALL_LOG)
+
+
+def reads_as_damaged(store: Any, index: int) -> bool:
+    try:
+        store.get(index)
+    except OSError:
+        return True
+    return False
+
+
 async def expire(broker: BrokerController) -> int:
     """Have a broker write its checkpoint and remove what it may of its log; where that begins then."""
     await broker.dispatcher._checkpoint()

@@ -128,6 +128,27 @@ def test_only_what_is_committed_and_durable_goes(bench: Any) -> None:
     bench(scenario)
 
 
+def test_a_file_that_begins_damaged_keeps_no_older_one(bench: Any) -> None:
+    """What goes ends where the next file begins intact; the newest file stays, damaged or not."""
+
+    async def scenario(bench: Any) -> None:
+        store = await filled(bench)
+        await bench.close(store)
+        bench.kill()
+        store = await bench.open()  # nothing is in memory any more
+        second = bench.config.data_segment_size_bytes
+        bench.flip(second + 100)
+        assert await remove_one(bench, store)
+        assert store.begin_pos == 2 * second and store.get(store.ledger_begin_index).pos == 2 * second
+        while await remove_one(bench, store):
+            pass
+        bench.kill()
+        store = await bench.open()
+        assert (store.begin_pos, store.ledger_end_index) == (store.get(59).pos // second * second, 59)
+
+    bench(scenario)
+
+
 def test_a_missing_first_file_is_still_damage(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         store = await filled(bench)
