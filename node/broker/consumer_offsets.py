@@ -26,8 +26,8 @@ _SEPARATOR = "@"
 
 
 def split_key(key: str) -> tuple[str, str]:
-    """Topic and group of a key of the table."""
-    topic, _, group = key.rpartition(_SEPARATOR)
+    """Topic and group of a key of the table. A group's name may have the separator in it, a topic's has not."""
+    topic, _, group = key.partition(_SEPARATOR)
     return topic, group
 
 
@@ -136,7 +136,7 @@ class ConsumerOffsets:
 
     def forget_group(self, group: str) -> None:
         """Drop every offset of `group`."""
-        for key in [key for key in self._table if key.rpartition(_SEPARATOR)[2] == group]:
+        for key in [key for key in self._table if split_key(key)[1] == group]:
             self._count -= len(self._table.pop(key))
             self._file.touch()
 

@@ -56,6 +56,17 @@ def test_a_subscription_has_a_length(run_case: Any) -> None:
     run_case(scenario)
 
 
+def test_a_group_with_the_separator_in_its_name_has_its_own_offsets(run_case: Any) -> None:
+    async def scenario(case: Any) -> None:
+        for group, offset in (("b", 3), ("a@b", 5)):
+            assert (await case.ask(15, ASK | {"consumerGroup": group, "commitOffset": offset})).code == 0
+        assert case.broker.offsets.topics_of("a@b") == case.broker.offsets.topics_of("b") == ["t"]
+        assert (await case.ask(207, {"groupName": "b", "removeOffset": "true"})).code == 0
+        assert case.broker.offsets.find("a@b", "t", 0) == 5 and case.broker.offsets.find("b", "t", 0) is None
+
+    run_case(scenario)
+
+
 def test_the_progress_of_all_groups_looks_at_each_offset_once(run_case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     looks, split = 0, consumer_offsets.split_key
 
