@@ -467,6 +467,8 @@ class SendProcessor:
             # its sender will say later whether it counts: it waits where no consumer looks
             self._check_half(header)
             properties = decode_properties(text) | {REAL_TOPIC: topic, REAL_QUEUE_ID: str(queue_id)}
+            if due_ms is not None:  # what is committed waits for its time, and has to have room for it
+                _check_size(join_properties(timer_place(properties, topic, queue_id, due_ms)[2]).encode())
             topic, queue_id, text = HALF_TOPIC, 0, join_properties(properties)
             sys_flag &= ~SYS_FLAG_TRANSACTION_MASK
         elif level > 0:

@@ -205,7 +205,7 @@ class _Endings:
             store_host=self._store_host(),
             sys_flag=half.sys_flag & ~SYS_FLAG_TRANSACTION_MASK | SYS_FLAG_TRANSACTION_COMMIT,
             prepared_transaction_offset=half.physical_offset,
-            now_ms=self._store.wall_ms(),
+            now_ms=None if topic == UNRESOLVED_TOPIC else self._store.wall_ms(),  # nothing waits to be given up
         )
         committed = self._store.put_one(copy).committed
         try:

@@ -12,6 +12,7 @@ import pytest
 from node.broker import due_queue as due_queue_module
 from node.broker import send as send_module
 from node.broker import timers as timers_module
+from node.broker import transactions as transactions_module
 from node.broker.ledger import DLedgerCode, Role
 from node.broker.requeue import MAX_TIMER_DELAY_MS, TIMER_SOURCE, IllegalTimer, source_number, source_of, timer_due_ms
 from node.store.record import Message, decode_records
@@ -128,6 +129,45 @@ def test_a_committed_transaction_waits_for_its_time(run_case: Any) -> None:
         assert await messages(case) == [], "its delay begins with the commit"
         case.clock.now_ms += 1
         await arrived(case, b"half")
+
+    run_case(scenario)
+
+
+def test_a_half_message_has_room_for_the_time_of_what_is_committed(run_case: Any) -> None:
+    """One that has not is refused when it is sent: it could never be committed."""
+
+    async def scenario(case: Any) -> None:
+        common = {"PGROUP": "p", "UNIQ_KEY": "k", "TIMER_DELAY_SEC": 5}
+        written = "TRAN_MSG\x01true\x02pad\x01\x02REAL_TOPIC\x01t\x02REAL_QID\x011\x02"
+        written += f"TIMER_OUT_MS\x01{case.clock.now_ms}\x02"
+        room = 32767 - len(written) - sum(len(f"{name}\x01{value}\x02") for name, value in common.items())
+        assert (await send(case, b"half", TRAN_MSG="true", pad="x" * (room + 1), **common)).code == 13
+        half = await send(case, b"half", TRAN_MSG="true", pad="x" * room, **common)
+        assert half.code == 0
+        fields = {"producerGroup": "p", "tranStateTableOffset": half.get_int("queueOffset"), "commitOrRollback": 8}
+        offset = int(half.get_str("msgId")[-16:], 16)
+        assert (await case.ask(37, {**fields, "commitLogOffset": offset})).code == 0
+
+    run_case(scenario)
+
+
+def test_a_half_message_without_room_for_its_time_is_given_up(
+    run_case: Any, monkeypatch: pytest.MonkeyPatch, helpers: Any
+) -> None:
+    """A store of an earlier version may hold one. It is given up at once, without waiting for any time."""
+
+    async def scenario(case: Any) -> None:
+        monkeypatch.setattr(transactions_module, "OLD_FOR_S", 0.0)
+        monkeypatch.setattr(send_module, "timer_place", lambda properties, topic, queue_id, due_ms: ("", 0, {}))
+        half = await send(case, b"half", PGROUP="p", UNIQ_KEY="k", TIMER_DELAY_SEC=5, TRAN_MSG="true", pad="x" * 32680)
+        assert half.code == 0
+        fields = {"producerGroup": "p", "tranStateTableOffset": half.get_int("queueOffset"), "commitOrRollback": 8}
+        offset = int(half.get_str("msgId")[-16:], 16)
+        assert (await case.ask(37, {**fields, "commitLogOffset": offset})).code == 13
+        case.clock.now_ms += 73 * 3_600_000
+        await helpers.until(lambda: not case.broker.transactions.halves)
+        (given_up,) = list(decode_records((await case.pull(0, topic="TRANS_CHECK_MAX_TIME_TOPIC", queue_id=0)).body))
+        assert given_up.body == b"half"
 
     run_case(scenario)
 
