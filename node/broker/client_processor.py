@@ -3,6 +3,7 @@ offsets (14, 15), subscription groups (200, 207), and the tables that slaves cop
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from node.broker.rebalance_locks import RebalanceLocks
 from node.broker.subscription_groups import SubscriptionGroup, SubscriptionGroups, TooManyGroups
 from node.broker.topics import TopicTableFull
 from node.config import TopicConfig, check_topic_name
+from node.logs import LogLimiter
 from node.remoting import Command, Connection, RequestCode, RequestError, ResponseCode
 from node.store.consume_queue import ConsumeQueue
 
@@ -43,6 +45,7 @@ class ClientProcessor:
         self._groups = groups
         self._locks = locks
         self._memory = memory
+        self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
         self._delay_offsets = delay_offsets
         self._on_topics_changed = on_topics_changed
         self.auto_create_groups = auto_create_groups
@@ -90,7 +93,7 @@ class ClientProcessor:
         try:
             await self._context.topics.put(TopicConfig(name=check_topic_name(name), queues=queues))
         except (OSError, TopicTableFull, ValueError) as error:
-            logger.warning("topic %s was not made: %s", name, error)
+            self._complaints.warning(logger, "topic", "topic %s was not made: %s", name, error)
         else:
             self._on_topics_changed()
 

@@ -258,7 +258,7 @@ class EndTransactionProcessor:
             raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, self._not_leader_remark())
         verdict = command.get_int("commitOrRollback", 0)
         if verdict not in (SYS_FLAG_TRANSACTION_COMMIT, SYS_FLAG_TRANSACTION_ROLLBACK):
-            logger.info("a producer does not know how its transaction ended: %s", connection.remote_address)
+            logger.debug("a producer does not know how its transaction ended: %s", connection.remote_address)
             return None
         offset = command.get_int("commitLogOffset")
         await self._catch_up()

@@ -380,10 +380,11 @@ class EntryHandler:
 
     def _refuse_truncate(self, push: _Push) -> None:
         entry, term = push.entry, push.request.term
-        logger.error(
-            "refusing to truncate to %d for %s: %d is committed, %d is known to be the leader's",
-            entry.index, push.request.leader_id, self._store.committed_index, self.verified_index(term),
-        )  # fmt: skip
+        self._complaints.warn(
+            "truncate",
+            f"refusing to truncate to {entry.index} for {push.request.leader_id}: {self._store.committed_index} is"
+            f" committed, {self.verified_index(term)} is known to be the leader's",
+        )
         self._reply(push, DLedgerCode.INCONSISTENT_STATE)
 
     def _do_commit(self, push: _Push) -> None:

@@ -51,6 +51,22 @@ class Listener:
         return await self.client.invoke(self._address, Command.request(code, fields or {}, body), timeout_ms=5000)
 
 
+def test_clients_do_not_fill_the_log(run_case: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A group whose retry topic cannot be made says hello every few seconds, each of its clients; and a transaction may
+    be ended as unknown as often as a producer likes."""
+
+    async def scenario(case: Any) -> None:
+        unknown = {"producerGroup": "p", "commitOrRollback": 0, "commitLogOffset": 0, "tranStateTableOffset": 0}
+        for number in range(20):
+            assert (await case.ask(34, body=heartbeat("c", f"a@{number}"))).code == 0
+            await case.client.send_oneway(f"127.0.0.1:{case.broker.port}", Command.request(37, unknown, oneway=True))
+        assert (await case.ask(34, body=heartbeat("c", "g"))).code == 0
+        assert caplog.text.count("was not made") == 1 and "does not know" not in caplog.text
+
+    caplog.set_level("INFO")
+    run_case(scenario)
+
+
 @pytest.mark.mechanism("Idle connection close (120 s R)")
 def test_consumers_are_listed_and_told_of_changes_until_they_leave(run_case: Any, helpers: Any) -> None:
     async def scenario(case: Any) -> None:

@@ -289,7 +289,8 @@ def test_truncate_never_crosses_the_committed_index(follower: Any, caplog: pytes
         assert await player.code(PushType.TRUNCATE, [other[2]]) is INCONSISTENT
         assert await player.code(PushType.TRUNCATE, leader_log(8)) is INCONSISTENT
         assert [player.store.get(index) for index in range(4)] == log
-        assert "refusing to truncate to 1 for n2: 2 is committed" in player.group.lines("n1")
+        lines = player.group.lines("n1")  # one, however often it is asked: who never stops would fill the disk
+        assert "refusing to truncate to 1 for n2: 2 is committed" in lines and lines.count("refusing to truncate") == 1
 
     follower(scenario)
 
