@@ -20,6 +20,7 @@ from node.config import ClassicConfig
 from node.remoting import ResponseCode
 from node.retention import EXPIRY_CHECK_S
 from node.runtime import Runtime
+from node.store.bad_sectors import is_of_a_bad_sector
 from node.store.commit_log import CommitLog, FlushPolicy, LogRefuses, NotYetDurable
 from node.store.table_file import BACKUP_SUFFIX, decode_table, write_table
 
@@ -222,6 +223,10 @@ class ClassicLedger:
                 content = decode_table(disk.read_file(path))
                 return int(content["position"]), bool(content["isClean"]) and path == self._checkpoint_path
             except (ValueError, KeyError, TypeError) as error:
+                logger.warning("%s is damaged (%s)", path, error)
+            except OSError as error:
+                if not is_of_a_bad_sector(error):
+                    raise
                 logger.warning("%s is damaged (%s)", path, error)
         return None
 

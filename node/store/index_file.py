@@ -32,6 +32,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 from node.runtime import Disk, File
+from node.store.bad_sectors import is_of_a_bad_sector
 from node.store.columns import pack_table, split_longs
 from node.store.key_hash import key_hash, key_hashes
 from node.store.properties import KEYS, UNIQUE_KEY, property_value
@@ -386,6 +387,10 @@ class MessageIndex:
                 index_file.slots = slots if is_newest else None
                 self._files.append(index_file)
                 self._stale.remove(index_file.path)
+            except OSError as error:
+                if not is_of_a_bad_sector(error):
+                    raise
+                raise ValueError(f"{index_file.path} is damaged: {error}") from error
             finally:
                 file.close()
 

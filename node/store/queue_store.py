@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from node.runtime import Disk
+from node.store.bad_sectors import is_of_a_bad_sector
 from node.store.consume_queue import CRC_SIZE_BYTES, UNIT_SIZE_BYTES, ConsumeQueue
 from node.store.file_cache import FileCache
 
@@ -291,7 +292,13 @@ class QueueStore:
             if self._disk.list(self._directory):
                 logger.warning("%s is missing; rebuilding the consume queues", self._checkpoint_path)
             return None
-        crc, _, text = self._disk.read_file(self._checkpoint_path).partition(b"\n")
+        try:
+            crc, _, text = self._disk.read_file(self._checkpoint_path).partition(b"\n")
+        except OSError as error:
+            if not is_of_a_bad_sector(error):
+                raise
+            logger.warning("%s is damaged (%s); rebuilding the consume queues", self._checkpoint_path, error)
+            return None
         text = text.removesuffix(b"\n")
         if crc != b"%08x" % zlib.crc32(text):
             logger.warning("%s is damaged; rebuilding the consume queues", self._checkpoint_path)

@@ -20,6 +20,7 @@ import zlib
 from typing import Any
 
 from node.runtime import Disk
+from node.store.bad_sectors import is_of_a_bad_sector
 
 __all__ = ["BACKUP_SUFFIX", "TableDamaged", "decode_table", "encode_table", "read_table", "write_table"]
 
@@ -77,13 +78,13 @@ def read_table(disk: Disk, path: str) -> dict[str, Any] | None:
     problem = ""
     if disk.exists(path):
         try:
-            return decode_table(disk.read_file(path))
+            return decode_table(_read(disk, path))
         except TableDamaged as error:
             problem = str(error)
     backup = path + BACKUP_SUFFIX
     if disk.exists(backup):
         try:
-            table = decode_table(disk.read_file(backup))
+            table = decode_table(_read(disk, backup))
         except TableDamaged as error:
             problem = problem or "it is gone"
             raise TableDamaged(
@@ -97,11 +98,24 @@ def read_table(disk: Disk, path: str) -> dict[str, Any] | None:
     return None
 
 
+def _read(disk: Disk, path: str) -> bytes:
+    """The bytes of a file. Raises OSError; TableDamaged where they are not there any more."""
+    try:
+        return disk.read_file(path)
+    except OSError as error:
+        if not is_of_a_bad_sector(error):
+            raise
+        raise TableDamaged(f"it cannot be read: {error.strerror}") from error
+
+
 async def write_table(disk: Disk, path: str, table: dict[str, Any]) -> None:
     """Replace the table at `path`, and keep what was there, if it is whole, as its predecessor. Raises OSError."""
     data = encode_table(table)
     if disk.exists(path):
-        before = disk.read_file(path)
+        try:
+            before = _read(disk, path)
+        except TableDamaged:
+            before = b""
         if before != data and _is_whole(before):  # a predecessor that is there is worth more than a damaged one
             await disk.write_file_atomic(path + BACKUP_SUFFIX, before)
     await disk.write_file_atomic(path, data)

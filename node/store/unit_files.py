@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 
 from node.runtime import Disk
+from node.store.bad_sectors import is_of_a_bad_sector
 from node.store.file_cache import FileCache
 
 __all__ = ["UnitFiles"]
@@ -200,7 +201,13 @@ class UnitFiles:
             stop, crc = min(end, base + self._file_size_bytes), 0
             file = self._files.open(self._path(base))
             while start < stop:
-                piece = file.read(start - base, min(SUM_CHUNK_BYTES, stop - start))
+                try:
+                    piece = file.read(start - base, min(SUM_CHUNK_BYTES, stop - start))
+                except OSError as error:
+                    if not is_of_a_bad_sector(error):
+                        raise
+                    logger.warning("%s is damaged: %s", self._path(base), error)
+                    return False
                 if not piece:
                     break
                 crc = zlib.crc32(piece, crc)

@@ -297,6 +297,33 @@ def test_a_crowded_disk_loses_its_oldest_files_at_any_hour(run: Any) -> None:
     run(scenario, "classic.disk_capacity_bytes=131072", "classic.disk_max_ratio_percent=75")
 
 
+def test_a_bad_sector_in_the_checkpoint_is_damage(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one before steps in; an error of another kind may pass, and is raised."""
+
+    async def scenario(case: Case) -> None:
+        ledger: Any = case.broker.ledger
+        await fill(case)
+        await ledger._write_position(1000, is_clean=False)
+        await ledger._write_position(2000, is_clean=True)
+        disk = ledger._runtime.disk
+        read_file, error = disk.read_file, errno.EIO
+
+        def fails(path: str) -> bytes:
+            if path.endswith("checkpoint"):
+                raise OSError(error, "no")
+            content: bytes = read_file(path)
+            return content
+
+        monkeypatch.setattr(type(disk), "read_file", staticmethod(fails))
+        assert ledger._read_checkpoint() == (1000, False)
+        error = errno.EMFILE
+        with pytest.raises(OSError, match="no"):
+            ledger._read_checkpoint()
+        monkeypatch.undo()
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("rule", ["age", "crowded disk"])
 def test_a_file_that_begins_damaged_keeps_no_older_one(run: Any, tmp_path: Path, rule: str) -> None:
     """A later file says how old it is at least; a crowded disk asks nobody."""

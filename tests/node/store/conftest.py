@@ -21,6 +21,7 @@ class MemoryFile:
         return len(self._disk.files[self.path])
 
     def read(self, offset: int, size_bytes: int) -> bytes:
+        self._disk.before_read(self.path)
         return bytes(self._disk.files[self.path][offset : offset + size_bytes])
 
     async def write(self, offset: int, data: bytes, *, sync: bool = False) -> None:
@@ -64,8 +65,14 @@ class MemoryDisk:
         self.synced_directories: list[str] = []
         self.fail_writes = False
         self.fail_syncs = False
+        self.bad_paths: set[str] = set()
+        """Files with a sector that cannot be read."""
         self.open_handles = 0
         self.sync_count = 0
+
+    def before_read(self, path: str) -> None:
+        if path in self.bad_paths:
+            raise OSError(5, "Input/output error", path)
 
     def before_write(self, path: str) -> None:
         if self.fail_writes:
@@ -103,6 +110,7 @@ class MemoryDisk:
     def read_file(self, path: str) -> bytes:
         if path not in self.files:
             raise FileNotFoundError(path)
+        self.before_read(path)
         return bytes(self.files[path])
 
     async def write_file_atomic(self, path: str, data: bytes) -> None:
@@ -111,6 +119,7 @@ class MemoryDisk:
         self.synced[path] = data
 
     async def remove(self, path: str) -> None:
+        self.bad_paths.discard(path)
         self.files.pop(path, None)
         self.synced.pop(path, None)
 

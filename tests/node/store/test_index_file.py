@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import struct
 from array import array
@@ -219,6 +220,27 @@ def test_no_flipped_bit_is_restored(new_index: Any, tmp_path: Path) -> None:
             content[at] ^= 1 << at % 8
         path.write_bytes(content)
     new_index().restore(state)
+
+
+@pytest.mark.parametrize("from_byte", [0, 60])
+def test_a_bad_sector_is_damage(new_index: Any, monkeypatch: pytest.MonkeyPatch, from_byte: int) -> None:
+    """So that the index is made anew, and the broker starts."""
+    index = new_index()
+    index.restore(None)
+    index.dispatch(record(100, "k"))
+    asyncio.run(index.flush())
+    state = index.snapshot()
+    index.close()
+    pread = os.pread
+
+    def fails(descriptor: int, size_bytes: int, offset: int) -> bytes:
+        if offset + size_bytes > from_byte:
+            raise OSError(errno.EIO, "Input/output error")
+        return pread(descriptor, size_bytes, offset)
+
+    monkeypatch.setattr(os, "pread", fails)
+    with pytest.raises(ValueError, match=r"damaged: .*Input/output error"):
+        new_index().restore(state)
 
 
 def test_slots_ahead_of_the_snapshot_are_led_back_and_then_checked(new_index: Any, tmp_path: Path) -> None:

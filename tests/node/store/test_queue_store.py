@@ -94,7 +94,7 @@ def test_without_a_checkpoint_everything_is_rebuilt(disk: Any) -> None:
 
 @pytest.mark.parametrize(
     "damage", ["entry not in log", "flipped bit", "truncated checkpoint", "missing file", "short file", "file size",
-               "flipped unit"]
+               "flipped unit", "bad sector", "bad sector of the checkpoint"]
 )  # fmt: skip
 def test_whatever_does_not_fit_is_rebuilt(disk: Any, damage: str) -> None:
     filled(disk)
@@ -109,6 +109,10 @@ def test_whatever_does_not_fit_is_rebuilt(disk: Any, damage: str) -> None:
         del disk.files["/q/b/7/00000000000000000160"][5:]
     elif damage == "flipped unit":
         disk.files["/q/b/7/00000000000000000080"][70] ^= 4
+    elif damage == "bad sector":
+        disk.bad_paths.add("/q/b/7/00000000000000000080")
+    elif damage == "bad sector of the checkpoint":
+        disk.bad_paths.add(CHECKPOINT)
     again = make(disk, units_per_file=5 if damage == "file size" else 4)
     mark = asyncio.run(again.restore(lambda index, term: damage != "entry not in log"))
     assert mark == NOTHING_DISPATCHED

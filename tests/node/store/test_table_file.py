@@ -29,6 +29,20 @@ def test_what_is_written_is_read(table: dict[str, Any]) -> None:
         assert decode_table(encode_table(table)) == table
 
 
+def test_a_bad_sector_is_damage(disk: Any) -> None:
+    """The predecessor steps in, and the table can be written again."""
+    for number in (1, 2):
+        asyncio.run(write_table(disk, "/t", {"n": number}))
+    disk.bad_paths.add("/t")
+    assert read_table(disk, "/t") == {"n": 1}
+    asyncio.run(write_table(disk, "/t", {"n": 3}))
+    disk.bad_paths.discard("/t")
+    assert read_table(disk, "/t") == {"n": 3}
+    disk.bad_paths.update(("/t", "/t.bak"))
+    with pytest.raises(TableDamaged, match="cannot be read"):
+        read_table(disk, "/t")
+
+
 def test_no_flipped_bit_gives_another_table() -> None:
     data = encode_table(TABLE)
     detected = 0
