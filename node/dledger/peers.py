@@ -32,9 +32,13 @@ from node.dledger.rpc import DLedgerRequestCode, PushType
 from node.remoting import ClientLimits, Command, RemotingClient, RemotingError, ResponseCode
 from node.remoting.outstanding import Outcome
 
-__all__ = ["AnswerCallback", "PeerClient", "PeerError", "RemotingPeerClient", "settle"]
+__all__ = ["LEASE_FIELD", "AnswerCallback", "PeerClient", "PeerError", "RemotingPeerClient", "settle"]
 
 ResponseT = TypeVar("ResponseT", bound=Response)
+
+LEASE_FIELD = "leaseMs"
+"""Of the header of a COMPARE, of which each follower gets one in each term: for how long the leader's followers have to
+stand by it. Members of earlier versions neither send nor read it."""
 
 IDLE_TIMEOUT_S = 3600.0
 """Members talk all the time; one that is silent for an hour is not worth a connection."""
@@ -98,7 +102,8 @@ class RemotingPeerClient:
         """Push entries, or compare, truncate, commit."""
         slow = request.type in (PushType.APPEND, PushType.COMMIT)
         timeout_ms = self._timing.push_rpc_timeout_ms if slow else self._timing.rpc_timeout_ms
-        self._ask(peer, DLedgerRequestCode.PUSH, request, PushEntryResponse, timeout_ms, on_done)
+        fields = {LEASE_FIELD: str(self._timing.lease_ms)} if request.type is PushType.COMPARE else None
+        self._ask(peer, DLedgerRequestCode.PUSH, request, PushEntryResponse, timeout_ms, on_done, fields)
 
     async def close(self) -> None:
         """Close the connections; requests under way end in PeerError."""
@@ -112,9 +117,10 @@ class RemotingPeerClient:
         response: type[ResponseT],
         timeout_ms: int,
         on_done: AnswerCallback[ResponseT],
+        fields: dict[str, str] | None = None,
     ) -> None:
         # In the binary header: this one is read and written in one go, and nobody but members reads it.
-        command = Command(code, {}, request.to_body(), serializer="binary")
+        command = Command(code, fields or {}, request.to_body(), serializer="binary")
         address = self._members.address(peer)
         if address is None:
             on_done(PeerError(f"nobody says where {peer} is"))

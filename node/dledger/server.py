@@ -13,6 +13,7 @@ its own. See the modules for what each does; the contract of the whole:
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -48,7 +49,7 @@ from node.dledger.messages import (
     VoteRequest,
     VoteResponse,
 )
-from node.dledger.peers import PeerClient, RemotingPeerClient, settle
+from node.dledger.peers import LEASE_FIELD, PeerClient, RemotingPeerClient, settle
 from node.dledger.pusher import DLedgerEntryPusher
 from node.dledger.quorum import AppendResult
 from node.dledger.reads import IndexCallback, ReadBarrier
@@ -59,10 +60,13 @@ from node.dledger.state_machine import StateMachine, StateMachineCaller
 from node.dledger.store import DLedgerStore
 from node.dledger.transfer import LeadershipTransfer
 from node.listening import listening
+from node.logs import LogLimiter
 from node.remoting import Command, Connection, DeferredReply, Processor, RemotingServer, ResponseCode
 from node.runtime import Runtime
 
 __all__ = ["DLedgerServer"]
+
+logger = logging.getLogger("node.dledger.elector")
 
 RequestT = TypeVar("RequestT", bound=Request)
 
@@ -96,6 +100,8 @@ class DLedgerServer:
         self.members = MemberChange(
             self.config, self.member_state, self.store, self.pusher, self.elector, self.snapshots
         )
+        self._leases_ms: dict[str, str] = {}
+        self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
         host, _, port = config.listen.rpartition(":")
         self.remoting = RemotingServer(host, int(port), name="dledger")
         for code, processor in self._processors().items():
@@ -329,6 +335,8 @@ class DLedgerServer:
             if request.remote_id != self.config.self_id:
                 remark = f"this is {self.config.self_id}"
                 return self._refusal(command, answer_kind, DLedgerCode.UNKNOWN_MEMBER, remark)
+            if LEASE_FIELD in command.ext_fields:
+                self._compare_leases(request.local_id, command.ext_fields[LEASE_FIELD])
             answer = handle(request)
             if isinstance(answer, Response):
                 return _reply(command, answer)
@@ -339,6 +347,18 @@ class DLedgerServer:
             return when_done(command, answer)
 
         return process
+
+    def _compare_leases(self, member: str, lease_ms: str) -> None:
+        """Say where a leader counts on its followers for another time than this member stands by it. Its reads by a
+        lease, or those of the next leader, may then be stale, and nothing else tells."""
+        own_ms = self.config.timing.lease_ms
+        if self._leases_ms.get(member, str(own_ms)) != lease_ms and self.member_state.is_member(member):
+            self._leases_ms[member] = lease_ms
+            if lease_ms != str(own_ms):
+                self._complaints.warning(
+                    logger, "lease", "%s has another timing, a lease of %.20s ms where this member has %d: reads by a"
+                    " lease are not safe until all have the same", member, lease_ms, own_ms,
+                )  # fmt: skip
 
     def _refusal(self, command: Command, kind: type[Response], code: DLedgerCode, remark: str) -> Command:
         answer = kind(**self._answer_fields(""), code=code)

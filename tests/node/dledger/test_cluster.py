@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import pytest
@@ -402,3 +403,19 @@ def test_members_with_short_logs_cannot_win(simulate: Any) -> None:
 
     for seed in range(10):
         simulate(scenario, size=5, seed=seed)
+
+
+def test_members_of_different_timings_say_so(simulate: Any, with_timing: Any) -> None:
+    """Nothing else tells that a lease of the leader's may outlast that of its followers."""
+
+    async def scenario(group: Any) -> None:
+        other = with_timing(heartbeat_interval_ms=200)
+        group.configs["n2"] = dataclasses.replace(group.configs["n2"], timing=other)
+        await group.start()
+        leader = await group.leader()
+        await group.append_all(leader, b"x")
+        await group.converged()
+        told = {name: "has another timing, a lease of" in group.lines(name) for name in group.names}
+        assert told == {name: name != leader and "n2" in (name, leader) for name in group.names}
+
+    simulate(scenario)
