@@ -257,6 +257,12 @@ def _change_members(config: BrokerConfig, options: argparse.Namespace) -> int:
     except GroupRefuses as error:
         return _complain([str(error)], EXIT_OPERATOR if error.is_mistake else EXIT_FAILED)
     print(f"{member} {'belongs' if options.add else 'no longer belongs'} to {config.group} (entry {index})")
+    own = config.dledger_peers.get(member)
+    if dialled is not None and own not in (None, dialled):
+        print(
+            f"{options.config} has {member} at {own}: each member whose configuration says so dials it there, not at"
+            f" {dialled}, until that is changed and the member restarted"
+        )
     return 0
 
 

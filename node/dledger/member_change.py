@@ -70,6 +70,10 @@ class MemberChange:
             raise DLedgerError(DLedgerCode.UNEXPECTED_ARGUMENT, f"a group has 1 to {MAX_MEMBERS} members")
         self.check_may_change(leadership.term)
         logger.info("%s: the group is to be %s", self._state.self_id, ", ".join(sorted(peers)))
+        own = self._state.members.configured_address(member)
+        if address is not None and own not in (None, address):
+            logger.warning("%s dials %s at %s, as its configuration says, not at %s", self._state.self_id, member, own,
+                           address)  # fmt: skip
         return (await self._pusher.append_members(peers)).index
 
     def _check_address(self, member: str, address: str) -> None:

@@ -84,6 +84,10 @@ class Membership:
             return own
         return next((peers[member] for _, peers in reversed(self._history) if member in peers), None)
 
+    def configured_address(self, member: str) -> str | None:
+        """Where this member's own configuration has another one, which counts before what the log says."""
+        return self._own_addresses.get(member)
+
     def put(self, entry: Entry) -> None:
         """An entry that changes the group is in the log now. Raises BadEntry."""
         peers = decode_members(entry)

@@ -18,6 +18,7 @@ import pytest
 import node
 from node.client.broker_client import BrokerClient
 from node.client.errors import ClientError
+from node.command_line import main
 from node.real_runtime import real_runtime
 from tests.ports import free_ports
 
@@ -420,6 +421,22 @@ def test_an_address_of_another_member_is_refused(start: Start, tmp_path: Path) -
             break
     assert (status, errors.count("\n")) == (254, 1)
     assert f"127.0.0.1:{port} is the address of n1, which belongs to the group: n4 needs one of its own" in errors
+
+
+def test_a_member_that_comes_back_elsewhere_is_told_where_it_is_dialled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At the address of each member's own configuration, whatever is added."""
+
+    async def change_members(group: str, peers: object, member: str, address: str | None) -> int:
+        return 7
+
+    monkeypatch.setattr("node.dledger.tools.change_members", change_members)
+    config = write_config(tmp_path, ledger_port=20911)
+    for address, lines in (("127.0.0.1:20911", 1), ("127.0.0.1:20912", 2)):
+        assert main(["members", "--config", config, "--add", f"n1={address}"]) == 0
+        told = capsys.readouterr().out
+        assert told.count("\n") == lines and ("n1 at 127.0.0.1:20911" in told) == (lines == 2)
 
 
 def test_the_environment_overrides_the_file_and_options_both(

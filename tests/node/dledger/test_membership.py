@@ -59,6 +59,19 @@ def test_a_new_member_gets_the_whole_log_and_counts(simulate: Any) -> None:
     simulate(scenario, members_may_change=True, joining=1)
 
 
+def test_a_leader_says_where_it_dials_a_member_that_comes_back_elsewhere(simulate: Any) -> None:
+    async def scenario(group: Any) -> None:
+        await group.start()
+        leader = await group.leader()
+        member = next(name for name in group.names if name != leader)
+        assert await remove(group, leader, member) is None
+        said = f"{leader} dials {member} at {group.addresses[member]}, as its configuration says, not at 10.9.9.9:1"
+        assert await change(group, leader, lambda: group[leader].add_member(member, "10.9.9.9:1")) is None
+        assert said in group.lines(leader)
+
+    simulate(scenario, members_may_change=True)
+
+
 def test_a_member_is_added_while_another_is_down(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
