@@ -44,6 +44,8 @@ EXIT_FAILED = 1
 EXIT_OPERATOR = 254
 """Somebody has to mend options, configuration or the machine."""
 
+_INTERRUPTED = "interrupted; the group may do it yet, or have done it"
+
 ENVIRONMENT_PREFIX = "SPLITBRAIN_NODE_"
 OPEN_FILES_WANTED = 65_536
 MAX_CONFIG_CHARS = 1 << 20
@@ -237,6 +239,8 @@ def _transfer(config: BrokerConfig, member: str) -> int:
         term = asyncio.run(give_lead(config.group, config.dledger_peers, member))
     except GroupRefuses as error:
         return _complain([str(error)], EXIT_OPERATOR if error.is_mistake else EXIT_FAILED)
+    except KeyboardInterrupt:
+        return _complain([_INTERRUPTED], EXIT_FAILED)
     print(f"{member} leads {config.group} in term {term}")
     return 0
 
@@ -256,6 +260,8 @@ def _change_members(config: BrokerConfig, options: argparse.Namespace) -> int:
         index = asyncio.run(change_members(config.group, config.dledger_peers, member, dialled))
     except GroupRefuses as error:
         return _complain([str(error)], EXIT_OPERATOR if error.is_mistake else EXIT_FAILED)
+    except KeyboardInterrupt:
+        return _complain([_INTERRUPTED], EXIT_FAILED)
     print(f"{member} {'belongs' if options.add else 'no longer belongs'} to {config.group} (entry {index})")
     own = config.dledger_peers.get(member)
     if dialled is not None and own not in (None, dialled):
@@ -315,6 +321,8 @@ def _run(serve: Callable[[], Coroutine[Any, Any, int]], uvloop: str, key: str, p
     try:
         with asyncio.Runner(loop_factory=_loop_factory(uvloop)) as runner:
             return runner.run(serve())
+    except KeyboardInterrupt:  # before SIGINT had a handler of the node's own: nothing had begun
+        return 0
     except OperatorError as error:
         return _complain(error.lines, EXIT_OPERATOR)
     except OSError as error:
@@ -449,9 +457,9 @@ def _refuse_other_log(config: BrokerConfig) -> None:
 
 
 async def _serve_broker(config: BrokerConfig) -> int:
+    stop = _stop_on_signals()  # before what takes longest of a start, or a signal would end it there and then
     from node.serving import serve_broker
 
-    stop = _stop_on_signals()
     runtime = real_runtime()
     _refuse_apache_store(config.data_dir)
     _refuse_other_log(config)
@@ -466,7 +474,8 @@ async def _serve_broker(config: BrokerConfig) -> int:
 
 
 async def _serve_name_server(config: NameServerConfig) -> int:
+    stop = _stop_on_signals()
     from node.nameserver.serving import serve_name_server
 
-    await serve_name_server(config, real_runtime(), _stop_on_signals())
+    await serve_name_server(config, real_runtime(), stop)
     return 0

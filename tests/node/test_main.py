@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -407,6 +408,54 @@ def test_giving_the_lead_away(start: Start, tmp_path: Path) -> None:
     assert re.fullmatch(r"n1 leads \S+ in term \d+\n", output)
     status, errors = finish(start("transfer", "--config", config, "--to", "n7"))
     assert (status, errors.count("\n")) == (254, 1) and "n7 is no member of group broker-a: n1" in errors
+
+
+@pytest.mark.parametrize("words", [("transfer", "--to", "n1"), ("members", "--remove", "n1")])
+def test_asking_a_group_can_be_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: Sequence[str]
+) -> None:
+    """With a line that says what is known of the outcome, and no traceback."""
+
+    async def waits(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(30)
+
+    monkeypatch.setattr("node.dledger.tools.give_lead", waits)
+    monkeypatch.setattr("node.dledger.tools.change_members", waits)
+    command, *options = words
+    assert main([command, "--config", write_config(tmp_path, ledger_port=20911), *options]) == 1
+    assert capsys.readouterr().err == "node: interrupted; the group may do it yet, or have done it\n"
+
+
+@pytest.mark.parametrize("kind", ["broker", "nameserver"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_modules_are_loaded_is_one_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, number: signal.Signals
+) -> None:
+    """They take longest of a start."""
+    stopped = []
+
+    class Loading(types.ModuleType):
+        def __getattr__(self, name: str) -> object:
+            if not name.startswith("serve_"):
+                raise AttributeError(name)
+            os.kill(os.getpid(), number)
+            return serve
+
+    async def serve(config: object, runtime: object, stop: asyncio.Event) -> str:
+        await asyncio.wait_for(stop.wait(), 10)
+        stopped.append(kind)
+        return ""
+
+    monkeypatch.setitem(sys.modules, "node.serving", Loading("node.serving"))
+    monkeypatch.setitem(sys.modules, "node.nameserver.serving", Loading("node.nameserver.serving"))
+    monkeypatch.setattr("node.command_line.configure_logging", lambda level, stream: None)
+    before = signal.signal(signal.SIGTERM, lambda *_: None)  # which would end this process
+    try:
+        options = ["--config", write_config(tmp_path)] if kind == "broker" else ["--listen", "127.0.0.1:9876"]
+        assert (main([kind, *options]), stopped) == (0, [kind])
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_an_address_of_another_member_is_refused(start: Start, tmp_path: Path) -> None:
