@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from node.config_reader import split_address
 from node.dledger.config import DLedgerConfig
 from node.dledger.elector import LeaderElector
 from node.dledger.json_form import from_json, to_json
@@ -102,8 +103,7 @@ class DLedgerServer:
         )
         self._leases_ms: dict[str, str] = {}
         self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
-        host, _, port = config.listen.rpartition(":")
-        self.remoting = RemotingServer(host, int(port), name="dledger")
+        self.remoting = RemotingServer(*split_address(config.listen), name="dledger")
         for code, processor in self._processors().items():
             self.remoting.register(code, processor)
             self.remoting.register(code + JSON_CODES, processor)

@@ -458,6 +458,19 @@ def test_a_signal_while_modules_are_loaded_is_one_to_stop(
         signal.signal(signal.SIGTERM, before)
 
 
+def test_a_member_listens_on_ipv6(start: Start, tmp_path: Path) -> None:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6) as free:
+            port = free.getsockname()[1]
+    except OSError as error:
+        pytest.skip(f"this machine has no IPv6: {error}")
+    config = write_config(tmp_path)
+    ready = wait_until_ready(start("broker", "--config", config, "--set", f"dledger.listen=[::1]:{port}"))
+    assert f"dledger=[::1]:{port}" in ready
+    with socket.create_connection(("::1", port), timeout=10):
+        pass
+
+
 def test_an_address_of_another_member_is_refused(start: Start, tmp_path: Path) -> None:
     (port,) = free_ports(1)
     config = Path(write_config(tmp_path, ledger_port=port))
