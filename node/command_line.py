@@ -13,6 +13,7 @@ import asyncio
 import errno
 import fcntl
 import importlib
+import logging
 import os
 import resource
 import signal
@@ -31,13 +32,15 @@ from node.config import (
 )
 from node.config_reader import check_dialled_address, check_member_id
 from node.listening import key_of
-from node.logs import configure_logging
+from node.logs import LogLimiter, configure_logging
 from node.nearest import nearest
 from node.real_runtime import RealDisk, real_runtime
 from node.runtime import Disk
 from node.store.segments import SegmentError
 
 __all__ = ["EXIT_FAILED", "EXIT_OPERATOR", "main", "overrides_of"]
+
+logger = logging.getLogger("node")
 
 EXIT_FAILED = 1
 """The node cannot go on: its store is damaged, or its disk fails."""
@@ -320,6 +323,8 @@ def _run(serve: Callable[[], Coroutine[Any, Any, int]], uvloop: str, key: str, p
     _raise_open_files_limit()
     try:
         with asyncio.Runner(loop_factory=_loop_factory(uvloop)) as runner:
+            loop = runner.get_loop()
+            loop.set_exception_handler(_LoopErrors(loop.time))
             return runner.run(serve())
     except KeyboardInterrupt:  # before SIGINT had a handler of the node's own: nothing had begun
         return 0
@@ -335,6 +340,22 @@ def _run(serve: Callable[[], Coroutine[Any, Any, int]], uvloop: str, key: str, p
         return _complain([str(error)], EXIT_OPERATOR)
     except ValueError as error:
         return _complain([f"the store cannot be used: {error}"], EXIT_FAILED)
+
+
+class _LoopErrors:
+    """What the loop tells of errors that nobody else sees. Where no file can be opened any more it fails to accept
+    connections, hundreds of times a second: one line is enough, and what it waits for closes by itself."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._limiter = LogLimiter(now_s)
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE) and "socket" in context:
+            message = "no further connection can be accepted: %s; let this process have more of them (ulimit -n)"
+            self._limiter.warning(logger, "accept", message, error.strerror)
+        else:
+            loop.default_exception_handler(context)
 
 
 def _no_port(error: OSError) -> str:

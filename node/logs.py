@@ -6,6 +6,7 @@ a stranger cannot forge a line.
 
 from __future__ import annotations
 
+import codecs
 import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -18,6 +19,9 @@ MAX_LINE_CHARACTERS = 4000
 
 LIMITER_KEYS = 1024
 """Distinct keys that a limiter remembers; it starts over beyond, which only lets more lines through."""
+
+
+codecs.lookup("unicode_escape")  # loads it: a line about files that cannot be opened must need none
 
 
 class LineFormatter(logging.Formatter):

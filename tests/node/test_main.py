@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -456,6 +457,22 @@ def test_a_signal_while_modules_are_loaded_is_one_to_stop(
         assert (main([kind, *options]), stopped) == (0, [kind])
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_without_files_to_open_the_log_has_a_line(start: Start) -> None:
+    """Not thousands, a traceback each: the loop tries to accept as often as its backlog is long, once a second."""
+    process = start("nameserver", "--listen", "127.0.0.1:0", "--set", "uvloop=off")
+    port = int(re.search(r"listen=127\.0\.0\.1:(\d+)", wait_until_ready(process))[1])  # type: ignore[index]
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (20, 20))
+    connections = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(30)]
+    assert process.stderr is not None
+    first = process.stderr.readline()
+    assert "no further connection can be accepted: Too many open files" in first
+    for connection in connections:
+        connection.close()
+    process.terminate()
+    status, errors = finish(process)
+    assert (status, errors.count("WARNING"), errors.count("Traceback")) == (0, 0, 0)
 
 
 def test_a_member_listens_on_ipv6(start: Start, tmp_path: Path) -> None:
