@@ -127,9 +127,7 @@ def _found(
     of addresses: a check that watches the memory that it takes may meet it before its own."""
     try:
         found: Any = workload.check(clients, context)
-    except (OperatorError, HarnessError, SystemUnderTestError):
-        raise
-    except KeyboardInterrupt:
+    except (OperatorError, HarnessError, SystemUnderTestError, KeyboardInterrupt):
         raise
     except MemoryError:
         said = "not judged: the machine, or a limit such as `ulimit -v`, gave no more memory"
