@@ -159,7 +159,11 @@ print(json.dumps([report.live, len(report.removed)]))
 def test_a_run_whose_harness_is_in_a_container_is_left_alone_while_it_lives(
     state: str, temp: Path, children: ExitStack
 ) -> None:
-    apart = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-c"]
+    unshare = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    tried = subprocess.run([*unshare, "true"], capture_output=True, text=True)
+    if tried.returncode != 0:
+        pytest.skip(f"no pid namespace here, as in a plain chroot ({tried.stderr.strip()})")
+    apart = [*unshare, sys.executable, "-c"]
 
     def cleaned_in_another_container() -> list[object]:
         argv = [*apart, _CLEANS, state]
