@@ -78,13 +78,13 @@ def read_table(disk: Disk, path: str) -> dict[str, Any] | None:
     problem = ""
     if disk.exists(path):
         try:
-            return decode_table(_read(disk, path))
+            return decode_table(disk.read_file(path))
         except TableDamaged as error:
             problem = str(error)
     backup = path + BACKUP_SUFFIX
     if disk.exists(backup):
         try:
-            table = decode_table(_read(disk, backup))
+            table = decode_table(disk.read_file(backup))
         except TableDamaged as error:
             problem = problem or "it is gone"
             raise TableDamaged(
@@ -98,23 +98,15 @@ def read_table(disk: Disk, path: str) -> dict[str, Any] | None:
     return None
 
 
-def _read(disk: Disk, path: str) -> bytes:
-    """The bytes of a file. Raises OSError; TableDamaged where they are not there any more."""
-    try:
-        return disk.read_file(path)
-    except OSError as error:
-        if not is_of_a_bad_sector(error):
-            raise
-        raise TableDamaged(f"it cannot be read: {error.strerror}") from error
-
-
 async def write_table(disk: Disk, path: str, table: dict[str, Any]) -> None:
     """Replace the table at `path`, and keep what was there, if it is whole, as its predecessor. Raises OSError."""
     data = encode_table(table)
     if disk.exists(path):
         try:
-            before = _read(disk, path)
-        except TableDamaged:
+            before = disk.read_file(path)
+        except OSError as error:
+            if not is_of_a_bad_sector(error):
+                raise
             before = b""
         if before != data and _is_whole(before):  # a predecessor that is there is worth more than a damaged one
             await disk.write_file_atomic(path + BACKUP_SUFFIX, before)
