@@ -175,15 +175,20 @@ def read_window(path: Path, *, from_ns: int, to_ns: int, hosts: Collection[str] 
     waiting = [message for message in under_way.values() if message.sent_ns >= from_ns]
     window.messages = sorted([*ended, *waiting], key=lambda message: message.sent_ns)
     if not window.messages:
-        if first_ns is None:
-            raise TraceError(f"{path} is empty: nothing was sent in that run")
-        where = f"the trace goes from {instant(first_ns)} to {instant(last_ns)}"
-        cut = (
-            ", where it reached its bound of events; shorten the run or lower its rate" if limit_ns is not None else ""
-        )
-        said = f"nothing was sent between --from {from_ns / 1e9:g} and --to {to_ns / 1e9:g}: {where}{cut}"
-        raise NothingSentError(said, window)
+        raise _nothing_sent(path, window, first_ns, last_ns, reached_its_bound=limit_ns is not None)
     return window
+
+
+def _nothing_sent(
+    path: Path, window: Window, first_ns: int | None, last_ns: int, *, reached_its_bound: bool
+) -> TraceError:
+    """What to raise of a window without messages, of a trace that goes from `first_ns` (None: it is empty)."""
+    if first_ns is None:
+        return TraceError(f"{path} is empty: nothing was sent in that run")
+    cut = ", where it reached its bound of events; shorten the run or lower its rate" if reached_its_bound else ""
+    asked = f"--from {window.from_ns / 1e9:g} and --to {window.to_ns / 1e9:g}"
+    where = f"the trace goes from {instant(first_ns)} to {instant(last_ns)}{cut}"
+    return NothingSentError(f"nothing was sent between {asked}: {where}", window)
 
 
 def _require_types(event: dict[str, Any]) -> None:

@@ -1,8 +1,7 @@
 """Redis with Sentinel, by its fork Valkey: a primary with replicas, and on every host a watcher that may promote one.
 
 Replication is asynchronous: a primary that is cut off acknowledges writes until it learns of its successor. `safe=on`
-wants a replica to have each write; with `quorum=9` nobody is ever promoted; `fsync=always` syncs before an answer.
-"""
+wants a replica to have each write; with `quorum=9` nobody is ever promoted; `fsync=always` syncs before an answer."""
 
 from typing import Any
 
@@ -11,6 +10,7 @@ from harness.sdk import Client, Host, Refused, Status, Streams, System, connecti
 SERVER = "appendonly yes\nenable-debug-command yes\nappendfsync {}\nmin-replicas-to-write {}\n"
 SENTINEL = """sentinel monitor main {} 6379 {quorum}
 sentinel down-after-milliseconds main 1000\nsentinel failover-timeout main 2000\n"""
+REPLICA = "sentinel known-replica main {0.ip} 6379\n"  # else a watcher learns of it, and can promote it, 10 s later
 
 
 class Redis(System):
@@ -24,19 +24,12 @@ class Redis(System):
         common, first = f"bind {host.ip}\nprotected-mode no\ndir {host.data}\n", self.hosts[0].ip
         server = common + SERVER.format(self.settings["fsync"], int(self.settings["safe"] == "on"))
         role = "" if host.number == 1 else f"replicaof {first} 6379\n"
-        return {"server.conf": server + role, "sentinel.conf": common + SENTINEL.format(first, **self.settings)}
+        watched = SENTINEL.format(first, **self.settings) + "".join(map(REPLICA.format, self.hosts[1:]))
+        return {"server.conf": server + role, "sentinel.conf": common + watched}
 
     def programs(self, host: Host) -> dict[str, list[str]]:
         server, sentinel = ("valkey-server", host.path("server.conf")), ("valkey-server", host.path("sentinel.conf"))
         return {"server": [*server], "sentinel": [*sentinel, "--sentinel"]}
-
-    async def start_together(self) -> None:
-        """Watchers ask the primary every 10 s who follows it, and who watches it: until then nobody can be promoted."""
-        for host in self.hosts:
-            async with connection(host.address("sentinel")) as streams:
-                for others in ("replicas", "sentinels"):
-                    if len(await call(streams, f"SENTINEL {others} main")) < len(self.hosts) - 1:
-                        raise Refused(f"the watcher of {host.name} does not know all {others} yet")
 
     async def status(self, host: Host) -> Status:
         async with connection(host.address("server")) as streams:
@@ -74,17 +67,16 @@ class RedisClient(Client):
 
 async def call(streams: Streams, command: str, refusal: type[Exception] = Refused) -> Any:
     """Send a command in one line, and return its answer in Redis' protocol."""
-    reader, writer = streams
-    writer.write(f"{command}\r\n".encode())
+    streams[1].write(f"{command}\r\n".encode())
 
     async def answer() -> Any:
-        kind, rest = (line := (await reader.readuntil(b"\r\n")).decode().rstrip())[:1], line[1:]
+        kind, rest = (line := (await streams[0].readuntil(b"\r\n")).decode().rstrip())[:1], line[1:]
         if kind == "-":
             raise refusal(rest)
         if kind == "*":
             return [await answer() for _ in range(int(rest))]
         if kind == "$":
-            return None if rest == "-1" else (await reader.readexactly(int(rest) + 2))[:-2].decode()
+            return None if rest == "-1" else (await streams[0].readexactly(int(rest) + 2))[:-2].decode()
         return int(rest) if kind == ":" else rest
 
     return await answer()
