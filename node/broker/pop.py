@@ -307,7 +307,13 @@ class PopProcessor:
                 if lot.records:
                     lots.append(lot)
                     left -= len(lot.records)
+                elif following > offset:  # nothing passed the filter: what follows may, or has come meanwhile
+                    look_again_ms = min(look_again_ms, loop_ms())
                 offset = following
+                if not request.wanted.passes_all:  # each of many queues may take some ten milliseconds
+                    await asyncio.sleep(0)
+                    if not self._store.is_master:
+                        break
             rest += max(stored_queue.max_offset - offset, 0)
         await all_stored(written)
         return lots, rest, look_again_ms

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from node.broker import due_queue, pop, pop_acks, pop_checkpoints, pop_revive
+from node.broker import due_queue, pop, pop_acks, pop_checkpoints, pop_revive, pull
 from node.broker.internal_topics import REVIVE_PREFIX, check_stored_topic
 from node.broker.ledger import DLedgerCode, Role
 from node.broker.pop_checkpoints import Handle
@@ -310,6 +310,56 @@ def test_tags_are_looked_at_once(run_case: Any, hands: Hands) -> None:
         assert bodies(await again(case, 2, exp="b", expType="TAG")) == [b"b", b"b"]
         assert (await case.ask(POP, {"consumerGroup": "g", "topic": "t", "maxMsgNums": 1, "invisibleTime": 1,
                                      "exp": "a =", "expType": "SQL92"})).code == 23  # fmt: skip
+
+    run_case(scenario)
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+@pytest.mark.parametrize("wanted", [("b", "TAG"), ("a = 'b'", "SQL92")])
+def test_what_passes_the_filter_is_not_waited_for_behind_what_does_not(
+    run_case: Any, monkeypatch: pytest.MonkeyPatch, wanted: tuple[str, str], in_order: bool
+) -> None:
+    """One look at a queue goes no further than so many messages."""
+    monkeypatch.setattr(pull, "MAX_SCANNED_UNITS", 4)
+    monkeypatch.setattr(pull, "MAX_SCANNED_MESSAGES", 4)
+    monkeypatch.setattr(pop, "HOLD_RECHECK_S", 60.0)
+
+    async def scenario(case: Any) -> None:
+        for tag in "aaaaaaaaaaaaaaaab":
+            await case.ask(310, {"b": "t", "e": 0, "i": f"TAGS\x01{tag}\x02a\x01{tag}\x02"}, tag.encode())
+        exp, kind = wanted
+        assert bodies(await popped(case, poll_ms=2000, exp=exp, expType=kind, order=in_order)) == [b"b"]
+
+    run_case(scenario)
+
+
+@pytest.mark.parametrize("wanted", [("b", "TAG"), ("a = 'b'", "SQL92")])
+def test_a_request_with_a_filter_lets_others_have_a_turn_after_each_queue(
+    run_case: Any, monkeypatch: pytest.MonkeyPatch, wanted: tuple[str, str]
+) -> None:
+    """To look at one takes up to some ten milliseconds, and a topic may have thousands."""
+    turns, looks = 0, []
+    collect = pull.PullProcessor.collect
+
+    async def scenario(case: Any) -> None:
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        def collected(pulls: Any, queue: Any, request: Any) -> Any:
+            looks.append(turns)
+            return collect(pulls, queue, request)
+
+        assert (await case.ask(17, {"topic": "t", "readQueueNums": 8, "writeQueueNums": 8, "perm": 6})).code == 0
+        for queue_id in range(8):
+            assert (await case.send(b"x", queue_id=queue_id)).code == 0
+        monkeypatch.setattr(pull.PullProcessor, "collect", collected)
+        counting = asyncio.create_task(others())
+        assert await popped(case, exp=wanted[0], expType=wanted[1]) == []
+        counting.cancel()
+        assert len(looks) == len(set(looks)) == 8
 
     run_case(scenario)
 
