@@ -17,6 +17,8 @@ __all__ = ["MAX_QUEUES_IN_ORDER", "OrderedQueues"]
 MAX_QUEUES_IN_ORDER = 100_000
 """Queues of which a group has messages in hand; of further ones it gets none. A few hundred bytes each. At so many,
 those whose time is over are forgotten: they are given out again anyhow."""
+LOOK_MS = 1000
+"""So often, at most, they are looked for: each look is at all of them."""
 
 
 @dataclass(slots=True)
@@ -37,6 +39,7 @@ class OrderedQueues:
 
     def __init__(self) -> None:
         self._in_hand: dict[QueueOfGroup, _InHand] = {}
+        self._next_look_ms = 0
 
     def clear(self) -> None:
         """This node is master anew: what was in hand is given out again."""
@@ -47,9 +50,11 @@ class OrderedQueues:
         no answer came, gets the same."""
         held = self._in_hand.get(queue)
         if held is None:
-            if len(self._in_hand) >= MAX_QUEUES_IN_ORDER:  # of groups that are gone it stays until somebody asks again
+            if len(self._in_hand) >= MAX_QUEUES_IN_ORDER and now_ms >= self._next_look_ms:
+                # of groups that are gone it stays until somebody asks again
                 self._in_hand = {each: other for each, other in self._in_hand.items() if other.until_ms > now_ms}
-            return 0 if len(self._in_hand) < MAX_QUEUES_IN_ORDER else now_ms + 1000
+                self._next_look_ms = now_ms + LOOK_MS
+            return 0 if len(self._in_hand) < MAX_QUEUES_IN_ORDER else self._next_look_ms
         return 0 if held.until_ms <= now_ms or (attempt and attempt == held.attempt) else held.until_ms
 
     def is_done(self, queue: QueueOfGroup, offset: int) -> bool:

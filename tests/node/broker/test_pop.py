@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from node.broker import due_queue, pop, pop_acks, pop_checkpoints, pop_revive, pull
+from node.broker import due_queue, pop, pop_acks, pop_checkpoints, pop_order, pop_revive, pull
 from node.broker.internal_topics import REVIVE_PREFIX, check_stored_topic
 from node.broker.ledger import DLedgerCode, Role
 from node.broker.pop_checkpoints import Handle
@@ -645,12 +645,37 @@ def test_in_order_groups_that_are_gone_make_room(run_case: Any, hands: Hands, mo
     async def scenario(case: Any) -> None:
         await case.send(b"x")
         for group, count in (("a", 1), ("b", 1), ("c", 0)):
-            assert len(await popped(case, consumerGroup=group, order=True, invisible_ms=150)) == count
-        hands.now_ms += 150
+            assert len(await popped(case, consumerGroup=group, order=True, invisible_ms=1500)) == count
+        hands.now_ms += 1500
         for group, count in (("c", 1), ("a", 1), ("b", 0)):
-            assert len(await popped(case, consumerGroup=group, order=True, invisible_ms=150)) == count
+            assert len(await popped(case, consumerGroup=group, order=True, invisible_ms=1500)) == count
 
     run_case(scenario)
+
+
+def test_a_request_in_order_for_many_queues_looks_once_for_those_whose_time_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A look is at all hundred thousand."""
+    monkeypatch.setattr(pop_order, "MAX_QUEUES_IN_ORDER", 50)
+    looks = 0
+
+    class Looked(dict[Any, Any]):
+        def items(self) -> Any:
+            nonlocal looks
+            looks += 1
+            return super().items()
+
+    queues = pop_order.OrderedQueues()
+    queues._in_hand = Looked()
+    for number in range(50):
+        queues.give(("g", "t", number), "", [0], 1, 5000)
+    for now_ms in (10, 11, 1009):
+        waits = [queues.blocked_until_ms(("h", "t", number), "", now_ms) for number in range(20)]
+        assert (waits, looks) == ([1010] * 20, 1)
+        queues._in_hand = Looked(queues._in_hand)
+    assert (queues.blocked_until_ms(("h", "t", 0), "", 1010), looks) == (2010, 2)
+    assert queues.blocked_until_ms(("h", "t", 0), "", 5000) == 0
 
 
 def test_what_is_noted_of_queues_that_were_looked_at_is_bounded(
