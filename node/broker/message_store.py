@@ -60,7 +60,7 @@ Placed = tuple[int, Sequence[int]]
 
 class MessageStore:
     """Assigns queue offsets and appends records to the replicated log while this node is master. `least_ends` says
-    where queues of which this node knows nothing else go on."""
+    where queues go on at least of which this node knows nothing, or only what may be old."""
 
     def __init__(
         self,
@@ -126,7 +126,9 @@ class MessageStore:
         self._earlier_puts = self.topic_puts()
         self._next_offsets = {key: queue.max_offset for key, queue in self._queues.items()}
         for queue, end in self._least_ends().items():
-            self._next_offsets.setdefault(queue, end)
+            known = self._next_offsets.setdefault(queue, end)
+            if end > known and self._queues.may_begin_later(*queue):  # that is of a former log, or was told long ago
+                self._next_offsets[queue] = end
         self._first_offsets = dict(self._next_offsets)
         self._last_store_timestamp_ms = max(self._last_store_timestamp_ms, last_store_timestamp_ms)
         self._master_term = term

@@ -153,6 +153,10 @@ class QueueStore:
         """Queues of which that was said and that no message has entered since."""
         return sorted(self._presumed)
 
+    def may_begin_later(self, topic: str, queue_id: int) -> bool:
+        """Whether the next number of the queue is presumed, and may be a later one: no message has entered it yet."""
+        return self._presumed.get((topic, queue_id), False)
+
     def _make(self, topic: str, queue_id: int) -> ConsumeQueue:
         return ConsumeQueue(
             self._disk,

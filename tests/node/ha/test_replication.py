@@ -158,6 +158,43 @@ def test_what_the_log_says_was_delivered_or_given_out_is_numbered_on_where_nobod
     ha(scenario, roles=("ASYNC_MASTER",))
 
 
+def test_what_the_log_says_was_delivered_or_given_out_counts_before_a_table_of_the_former_log(ha: Any) -> None:
+    """A slave that begins anew has the ends of queues that it knew before; meanwhile they went on."""
+    pop = {
+        "consumerGroup": "g", "topic": "t", "queueId": 1, "maxMsgNums": 9, "invisibleTime": 60_000, "pollTime": 0,
+        "bornTime": 0, "initMode": 0, "expType": "TAG", "exp": "*",
+    }  # fmt: skip
+
+    async def scenario(group: Any) -> None:
+        for numbers in ((0,), (1, 2)):
+            for number in numbers:
+                assert (await group.send(b"plain %d" % number, queue_id=1)).code == 0
+                assert (await group.send(b"delayed %d" % number, i="DELAY\x011\x02")).code == 0
+            await group.fill(150)
+            given = ",".join(map(str, numbers))
+            assert (await group.ask("n1", 200050, pop)).ext_fields["msgOffsetInfo"] == f"0 1 {given}"
+            await group.fill(30)
+            await group.until(lambda last=numbers[-1]: group["n1"].delays.delivered_total == last + 1)
+            if numbers == (0,):
+                await group.start("n2", "SLAVE")
+                await group.until(lambda: group["n2"].slave.synchronize.rounds_total == 1)
+                await group.stop("n2")
+                await group.remove_files("n2", "/data/commitlog", "/data/checkpoint", "/data/consumequeue")
+        master = f'classic.ha_master_address="{group.hosts["n1"].address}:10912"'
+        await group.start("n2", "SLAVE", "name_servers=[]", master)
+        await group.following("n2")
+        assert group.ledger("n2").log.begin_position > 0
+        await group.stop("n1")
+        await group.stop("n2")
+        await group.start("n2", "ASYNC_MASTER")
+        assert (await group.send(b"popped", at="n2", queue_id=1)).ext_fields["queueOffset"] == "3"
+        assert b"popped" in (await group.ask("n2", 200050, pop)).body
+        assert (await group.send(b"later", at="n2", i="DELAY\x011\x02")).code == 0
+        await group.until(lambda: group["n2"].delays.delivered_total == 1)
+
+    ha(scenario, roles=("ASYNC_MASTER",))
+
+
 def test_a_slave_takes_no_messages_and_says_where_the_master_is(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         for code, fields in ((310, {"b": "t", "e": 0}), (11, {"topic": "t", "queueId": 0, "queueOffset": 0})):
