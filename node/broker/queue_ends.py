@@ -78,15 +78,18 @@ class QueueEnds:
 
     def restore(self, state: Any) -> None:
         """Go on from a checkpoint, whose state is {} where an earlier version wrote it; None: everything is derived
-        anew. The table may have queues that the checkpoint has not: those that were learned since. Raises OSError."""
+        anew. The table may know more than the checkpoint of queues that no message has entered: what was learned since.
+        Raises OSError."""
         self._told.clear()
-        for topic, queue_id in (state or {}).get("presumed", ()):
+        presumed = {(topic, queue_id) for topic, queue_id in (state or {}).get("presumed", ())}
+        for topic, queue_id in presumed:
             self._queues.presume(topic, queue_id, None, may_be_later=True)
         if self._log.ledger_begin_index > 0:
             which = "queues without messages" + (" that the checkpoint lacks" if state is not None else "")
             for topic, ends in self._read(which).items():
                 for queue_id, end in ends.items():
-                    if self._queues.find(topic, int(queue_id)) is None:
+                    queue = self._queues.find(topic, int(queue_id))
+                    if queue is None or ((topic, int(queue_id)) in presumed and int(end) > queue.max_offset):
                         self._queues.presume(topic, int(queue_id), int(end), may_be_later=True)
 
     def _read(self, which: str) -> dict[str, dict[str, int]]:

@@ -195,6 +195,41 @@ def test_what_the_log_says_was_delivered_or_given_out_counts_before_a_table_of_t
     ha(scenario, roles=("ASYNC_MASTER",))
 
 
+@pytest.mark.parametrize("end", ["stop", "kill"])
+@pytest.mark.parametrize("has_former", [False, True])
+def test_what_the_master_told_counts_before_the_checkpoint_of_a_slave_that_began_anew(
+    ha: Any, end: str, has_former: bool
+) -> None:
+    """Killed before the next checkpoint it has that of the table alone."""
+
+    async def scenario(group: Any) -> None:
+        await group.send(b"plain 0", queue_id=1)
+        await group.fill(180)
+        master = f'classic.ha_master_address="{group.hosts["n1"].address}:10912"'
+        if has_former:
+            await group.start("n2", "SLAVE")
+            await group.until(lambda: group["n2"].slave.synchronize.rounds_total == 1)
+            await group.stop("n2")
+            await group.remove_files("n2", "/data/commitlog", "/data/checkpoint", "/data/consumequeue")
+        await group.send(b"plain 1", queue_id=1)
+        await group.fill(180)
+        await group.start("n2", "SLAVE", "name_servers=[]", master)
+        await group.following("n2")
+        await group.stop("n2")
+        assert not group.lines("n2").count("consume queues do not fit")
+        await group.start("n2", "SLAVE")
+        await group.until(lambda: group["n2"].slave.synchronize.rounds_total == 1)
+        await group.stop("n1")
+        if end == "stop":
+            await group.stop("n2")
+        else:
+            group.kill("n2")
+        await group.start("n2", "ASYNC_MASTER")
+        assert (await group.send(at="n2", queue_id=1)).ext_fields["queueOffset"] == "2"
+
+    ha(scenario, roles=("ASYNC_MASTER",))
+
+
 def test_a_slave_takes_no_messages_and_says_where_the_master_is(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         for code, fields in ((310, {"b": "t", "e": 0}), (11, {"topic": "t", "queueId": 0, "queueOffset": 0})):
