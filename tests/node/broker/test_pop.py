@@ -635,6 +635,7 @@ def test_of_too_many_groups_the_one_longest_ago_goes_on_from_its_consumer_offset
         for group in ("a", "c"):
             assert bodies(await popped(case, consumerGroup=group)) == [b"y"]
             assert await popped(case, consumerGroup="e") == []
+        assert {"e", "f"} < {group for group, _, _ in known}
 
     run_case(scenario)
 
