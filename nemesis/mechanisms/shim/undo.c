@@ -382,7 +382,8 @@ static int append_data(const struct record *record, const char *path, int data_f
         return copy_bytes(data_fd, record->offset, record->data_bytes, log_fd);
     if ((flags & O_ACCMODE) == O_RDWR && copy_direct(data_fd, record->offset, record->data_bytes, log_fd) == 0)
         return 0;
-    if (bare(SYS_ftruncate, log_fd, end) != 0 || bare(SYS_lseek, log_fd, end, SEEK_SET) != end)
+    /* What a direct copy has left there is written over, not cut off: the room reserved behind it would go as well. */
+    if (bare(SYS_lseek, log_fd, end, SEEK_SET) != end)
         return -1;
     snprintf(link, sizeof link, "/proc/self/fd/%d", data_fd);
     return copy_by_another(data_fd < 0 ? path : link, record->offset, record->data_bytes, log_fd);

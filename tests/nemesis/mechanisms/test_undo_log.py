@@ -991,6 +991,25 @@ def test_a_program_that_closes_every_descriptor_gets_nothing_of_the_log(keeper: 
     assert host.files() == {"a": b"new a", "b": b"old b"}
 
 
+@pytest.mark.parametrize("flag", ["O_RDWR", "O_WRONLY"])
+def test_the_room_that_is_reserved_for_the_log_stays_reserved(flag: str, tmp_path: Path) -> None:
+    """Else a disk that becomes full ends the account of what is on it."""
+    if REASONS["shim"]:
+        pytest.skip(REASONS["shim"])
+    host = Host(str(tmp_path), {"a": b"old a"}, "shim")
+    script = (
+        "import os, sys\n"
+        "print(os.stat(sys.argv[2]).st_blocks)\n"
+        f"os.pwrite(os.open(os.path.join(sys.argv[1], 'a'), os.{flag}), b'new', 0)\n"
+        "print(os.stat(sys.argv[2]).st_blocks)\n"
+    )
+    done = host.start(script, host.data, os.path.join(host.undo, "log"))
+    before, after = map(int, done.stdout.split())
+    if not before:
+        pytest.skip("this file system reserves nothing")
+    assert after == before
+
+
 CHANGED_UNDER_A_LOCK = {
     "written": "os.pwrite(a, b'new', 0)",
     "written by a descriptor that cannot be read by": "os.pwrite(other(os.O_WRONLY), b'new', 0)",
