@@ -19,12 +19,17 @@
 
 typedef int (*gettime_fn)(clockid_t, struct timespec *);
 
+static gettime_fn real_gettime;
+
+/* At once, as in calls.c: allocators ask for the time. */
+__attribute__((constructor(101))) static void clock_open(void)
+{
+    real_gettime = (gettime_fn)dlsym(RTLD_NEXT, "clock_gettime");
+}
+
 static int true_time(clockid_t id, struct timespec *out)
 {
-    static gettime_fn real;
-    if (!real)
-        real = (gettime_fn)dlsym(RTLD_NEXT, "clock_gettime");
-    return real ? real(id, out) : (int)bare(SYS_clock_gettime, id, out);
+    return real_gettime ? real_gettime(id, out) : (int)bare(SYS_clock_gettime, id, out);
 }
 
 static int is_wall(clockid_t id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -32,6 +33,7 @@ from tests.nemesis.mechanisms.launched import RARE_CALLS
 
 NO_SHIM = why_no_shim()
 needs_shim = pytest.mark.skipif(NO_SHIM is not None, reason=str(NO_SHIM))
+COMPILER = shutil.which("cc") or shutil.which("gcc")
 
 NUMBER = 66
 
@@ -541,6 +543,76 @@ def test_a_program_may_ask_for_the_time_zone_alone(child: Child) -> None:
         [sys.executable, "-I", "-S", "-c", script], env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True
     )
     assert (done.returncode, done.stdout) == (0, "0 True\n")
+
+
+C_LIBRARY_OF_BEFORE = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stddef.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+static char memory[1 << 20] __attribute__((aligned(16)));
+static size_t used;
+static int is_beginning, has_begun;
+
+/* As jemalloc: when it begins it reads a setting past the C library's functions, and asks for the time. */
+void *malloc(size_t size)
+{
+    char text[8];
+    struct timespec now;
+    if (is_beginning)
+        _exit(7);
+    if (!has_begun) {
+        is_beginning = 1;
+        int fd = (int)syscall(SYS_openat, AT_FDCWD, "/proc/sys/vm/overcommit_memory", O_RDONLY | O_CLOEXEC, 0);
+        if (syscall(SYS_read, fd, text, sizeof text) < 2 || clock_gettime(CLOCK_MONOTONIC, &now) != 0)
+            _exit(8);
+        syscall(SYS_close, fd);
+        is_beginning = 0, has_begun = 1;
+    }
+    used += (size + 15) / 16 * 16;
+    return used > sizeof memory ? NULL : memory + used - (size + 15) / 16 * 16;
+}
+
+void *calloc(size_t count, size_t size) { return malloc(count * size); }
+void free(void *at) { (void)at; }
+
+/* As that of glibc until 2.33 in a thread's first call. */
+void *dlsym(void *handle, const char *name)
+{
+    static const char *const versions[] = {"GLIBC_2.2.5", "GLIBC_2.3.2", "GLIBC_2.17", "GLIBC_2.34"};
+    static __thread int has_memory;
+    void *found = NULL;
+    if (!has_memory)
+        has_memory = 1, calloc(1, 32);
+    for (size_t i = 0; i < sizeof versions / sizeof *versions && !found; i++)
+        found = dlvsym(handle, name, versions[i]);
+    return found;
+}
+
+__attribute__((constructor)) static void first(void) { malloc(1); }
+"""
+
+
+@needs_shim
+@pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
+def test_an_allocator_that_makes_system_calls_begins_under_an_older_c_library(tmp_path: Path) -> None:
+    child = Child(tmp_path)
+    child.process.kill()
+    child.process.communicate()
+    source, library, program = tmp_path / "before.c", tmp_path / "before.so", tmp_path / "program"
+    source.write_text(C_LIBRARY_OF_BEFORE)
+    flags = ["-O1", "-fno-builtin", "-Wno-unused-result"]
+    subprocess.run([str(COMPILER), *flags, "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    source.write_text("#include <stdlib.h>\nint main(void) { return malloc(9) ? 0 : 1; }\n")
+    subprocess.run([str(COMPILER), *flags, "-o", program, source], check=True)
+    environment = shim_environment(
+        str(tmp_path / "shim.so"), str(child.control), str(child.root), preloaded=str(library)
+    )
+    assert subprocess.run([program], env={**os.environ, **environment}, timeout=30).returncode == 0
 
 
 @needs_shim
