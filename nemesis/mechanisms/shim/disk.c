@@ -635,16 +635,24 @@ int fallocate(int fd, int mode, off_t offset, off_t length)
 {
     REAL(fallocate);
     struct undo_through through;
+    struct stat status;
+    uint64_t changed = (uint64_t)length;
+    off_t from = offset;
     if (mode & (FALLOC_FL_COLLAPSE_RANGE | FALLOC_FL_INSERT_RANGE)) {
         if (before_shift(fd, offset, mode & FALLOC_FL_INSERT_RANGE ? GROW : WRITE))
             return -1;
         return (int)answered(fd, real(fd, mode, offset, length));
     }
-    if (before_write_with(fd, offset, (uint64_t)length, RWF_NOAPPEND, &through))
+    /* A hole needs no space, and what of it is behind the file's end is nothing. */
+    if ((mode & FALLOC_FL_PUNCH_HOLE) && is_watched() && fstat(fd, &status) == 0) {
+        from = offset > status.st_size ? status.st_size : offset;
+        changed = length > status.st_size - from ? (uint64_t)(status.st_size - from) : (uint64_t)length;
+    }
+    if (before_write_with(fd, from, changed, RWF_NOAPPEND, &through))
         return -1;
     int result = real(fd, mode, offset, length);
     if (result == 0)
-        undo_after_write_through(&through, (uint64_t)length);
+        undo_after_write_through(&through, changed);
     return (int)answered(fd, result);
 }
 

@@ -61,6 +61,10 @@ for line in sys.stdin:
         print(attempt(lambda: os.pwrite(fd, b"x" * 10, int(word[1]))), flush=True)
     elif word[0] == "sync":
         print(attempt(lambda: os.fsync(fd)), flush=True)
+    elif word[0] == "punch":
+        begin, length = map(ctypes.c_long, map(int, word[1:]))
+        done = libc.fallocate(fd, 0x03, begin, length)  # a hole, and the length as it was
+        print(os.strerror(ctypes.get_errno()) if done else "ok", flush=True)
     elif word[0] == "sync-file-system":
         print(attempt(lambda: sync_file_system(word[1] if word[1:] else path)), flush=True)
     elif word[0] == "sync-everything":
@@ -543,6 +547,17 @@ def test_a_program_may_ask_for_the_time_zone_alone(child: Child) -> None:
         [sys.executable, "-I", "-S", "-c", script], env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True
     )
     assert (done.returncode, done.stdout) == (0, "0 True\n")
+
+
+@needs_shim
+@pytest.mark.parametrize("where", ["0 10", "0 1000", "1000 10"])
+def test_a_full_disk_lets_a_program_give_space_back(child: Child, where: str) -> None:
+    """Also by a hole that reaches beyond the file's end, which is as far as the file."""
+    child.ask("write 0")
+    before = child.ask(f"punch {where}")
+    child.impair("full")
+    assert child.ask(f"punch {where}") == before
+    assert child.ask("write 1000") == "No space left on device"
 
 
 C_LIBRARY_OF_BEFORE = r"""
