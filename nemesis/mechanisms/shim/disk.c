@@ -667,9 +667,12 @@ int posix_fallocate(int fd, off_t offset, off_t length)
     struct undo_through through;
     if (before_write_with(fd, offset, (uint64_t)length, RWF_NOAPPEND, &through))
         return errno;
-    int result = real(fd, offset, length);
+    int result = real(fd, offset, length), saved = errno;
     if (result == 0)
         undo_after_write_through(&through, (uint64_t)length);
+    errno = result;
+    answered(fd, result ? -1 : 0);
+    errno = saved;
     return result;
 }
 

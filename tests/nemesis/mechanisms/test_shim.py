@@ -560,6 +560,30 @@ def test_a_full_disk_lets_a_program_give_space_back(child: Child, where: str) ->
     assert child.ask("write 1000") == "No space left on device"
 
 
+@needs_shim
+@pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
+def test_what_a_full_disk_says_by_a_result_is_counted(child: Child, tmp_path: Path) -> None:
+    """posix_fallocate returns the error's number."""
+    source, library = tmp_path / "full.c", tmp_path / "full.so"
+    text = "#include <errno.h>\n#include <fcntl.h>\n"
+    for name in ("posix_fallocate", "posix_fallocate64"):
+        text += f"int {name}(int fd, off_t offset, off_t length) {{ return fd + offset + length ? ENOSPC : 0; }}\n"
+    source.write_text(text)
+    subprocess.run([str(COMPILER), "-shared", "-fPIC", "-o", library, source], check=True)
+    child.impair("fill")
+    script = "import os, sys; os.posix_fallocate(os.open(sys.argv[1], os.O_RDWR), 0, 9)"
+    environment = shim_environment(
+        str(tmp_path / "shim.so"), str(child.control), str(child.root), preloaded=str(library)
+    )
+    child.ask("clock")  # it has made its file
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", script, child.root / "file"],
+        env={**os.environ, **environment}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert "No space left on device" in done.stderr
+    assert parse_counters(child.control.read_bytes()).refused == 1
+
+
 C_LIBRARY_OF_BEFORE = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
