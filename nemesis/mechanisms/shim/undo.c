@@ -91,6 +91,17 @@ static void share(int fd)
     bare(SYS_fchmod, fd, 0666);
 }
 
+/* Not as one of the first three: what a program that has closed these writes there all the same is not for the log. */
+static int open_apart(const char *path, int flags)
+{
+    int fd = (int)bare(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC | flags, 0600);
+    if (fd < 0 || fd > STDERR_FILENO)
+        return fd;
+    int other = (int)bare(SYS_fcntl, fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    bare(SYS_close, fd);
+    return other;
+}
+
 static int read_at(int fd, void *data, size_t length, uint64_t offset)
 {
     char *at = data;
@@ -295,7 +306,7 @@ static void find_again(void)
     if (log_fd < 0 || (fstat(log_fd, &status) == 0 && status.st_dev == log_device && status.st_ino == log_inode))
         return;
     snprintf(path, sizeof path, "%s/log", undo_path);
-    log_fd = (int)bare(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC);
+    log_fd = open_apart(path, 0);
     if (log_fd >= 0 && fstat(log_fd, &status) == 0 && status.st_dev == log_device && status.st_ino == log_inode &&
         bare(SYS_flock, log_fd, LOCK_EX | LOCK_NB) == 0 && bare(SYS_lseek, log_fd, (off_t)log_bytes, SEEK_SET) >= 0)
         return;
@@ -317,7 +328,7 @@ static void compact(void)
     struct record barrier = journal_barrier(objects, count);
     snprintf(fresh_path, sizeof fresh_path, "%s/log.new", undo_path);
     snprintf(path, sizeof path, "%s/log", undo_path);
-    int fresh = (int)bare(SYS_openat, AT_FDCWD, fresh_path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    int fresh = open_apart(fresh_path, O_CREAT | O_TRUNC);
     uint64_t kept_bytes = sizeof barrier;
     int failed = fresh < 0;
     if (!failed) {
@@ -419,7 +430,7 @@ __attribute__((constructor(102))) static void undo_open(void)
     if (!directory || !control_root() || snprintf(undo_path, sizeof undo_path, "%s", directory) >= (int)sizeof undo_path)
         return;
     snprintf(path, sizeof path, "%s/log", undo_path);
-    log_fd = (int)bare(SYS_openat, AT_FDCWD, path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    log_fd = open_apart(path, O_CREAT);
     share(log_fd);
     if (log_fd < 0 || fstat(log_fd, &status) != 0) {
         give_up();

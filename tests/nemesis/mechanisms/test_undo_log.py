@@ -991,6 +991,34 @@ def test_a_program_that_closes_every_descriptor_gets_nothing_of_the_log(keeper: 
     assert host.files() == {"a": b"new a", "b": b"old b"}
 
 
+@every_keeper
+@pytest.mark.parametrize("first_closed", ["at its start", "later"])
+def test_what_a_program_writes_to_a_descriptor_that_it_has_closed_does_not_go_into_the_log(
+    keeper: str, first_closed: str, tmp_path: Path
+) -> None:
+    host = Host(str(tmp_path), {"a": b"old a"}, keeper)
+    script = (
+        "import os, sys\n"
+        "os.closerange(0, 1024)\n"
+        "os.chdir(sys.argv[1])\n"
+        "os.truncate('a', 3)\n"
+        "for number in range(3):\n"
+        "    try:\n"
+        "        os.write(number, b'Something is wrong')\n"
+        "        os._exit(1)\n"
+        "    except OSError:\n"
+        "        pass\n"
+        "os.truncate('a', 1)\n"
+        "os._exit(0)\n"
+    )
+    argv = [sys.executable, "-I", "-S", "-c", script, host.data]
+    if first_closed == "at its start":
+        argv = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *argv]
+    assert host.start_program(argv).returncode == 0
+    host.take_back("ext4")
+    assert host.files() == {"a": b"old a"}
+
+
 @pytest.mark.parametrize("flag", ["O_RDWR", "O_WRONLY"])
 def test_the_room_that_is_reserved_for_the_log_stays_reserved(flag: str, tmp_path: Path) -> None:
     """Else a disk that becomes full ends the account of what is on it."""
