@@ -121,9 +121,9 @@ class NetnsCluster(OwnMachineCluster):
         self._images: dict[str, FileSystemPlace] = {}
         self._kept: list[str] = []
         self._in_place: set[str] = set()
+        """Hosts whose files were brought to where they are looked for."""
         self._left: set[str] = set()
         """Hosts whose images stay, with what could not be brought here."""
-        """Hosts whose files were brought to where they are looked for."""
 
     @classmethod
     def configured(cls, *, storage: str | None = None, extra_hosts: Sequence[str] = ()) -> type[NetnsCluster]:

@@ -8,8 +8,8 @@
  * Of a condition variable only whoever made it knows the clock. No machine has been up for as many years as have passed
  * since 1970, so the time says which one it is.
  *
- * What is not translated: the system calls that a program makes itself, timer_settime, message queues, joins of threads,
- * the locks of <threads.h>.
+ * What is not translated: the system calls that a program makes by instructions of its own (calls.c has the others),
+ * timer_settime, message queues, joins of threads, the locks of <threads.h>.
  */
 #define _GNU_SOURCE
 #include "clock.h"
