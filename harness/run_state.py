@@ -174,17 +174,28 @@ def process_is_live(pid: int, start_ticks: int, pid_namespace: int | None) -> bo
     of_that_namespace = [
         name for name in os.listdir("/proc") if name.isdigit() and pid_namespace_of(name) == pid_namespace
     ]
-    if any(_number_inside(name) == pid for name in of_that_namespace):
+    # Its number may have been given to another namespace by now, where the first process has the same pid again.
+    if any(_number_inside(name) == pid and _may_have_begun_at(name, start_ticks) for name in of_that_namespace):
         return True
     return False if of_that_namespace or own == _FIRST_PID_NAMESPACE else None
 
 
 def pid_namespace_of(process: str) -> int | None:
     """The inode of a process's pid namespace; None where it is gone, or not ours to look at."""
+    return _namespace_of(process, "pid")
+
+
+def _namespace_of(process: str, kind: str) -> int | None:
     try:
-        return os.stat(f"/proc/{process}/ns/pid").st_ino
+        return os.stat(f"/proc/{process}/ns/{kind}").st_ino
     except OSError:
         return None
+
+
+def _may_have_begun_at(process: str, start_ticks: int) -> bool:
+    """Whether a process has this start time, or counts the machine's time otherwise than we do."""
+    is_it = process_start_ticks(int(process)) == start_ticks
+    return is_it or _namespace_of(process, "time") != _namespace_of("self", "time")
 
 
 def _number_inside(process: str) -> int | None:

@@ -185,6 +185,27 @@ def test_a_run_whose_harness_is_in_a_container_is_left_alone_while_it_lives(
     assert cleaned(state, [R1]).removed[-1].startswith(f"run {R1}: state ") and program.wait() == -signal.SIGKILL
 
 
+_SAYS_WHICH_IT_IS = 'stat -Lc %i /proc/self/ns/pid; cut -d " " -f 22 /proc/1/stat; read -r _'
+
+
+@ROOT_ONLY
+@pytest.mark.root
+def test_a_harness_is_not_taken_for_the_first_process_of_a_later_container() -> None:
+    """The kernel gives the number of a pid namespace to another one, and there as well the first process is 1."""
+    unshare = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    tried = subprocess.run([*unshare, "true"], capture_output=True, text=True)
+    if tried.returncode != 0:
+        pytest.skip(f"no pid namespace here, as in a plain chroot ({tried.stderr.strip()})")
+    with subprocess.Popen(
+        [*unshare, "sh", "-c", _SAYS_WHICH_IT_IS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as later:
+        assert later.stdin is not None and later.stdout is not None
+        namespace, start_ticks = int(later.stdout.readline()), int(later.stdout.readline())
+        found = [run_state.process_is_live(1, ticks, namespace) for ticks in (start_ticks, start_ticks - 100)]
+        later.stdin.close()
+    assert found == [True, False]
+
+
 @pytest.mark.parametrize("says", ["where its state is", "where another run's is", "a file that is none", "nothing"])
 def test_a_run_that_keeps_its_state_elsewhere_is_left_alone_while_its_harness_lives(
     state: str, tmp_path: Path, children: ExitStack, says: str
