@@ -118,7 +118,6 @@ static int by_older_name(long number, const struct arguments *given, long *resul
         CALL(unlink, PATH(a));
         CALL(mkdir, PATH(a), (mode_t)given->b);
         CALL(rmdir, PATH(a));
-        CALL(time, (time_t *)given->a);
 #endif
 #ifdef SYS_renameat
         CALL(renameat, FD(a), PATH(b), FD(c), PATH(d));
@@ -193,6 +192,9 @@ static int by_clock(long number, const struct arguments *given, long *result)
     switch (number) {
         CALL(clock_gettime, (clockid_t)given->a, (struct timespec *)given->b);
         CALL(gettimeofday, (struct timeval *)given->a, (void *)given->b);
+#ifdef SYS_time
+        CALL(time, (time_t *)given->a);
+#endif
     case SYS_timerfd_settime:
         *result = timerfd_settime(FD(a), FD(b), (const struct itimerspec *)given->c, (struct itimerspec *)given->d);
         return 1;

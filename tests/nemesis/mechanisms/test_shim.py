@@ -536,6 +536,28 @@ def test_waits_until_a_time_of_a_wrong_clock_end_when_it_shows_that(
 
 
 @needs_shim
+def test_a_clock_that_is_asked_by_the_numbers_of_calls_is_as_wrong(child: Child) -> None:
+    """With no fault of the disk, and no account."""
+    child.skew("f", offset_ms=-3_600_000)
+    script = (
+        "import ctypes, os\n"
+        # clock_gettime, gettimeofday and, where it is, time
+        "numbers = {'x86_64': [228, 96, 201], 'aarch64': [113, 169]}[os.uname().machine]\n"
+        "libc, shown = ctypes.CDLL(None), (ctypes.c_long * 2)()\n"
+        "for number, words in zip(numbers, [(0, shown), (shown, None), (shown,)]):\n"
+        "    shown[0] = 0\n"
+        "    libc.syscall(number, *words)\n"
+        "    print(shown[0])\n"
+    )
+    environment = shim_environment(str(child.control.with_name("shim.so")), str(child.control), str(child.root))
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", script], env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True
+    )
+    behind_s = [time.time() - int(shown) for shown in done.stdout.split()]
+    assert len(behind_s) >= 2 and all(3590 < seconds < 3700 for seconds in behind_s), behind_s
+
+
+@needs_shim
 def test_a_program_may_ask_for_the_time_zone_alone(child: Child) -> None:
     script = (
         "import ctypes\n"
