@@ -15,6 +15,8 @@ from checker.words import named_row, of_key, short
 
 __all__ = ["check_total_queue"]
 
+_NOTHING_THERE = frozenset(("empty", "exhausted"))
+
 
 def check_total_queue(events: Events, *, allow_duplicates: bool = True, redelivers: bool = False) -> Result:
     """Check that every value whose enqueue was acknowledged came out, and none that nobody had tried to enqueue.
@@ -23,9 +25,9 @@ def check_total_queue(events: Events, *, allow_duplicates: bool = True, redelive
     a list of all that was left.  Counts ``lost``, ``unexpected``, ``duplicated`` and ``recovered`` (outcome unknown,
     but dequeued).  Duplicates are wrong only without ``allow_duplicates``: queues that deliver at least once may
     repeat.  Each key is a queue.  Unknown when values are ``missing`` from one that nobody found empty (by a ``None``,
-    or a ``drain``) after they were acknowledged: they may be in it still; and when no more are missing than takes of
-    unknown outcome may have taken, unless it ``redelivers`` what was taken and not acknowledged: then such a take took
-    nothing.
+    a ``drain``, or as Jepsen's clients say it: by a take that failed with ``exhausted`` or ``empty``) after they were
+    acknowledged: they may be in it still; and when no more are missing than takes of unknown outcome may have taken,
+    unless it ``redelivers`` what was taken and not acknowledged: then such a take took nothing.
     """
     history = History.of(events)
     wrong = ("lost", "unexpected") if allow_duplicates else ("lost", "unexpected", "duplicated")
@@ -60,13 +62,20 @@ def _check_queue(
             continue
         if f not in FIFOQueue.takes and f != "drain":
             continue
-        if status != OK:
-            if status != FAIL and not redelivers:
+        if status == INFO:
+            if not redelivers:
                 unseen += math.inf if f == "drain" else 1
             continue
         result = history.result[row]
+        says_nothing = _says_nothing_was_there(result) or _says_nothing_was_there(history.errors.get(row))
+        if status == FAIL:
+            if says_nothing:
+                last_empty = max(last_empty, history.invoked[row])
+            continue
         if f == "drain" or result is None:
             last_empty = max(last_empty, history.invoked[row])
+        if f == "drain" and says_nothing:  # what it took are operations of their own
+            continue
         for item in result if f == "drain" else [result]:
             if item is not None:
                 taken.setdefault(exact(item), []).append(row)
@@ -74,6 +83,11 @@ def _check_queue(
     tally.extra["acknowledged"] += sum(map(len, acked.values()))
     tally.extra["dequeued"] += sum(map(len, taken.values()))
     return len(acked), _judge_missing(history, tally, acked, taken, last_empty, unseen, of_queue)
+
+
+def _says_nothing_was_there(answer: Any) -> bool:
+    """Whether it is what Jepsen's clients answer, or fail with, where the queue was empty (``:exhausted``)."""
+    return isinstance(answer, str) and answer.removeprefix(":") in _NOTHING_THERE
 
 
 def _judge_taken(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from functools import partial
 from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from checker import (
     HistoryError,
     Register,
+    Result,
     Verdict,
     VersionedRegister,
     check,
@@ -463,6 +465,32 @@ def test_what_may_be_in_the_queue_still_is_not_lost(done) -> None:
         assert check_total_queue(done(*history)).stats["counts"]["lost"] == 1
     twice = [(0, "enqueue", 1, 1), one, empty, (0, "enqueue", 1, 1)]
     assert check_total_queue(done(*twice)).verdict is Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize("said", [{"error": "exhausted"}, {"error": ":exhausted"}, {"value": "exhausted"}])
+def test_a_take_that_failed_because_nothing_was_there_found_the_queue_empty(done, said) -> None:
+    """As Jepsen's clients say it, in EDN, in history.txt, and in the place of a value; others that fail say nothing."""
+
+    def judged(*operations: Any, **said: str) -> Result:
+        history = done(*operations)
+        for event in history:
+            if event["value"] == "nothing":
+                event.update({"type": "fail", "value": None, **said})
+        return check_total_queue(history)
+
+    moves = [(0, "enqueue", 1, 1), (0, "enqueue", 2, 2), (1, "dequeue", None, 1)]
+    look = (1, "dequeue", None, "nothing")
+    assert judged(*moves, look, **said).stats["counts"]["lost"] == 1
+    assert judged(look, *moves, **said).verdict is Verdict.UNKNOWN, "before anything was put in"
+    assert judged(*moves, look, error="connection refused").verdict is Verdict.UNKNOWN
+
+
+def test_a_drain_that_says_that_nothing_is_left_has_taken_nothing_itself(done) -> None:
+    puts = [(0, "enqueue", 1, 1), (0, "enqueue", 2, 2), (1, "dequeue", None, 1)]
+    end = (2, "drain", None, "exhausted")
+    assert check_total_queue(done(*puts, (1, "dequeue", None, 2), end)).verdict is Verdict.VALID
+    found = check_total_queue(done(*puts, end)).stats["counts"]
+    assert found["lost"] == 1 and found["unexpected"] == 0
 
 
 def test_what_is_seen_before_anybody_asked_for_it_was_never_put_in(done, events) -> None:
