@@ -12,7 +12,8 @@ __all__ = ["SCHEMA_VERSION", "read_runs"]
 import io
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,11 +21,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from checker.codecs import FormatError, read_bytes
+from checker.codecs import FormatError, read_bytes, with_keys
 from checker.codecs.jsonl import DamagedLine, read_batches
 from checker.faults import NEMESIS, FaultPairing
 from checker.history import NEVER as CHECKER_NEVER
 from checker.history import History, HistoryError, key_text, plain
+from spark_analysis.cutting import whole
 from spark_analysis.operations import (
     NEVER,
     STATUS_NAMES,
@@ -55,18 +57,20 @@ def read_runs(name: str, content: Any, *, with_values: bool = False) -> Iterator
     """The runs of one file (a compacted Parquet file holds several), by the end of its name.
 
     `content` is bytes, an Arrow buffer, or why there is neither. `with_values` also brings values, results and
-    errors, which only checking needs. Raises UnreadableRunError.
+    errors, which only checking needs, and takes pairs of key and value apart as `harness check` does. Raises
+    UnreadableRunError, and FormatError for an answer of another key than was asked of.
     """
     if isinstance(content, UnreadableRunError):
         raise content
     if not len(content):
         raise UnreadableRunError("the file is empty")
     if name.endswith(".parquet"):
-        yield from _read_parquet(content, with_values, may_be_empty=name.startswith("part-"))
+        for run in _read_parquet(content, with_values, may_be_empty=name.startswith("part-")):
+            yield _with_keys(run, name)
         return
     text = content if isinstance(content, bytes) else content.to_pybytes()
     if name.endswith(".jsonl"):
-        yield _from_events(*_read_jsonl(text), with_values)
+        yield _with_keys(_from_events(*_read_jsonl(text), with_values), name)
     else:
         yield _from_history(_read_foreign(name, text), with_values)
 
@@ -434,6 +438,30 @@ def _read_foreign(name: str, content: bytes) -> History:
         raise UnreadableRunError(_first_line(error)) from None
 
 
+def _with_keys(run: RunData, source: str) -> RunData:
+    """The run with the keys that stand beside its values, if it names none and they do."""
+    if run.values is None or not len(run) or bool((run.key.codes >= 0).any()):
+        return run
+    first = run.values[0].as_py()
+    if first is None or first[:1] != "[" or first[1:2] in ("[", "{"):  # no pair with a key: nothing else need be read
+        return run
+    history = with_keys(whole(run).history, source, lenient=False)
+    if not history.keyed:
+        return run
+    keys, key_objects = _encode_keys(history.key)
+    return replace(run, key=keys, key_objects=key_objects, values=history.value, results=history.result)
+
+
+def _encode_keys(column: Sequence[Any]) -> tuple[Names, list[Any]]:
+    """Keys by their text, and the keys themselves by code."""
+    keys = _encode([_text(key_text(key)) for key in column])
+    key_objects: list[Any] = [None] * len(keys.names)
+    for code, key in zip(keys.codes.tolist(), column, strict=True):
+        if code >= 0:
+            key_objects[code] = key
+    return keys, key_objects
+
+
 def _from_history(history: History, with_values: bool) -> RunData:
     """Operations that a codec of the checker has paired already."""
     count = len(history)
@@ -445,11 +473,7 @@ def _from_history(history: History, with_values: bool) -> RunData:
     started = [0 if time_ns is None else time_ns for time_ns in history.invoked_ns]
     ended = [NEVER if time_ns is None else time_ns for time_ns in history.returned_ns]
     positions = np.array(history.returned, np.int64)
-    keys = _encode([_text(key_text(key)) for key in history.key])
-    key_objects: list[Any] = [None] * len(keys.names)
-    for code, key in zip(keys.codes.tolist(), history.key, strict=True):
-        if code >= 0:
-            key_objects[code] = key
+    keys, key_objects = _encode_keys(history.key)
     return RunData(
         identity=Identity(),
         process=np.array(process, np.int64),

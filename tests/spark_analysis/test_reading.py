@@ -72,6 +72,20 @@ def test_a_run_without_a_history_says_what_became_of_it(names: list[str], words:
     assert listing.problems == [("store/t/1", words)]
 
 
+def _content(tmp_path: Path, ending: str, events: list[dict[str, Any]]) -> bytes:
+    """The history file of a run with these events."""
+    from harness.history_parquet import RunIdentity, write_parquet
+
+    jsonl = tmp_path / "history.jsonl"
+    jsonl.write_text("".join(json.dumps({"index": at, "time": at, **event}) + "\n" for at, event in enumerate(events)))
+    identity = RunIdentity(
+        run_id="r1", test_name="t", system="s", workload="register", nemesis="none", cluster="sim", seed=1,
+        started_at=datetime(2026, 1, 31, tzinfo=UTC),
+    )  # fmt: skip
+    write_parquet(jsonl, tmp_path / "history.parquet", identity)
+    return (tmp_path / f"history.{ending}").read_bytes()
+
+
 @pytest.mark.parametrize(
     "keys", [(1, "1"), (True, "true"), (1.5, "1.5"), ([1], "[1]"), ("01", "1"), ("²", "2"), ("--5", "-5")]
 )
@@ -79,7 +93,6 @@ def test_a_run_without_a_history_says_what_became_of_it(names: list[str], words:
 def test_keys_that_differ_are_checked_apart(tmp_path: Path, keys: tuple[Any, Any], ending: str) -> None:
     """One text for both would have a read of the first key find what was written to the second."""
     from checker import Register, check
-    from harness.history_parquet import RunIdentity, write_parquet
     from spark_analysis.cutting import cut_by_key
     from spark_analysis.reading import read_runs
 
@@ -89,14 +102,33 @@ def test_keys_that_differ_are_checked_apart(tmp_path: Path, keys: tuple[Any, Any
         for f, key, *values in calls
         for kind, value in zip(("invoke", "ok"), values, strict=True)
     ]
-    jsonl = tmp_path / "history.jsonl"
-    jsonl.write_text("".join(json.dumps({"index": at, "time": at, **event}) + "\n" for at, event in enumerate(events)))
-    identity = RunIdentity(
-        run_id="r1", test_name="t", system="s", workload="register", nemesis="none", cluster="sim", seed=1,
-        started_at=datetime(2026, 1, 31, tzinfo=UTC),
-    )  # fmt: skip
-    write_parquet(jsonl, tmp_path / "history.parquet", identity)
-    (run,) = read_runs(f"history.{ending}", (tmp_path / f"history.{ending}").read_bytes(), with_values=True)
+    (run,) = read_runs(f"history.{ending}", _content(tmp_path, ending, events), with_values=True)
     cuts = list(cut_by_key(run))
     assert [len(cut.rows) for cut in cuts] == [2, 1]
     assert {check(cut.history, Register()).verdict.value for cut in cuts} == {"valid"}
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_pairs_of_key_and_value_are_checked_apart(tmp_path: Path, ending: str) -> None:
+    """As `harness check` does: Jepsen's independent keys would be values of one register, and a right one wrong."""
+    from checker import Register, check
+    from checker.codecs import FormatError
+    from spark_analysis.cutting import cut_by_key, whole
+    from spark_analysis.reading import read_runs
+
+    def content(*calls: tuple[str, Any, Any]) -> bytes:
+        events = [
+            {"process": 0, "type": kind, "f": f, "value": value}
+            for f, *values in calls
+            for kind, value in zip(("invoke", "ok"), values, strict=True)
+        ]
+        return _content(tmp_path, ending, events)
+
+    calls = (("write", ["a", 1], ["a", 1]), ("write", ["b", 2], ["b", 2]), ("read", ["a", None], ["a", 1]))
+    (run,) = read_runs(f"history.{ending}", content(*calls), with_values=True)
+    cuts = list(cut_by_key(run))
+    assert [(cut.key, cut.rows.tolist()) for cut in cuts] == [("a", [0, 2]), ("b", [1])]
+    assert {check(cut.history, Register()).verdict.value for cut in cuts} == {"valid"}
+    assert whole(run).history.key == ["a", "b", "a"] and whole(run).history.value == [1, 2, None]
+    with pytest.raises(FormatError, match="asked of key 'a', and answered of key 'b'"):
+        list(read_runs(f"history.{ending}", content(("read", ["a", None], ["b", 1])), with_values=True))
