@@ -147,17 +147,30 @@ class ClientLogWorkload(CapabilityWorkload):
 def unless_left_unread(outcome: CheckOutcome, history: Sequence[Mapping[str, Any]], what: str) -> CheckOutcome:
     """`outcome`, unless it finds nothing wrong with logs of which one was not read to its end by the final reads: what
     the load has seen of it may be gone since. `what` is a log's name in reads: the event's `key`, or a `queue`."""
-    unread: dict[Any, bool] = {}
-    for event in history:
-        value = event["value"]
-        if event["f"] == "read" and value.get("final"):
-            log = event["key"] if what == "key" else value[what]
-            unread[log] = unread.get(log, True) and not _reaches_the_end(event)
-    left = sorted(log for log, is_left in unread.items() if is_left)
+    left = sorted(log for log, at in _last_words(history, what).items() if at is None)
     if outcome.valid is not True or not left:
         return outcome
     reason = f"{outcome.reason}; but {what} {', '.join(map(str, left))} could not be read to its end when all was over"
     return CheckOutcome("unknown", reason, outcome.details)
+
+
+def _last_words(history: Sequence[Mapping[str, Any]], what: str) -> dict[Any, int | None]:
+    """Log -> the last of its final polls that came to its end. None where none did, and where it was asked for more
+    from there on, as it was behind, and these polls came to none."""
+    words: dict[Any, int | None] = {}
+    ends: dict[Any, int] = {}
+    for at, event in enumerate(history):
+        value = event["value"]
+        if event["f"] != "read" or not value.get("final"):
+            continue
+        log = event["key"] if what == "key" else value[what]
+        if _reaches_the_end(event):
+            words[log], ends[log] = at, value["offset"] + len(value["messages"])
+        elif event["type"] != "invoke" and value["offset"] == ends.get(log):
+            words[log] = None
+        else:
+            words.setdefault(log, None)
+    return words
 
 
 def _reaches_the_end(read: Mapping[str, Any]) -> bool:
@@ -169,12 +182,7 @@ def _reaches_the_end(read: Mapping[str, Any]) -> bool:
 
 def untailed(history: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The same with polls that say nothing of the end, which may be old, but for the last final one of each log."""
-    last: dict[Any, int] = {}
-    for at, event in enumerate(history):
-        value = event["value"]
-        if event["f"] == "read" and event["type"] == "ok" and value.get("final") and value["tail"] is not None:
-            last[event["key"]] = at
-    kept = set(last.values())
+    kept = set(_last_words(history, "key").values())
     return [
         {**event, "value": {**event["value"], "tail": None}}
         if event["f"] == "read" and event["type"] == "ok" and at not in kept

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -153,6 +153,14 @@ class SilentLog(ToyClient):
         return await super().poll(key, offset, max_messages)
 
 
+def as_events(lines: Sequence[tuple[int, str, str, Any]]) -> list[dict[str, Any]]:
+    """Events of one log."""
+    return [
+        {"index": index, "time": index, "process": process, "type": kind, "f": f, "key": 0, "value": value}
+        for index, (process, kind, f, value) in enumerate(lines)
+    ]
+
+
 @pytest.mark.parametrize("polls", ["linearizable", "eventual"])
 def test_a_message_that_a_full_poll_has_shown_may_not_vanish(polls: str) -> None:
     """A full poll tells no end, and nobody acknowledged the message."""
@@ -163,11 +171,7 @@ def test_a_message_that_a_full_poll_has_shown_may_not_vanish(polls: str) -> None
         (2, "invoke", "read", {"offset": 0, "max": 1, "final": True}),
         (2, "ok", "read", {"offset": 0, "messages": [], "tail": 0, "final": True}),
     ]  # fmt: skip
-    events = [
-        {"index": index, "time": index, "process": process, "type": kind, "f": f, "key": 0, "value": value}
-        for index, (process, kind, f, value) in enumerate(lines)
-    ]
-    found = made("log", polls=polls).check(events, CheckContext(timeout_s=None, memory_mb=None))["log"]
+    found = made("log", polls=polls).check(as_events(lines), CheckContext(timeout_s=None, memory_mb=None))["log"]
     assert found.valid is False and found.details["stats"]["counts"]["stale"] == 1
 
 
@@ -196,6 +200,42 @@ def test_a_final_read_that_is_behind_is_not_the_last_word(name: str, settings: d
     assert reasons(done) == {}
     ends = [e["value"]["tail"] for e in done.events if e["type"] == "ok" and e["f"] == "read" and "final" in e["value"]]
     assert ends.count(3) == 4 * 3
+
+
+class BehindAndThenSilent(BehindForAWhile):
+    """Answers a poll of what is long past once from what it had then, and refuses to say what came after that."""
+
+    def behind(self, key: Any, offset: int, found: list[Any], end: int) -> list[Any]:
+        if key == 0 and offset == 3 and end > 20:
+            raise Refused
+        return super().behind(key, offset, found, end)
+
+
+@pytest.mark.parametrize(("name", "settings"), [("log", {"polls": "eventual"}), ("topic", {"fetches": "eventual"})])
+def test_a_final_read_that_was_behind_is_no_last_word_where_nobody_said_more(
+    name: str, settings: dict[str, str]
+) -> None:
+    def fault(method: str, number: int) -> str | None:
+        return "old" if method.startswith("poll ") and number <= 1 else None
+
+    done = run(made(name, **settings), Store(fault), client=BehindAndThenSilent)
+    assert done.outcomes["log"].valid == "unknown" and "not looked for" in done.outcomes["log"].reason
+
+
+@pytest.mark.parametrize("polls", ["linearizable", "eventual"])
+def test_what_the_load_has_seen_may_be_gone_where_a_final_read_was_behind(polls: str) -> None:
+    """Nobody acknowledged the second message, so that the log's contents alone are fine."""
+    last = {"offset": 1, "max": 1, "final": True}
+    lines = [
+        (0, "invoke", "append", 7), (0, "ok", "append", [0, 7]), (0, "invoke", "append", 8), (0, "info", "append", 8),
+        (1, "invoke", "read", {"offset": 0, "max": 2}),
+        (1, "ok", "read", {"offset": 0, "messages": [7, 8], "tail": None}),
+        (2, "invoke", "read", {"offset": 0, "max": 2, "final": True}),
+        (2, "ok", "read", {"offset": 0, "messages": [7], "tail": 1, "final": True}),
+        (2, "invoke", "read", last), (2, "fail", "read", last),
+    ]  # fmt: skip
+    found = made("log", polls=polls).check(as_events(lines), CheckContext(timeout_s=None, memory_mb=None))["log"]
+    assert found.valid == (False if polls == "linearizable" else "unknown")
 
 
 class SilentKeys(ToyClient):
