@@ -100,8 +100,9 @@ class CasRegisterWorkload(CapabilityWorkload):
         return EachThread(ReadEachKey(self.keys, first_key=self._load.first_key))
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
+        newest = max((event["key"] for event in history), default=0) // self.keys
+
         def last(keys: Collection[int]) -> Collection[int]:
-            newest = max(keys, default=0) // self.keys
             return [key for key in keys if key // self.keys == newest]
 
         found = linearizable(history, CASRegister(), context)

@@ -231,3 +231,13 @@ def test_what_no_final_read_was_answered_of_is_not_valid(
     assert verdict(answered) is True
     assert verdict(done(f, key, asked, "fail"), answered) is True
     assert verdict(done(f, key, asked, "fail"), done(f, key, asked, "fail")) == "unknown"
+
+
+def test_a_register_that_was_left_behind_is_not_looked_for_at_the_end() -> None:
+    """Nothing of those that took its place was ever acknowledged, as behind a cut that lasts."""
+    workload = CasRegisterWorkload()
+    behind = [*done("write", 3, 7), *done("read", 3, None, "fail")]
+    newest = [*done("write", 5, 8, "info"), *done("read", 5, None)]
+    history = [{**event, "time": at} for at, event in enumerate([*behind, *newest])]
+    assert workload.check(history, CONTEXT)["linearizable"].valid is True
+    assert workload.check(history[: len(behind)], CONTEXT)["linearizable"].valid == "unknown"
