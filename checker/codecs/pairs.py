@@ -50,13 +50,16 @@ def unanswered(history: History) -> set[int]:
 
 def split_keys(history: History, source: str, *, lenient: bool) -> None:
     """Take the pairs apart.  Raises :class:`FormatError` for an answer with another key than was asked of, which is
-    left out where the reader is lenient."""
+    left out where the reader is lenient; a pair behind what did not succeed may be its error (``[:timed-out "..."]``).
+    """
     for row, value in enumerate(history.value):
         result = history.result[row]
         if _is_pair(value):
             history.key[row], history.value[row] = freeze(value[0]), value[1]
             history.keyed = True
             if _is_pair(result) and result[0] != value[0] and exact(result[0]) != exact(value[0]):
+                if history.status[row] != OK:
+                    continue
                 asked = f"{history.f[row]!r} of process {history.process[row]} was asked of key {value[0]!r}"
                 problem = f"operation {row}: {asked}, and answered of key {result[0]!r}"
                 if not lenient:

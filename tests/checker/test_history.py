@@ -225,7 +225,7 @@ def test_pairs_of_key_and_value_are_taken_apart_in_every_format(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", ["info", "fail"])
-@pytest.mark.parametrize("answer", [":timed-out", "nil", "[:y 3]"])
+@pytest.mark.parametrize("answer", [":timed-out", "nil", "[:y 3]", '[:timed-out "no answer"]'])
 def test_pairs_are_recognised_whatever_stands_behind_what_did_not_succeed(
     tmp_path: Path, kind: str, answer: str
 ) -> None:
