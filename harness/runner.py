@@ -290,8 +290,9 @@ class Run:
             for task in (start, stop):
                 task.cancel()
             given_up = asyncio.ensure_future(self._given_up.wait())
-            await asyncio.wait({start, given_up}, return_when=asyncio.FIRST_COMPLETED)
+            ended, _ = await asyncio.wait({start, given_up}, return_when=asyncio.FIRST_COMPLETED)
             given_up.cancel()
+            await asyncio.gather(*ended, return_exceptions=True)  # or asyncio logs what a cancelled start has raised
         for note in self._notes_on_links():
             self.listener.say(f"note: {note}")
         await self._target.learn_baseline_skew()

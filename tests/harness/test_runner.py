@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import io
 import itertools
 import json
@@ -225,6 +226,25 @@ def test_a_third_ctrl_c_gives_up_a_start_that_cannot_be_cancelled(
     with pytest.raises(InterruptedStartError, match=f"interrupted before the {what} had started"):
         memory_run(system=prepare)
     assert clusters[0].stopped
+
+
+def test_a_start_that_raises_when_it_is_cancelled_leaves_no_traceback(
+    memory_run: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def start(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise ConnectionError("the driver's own words") from None
+
+    def prepare(system: Any) -> None:
+        system.start = start
+
+    with pytest.raises(InterruptedStartError, match="interrupted before the system had started"):
+        memory_run(system=prepare)
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 def test_a_status_that_goes_on_though_it_is_cancelled_does_not_hold_up_the_end(
