@@ -713,7 +713,9 @@ def test_runs_side_by_side_take_networks_of_their_own(tmp_path: Path) -> None:
 def test_two_runs_that_want_the_same_network_do_not_share_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with contextlib.AsyncExitStack() as stack:
-            runs = [RunState.create(f"r{os.getpid()}-{number}", state_root=str(tmp_path / "states")) for number in range(3)]
+            runs = [
+                RunState.create(f"r{os.getpid()}-{number}", state_root=str(tmp_path / "states")) for number in range(3)
+            ]
             clusters = [await stack.enter_async_context(cluster_of(runs[0], tmp_path / "0", 2))]
             taken = [_network_of(clusters[0])]
             # Which of the others are free at this moment is up to whatever runs beside this test.
