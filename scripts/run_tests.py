@@ -81,11 +81,11 @@ class Stages:
     def __init__(self, interpreter: str) -> None:
         self._interpreter = interpreter
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        # Held first: Python drops what has come while its handler is taken away.
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
         for number in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(number) is not signal.SIG_IGN:  # a background process of a shell heeds no Ctrl-C
                 signal.signal(number, signal.SIG_DFL)  # as the stages inherit them
-        signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
 
     def start(self, arguments: Sequence[str], *, niceness: int = 0, output: IO[bytes] | int | None = None) -> int:
         """Run pytest; its place among all that were started is returned. Raises Interrupted."""
