@@ -97,8 +97,9 @@ class Stages:
         self._processes.append(process)
         try:
             self._heed(None)
-        except Interrupted:
-            process.terminate()  # it may be younger than the Ctrl-C, and has nothing to take down yet
+        except Interrupted as interrupted:
+            if interrupted.number == signal.SIGINT:  # which it may be younger than; of SIGTERM all stages are told
+                process.terminate()  # it has nothing to take down yet
             raise
         return len(self._processes) - 1
 
