@@ -21,7 +21,7 @@ def _received(history: History, row: int) -> list[Any]:
     return [exact(item) for item in result] if isinstance(result, list) else [] if result is None else [exact(result)]
 
 
-def _tells_of_all(history: History, row: int) -> bool:
+def _shows_all(history: History, row: int) -> bool:
     """Whether a ``receive`` shows all that was there: a list, or that there was nothing."""
     return history.result[row] is None or isinstance(history.result[row], list)
 
@@ -71,7 +71,7 @@ def check_delay(
     is ``early`` when its receive returned before the send was invoked plus the delay, by more than ``resolution_ms`` (a
     system that keeps time in whole milliseconds cuts off up to one); ``late`` when its first receive returned more than
     ``tolerance_ms`` after the send returned plus the delay; a message is ``lost`` when it was acknowledged, was due
-    with its tolerance before the last receive began that told of all there was (by a list, or ``None``), and was never
+    with its tolerance before the last receive began that showed all there was (by a list, or ``None``), and was never
     received.  It is ``missing``, and the answer unknown, where later receives showed single messages only, and where
     receives of unknown outcome may have taken it, unless the system ``redelivers`` what was not acknowledged.  One that
     was received though no send of it was asked for, or all failed, is ``unexpected``.  Late deliveries are only counted
@@ -117,7 +117,7 @@ def _check_delays(
     first: dict[Any, int] = {}
     untimed = next((row for row in received if history.invoked_ns[row] is None), None)
     last_start_ns = max((history.invoked_ns[row] or 0 for row in received), default=-1)
-    tellers = [row for row in received if _tells_of_all(history, row)]
+    tellers = [row for row in received if _shows_all(history, row)]
     last_told_ns = max((history.invoked_ns[row] or 0 for row in tellers), default=-1)
     lacking: int | None = None
     for row in received:
@@ -166,7 +166,7 @@ def check_transaction_visibility(events: Events, *, redelivers: bool = False) ->
     Operations, each with the message as its value: ``prepare``, ``commit``, ``rollback``; and ``receive`` with a
     message or a list.  Each key has its own messages.  Counts ``rolled-back-seen``, ``prepared-seen`` (received before
     any commit was invoked, or without one), ``committed-lost`` (a commit was acknowledged, a receive began later that
-    told of all there was, by a list or ``None``, and none ever showed it) and ``unexpected`` (received, and nobody
+    showed all there was, by a list or ``None``, and none ever showed it) and ``unexpected`` (received, and nobody
     prepared or ended it).  Unknown where no receive completed, or none of a key with an acknowledged commit; and where
     a committed message is ``missing``: later receives showed single messages only, or receives of unknown outcome may
     have taken it, unless the system ``redelivers`` what was not acknowledged.
@@ -216,7 +216,7 @@ def _check_visibility(
     # The receive that returned first is the one that may have been too early.
     for row in sorted(received, key=history.returned.__getitem__):
         last_start = max(last_start, history.invoked[row])
-        if _tells_of_all(history, row):
+        if _shows_all(history, row):
             last_told = max(last_told, history.invoked[row])
         for message in _received(history, row):
             if message in seen:

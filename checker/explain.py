@@ -380,7 +380,7 @@ def _witness(history: History, model: Model, outcome: KeyOutcome, part: _Part, c
         note = f"the last {len(shown)} of {len(rows)} operations that no sound reduction removes"
     text = _sentence(history, model, part, culprit, others)
     violation = outcome.violation
-    if violation is not None and violation.text and set(violation.told or violation.rows).issubset(rows):
+    if violation is not None and violation.text and set(violation.named or violation.rows).issubset(rows):
         text = f"{violation.text} {text}"
     return Witness(
         operations=operations,

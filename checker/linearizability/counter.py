@@ -69,12 +69,12 @@ def check_counter_bounds(history: History, rows: Sequence[int], model: Counter) 
     if any(isinstance(number, float) for number in (model.initial, *(history.value[row] for row in rows))):
         raise NotApplicable("sums of floats depend on the order of what is added")
     is_open = False
-    # Of several reads that are wrong the one that returned first is told of: the explanation ends with it.
+    # Of several reads that are wrong the one that returned first is named: the explanation ends with it.
     for row, low, high in sorted(read_bounds(history, rows, model.initial), key=lambda read: history.returned[read[0]]):
         result = history.result[row]
         if not isinstance(result, NUMBERS) or not low <= result <= high:
             text = f"{named_row(history, row, model)} is outside of what additions allow: {low} to {high}."
-            return Violation(rows=tuple(rows), text=text, minimal=False, told=(row,))
+            return Violation(rows=tuple(rows), text=text, minimal=False, named=(row,))
         is_open = is_open or low != high
     if is_open:
         raise NotApplicable("an addition ran beside a read, so bounds do not settle it")

@@ -40,7 +40,7 @@ def never_empty(
             crashed = [r for r in rows if history.status[r] == INFO and history.f[r] in model.takes]
             crashed = [r for r in crashed if history.invoked[r] < returned]
             involved = tuple(sorted({*violation.rows, *crashed}))
-            return Violation(rows=involved, text=violation.text, minimal=False, told=violation.rows)
+            return Violation(rows=involved, text=violation.text, minimal=False, named=violation.rows)
     return None
 
 
@@ -174,7 +174,7 @@ class _Deal:
             waiting.append(self._ways(contradiction))
         self._involved.update(violation.rows)
         involved = tuple(sorted(self._involved))
-        return Violation(rows=involved, text=violation.text, minimal=False, told=violation.rows)
+        return Violation(rows=involved, text=violation.text, minimal=False, named=violation.rows)
 
     def _tested(self, flows: Flows) -> Violation | None:
         if self._tests_left <= 0:

@@ -172,8 +172,8 @@ def _overtaken(
         involved = [r for v in earlier for r in (flows.into[v][0],)]
         crashed_rows = _crashed_rows(history, flows, deadline)
         chosen += involved + crashed_rows
-        told, rows = (put, put_other, take_other), tuple(sorted(set(chosen)))
-        return Violation(rows=rows, text=f"{first}, but {second}.", minimal=not earlier, told=told)
+        named, rows = (put, put_other, take_other), tuple(sorted(set(chosen)))
+        return Violation(rows=rows, text=f"{first}, but {second}.", minimal=not earlier, named=named)
     second = (
         f"{named_row(history, take_other, _MODEL)} returned before {named_row(history, taken[0], _MODEL)} was invoked"
     )

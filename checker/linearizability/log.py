@@ -338,7 +338,7 @@ def _two_values(
         f"{named_row(history, row)}."
     )
     chosen = tuple(sorted({*_appends(history, rows, value, known), holder, row}))
-    return Violation(rows=chosen, text=text, minimal=len(chosen) <= 2, told=(holder, row))
+    return Violation(rows=chosen, text=text, minimal=len(chosen) <= 2, named=(holder, row))
 
 
 def _two_places(

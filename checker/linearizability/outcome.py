@@ -17,8 +17,8 @@ class NotApplicable(Exception):
 class Violation:
     """Rows that contradict each other, the sentence that says how, and the reasons as edges between those rows.
 
-    ``minimal`` is false where the rows are only an upper bound that the explanation should still cut down; ``told`` are
-    those that the sentence is about, where they are not all of them.
+    ``minimal`` is false where the rows are only an upper bound that the explanation should still cut down; ``named``
+    are those that the sentence is about, where they are not all of them.
     """
 
     rows: tuple[int, ...]
@@ -26,4 +26,4 @@ class Violation:
     edges: tuple[Edge, ...] = ()
     minimal: bool = True
     note: str = ""
-    told: tuple[int, ...] = ()
+    named: tuple[int, ...] = ()
