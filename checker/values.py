@@ -50,8 +50,8 @@ FALSE: Any = _Truth("FALSE")
 
 #: Places of an :class:`ExactDecimal` before and behind its point, either way.
 MAX_DECIMAL_PLACES = 1_000
-#: Sums of so many digits that none is ever rounded.
-_EXACT = decimal.Context(prec=4 * MAX_DECIMAL_PLACES, traps=[decimal.Inexact, decimal.InvalidOperation])
+#: Whole numbers, which are added to them, may have more places than any bound here.
+_EXACT = decimal.Context(prec=decimal.MAX_PREC, traps=[decimal.Inexact, decimal.InvalidOperation])
 
 
 class ExactDecimal(decimal.Decimal):

@@ -287,6 +287,10 @@ def test_sums_of_edn_decimals_are_exact() -> None:
     for checked in (lambda history: check(history, Counter()), check_counter):
         assert checked(right).valid is True
         assert checked(wrong).valid is False
+    huge = 10**4200
+    beside_huge = [f":add {huge} {huge}", ":add 0.5M 0.5M", ":add 0.5M 0.5M"]
+    assert check_counter(_edn_history(*beside_huge, f":read nil {huge + 1}")).valid is True
+    assert check_counter(_edn_history(*beside_huge, f":read nil {huge}")).valid is False
     taken = _edn_history(":add 0.1M 0", ":add 0.2M 0.1M", ":read nil 0.3M")
     assert check(taken, FetchAndAdd()).valid is True
     banks = _edn_history(":read nil {:a,0.1M,:b,0.2M}", ":read nil {:a,0.3M,:b,0M}")
