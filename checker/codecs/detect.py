@@ -71,8 +71,7 @@ def read(path: str | Path, format: str = "auto", *, lenient: bool = False, budge
             format = _format_of(head, source)
         whole = _Whole(head, file)
         if format == "jsonl":
-            history = read_jsonl_stream(whole, source=source, lenient=lenient, budget=budget)
-            return with_keys(history, source, lenient=lenient)
+            return read_jsonl_stream(whole, source=source, lenient=lenient, budget=budget)
         events = FileEvents(source, lenient=lenient, budget=budget)
         content = _content(whole, events)
     text = _decoded(content, format, source)
@@ -112,8 +111,7 @@ def read_bytes(content: bytes, *, source: str, lenient: bool = False) -> History
     """
     format = _format_of(content[:_HEAD_BYTES], source)
     if format == "jsonl":
-        history = read_jsonl_stream(io.BytesIO(content), source=source, lenient=lenient)
-        return with_keys(history, source, lenient=lenient)
+        return read_jsonl_stream(io.BytesIO(content), source=source, lenient=lenient)
     text = _decoded(content, format, source)
     return _without_booleans(_read_text(text, format, FileEvents(source, lenient=lenient)), text)
 

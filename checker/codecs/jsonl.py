@@ -273,8 +273,7 @@ def read_jsonl(path: str | Path, *, lenient: bool = False, budget: Budget | None
     bound, ``OSError`` for a file that cannot be read.
     """
     with open(path, "rb") as file:
-        history = read_jsonl_stream(file, source=str(path), lenient=lenient, budget=budget)
-    return with_keys(history, str(path), lenient=lenient)
+        return read_jsonl_stream(file, source=str(path), lenient=lenient, budget=budget)
 
 
 def read_jsonl_stream(file: Readable, *, source: str, lenient: bool = False, budget: Budget | None = None) -> History:
@@ -291,7 +290,7 @@ def read_jsonl_stream(file: Readable, *, source: str, lenient: bool = False, bud
                 events.refuse(line.number, line.reason)
                 fed = before
             events.feed(batch.objects[fed:], batch.numbers[fed:])
-    return events.finish()
+    return with_keys(events.finish(), source, lenient=lenient)
 
 
 def not_utf8(lines: Iterable[bytes], source: str) -> FormatError:
