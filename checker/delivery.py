@@ -35,26 +35,30 @@ def _taken_unseen(history: History, rows: Sequence[int], received: Sequence[int]
     return math.inf if crashed and takes_many else crashed
 
 
-def _judge_missing(
-    tally: Tally,
-    kind: str,
-    gone: Sequence[tuple[int, str]],
-    unlooked: Sequence[tuple[int, str]],
-    unseen: float,
-    of: str,
-) -> str | None:
-    """Count what was never received, by row and text: what is ``gone`` under ``kind``, unless all of it may have been
-    taken ``unseen``; and what was ``unlooked`` for.  Why it is not known what became of some, if it is not."""
-    is_certain = len(gone) > unseen
-    for row, text in gone:
-        tally.add(kind if is_certain else "missing", (row,), text)
-    for row, text in unlooked:
-        tally.add("missing", (row,), text)
-    if unlooked:
-        return f"{unlooked[0][1]}, and nobody found the queue{of} empty afterwards"
-    if gone and not is_certain:
-        return f"{gone[0][1]}, and receives{of} of unknown outcome may have taken it"
-    return None
+class _Missing:
+    """Messages of one key that no receive showed."""
+
+    def __init__(self) -> None:
+        self._looked_for: list[tuple[int, str]] = []
+        self._others: list[tuple[int, str]] = []
+
+    def add(self, row: int, text: str, *, is_looked_for: bool) -> None:
+        """One more; whether a receive that was certain to show it came afterwards."""
+        (self._looked_for if is_looked_for else self._others).append((row, text))
+
+    def judge(self, tally: Tally, kind: str, unseen: float, of_queue: str) -> str | None:
+        """Count those that were looked for under ``kind``, unless all of them may have been taken ``unseen``, and all
+        others as missing.  Why it is not known what became of some, if it is not."""
+        is_certain = len(self._looked_for) > unseen
+        for row, text in self._looked_for:
+            tally.add(kind if is_certain else "missing", (row,), text)
+        for row, text in self._others:
+            tally.add("missing", (row,), text)
+        if self._others:
+            return f"{self._others[0][1]}, and nobody found the queue{of_queue} empty afterwards"
+        if self._looked_for and not is_certain:
+            return f"{self._looked_for[0][1]}, and receives{of_queue} of unknown outcome may have taken it"
+        return None
 
 
 def check_delay(
@@ -90,9 +94,9 @@ def check_delay(
         looked = looked or bool(received)
         if not received and any(history.status[row] == OK for row in sent):
             unknown = unknown or f"no receive{of_key(key)} completed"
-        unseen = _taken_unseen(history, rows, received, redelivers)
-        untimed, gone, unlooked = _check_delays(history, sent, received, tally, tolerance_ms, resolution_ms)
-        unknown = _judge_missing(tally, "lost", gone, unlooked, unseen, of_key(key)) or unknown
+        missing, unseen = _Missing(), _taken_unseen(history, rows, received, redelivers)
+        untimed = _check_delays(history, sent, received, tally, missing, tolerance_ms, resolution_ms)
+        unknown = missing.judge(tally, "lost", unseen, of_key(key)) or unknown
         if untimed is not None:
             unknown = f"{named_row(history, untimed)} has no times, so delays cannot be judged"
     late = f", {tally.counts['late']} of them late" if tally.counts["late"] else " in time"
@@ -106,14 +110,11 @@ def _check_delays(
     sent: Sequence[int],
     received: Sequence[int],
     tally: Tally,
+    missing: _Missing,
     tolerance_ms: float,
     resolution_ms: float,
-) -> tuple[int | None, list[tuple[int, str]], list[tuple[int, str]]]:
-    """Judge the sends and receives of one key; one of them that lacks a time which it takes for that, if any does, and
-    the sends that were never received: those whose message was looked for, and those after which none was certain to
-    show it."""
-    gone: list[tuple[int, str]] = []
-    unlooked: list[tuple[int, str]] = []
+) -> int | None:
+    """Judge the sends and receives of one key; one of them that lacks a time which it takes for that, if any does."""
     first: dict[Any, int] = {}
     untimed = next((row for row in received if history.invoked_ns[row] is None), None)
     last_start_ns = max((history.invoked_ns[row] or 0 for row in received), default=-1)
@@ -153,11 +154,11 @@ def _check_delays(
         elif history.status[row] == OK:
             if due_ns < last_start_ns:
                 text = f"{short(message)} of {named_row(history, row)} never arrived"
-                (gone if due_ns < last_told_ns else unlooked).append((row, text))
+                missing.add(row, text, is_looked_for=due_ns < last_told_ns)
             else:
                 tally.counts["pending"] += 1
                 lacking = lacking if untimed is None else untimed
-    return lacking, gone, unlooked
+    return lacking
 
 
 def check_transaction_visibility(events: Events, *, redelivers: bool = False) -> Result:
@@ -182,21 +183,19 @@ def check_transaction_visibility(events: Events, *, redelivers: bool = False) ->
     for key, rows in history.rows_by_key().items():
         received = [row for row in rows if history.f[row] == "receive" and history.status[row] == OK]
         looked = looked or bool(received)
-        unseen = _taken_unseen(history, rows, received, redelivers)
-        committed, gone, unlooked = _check_visibility(history, rows, received, tally)
-        if committed and not received:
+        missing, unseen = _Missing(), _taken_unseen(history, rows, received, redelivers)
+        if _check_visibility(history, rows, received, tally, missing) and not received:
             unknown = unknown or f"no receive{of_key(key)} completed"
-        unknown = _judge_missing(tally, "committed-lost", gone, unlooked, unseen, of_key(key)) or unknown
+        unknown = missing.judge(tally, "committed-lost", unseen, of_key(key)) or unknown
     if not looked:
         unknown = unknown or "no receive completed"
     return tally.result(fine=f"{tally.counts['committed']} committed messages seen, nothing else", unknown=unknown)
 
 
 def _check_visibility(
-    history: History, rows: Sequence[int], received: Sequence[int], tally: Tally
-) -> tuple[int, list[tuple[int, str]], list[tuple[int, str]]]:
-    """Judge the messages of one key; how many of them were certainly committed, and the commits of those that were
-    never received: those whose message was looked for, and those after which no receive was certain to show it."""
+    history: History, rows: Sequence[int], received: Sequence[int], tally: Tally, missing: _Missing
+) -> int:
+    """Judge the messages of one key; how many of them were certainly committed."""
     asked: dict[Any, int] = {}  # each message's first commit that may have been one
     committed: dict[Any, int] = {}  # its first acknowledgement, of that commit or of one that was tried again
     rolled_back: dict[Any, int] = {}
@@ -233,15 +232,13 @@ def _check_visibility(
             elif commit is None or history.invoked[commit] > history.returned[row]:
                 text = f"{named_row(history, row)} saw {short(message)}, prepared but not committed by then"
                 tally.add("prepared-seen", (row,), text)
-    gone: list[tuple[int, str]] = []
-    unlooked: list[tuple[int, str]] = []
     for message, row in committed.items():
         if message not in seen and history.returned[row] < last_start:
             text = f"{short(message)} of {named_row(history, row)} was never received"
-            (gone if history.returned[row] < last_told else unlooked).append((row, text))
+            missing.add(row, text, is_looked_for=history.returned[row] < last_told)
     tally.counts["committed"] += len(committed)
     tally.counts["rolled-back"] += len(rolled_back)
-    return len(committed), gone, unlooked
+    return len(committed)
 
 
 def check_consumer_progress(events: Events) -> Result:
