@@ -72,7 +72,7 @@ UNLIMITED: dict[str, Callable[..., Result]] = {
 }
 
 
-def _with_limits(checker: Callable[..., Result]) -> Check:
+def _ended_at_limits(checker: Callable[..., Result]) -> Check:
     """A check that ends at its limits though its checker looks at none."""
 
     def check_within(history: History, timeout_s: float | None, memory_mb: float | None) -> Result:
@@ -94,14 +94,14 @@ _LIMITED: dict[str, Callable[..., Result]] = {
 }
 
 
-def _within_limits(checker: Callable[..., Result]) -> Check:
+def _given_limits(checker: Callable[..., Result]) -> Check:
     return lambda history, timeout_s, memory_mb: checker(history, timeout_s=timeout_s, memory_mb=memory_mb)
 
 
 #: All checkers beside linearizability.
 PROPERTIES: dict[str, Check] = {
-    **{name: _within_limits(checker) for name, checker in _LIMITED.items()},
-    **{name: _with_limits(checker) for name, checker in UNLIMITED.items()},
+    **{name: _given_limits(checker) for name, checker in _LIMITED.items()},
+    **{name: _ended_at_limits(checker) for name, checker in UNLIMITED.items()},
 }
 
 #: Parameters of checkers that are no options of theirs: limits, and what cannot be said in JSON.
@@ -134,8 +134,8 @@ def named_property(text: str) -> Check | None:
     if not given:
         return PROPERTIES[name]
     if name in _LIMITED:
-        return _within_limits(functools.partial(_LIMITED[name], **given))
-    return _with_limits(functools.partial(UNLIMITED[name], **given))
+        return _given_limits(functools.partial(_LIMITED[name], **given))
+    return _ended_at_limits(functools.partial(UNLIMITED[name], **given))
 
 
 def _not_an_option(field: str, value: Any, default: Any) -> str | None:

@@ -45,11 +45,9 @@ def _last_elements(history: History, rows: Sequence[int], last: int, tally: Tall
     attempted: set[Any] = set()
     for row in rows:
         status = history.status[row]
-        if history.f[row] != "add" or status == FAIL:
+        if history.f[row] != "add" or status == FAIL or history.invoked[row] > history.returned[last]:
             continue
         value = exact(history.value[row])
-        if history.invoked[row] > history.returned[last]:
-            continue
         attempted.add(value)
         if status == OK and value not in shown and history.returned[row] < history.invoked[last]:
             text = f"{short(value)}, acknowledged to {named_row(history, row)}, is absent from the last read"

@@ -168,12 +168,10 @@ def _overtaken(
         second = f"{short(other)} came out by {named_row(history, take_other, _MODEL)} and {short(value)} never did"
         if crashed:
             second += " (the dequeues of unknown outcome cannot have taken every value due by then)"
-        chosen = [put, put_other, take_other]
-        involved = [r for v in earlier for r in (flows.into[v][0],)]
-        crashed_rows = _crashed_rows(history, flows, deadline)
-        chosen += involved + crashed_rows
-        named, rows = (put, put_other, take_other), tuple(sorted(set(chosen)))
-        return Violation(rows=rows, text=f"{first}, but {second}.", minimal=not earlier, named=named)
+        named = (put, put_other, take_other)
+        involved = {*named, *(flows.into[v][0] for v in earlier), *_crashed_rows(history, flows, deadline)}
+        text = f"{first}, but {second}."
+        return Violation(rows=tuple(sorted(involved)), text=text, minimal=not earlier, named=named)
     second = (
         f"{named_row(history, take_other, _MODEL)} returned before {named_row(history, taken[0], _MODEL)} was invoked"
     )

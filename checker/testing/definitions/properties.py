@@ -387,24 +387,22 @@ def _visibility_of_key(calls: Sequence[Call]) -> Verdicts:
             return INVALID
         if any(call.f == "rollback" and call.status == "ok" for call in about):
             return INVALID
-    first_commits = {
-        canonical(commit.value): min(
-            other.returned for other in _done(calls, "commit") if _is(other, canonical(commit.value))
-        )
-        for commit in _done(calls, "commit")
-    }
-    unseen = {message: since for message, since in first_commits.items() if message not in [each for _, each in seen]}
-    later = {message: [receive for receive in receives if receive.invoked > since] for message, since in unseen.items()}
-    return _missing(calls, list(later.values())) or (VALID if receives else UNKNOWN if first_commits else NOTHING)
+    first_commits: dict[Any, float] = {}
+    for commit in sorted(_done(calls, "commit"), key=lambda call: call.returned):
+        first_commits.setdefault(canonical(commit.value), commit.returned)
+    shown = [message for _, message in seen]
+    later = [
+        [receive for receive in receives if receive.invoked > since]
+        for message, since in first_commits.items()
+        if message not in shown
+    ]
+    return _missing(calls, later) or (VALID if receives else UNKNOWN if first_commits else NOTHING)
 
 
 def _missing(calls: Sequence[Call], later: Sequence[Sequence[Call]]) -> Verdicts | None:
     """What follows of messages that no receive showed, given the receives that came after each."""
-    receives, crashed = (
-        _done(calls, "receive"),
-        [call for call in calls if call.f == "receive" and call.status == "info"],
-    )
-    takes_many = any(isinstance(receive.result, list) for receive in receives)
+    crashed = [call for call in calls if call.f == "receive" and call.status == "info"]
+    takes_many = any(isinstance(receive.result, list) for receive in _done(calls, "receive"))
     looked = [any(receive.result is None or isinstance(receive.result, list) for receive in after) for after in later]
     if sum(looked) > (float("inf") if crashed and takes_many else len(crashed)):
         return INVALID
