@@ -237,16 +237,12 @@ class CapabilityClient:
             await self._client.open()
         except ClientMistake as mistake:
             raise ClientMistake(f"open: {mistake}") from mistake
-        except MISTAKES as error:
-            raise ClientMistake(described(error, self._client, "open")) from error
-        except Exception as error:
-            raise ConnectionError(described(error, self._client, "open")) from error
-        except (asyncio.CancelledError, GeneratorExit):
-            raise
         except BaseException as error:
-            if is_ctrl_c(error):
-                raise
-            raise ClientMistake(described(error, self._client, "open")) from error
+            if _is_mistake(error):
+                raise ClientMistake(described(error, self._client, "open")) from error
+            if isinstance(error, Exception):
+                raise ConnectionError(described(error, self._client, "open")) from error
+            raise
         if (what := take_unawaited()) is not None:
             raise ClientMistake(f"open: {what}")
 
@@ -264,16 +260,12 @@ class CapabilityClient:
         except Unfinished as unfinished:
             failed = self._failed(unfinished.error, call.method, call.only_reads(op.value))
             return replace(failed, value=unfinished.value)
-        except MISTAKES as error:
-            raise ClientMistake(described(error, self._client, call.method)) from error
-        except Exception as error:
-            return self._failed(error, call.method, call.only_reads(op.value))
-        except (asyncio.CancelledError, GeneratorExit):
-            raise
         except BaseException as error:
-            if is_ctrl_c(error):
-                raise
-            raise ClientMistake(described(error, self._client, call.method)) from error
+            if _is_mistake(error):
+                raise ClientMistake(described(error, self._client, call.method)) from error
+            if isinstance(error, Exception):
+                return self._failed(error, call.method, call.only_reads(op.value))
+            raise
         if (what := take_unawaited()) is not None:
             raise ClientMistake(f"{call.method}: {what}")
         is_plain = -_LARGEST_PLAIN < value < _LARGEST_PLAIN if type(value) is int else type(value) in _PLAIN
@@ -307,6 +299,14 @@ class CapabilityClient:
     async def close(self) -> None:
         """Close the client."""
         await self._client.close()
+
+
+def _is_mistake(error: BaseException) -> bool:
+    """Whether what a client raised says that its code is wrong: one of MISTAKES, or what is no Exception at all, such
+    as sys.exit, unless somebody else ends the call by it."""
+    if isinstance(error, Exception):
+        return isinstance(error, MISTAKES)
+    return not isinstance(error, (asyncio.CancelledError, GeneratorExit)) and not is_ctrl_c(error)
 
 
 def missing_capabilities(workload: ByCapability, client_class: type) -> str | None:

@@ -22,6 +22,7 @@ from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake, is_whole_number, numbers_from
 from harness.workloads.checks import linearizable, log_contents
+from harness.workloads.final_reads import unless_left
 from harness.workloads.queues import ReadWhole, distinct_writes
 
 __all__ = [
@@ -147,11 +148,8 @@ class ClientLogWorkload(CapabilityWorkload):
 def unless_left_unread(outcome: CheckOutcome, history: Sequence[Mapping[str, Any]], what: str) -> CheckOutcome:
     """`outcome`, unless it finds nothing wrong with logs of which one was not read to its end by the final reads: what
     the load has seen of it may be gone since. `what` is a log's name in reads: the event's `key`, or a `queue`."""
-    left = sorted(log for log, at in _last_words(history, what).items() if at is None)
-    if outcome.valid is not True or not left:
-        return outcome
-    reason = f"{outcome.reason}; but {what} {', '.join(map(str, left))} could not be read to its end when all was over"
-    return CheckOutcome("unknown", reason, outcome.details)
+    left = [log for log, at in _last_words(history, what).items() if at is None]
+    return unless_left(outcome, left, f"{what} {{}} could not be read to its end")
 
 
 def _last_words(history: Sequence[Mapping[str, Any]], what: str) -> dict[Any, int | None]:

@@ -108,10 +108,7 @@ class ConsumerProgressWorkload(CapabilityWorkload):
         return EachThread(_LastLook())
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        answered: dict[int, bool] = {}
-        for event in history:
-            if event["f"] == "fetch" and event["value"].get("final"):
-                queue = event["value"]["queue"]
-                answered[queue] = answered.get(queue, False) or event["type"] == "ok"
+        last = [event for event in history if event["f"] == "fetch" and event["value"].get("final")]
+        looks = [(event["value"]["queue"], event["type"] == "ok") for event in last]
         found = as_outcome(check_consumer_progress(history))
-        return {"consumer-progress": unless_left_unanswered(found, answered, "partition")}
+        return {"consumer-progress": unless_left_unanswered(found, looks, "partition")}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,14 @@ from harness.generator import (
 from harness.systems.base import CheckOutcome
 from harness.workloads.queues import RETRY_NS
 
-__all__ = ["InTurnUntilEqual", "ReadEachKey", "one_good_read_each", "unless_left_unanswered", "unless_registers_unread"]
+__all__ = [
+    "InTurnUntilEqual",
+    "ReadEachKey",
+    "one_good_read_each",
+    "unless_left",
+    "unless_left_unanswered",
+    "unless_registers_unread",
+]
 
 ATTEMPTS = 20
 """Of each thread. A system that answers none of them has been unwell for long after everything was healed."""
@@ -30,13 +37,13 @@ ATTEMPTS = 20
 ATTEMPTS_PER_S = 10.0
 """So that the attempts of one thread take about two seconds."""
 
+MAX_KEYS_NAMED = 5
+"""Of those that were not read at the end."""
+
 
 def one_good_read_each(read: Op) -> Generator:
     """Every thread does `read` until it is ok once, at most `ATTEMPTS` times."""
     return EachThread(Limit(ATTEMPTS, UntilOk(Stagger(ATTEMPTS_PER_S, Calls(lambda _: read)))))
-
-
-MAX_KEYS_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +75,24 @@ class ReadEachKey(Unpaced):
         return replace(self, done=self.done - 1, again=self.again + 1, due_ns=context.time_ns + RETRY_NS)
 
 
-def unless_left_unanswered(outcome: CheckOutcome, answered: Mapping[Any, bool], what: str) -> CheckOutcome:
-    """`outcome`, unless it finds nothing wrong and something that was to be read when all was over was not: what is
-    there may be wrong by then. `answered` has whether it was, of each such `what`."""
-    left = sorted(each for each, is_answered in answered.items() if not is_answered)
+def unless_left(outcome: CheckOutcome, left: Collection[Any], said: str) -> CheckOutcome:
+    """`outcome`, unless it finds nothing wrong and something was `left` that was to be read when all was over: what is
+    there may be wrong by then. `said` is of it, with {} for the names and {count} for how many there are."""
     if outcome.valid is not True or not left:
         return outcome
-    named = ", ".join(map(str, left[:MAX_KEYS_NAMED])) + (", ..." if len(left) > MAX_KEYS_NAMED else "")
-    reason = f"{outcome.reason}; but of {what} {named} no read was answered when all was over"
+    names = ", ".join(map(str, sorted(left)[:MAX_KEYS_NAMED])) + (", ..." if len(left) > MAX_KEYS_NAMED else "")
+    reason = f"{outcome.reason}; but {said.format(names, count=len(left))} when all was over"
     return CheckOutcome("unknown", reason, outcome.details)
+
+
+def unless_left_unanswered(outcome: CheckOutcome, reads: Iterable[tuple[Any, bool]], what: str) -> CheckOutcome:
+    """`outcome`, unless it finds nothing wrong and there was no answer to any of the `reads` of some key, partition or
+    such. `reads` are of what each was and whether it was answered."""
+    answered: dict[Any, bool] = {}
+    for each, is_answered in reads:
+        answered[each] = is_answered or answered.get(each, False)
+    left = [each for each, is_answered in answered.items() if not is_answered]
+    return unless_left(outcome, left, f"of {what} {{}} no read was answered")
 
 
 def unless_registers_unread(
@@ -99,9 +115,8 @@ def unless_registers_unread(
         elif event["type"] == "ok":
             changed[event["key"]] = at
             reads.pop(event["key"], None)  # whatever of them began before it
-    later = {key: [is_ok for start, is_ok in reads.get(key, ()) if start > changed[key]] for key in among(changed)}
-    answered = {key: any(found) for key, found in later.items() if found}
-    return unless_left_unanswered(outcome, answered, "key")
+    later = [(key, is_ok) for key in among(changed) for start, is_ok in reads.get(key, ()) if start > changed[key]]
+    return unless_left_unanswered(outcome, later, "key")
 
 
 IN_TURN = 50

@@ -9,7 +9,7 @@ from typing import Any
 from harness.generator import Context, Generator, IgnoresEvents, Op, Step, Unpaced, Wait
 
 __all__ = [
-    "BEHIND_NS",
+    "BEHIND_RETRY_NS",
     "BEHIND_S",
     "MAX_FINAL_ATTEMPTS",
     "RETRY_NS",
@@ -28,7 +28,7 @@ BEHIND_S = 30.0
 """How long a final read may end before what is known to be there, where reads may be behind: a leader that was replaced
 behind a cut goes on answering from what it has for some seconds after the healing."""
 
-BEHIND_NS = 500_000_000
+BEHIND_RETRY_NS = 500_000_000
 """Between two such reads."""
 
 RETRY_NS = 100_000_000
@@ -97,7 +97,7 @@ class ReadWhole(Unpaced):
             offset = value["offset"] + len(value["messages"])
             if offset >= value["tail"]:
                 if offset < self.known.get(key, 0) and context.time_ns - self.began_ns < BEHIND_S * 1e9:
-                    attempts, due_ns = self.attempts[key], context.time_ns + BEHIND_NS
+                    attempts, due_ns = self.attempts[key], context.time_ns + BEHIND_RETRY_NS
                 else:
                     offset = -1  # read to its end
             elif value["messages"]:  # otherwise there was no progress although there is more: counts as a try

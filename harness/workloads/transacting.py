@@ -18,6 +18,7 @@ from typing import Any
 from harness.generator import Context, Generator, IgnoresEvents, Op, Step, Unpaced, Wait
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.capability import Call, ClientMistake, number_from, numbers_from
+from harness.workloads.final_reads import unless_left
 from harness.workloads.queues import MAX_FINAL_ATTEMPTS, RETRY_NS
 
 __all__ = [
@@ -32,9 +33,6 @@ __all__ = [
 
 FINAL_KEYS = 8
 """Keys that a final transaction reads."""
-
-MAX_KEYS_NAMED = 5
-"""Of those that nobody could read at the end."""
 
 ISOLATION = Setting(
     "isolation", "strict-serializable", "the level that must hold",
@@ -159,8 +157,8 @@ class FinalTransactions(Unpaced):
 
 
 def unless_keys_unread(outcome: CheckOutcome, history: Sequence[Mapping[str, Any]]) -> CheckOutcome:
-    """`outcome`, unless it finds nothing wrong and keys with an acknowledged write were not read since,
-    or whose last reads were not answered: what was written may be gone by then."""
+    """`outcome`, unless it finds nothing wrong and keys with an acknowledged write were not read since, or their last
+    reads were not answered."""
     invoked: dict[Any, int] = {}
     written: dict[Any, int] = {}
     is_unread: dict[Any, bool] = {}
@@ -177,9 +175,5 @@ def unless_keys_unread(outcome: CheckOutcome, history: Sequence[Mapping[str, Any
             is_unread |= {key: False for key in reads if began > written.get(key, -1)}
         elif not writes:
             is_unread |= dict.fromkeys(reads, True)
-    left = sorted(key for key in written if is_unread[key])
-    if outcome.valid is not True or not left:
-        return outcome
-    named = ", ".join(map(str, left[:MAX_KEYS_NAMED])) + (", ..." if len(left) > MAX_KEYS_NAMED else "")
-    reason = f"{outcome.reason}; but {len(left)} written keys ({named}) could not be read when all was over"
-    return CheckOutcome("unknown", reason, outcome.details)
+    left = [key for key in written if is_unread[key]]
+    return unless_left(outcome, left, "{count} written keys ({}) could not be read")

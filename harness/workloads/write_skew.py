@@ -149,9 +149,7 @@ class WriteSkewWorkload(CapabilityWorkload):
         return _FinalReads(self._load)
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        answered: dict[int, bool] = {}
-        for event in history:  # the load reads nothing
-            if event["f"] == "read":
-                answered[event["key"]] = answered.get(event["key"], False) or event["type"] == "ok"
+        # The load reads nothing.
+        reads = [(event["key"], event["type"] == "ok") for event in history if event["f"] == "read"]
         found = as_outcome(check_write_skew(history))
-        return {"write-skew": unless_left_unanswered(found, answered, "key")}
+        return {"write-skew": unless_left_unanswered(found, reads, "key")}
