@@ -34,8 +34,9 @@ __all__ = [
     "split_address",
 ]
 
-MAX_MEMBERS: Final = 7
-"""Larger groups only add latency; elections and commits are tested up to this size."""
+MAX_CONFIGURED_MEMBERS: Final = 7
+"""Of a group as it begins. Larger ones only add latency; elections and commits are tested up to this size. By changes a
+group may become larger (node.dledger.membership), as while one of its members is replaced."""
 _SELF_ID = re.compile(r"n[0-9]{1,4}")
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,100}")
 
@@ -186,8 +187,8 @@ def check_addresses(value: Any) -> tuple[str, ...]:
 def check_member_addresses(value: Any) -> dict[str, str]:
     """Member id -> address to dial, ordered by number."""
     members = {check_member_id(key): check_dialled_address(address) for key, address in check_table(value).items()}
-    if len(members) > MAX_MEMBERS:
-        raise ValueError(f"has {len(members)} members, at most {MAX_MEMBERS} are supported")
+    if len(members) > MAX_CONFIGURED_MEMBERS:
+        raise ValueError(f"has {len(members)} members, at most {MAX_CONFIGURED_MEMBERS} are supported")
     return dict(sorted(members.items(), key=lambda item: int(item[0][1:])))
 
 

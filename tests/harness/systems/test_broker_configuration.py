@@ -59,7 +59,7 @@ def test_options_of_classic_ha_need_it() -> None:
 
 
 def test_a_group_larger_than_a_broker_takes_part_in_is_refused_before_anything_starts() -> None:
-    assert MAX_MEMBERS == config_reader.MAX_MEMBERS
+    assert MAX_MEMBERS == config_reader.MAX_CONFIGURED_MEMBERS
     with pytest.raises(OperatorError, match="--nodes must be 1 to 7 for brokers in a DLedger group, not 8"):
         resolve_settings({}, brokers=8)
     resolve_settings({}, brokers=7)
