@@ -26,7 +26,7 @@ from operator import index
 from typing import Any
 
 from checker.history import FAIL, INFO, OK, History, HistoryError, Operation
-from checker.linearizability.budget import Budget
+from checker.linearizability.budget import Budget, LimitReached
 from checker.values import exact, holds_boolean
 from checker.verdict import Result, Verdict, Witness
 from checker.words import named_row, short
@@ -40,7 +40,8 @@ ANOMALIES = ("lost", "divergent", "duplicated", "phantom", "reordered", "stale",
 COUNTED = ("acknowledged", "observed", "unread", "unlooked", "recovered", "reads")
 #: Examples kept of each kind; counts are exact.
 MAX_EXAMPLES = 5
-#: Memory this checker takes per operation at most, beside the messages read.
+#: Memory this checker takes per operation at most, beside the messages read.  Many take half: where that many bytes are
+#: not allowed, what is taken is looked at.
 BYTES_PER_OPERATION = 500
 
 
@@ -152,13 +153,15 @@ def _check_queues(
 ) -> tuple[_Anomalies, _Counted, str | None]:
     """What is wrong, what was counted in the queues that were checked, and the limit that ended it, if one did."""
     anomalies, counted = _Anomalies(), _Counted()
-    stopped = budget.refuses_bytes(len(history) * BYTES_PER_OPERATION)
-    for key, rows in groups.items():
-        stopped = stopped or budget.exhausted()
-        if stopped:
-            break
-        counted.add(key, _Queue(history, recorded, key, rows, anomalies).check())
-    return anomalies, counted, stopped
+    try:
+        with budget.watched(len(history) * BYTES_PER_OPERATION):
+            for key, rows in groups.items():
+                if stopped := budget.exhausted():
+                    return anomalies, counted, stopped
+                counted.add(key, _Queue(history, recorded, key, rows, anomalies).check())
+    except LimitReached as limit:
+        return _Anomalies(), counted, str(limit)  # what was found may have been cut short within a sentence
+    return anomalies, counted, None
 
 
 def _uniform(history: History) -> History:

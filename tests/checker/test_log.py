@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import tracemalloc
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from checker import History, HistoryError, Log, OnlineLog, Verdict, VersionedRegister, check, check_log
+from checker.linearizability.budget import Budget, LimitReached
+from checker.log import BYTES_PER_OPERATION
 from checker.testing.large import large_history
 
 
@@ -154,6 +158,24 @@ def test_large_logs_are_fine() -> None:
     end = operations[-1].returned or 0
     look = replace(operations[0], f="tail", value=None, result=count, status="ok", invoked=end + 1, returned=end + 2)
     assert check_log([*operations, look]).verdict is Verdict.VALID
+
+
+def test_a_log_that_takes_less_memory_than_was_foretold_is_judged(done) -> None:
+    events = done(*(append(0, value, value) for value in range(40_000)), (0, "tail", None, 40_000))
+    history = History.from_events(events)
+    assert len(history) * BYTES_PER_OPERATION > 15 << 20
+    assert check_log(history, memory_mb=15).valid is True
+
+
+def test_a_limit_that_is_met_within_a_queue_leaves_it_open(done, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.contextmanager
+    def met(budget: Budget, expected_bytes: int) -> Iterator[None]:
+        yield
+        raise LimitReached("the memory limit of 15 MiB was reached")
+
+    monkeypatch.setattr(Budget, "watched", met)
+    result = check_log(done(*FINE, append(0, 1, 12)))
+    assert result.valid == "unknown" and result.reason.startswith("the memory limit of 15 MiB was reached; ")
 
 
 @pytest.mark.parametrize("kind", ["divergent", "duplicated", "phantom", "reordered", "stale"])
