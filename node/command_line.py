@@ -51,8 +51,8 @@ _INTERRUPTED = "interrupted; the group may do it yet, or have done it"
 
 ENVIRONMENT_PREFIX = "SPLITBRAIN_NODE_"
 OPEN_FILES_WANTED = 65_536
-MAX_CONFIG_CHARS = 1 << 20
 """Soft limit of open files that a node asks for, within the hard one: thousands of connections and log files."""
+MAX_CONFIG_CHARS = 1 << 20
 
 _OPERATOR_ERRNOS = frozenset(
     (

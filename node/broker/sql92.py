@@ -212,12 +212,12 @@ class _Parser:
         if self._take("BETWEEN"):
             low = self._signed()
             self._need("AND")
-            return _each(_all, left, [_comparison(">=", left, low), _comparison("<=", left, self._signed())])
+            return _each(_all, left, [_comparing(">=", left, low), _comparing("<=", left, self._signed())])
         if self._take("IN"):
             self._need("(")
-            members = [_comparison("=", left, self._signed())]
+            members = [_comparing("=", left, self._signed())]
             while self._take(","):
-                members.append(_comparison("=", left, self._signed()))
+                members.append(_comparing("=", left, self._signed()))
             self._need(")")
             return _each(_any, left, members)
         kind = self._take("LIKE", "CONTAINS", "STARTSWITH", "ENDSWITH")
@@ -289,7 +289,7 @@ def _after_blanks(expression: str, at: int) -> int:
     return found.end()
 
 
-def _comparison(sign: str, left: _Operand, right: _Operand) -> _Comparison:
+def _comparing(sign: str, left: _Operand, right: _Operand) -> _Comparison:
     """How a value of `left` compares with `right`."""
     if left.is_null or right.is_null:
         raise SqlError("NULL is asked for by IS NULL")
@@ -300,7 +300,7 @@ def _comparison(sign: str, left: _Operand, right: _Operand) -> _Comparison:
 
 
 def _compared(sign: str, left: _Operand, right: _Operand) -> _Operand:
-    first, comparison = left.term, _comparison(sign, left, right)
+    first, comparison = left.term, _comparing(sign, left, right)
     return _Operand(lambda properties: comparison(first(properties), properties), True)
 
 
