@@ -9,7 +9,7 @@ kept in `messageRequestMode.json`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from node.broker.client_manager import ClientManager
@@ -58,15 +58,13 @@ class Assignments:
 
     def load(self) -> None:
         """Read the file. Raises OSError, ValueError when it is damaged."""
-        content = self._file.load()
-        if content is not None:
-            try:
-                self._modes = {
-                    str(topic): {str(group): _mode_of(mode) for group, mode in groups.items()}
-                    for topic, groups in content.items()
-                }
-            except (KeyError, TypeError, AttributeError, ValueError) as error:
-                raise self._file.damaged(error) from error
+        self._file.load(self._adopt)
+
+    def _adopt(self, content: Mapping[str, Any]) -> None:
+        self._modes = {
+            str(topic): {str(group): _mode_of(mode) for group, mode in groups.items()}
+            for topic, groups in content.items()
+        }
 
     async def stop(self) -> None:
         """Write what is pending."""

@@ -46,12 +46,7 @@ class ConsumerOffsets:
 
     def load(self) -> None:
         """Read the file. Raises OSError, ValueError when it is damaged."""
-        content = self._file.load()
-        if content is not None:
-            try:
-                self._adopt(content)
-            except (KeyError, TypeError, AttributeError, ValueError) as error:
-                raise self._file.damaged(error) from error
+        self._file.load(self._adopt)
 
     def replace(self, content: Mapping[str, Any]) -> None:
         """Take over another broker's table, as a slave does from its master (S3).

@@ -35,13 +35,16 @@ class LazyFile:
         self._writing = asyncio.Lock()
         self._stopped = False
 
-    def load(self) -> Any:
-        """The file's content, None when there is no file. Raises OSError, TableDamaged (a ValueError)."""
-        return read_table(self._disk, self._path)
-
-    def damaged(self, error: Exception) -> ValueError:
-        """What to raise when the content is JSON and yet not this table."""
-        return ValueError(f"{self._path} is damaged: {error!r}; restore it, or remove it to start empty")
+    def load(self, adopt: Callable[[Any], object]) -> None:
+        """Give `adopt` the file's content, if there is a file. Raises OSError; ValueError (TableDamaged is one) where
+        it is damaged, or JSON that `adopt` finds to be another table."""
+        content = read_table(self._disk, self._path)
+        if content is None:
+            return
+        try:
+            adopt(content)
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+            raise ValueError(f"{self._path} is damaged: {error!r}; restore it, or remove it to start empty") from error
 
     def touch(self) -> None:
         """The table has changed: write it within the delay."""
