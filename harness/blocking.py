@@ -11,20 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import os
 import signal
-import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from types import FrameType
 
-__all__ = ["Blocked", "no_blocking", "others_code_files"]
+__all__ = ["Blocked", "no_blocking"]
 
 _SIGNAL = signal.SIGUSR2
 _TICK_S = 0.25
-_OURS = frozenset(("checker", "harness", "nemesis", "node", "spark_analysis"))
 
 ASKED_LIMIT_S = 1.0
 """How long the loop may stand still once somebody has asked the run to end: what a plug-in does at once takes less."""
@@ -93,18 +90,6 @@ def no_blocking(
         for number, handler in heard.items():
             signal.signal(number, handler)
             signal.siginterrupt(number, False)  # as the loop had it
-
-
-def others_code_files(parts: Iterable[object]) -> set[str]:
-    """The files, as code objects name them, of the classes of these objects that are none of this project's packages,
-    nor of Python's."""
-    found = set[str]()
-    for cls in {cls for part in parts for cls in type(part).__mro__}:
-        package = cls.__module__.partition(".")[0]
-        if package not in _OURS and package not in sys.stdlib_module_names:
-            with contextlib.suppress(TypeError, OSError):  # a class without a file
-                found.add(inspect.getfile(cls))
-    return found
 
 
 def _place_in(files: Collection[str], frame: FrameType | None) -> str | None:

@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from harness.blocking import no_blocking, others_code_files
+from harness.blocking import no_blocking
 from harness.clusters.abilities import NotesItsLinks
 from harness.clusters.base import Cluster, HoldsFiles, SeesReplicas
 from harness.errors import HarnessError, InterruptedStartError, OperatorError, SystemUnderTestError
@@ -31,6 +31,7 @@ from harness.faults.target import RunTarget
 from harness.faults.triggers import WatchedTriggers
 from harness.generator import Generator, Stagger, TimeLimit
 from harness.history_writer import HistoryWriter
+from harness.plugin_files import others_code_files
 from harness.recovery import Answers, read_until_answered, wait_for_recovery, with_last_words
 from harness.roles import ROLES, RoleLog
 from harness.runtime import harness_streams

@@ -11,12 +11,10 @@ import sys
 from importlib import metadata
 
 from harness.errors import OperatorError
+from harness.plugin_files import OUR_PACKAGES
 from harness.systems import starter
 
 __all__ = ["new_command"]
-
-OUR_PACKAGES = frozenset({"checker", "harness", "nemesis", "node", "spark_analysis"})
-"""Those of a checkout, which need not be installed."""
 
 TRY_WITH = "--nodes 3 --nemesis partition --time-limit 20"
 
