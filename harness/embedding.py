@@ -56,6 +56,9 @@ OPTIONS: Mapping[str, Any] = {
 }
 """Option of a run -> its default; as those of `harness run`, times in seconds."""
 
+_KINDS: Mapping[type, str] = {bool: "True or False", dict: "a dict", int: "a whole number", float: "a number"}
+"""Types of defaults -> what an option's value must be then."""
+
 
 @dataclass(frozen=True, slots=True)
 class JudgedRun:
@@ -94,30 +97,25 @@ def _require_kinds(given: Mapping[str, Any]) -> None:
     """Raise OperatorError for an option whose value is of another kind than its default: a command line would have
     refused it, and 2.5 nodes are not 2."""
     for name, value in given.items():
-        default = 0 if name == "seed" else OPTIONS[name]
-        if value is None and OPTIONS[name] is None:
+        default = OPTIONS[name]
+        kind = int if name == "seed" else type(default)
+        if kind not in _KINDS or (value is None and default is None):
             continue
-        if isinstance(default, bool):
-            fits, kind = isinstance(value, bool), "True or False"
-        elif isinstance(default, Mapping):
-            fits, kind = isinstance(value, Mapping), "a dict"
-        elif isinstance(default, int | float):
-            fits, kind = (
-                _is_number(value, type(default)),
-                "a number" if isinstance(default, float) else "a whole number",
-            )
-        else:
-            continue
-        if not fits:
-            raise OperatorError(f"{name} must be {kind}, not {value!r:.80}")
+        if not _is_of(value, kind):
+            raise OperatorError(f"{name} must be {_KINDS[kind]}, not {value!r:.80}")
 
 
-def _is_number(value: Any, kind: type[int] | type[float]) -> bool:
+def _is_of(value: Any, kind: type) -> bool:
+    """Whether a value is one of `_KINDS`, or a text that is such a number."""
+    if isinstance(value, bool) or kind is bool:
+        return isinstance(value, bool) and kind is bool
+    if kind is dict:
+        return isinstance(value, Mapping)
     try:
         number = kind(value)
     except (TypeError, ValueError, OverflowError):
         return False
-    return not isinstance(value, bool) and (isinstance(value, str) or number == value)
+    return isinstance(value, str) or bool(number == value)
 
 
 def _perform(test: Test, system_class: Any, store: str) -> JudgedRun:

@@ -123,26 +123,29 @@ def _found(
     workload: Workload, clients: Sequence[Mapping[str, Any]], context: CheckContext
 ) -> Mapping[str, CheckOutcome]:
     """What the workload's checks say. Where they break off, or say nothing, that is unknown: it may be somebody else's
-    workload, and sys.exit(0) in it would be a verdict. So it is where a limit such as `ulimit -v` ends them, which is
-    of addresses: a check that watches the memory that it takes may meet it before its own."""
+    workload, and sys.exit(0) in it would be a verdict. So it is where a limit such as `ulimit -v` ends them, which
+    counts addresses: a check that looks at the memory that it takes may meet it before its own limit."""
+
+    def unknown(said: str) -> Mapping[str, CheckOutcome]:
+        return {name: CheckOutcome("unknown", said) for name in workload.check_names or ("check",)}
+
     try:
         found: Any = workload.check(clients, context)
     except (OperatorError, HarnessError, SystemUnderTestError, KeyboardInterrupt):
         raise
     except MemoryError:
-        said = "not judged: the machine, or a limit such as `ulimit -v`, gave no more memory"
-        return {name: CheckOutcome("unknown", said) for name in workload.check_names or ("check",)}
+        return unknown("not judged: the machine, or a limit such as `ulimit -v`, gave no more memory")
     except BaseException as error:
         if isinstance(error, DisorderedHistory):
             History.of(clients)  # raises that where it is the run's own history, and not one that the check has made
         logger.exception("the checks of workload %s failed", workload.name)
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{os.path.basename(frame.filename)}:{frame.lineno}"
-        said = f"the check of workload {workload.name} raised {type(error).__name__}: {one_line(error)} ({place})"
-        return {name: CheckOutcome("unknown", said) for name in workload.check_names or ("check",)}
+        raised = f"{type(error).__name__}: {one_line(error)} ({place})"
+        return unknown(f"the check of workload {workload.name} raised {raised}")
     if not isinstance(found, Mapping) or not found:
-        said = f"the check of workload {workload.name} returned {found!r:.60}, which says nothing of the history"
-        return {name: CheckOutcome("unknown", said) for name in workload.check_names or ("check",)}
+        said = f"returned {found!r:.60}, which says nothing of the history"
+        return unknown(f"the check of workload {workload.name} {said}")
     return {
         name: outcome
         if isinstance(outcome, CheckOutcome)

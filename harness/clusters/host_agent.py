@@ -1141,7 +1141,7 @@ def _end_agents(run_id: str, directory: str) -> None:
         time.sleep(0.02)
 
 
-def _keep(directory: str, hosts: list[str], left: list[str]) -> None:
+def _keep(directory: str, hosts: Sequence[str], left: list[str]) -> None:
     """Put the files of hosts, which are nowhere else, beside the directory that is to be removed."""
     for host in hosts:
         try:
@@ -1173,7 +1173,7 @@ def _clean_command(base: str, run_id: str, *kept_hosts: str) -> int:
     _undo_all(commands, removed, left)
     if not left:
         let_go(directory)
-        _keep(directory, list(kept_hosts), left)
+        _keep(directory, kept_hosts, left)
     if not left:
         made_base = os.path.exists(os.path.join(directory, MADE_BASE))
         if os.path.isdir(directory):

@@ -29,6 +29,10 @@ RESULTS_NAME = "gallery.json"
 MAX_FAULTS = 16
 """Of the faults that are kept with a witness: those that a picture of one moment can show."""
 
+_WHAT_TO_DO = "take the file that harness gallery run has written"
+_TEXTS = ("version", "day", "cluster")
+_RUN_TEXTS, _RUN_NUMBERS = ("outcome", "reason"), ("ok", "faults", "proven")
+
 Record = Mapping[str, Any]
 
 
@@ -111,11 +115,6 @@ def load(path: str) -> dict[str, Any]:
     return data
 
 
-_WHAT_TO_DO = "take the file that harness gallery run has written"
-_TEXTS = ("version", "day", "cluster")
-_RUN_TEXTS, _RUN_NUMBERS = ("outcome", "reason"), ("ok", "faults", "proven")
-
-
 def _damage(record: Any) -> str | None:
     """The first field of a record that is not as `record_of` writes it; None where all are."""
     if not isinstance(record, dict):
@@ -149,15 +148,10 @@ def _is_witness(witness: Any) -> bool:
     check, faults = (witness.get("check"), witness.get("faults")) if isinstance(witness, dict) else (None, None)
     if not isinstance(check, dict) or not isinstance(check.get("reason"), str) or not isinstance(faults, list):
         return False
-    return all(isinstance(fault, dict) and all(map(_is_time, _times_of(fault))) for fault in faults)
-
-
-def _times_of(fault: Mapping[str, Any]) -> tuple[Any, Any]:
-    return fault.get("start_ns"), fault.get("end_ns")
-
-
-def _is_time(value: Any) -> bool:
-    return value is None or isinstance(value, int)
+    return all(
+        isinstance(fault, dict) and all(isinstance(fault.get(name), int | None) for name in ("start_ns", "end_ns"))
+        for fault in faults
+    )
 
 
 def save(path: str, records: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from checker.faults import NEMESIS, faults_of
 from harness.history_writer import HistoryError, read_history
@@ -56,6 +56,8 @@ TAKEN_DOWN_US = 1_000_000
 MAX_VIOLATION_TEXT = 700
 EVER_NS = 10**18
 """Longer than any run, in either direction: the whole of it."""
+
+_T = TypeVar("_T")
 
 ROLE = re.compile(r"^(\S+) .*\brole_change self=(\S+) role=(\w+) term=(\d+)")
 LIFE = re.compile(r"^(\S+) .*\bnode (READY|stopped)\b")
@@ -110,13 +112,16 @@ def collect_replay(run_dir: RunDir, *, from_ns: int = -EVER_NS, to_ns: int = EVE
     _cut_out(replay, from_ns, to_ns)
     if silence is not None and (from_ns > ended_ns or not (replay.operations or replay.faults)):
         raise silence  # the part lies outside of the run, or would be an empty page
-    if (more := len(replay.faults) - MAX_FAULTS) > 0:
-        replay.notes.append(f"{plural(more, 'fault')} left out, the last ones")
-        replay.faults = replay.faults[:MAX_FAULTS]
-    if (more := len(replay.violations) - MAX_VIOLATIONS) > 0:
-        replay.notes.append(f"{plural(more, 'violation')} left out, the last ones")
-        replay.violations = replay.violations[:MAX_VIOLATIONS]
+    replay.faults = _first(replay, replay.faults, MAX_FAULTS, "fault")
+    replay.violations = _first(replay, replay.violations, MAX_VIOLATIONS, "violation")
     return replay
+
+
+def _first(replay: Replay, found: list[_T], most: int, noun: str, of: str = "") -> list[_T]:
+    """Those that the page has room for; its notes say how many more there are."""
+    if (more := len(found) - most) > 0:
+        replay.notes.append(f"{plural(more, noun)}{of} left out, the last ones")
+    return found[:most]
 
 
 def _cut_out(replay: Replay, from_ns: int, to_ns: int) -> None:
@@ -259,9 +264,7 @@ def _take_roles(replay: Replay, run_dir: RunDir, results: Mapping[str, Any], fro
 
 def _place_roles(replay: Replay, changes: Sequence[tuple[int, str, str, int]], to_ns: int) -> None:
     placed = sorted(change for change in changes if change[0] * 1000 <= to_ns)
-    if len(placed) > MAX_ROLES:
-        replay.notes.append(f"{plural(len(placed) - MAX_ROLES, 'change')} of roles left out, the last ones")
-    replay.roles = placed[:MAX_ROLES]
+    replay.roles = _first(replay, placed, MAX_ROLES, "change", " of roles")
 
 
 def _role_lines(directory: Path) -> Iterator[tuple[int, str, str, int]]:
