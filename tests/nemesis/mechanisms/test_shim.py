@@ -535,6 +535,14 @@ def test_waits_until_a_time_of_a_wrong_clock_end_when_it_shows_that(
     assert {name: s for name, s in lasted.items() if not expected_s - 0.02 <= s < expected_s + 4} == {}
 
 
+def performed(child: Child, script: str) -> subprocess.CompletedProcess[str]:
+    """A Python program under the shim, to its end; what it prints is kept."""
+    environment = shim_environment(str(child.control.with_name("shim.so")), str(child.control), str(child.root))
+    return subprocess.run(
+        [sys.executable, "-I", "-S", "-c", script], env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True
+    )
+
+
 @needs_shim
 def test_a_clock_that_is_asked_by_the_numbers_of_calls_is_as_wrong(child: Child) -> None:
     """With no fault of the disk, and no account."""
@@ -549,10 +557,7 @@ def test_a_clock_that_is_asked_by_the_numbers_of_calls_is_as_wrong(child: Child)
         "    libc.syscall(number, *words)\n"
         "    print(shown[0])\n"
     )
-    environment = shim_environment(str(child.control.with_name("shim.so")), str(child.control), str(child.root))
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", script], env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True
-    )
+    done = performed(child, script)
     behind_s = [time.time() - int(shown) for shown in done.stdout.split()]
     assert len(behind_s) >= 2 and all(3590 < seconds < 3700 for seconds in behind_s), behind_s
 
@@ -564,10 +569,7 @@ def test_a_program_may_ask_for_the_time_zone_alone(child: Child) -> None:
         "zone = ctypes.create_string_buffer(b'x' * 8, 8)\n"
         "print(ctypes.CDLL(None).gettimeofday(None, zone), zone.raw != b'x' * 8)"
     )
-    environment = shim_environment(str(child.control.with_name("shim.so")), str(child.control), str(child.root))
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", script], env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True
-    )
+    done = performed(child, script)
     assert (done.returncode, done.stdout) == (0, "0 True\n")
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,15 +25,7 @@ PROBLEMS = {PRELOAD: why_no_shim(), SECCOMP: why_no_traps()}
 class ThisMachine:
     """Control files of this machine; no command is run."""
 
-    async def run(
-        self,
-        host: str,
-        argv: Sequence[str],
-        *,
-        stdin: str = "",
-        timeout_s: float,
-        environment: Mapping[str, str] | None = None,
-    ) -> tuple[int, str, str]:
+    async def run(self, host: str, argv: Sequence[str], **given: Any) -> tuple[int, str, str]:
         raise AssertionError(argv)
 
     async def overwrite(self, host: str, path: str, data: bytes) -> None:

@@ -127,19 +127,32 @@ def test_an_empty_slave_that_is_promoted_numbers_queues_on_that_it_has_no_messag
     ha(scenario, roles=("ASYNC_MASTER",))
 
 
+POP = {
+    "consumerGroup": "g", "topic": "t", "queueId": 1, "maxMsgNums": 9, "invisibleTime": 60_000, "pollTime": 0,
+    "bornTime": 0, "initMode": 0, "expType": "TAG", "exp": "*",
+}  # fmt: skip
+
+
+async def _promoted_goes_on(group: Any) -> None:
+    """The slave, made the master, numbers on behind three messages that were popped and three that were delayed."""
+    await group.stop("n1")
+    await group.stop("n2")
+    await group.start("n2", "ASYNC_MASTER")
+    assert (await group.send(b"popped", at="n2", queue_id=1)).ext_fields["queueOffset"] == "3"
+    assert b"popped" in (await group.ask("n2", 200050, POP)).body
+    assert (await group.send(b"later", at="n2", i="DELAY\x011\x02")).code == 0
+    await group.until(lambda: group["n2"].delays.delivered_total == 1)
+
+
 def test_what_the_log_says_was_delivered_or_given_out_is_numbered_on_where_nobody_told_the_slave(ha: Any) -> None:
     """Without a name server it does not know whom to ask, and says so."""
-    pop = {
-        "consumerGroup": "g", "topic": "t", "queueId": 1, "maxMsgNums": 9, "invisibleTime": 60_000, "pollTime": 0,
-        "bornTime": 0, "initMode": 0, "expType": "TAG", "exp": "*",
-    }  # fmt: skip
 
     async def scenario(group: Any) -> None:
         for number in range(3):
             assert (await group.send(b"plain %d" % number, queue_id=1)).code == 0
             assert (await group.send(b"delayed %d" % number, i="DELAY\x011\x02")).code == 0
         await group.fill(150)
-        assert (await group.ask("n1", 200050, pop)).ext_fields["msgOffsetInfo"] == "0 1 0,1,2"
+        assert (await group.ask("n1", 200050, POP)).ext_fields["msgOffsetInfo"] == "0 1 0,1,2"
         await group.fill(30)
         await group.until(lambda: group["n1"].delays.delivered_total == 3)
         master = f'classic.ha_master_address="{group.hosts["n1"].address}:10912"'
@@ -147,23 +160,13 @@ def test_what_the_log_says_was_delivered_or_given_out_is_numbered_on_where_nobod
         await group.following("n2")
         assert "none of its topics, consumer offsets and subscription groups" in group.lines("n2")
         assert group.ledger("n2").log.begin_position > 0 and not group["n2"].queues.find("t", 1)
-        await group.stop("n1")
-        await group.stop("n2")
-        await group.start("n2", "ASYNC_MASTER")
-        assert (await group.send(b"popped", at="n2", queue_id=1)).ext_fields["queueOffset"] == "3"
-        assert b"popped" in (await group.ask("n2", 200050, pop)).body
-        assert (await group.send(b"later", at="n2", i="DELAY\x011\x02")).code == 0
-        await group.until(lambda: group["n2"].delays.delivered_total == 1)
+        await _promoted_goes_on(group)
 
     ha(scenario, roles=("ASYNC_MASTER",))
 
 
 def test_what_the_log_says_was_delivered_or_given_out_counts_before_a_table_of_the_former_log(ha: Any) -> None:
     """A slave that begins anew has the ends of queues that it knew before; meanwhile they went on."""
-    pop = {
-        "consumerGroup": "g", "topic": "t", "queueId": 1, "maxMsgNums": 9, "invisibleTime": 60_000, "pollTime": 0,
-        "bornTime": 0, "initMode": 0, "expType": "TAG", "exp": "*",
-    }  # fmt: skip
 
     async def scenario(group: Any) -> None:
         for numbers in ((0,), (1, 2)):
@@ -172,7 +175,7 @@ def test_what_the_log_says_was_delivered_or_given_out_counts_before_a_table_of_t
                 assert (await group.send(b"delayed %d" % number, i="DELAY\x011\x02")).code == 0
             await group.fill(150)
             given = ",".join(map(str, numbers))
-            assert (await group.ask("n1", 200050, pop)).ext_fields["msgOffsetInfo"] == f"0 1 {given}"
+            assert (await group.ask("n1", 200050, POP)).ext_fields["msgOffsetInfo"] == f"0 1 {given}"
             await group.fill(30)
             await group.until(lambda last=numbers[-1]: group["n1"].delays.delivered_total == last + 1)
             if numbers == (0,):
@@ -184,13 +187,7 @@ def test_what_the_log_says_was_delivered_or_given_out_counts_before_a_table_of_t
         await group.start("n2", "SLAVE", "name_servers=[]", master)
         await group.following("n2")
         assert group.ledger("n2").log.begin_position > 0
-        await group.stop("n1")
-        await group.stop("n2")
-        await group.start("n2", "ASYNC_MASTER")
-        assert (await group.send(b"popped", at="n2", queue_id=1)).ext_fields["queueOffset"] == "3"
-        assert b"popped" in (await group.ask("n2", 200050, pop)).body
-        assert (await group.send(b"later", at="n2", i="DELAY\x011\x02")).code == 0
-        await group.until(lambda: group["n2"].delays.delivered_total == 1)
+        await _promoted_goes_on(group)
 
     ha(scenario, roles=("ASYNC_MASTER",))
 
