@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter, lt
 from typing import Any
 
-from checker.values import exact, truth
+from checker.values import ExactDecimal, exact, truth
 
 __all__ = [
     "FAIL",
@@ -127,6 +127,8 @@ def plain(value: Any) -> Any:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
+    if isinstance(value, ExactDecimal):
+        return float(value) if float(value) == value else str(value)
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -171,7 +173,7 @@ class Operation:
         out.update(invoked=self.invoked, returned=self.returned)
         for name in ("invoked_ns", "returned_ns", "node", "error"):
             if getattr(self, name) is not None:
-                out[name] = getattr(self, name)
+                out[name] = plain(getattr(self, name))
         return out
 
 

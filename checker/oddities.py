@@ -7,12 +7,13 @@ from itertools import chain
 from typing import Any
 
 from checker.history import INFO, History
+from checker.values import NUMBERS
 from checker.words import short
 
 __all__ = ["oddities"]
 
 #: Types of a time that is one.
-_TIMES = frozenset({int, float, type(None)})
+_TIMES = frozenset({*NUMBERS, type(None)})
 
 
 def oddities(history: History) -> list[str]:

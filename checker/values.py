@@ -55,7 +55,8 @@ _EXACT = decimal.Context(prec=decimal.MAX_PREC, traps=[decimal.Inexact, decimal.
 
 
 class ExactDecimal(decimal.Decimal):
-    """A decimal fraction (Clojure's ``0.1M``), whose sums are exact; with a float they are floats, as in Clojure."""
+    """A decimal fraction (Clojure's ``0.1M``), whose sums are exact; with a float all that comes of it is a float, as
+    in Clojure."""
 
     __slots__ = ()
 
@@ -77,6 +78,14 @@ class ExactDecimal(decimal.Decimal):
 
     def __rsub__(self, other: Any) -> Any:
         return -self + other
+
+    def __mul__(self, other: Any) -> Any:
+        return float(self) * other if isinstance(other, float) else super().__mul__(other)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> Any:
+        return float(self) / other if isinstance(other, float) else super().__truediv__(other)
 
     def __repr__(self) -> str:
         return str(self)

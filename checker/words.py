@@ -6,6 +6,7 @@ from typing import Any
 
 from checker.history import FAIL, INFO, OK, History, Operation
 from checker.models.base import UNKNOWN, Model
+from checker.values import NUMBERS
 
 __all__ = ["at", "named", "named_row", "of_key", "seconds", "short", "span"]
 
@@ -26,7 +27,7 @@ def of_key(key: Any) -> str:
 
 def seconds(time_ns: int | None) -> str | None:
     """A time since the start of the test, or ``None`` where the history has no times."""
-    return f"{time_ns / 1e9:.6f} s" if isinstance(time_ns, (int, float)) else None
+    return f"{time_ns / 1e9:.6f} s" if isinstance(time_ns, NUMBERS) else None
 
 
 def at(operation: Operation, *, invoked: bool) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from checker.history import History, HistoryBuilder, HistoryError
 from checker.linearizability.budget import Budget
+from checker.values import NUMBERS
 
 __all__ = ["BATCH_LINES", "EVENT_IN_COMMENT", "FileEvents", "FormatError", "MemoryLimitError"]
 
@@ -99,7 +100,7 @@ class FileEvents:
             in_order = sorted(times)
         except (KeyError, TypeError):
             return  # not every event has one that can be compared
-        if any(time.__class__ not in (int, float) for time in (in_order[0], in_order[-1])):
+        if any(time.__class__ not in NUMBERS for time in (in_order[0], in_order[-1])):
             return
         latest = self._latest
         if times != in_order or (latest is not None and times[0] < latest):

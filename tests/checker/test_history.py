@@ -17,9 +17,10 @@ from checker import Counter, FetchAndAdd, FormatError, History, HistoryError, Op
 from checker.codecs import detect_format, read, read_bytes, read_rows
 from checker.codecs.edn import parse_edn, read_edn_text
 from checker.codecs.source import FileEvents
-from checker.history import HistoryBuilder, key_of_text, key_text
+from checker.delivery import check_delay
+from checker.history import HistoryBuilder, key_of_text, key_text, plain
 from checker.simple import check_bank, check_counter
-from checker.values import exact
+from checker.values import ExactDecimal, exact
 
 
 def write(tmp_path: Path, name: str, text: str) -> Path:
@@ -296,6 +297,31 @@ def test_sums_of_edn_decimals_are_exact() -> None:
     banks = _edn_history(":read nil {:a,0.1M,:b,0.2M}", ":read nil {:a,0.3M,:b,0M}")
     assert check_bank(banks).valid is True
     assert check_bank(_edn_history(":read nil {:a,1e17M}", ":read nil {:a,1e17M,:b,0.1M}")).valid is False
+
+
+def test_edn_decimals_are_times_and_delays_as_floats_are(tmp_path: Path) -> None:
+    def timed(*steps: str) -> History:
+        """Operations, each as ``:f asked answered began ended``."""
+        lines = []
+        for step in steps:
+            f, asked, answered, began, ended = step.split()
+            lines.append(f"{{:process 0, :type :invoke, :f {f}, :value {asked}, :time {began}}}")
+            lines.append(f"{{:process 0, :type :ok, :f {f}, :value {answered}, :time {ended}}}")
+        return read(write(tmp_path, "timed.edn", "\n".join(lines)))
+
+    result = check(timed(":write 1 1 0.5e9M 1e9M", ":read nil 2 2500000000.5M 3500000000.25M"), Register())
+    assert "2.500000 s to 3.500000 s" in result.reason
+    (shown,) = json.loads(json.dumps(result.to_json()))["witness"]["operations"]
+    assert (shown["invoked_ns"], shown["returned_ns"]) == (2500000000.5, 3500000000.25)
+    with pytest.raises(FormatError, match="must stand in the order"):
+        timed(":write 1 1 5.5M 6.5M", ":read nil 1 1.5M 2.5M")
+    late = timed(":send {:message,1,:delay_ms,100.5M} {:message,1,:delay_ms,100.5M} 0 1", ":receive nil [1] 5e9M 5e9M")
+    assert check_delay(late).stats["counts"]["late"] == 1
+
+
+def test_edn_decimals_are_numbers_in_json_where_a_float_is_the_same() -> None:
+    assert plain([ExactDecimal("0.5"), ExactDecimal("0.1")]) == [0.5, "0.1"]
+    assert key_text(ExactDecimal("0.5")) == key_text(0.5)
 
 
 @given(st.lists(st.decimals(allow_nan=False, allow_infinity=False, places=30), max_size=5))
