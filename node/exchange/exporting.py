@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from node.broker.broker_snapshots import BASIS
 from node.broker.consumer_offsets import ConsumerOffsets
 from node.broker.delay import DelayProgress
 from node.broker.internal_topics import DELAY_LEVELS_MS, HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, system_topics
@@ -149,7 +150,7 @@ class _Export:
 
     def _read_derived(self, end: int) -> _Derived:
         """As the broker goes on: of the dispatch checkpoint, if it can be read and is of this log, and of the table for
-        queues that the checkpoint lacks. Raises ExchangeError, OSError."""
+        queues that the checkpoint lacks, or presumes to end before. Raises ExchangeError, OSError."""
         table = self._read_queue_ends() if self._log.begin > 0 else {}
         delivered = [0] * (len(DELAY_LEVELS_MS) + 1)
         try:
@@ -165,7 +166,10 @@ class _Export:
                 for topic, queues in content["queues"].items()
                 for queue_id, bounds in queues.items()
             }
-            return _Derived(table | ends, [0, *(json.loads(content["derived"])["delay"] or delivered[1:])])
+            derived = json.loads(content["derived"])
+            presumed = {(topic, queue_id) for topic, queue_id in (derived.get(BASIS) or {}).get("presumed", ())}
+            known = {queue: end for queue, end in ends.items() if queue not in presumed or end >= table.get(queue, 0)}
+            return _Derived(table | known, [0, *(derived["delay"] or delivered[1:])])
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return _Derived(table, delivered)
 

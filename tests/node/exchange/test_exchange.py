@@ -33,6 +33,7 @@ from node.exchange.recognition import mark_of_apache
 from node.exchange.staging import ExchangeError
 from node.exchange.tables import decode_apache_table, encode_apache_table
 from node.real_runtime import real_runtime
+from node.store.table_file import encode_table
 
 from .apache_store import CONFIG, HALF, OP, SCHEDULE, SEGMENT_BYTES, ApacheStore, topic_json, tree
 
@@ -221,14 +222,7 @@ def test_queues_whose_messages_have_expired_go_on_where_they_were(tmp_path: Path
     elif checkpoint == "gone":
         path.unlink()
     export_store(configured(tmp_path / "ours"), tmp_path / "out")
-    ends = {}
-    for path in sorted((tmp_path / "out" / "consumequeue").glob("*/*/*")):
-        data = path.read_bytes()
-        assert len(data) == 1000
-        units = [data[at : at + 20] for at in range(0, 1000, 20)]
-        count = next((at for at, unit in enumerate(units) if unit == bytes(20)), 50)
-        ends[str(path.parent.relative_to(tmp_path / "out" / "consumequeue"))] = int(path.name) // 20 + count
-    assert ends == {"t/1": 130, "u/0": 50}
+    assert ends_of(tmp_path / "out") == {"t/1": 130, "u/0": 50}
     queues = asyncio.run(opened(tmp_path / "ours"))["queues"]
     assert {queue: bounds[:2] for queue, bounds in queues.items()} == {
         ("t", 0): (60, 61), ("t", 1): (130, 130), ("u", 0): (50, 50)
@@ -236,6 +230,36 @@ def test_queues_whose_messages_have_expired_go_on_where_they_were(tmp_path: Path
     (tmp_path / "ours" / "queueEnds.json").write_text('{"queueEnds":{},"crc32":"00000000"}')
     with pytest.raises(ExchangeError, match=r"queueEnds.json is damaged"):
         export_store(configured(tmp_path / "ours"), tmp_path / "not made")
+
+
+def ends_of(root: Path) -> dict[str, int]:
+    """Where the queues of an export end, by their files of 50 units."""
+    ends = {}
+    for path in sorted((root / "consumequeue").glob("*/*/*")):
+        data = path.read_bytes()
+        assert len(data) == 1000
+        units = [data[at : at + 20] for at in range(0, 1000, 20)]
+        count = next((at for at, unit in enumerate(units) if unit == bytes(20)), 50)
+        ends[str(path.parent.relative_to(root / "consumequeue"))] = int(path.name) // 20 + count
+    return ends
+
+
+def test_what_a_slave_has_learned_of_queues_since_its_checkpoint_is_exported(tmp_path: Path) -> None:
+    """The table says more of a queue whose end is presumed; of no other, nor where it says less."""
+    store = ApacheStore(begin=7 * SEGMENT_BYTES)
+    for queue_id, end in ((1, 130), (2, 70)):
+        store.numbers["t", queue_id], store.units["t", queue_id] = end, [pack_unit(9)] * (end % 50)
+    store.put("t", 0, b"still there")
+    store.write(tmp_path / "apache")
+    import_store(configured(tmp_path / "ours"), tmp_path / "apache")
+    (tmp_path / "ours" / "consumequeue.checkpoint").unlink()
+    asyncio.run(opened(tmp_path / "ours"))  # a checkpoint in which both ends are presumed
+    learned = encode_table({"queueEnds": {"t": {"1": 200, "2": 60}}})
+    (tmp_path / "ours" / "queueEnds.json").write_bytes(learned)
+    export_store(configured(tmp_path / "ours"), tmp_path / "out")
+    assert ends_of(tmp_path / "out") == {"t/1": 200, "t/2": 70}
+    queues = asyncio.run(opened(tmp_path / "ours"))["queues"]
+    assert queues["t", 1][:2] == (200, 200) and queues["t", 2][:2] == (70, 70)
 
 
 def pack_unit(position: int) -> bytes:
