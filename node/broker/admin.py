@@ -16,7 +16,7 @@ from node.broker.query_context import QueryContext
 from node.broker.topics import TopicTableFull, changed_message_type, check_topic, topic_json
 from node.config import TopicConfig, check_topic_name
 from node.remoting import Command, Connection, DeferredReply, RequestCode, RequestError, ResponseCode
-from node.remoting.tool_json import Place, queue_table, to_json
+from node.remoting.tool_json import Place, queue_row, queue_table, to_json
 from node.store.consume_queue import ConsumeQueue
 
 __all__ = ["AdminProcessor"]
@@ -208,11 +208,11 @@ class AdminProcessor:
         name = command.get_str("topic")
         topic = self._topic(name)
         await self._context.gate.enter()
-        table = queue_table(
-            (Place(name, self._context.broker_name, queue_id), self._bounds(self._context.queues.find(name, queue_id)))
-            for queue_id in range(topic.all_queues)
-        )
-        return command.reply(ResponseCode.SUCCESS, body=f'{{"offsetTable":{table}}}'.encode())
+        rows = [
+            queue_row(Place(name, self._context.broker_name, queue_id), self._bounds(queue))
+            async for queue_id, queue in self._context.each_queue(name, topic.all_queues)
+        ]
+        return command.reply(ResponseCode.SUCCESS, body=f'{{"offsetTable":{queue_table(rows)}}}'.encode())
 
     def _bounds(self, queue: ConsumeQueue | None) -> dict[str, int]:
         if queue is None:

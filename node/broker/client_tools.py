@@ -8,7 +8,8 @@ here would be overwritten at once: that is why consumers have to be told (R: Adm
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from itertools import starmap
 from typing import Any
 
 from node.broker.append_errors import read_record
@@ -27,7 +28,8 @@ from node.remoting import (
     RequestTimeout,
     ResponseCode,
 )
-from node.remoting.tool_json import Place, parse_queue_table, queue_table, to_json
+from node.remoting.tool_json import Place, parse_queue_table, queue_row, queue_table, to_json
+from node.store.consume_queue import ConsumeQueue
 from node.store.record import RecordError
 
 __all__ = ["ClientTools"]
@@ -67,10 +69,14 @@ class ClientTools:
         topic, group = self._topic(command), command.get_str("group")
         timestamp_ms, is_forced = command.get_int("timestamp"), command.get_bool("isForce")
         await self._context.gate.enter()
-        table = []
-        for queue_id in range(topic.queues):
+        table: list[str] = []
+        rows_for_cpp: list[str] = []
+        async for queue_id, queue in self._context.each_queue(topic.name, topic.queues):
             place = Place(topic.name, self._context.broker_name, queue_id)
-            table.append((place, self._new_offset(group, place, timestamp_ms, is_forced)))
+            offset = self._new_offset(group, place, queue, timestamp_ms, is_forced)
+            table.append(queue_row(place, offset))
+            rows_for_cpp.append(to_json({**place.document(), "offset": offset}))
+        body, body_for_cpp = _offset_table(queue_table(table)), _offset_table(f"[{','.join(rows_for_cpp)}]")
         consumers = self._context.clients.consumer_group(group)
         if consumers is None:
             raise RequestError(
@@ -79,11 +85,10 @@ class ClientTools:
         fields: dict[str, FieldValue] = {"topic": topic.name, "group": group, "timestamp": timestamp_ms}
         fields["isForce"] = is_forced
         for client in consumers.clients.values():
-            notice = Command.request(
-                RequestCode.RESET_CONSUMER_CLIENT_OFFSET, fields, _offsets_for(client.language, table), oneway=True
-            )
+            told = body_for_cpp if client.language == LanguageCode.CPP else body
+            notice = Command.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, fields, told, oneway=True)
             client.connection.send(notice)
-        return command.reply(ResponseCode.SUCCESS, body=_offsets_for(command.language, table))
+        return command.reply(ResponseCode.SUCCESS, body=body_for_cpp if command.language == LanguageCode.CPP else body)
 
     def _topic(self, command: Command) -> TopicConfig:
         name = command.get_str("topic")
@@ -92,13 +97,14 @@ class ClientTools:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"topic {name[:127]!r} does not exist")
         return topic
 
-    def _new_offset(self, group: str, place: Place, timestamp_ms: int, is_forced: bool) -> int:
+    def _new_offset(
+        self, group: str, place: Place, queue: ConsumeQueue | None, timestamp_ms: int, is_forced: bool
+    ) -> int:
         known = self._context.offsets.find(group, place.topic, place.queue_id)
         if known is None:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR, f"group {group!r} has no offset in {place.topic}/{place.queue_id}"
             )
-        queue = self._context.queues.find(place.topic, place.queue_id)
         if queue is None:
             return 0
         if timestamp_ms == END_OF_QUEUE:
@@ -137,7 +143,7 @@ class ClientTools:
             reply = await client.connection.invoke(request, timeout_ms=STATUS_TIMEOUT_MS)
             if reply.code != ResponseCode.SUCCESS:
                 return None
-            return queue_table(parse_queue_table(reply.body, "messageQueueTable"))
+            return queue_table(starmap(queue_row, parse_queue_table(reply.body, "messageQueueTable")))
         except (RemotingError, ValueError):
             return None  # the others' answers are worth having without it
 
@@ -175,9 +181,6 @@ class ClientTools:
         return command.reply(reply.code, remark=reply.remark, fields=reply.ext_fields, body=reply.body)
 
 
-def _offsets_for(language: int, table: list[tuple[Place, int]]) -> bytes:
-    """Offsets by queue in the form that a peer in `language` reads (R: ResetOffsetBody, ResetOffsetBodyForC)."""
-    if language == LanguageCode.CPP:
-        rows: list[Mapping[str, Any]] = [{**place.document(), "offset": offset} for place, offset in table]
-        return to_json({"offsetTable": rows}).encode()
-    return f'{{"offsetTable":{queue_table(table)}}}'.encode()
+def _offset_table(table: str) -> bytes:
+    """Offsets by queue, as a table or, for a peer in C++, as a list (R: ResetOffsetBody, ResetOffsetBodyForC)."""
+    return f'{{"offsetTable":{table}}}'.encode()

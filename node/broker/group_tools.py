@@ -6,7 +6,6 @@ Answers are in the form that R's own tools read. Codes and fields: R (AdminBroke
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -20,7 +19,7 @@ from node.broker.pull import PropertyFilter, TagFilter
 from node.broker.query_context import QueryContext
 from node.config import TopicConfig
 from node.remoting import Command, Connection, LanguageCode, RequestCode, RequestError, ResponseCode
-from node.remoting.tool_json import Place, queue_table, to_json
+from node.remoting.tool_json import Place, queue_row, queue_table, to_json
 from node.runtime import Clock
 from node.store.record import java_string_hash
 
@@ -123,7 +122,7 @@ class GroupTools:
         name, only = command.get_str("consumerGroup"), command.get_str("topic", "")
         await self._context.gate.enter()
         topics = [only] if only else self._context.offsets.topics_of(name)
-        body, _ = self._stats(name, self._consumed(name, topics))
+        body, _ = await self._stats(name, self._consumed(name, topics))
         return command.reply(ResponseCode.SUCCESS, body=body.encode())
 
     async def all_progress(self, command: Command, connection: Connection) -> Command:
@@ -140,10 +139,9 @@ class GroupTools:
         for name, topics in sorted(groups.items()):
             stats = []
             for topic in self._consumed(name, topics):
-                text, behind = self._stats(name, [topic])
+                text, behind = await self._stats(name, [topic])
                 stats.append(text)
                 total += behind
-                await asyncio.sleep(0)  # there may be thousands, and others wait
             rows.append(f"{{{to_json(name)}:[{','.join(stats)}]}}")
         text = f'{{"brokerAddr":{to_json(self._address())},"consumeStatsList":[{",".join(rows)}],"totalDiff":{total}}}'
         return command.reply(ResponseCode.SUCCESS, body=text.encode())
@@ -156,13 +154,12 @@ class GroupTools:
             if topic is not None and (here is None or not here.subscriptions or name in here.subscriptions):
                 yield topic
 
-    def _stats(self, group: str, topics: Iterable[TopicConfig]) -> tuple[str, int]:
+    async def _stats(self, group: str, topics: Iterable[TopicConfig]) -> tuple[str, int]:
         """The table of R's ConsumeStats, and how many messages the group is behind."""
-        rows: list[tuple[Place, object]] = []
+        rows: list[str] = []
         behind = 0
         for topic in topics:
-            for queue_id in range(topic.read_queues):
-                queue = self._context.queues.find(topic.name, queue_id)
+            async for queue_id, queue in self._context.each_queue(topic.name, topic.read_queues):
                 high = queue.max_offset if queue is not None else 0
                 offset = max(self._context.offsets.find(group, topic.name, queue_id) or 0, 0)
                 behind += max(high - offset, 0)
@@ -171,7 +168,7 @@ class GroupTools:
                     "consumerOffset": offset,
                     "lastTimestamp": stored_at(self._context.log, self._context.queues, queue, offset - 1) or 0,
                 }
-                rows.append((Place(topic.name, self._context.broker_name, queue_id), row))
+                rows.append(queue_row(Place(topic.name, self._context.broker_name, queue_id), row))
         rate = self._rates.per_second(group)
         return f'{{"consumeTps":{rate:.3f},"offsetTable":{queue_table(rows)}}}', behind
 
@@ -180,23 +177,21 @@ class GroupTools:
         group, topic = command.get_str("group"), self._topic(command)
         await self._context.gate.enter()
         spans = []
-        for queue_id in range(topic.queues):
-            queue = self._context.queues.find(topic.name, queue_id)
+        async for queue_id, queue in self._context.each_queue(topic.name, topic.queues):
             low, high = (queue.min_offset, queue.max_offset) if queue is not None else (0, 0)
             oldest_ms = stored_at(self._context.log, self._context.queues, queue, low) or 0
             offset = self._context.offsets.find(group, topic.name, queue_id) or 0
             read_ms = stored_at(self._context.log, self._context.queues, queue, offset - 1) if offset > 0 else oldest_ms
             waiting_ms = stored_at(self._context.log, self._context.queues, queue, offset) if offset < high else None
-            spans.append(
-                {
-                    "messageQueue": Place(topic.name, self._context.broker_name, queue_id).document(),
-                    "minTimeStamp": oldest_ms,
-                    "maxTimeStamp": stored_at(self._context.log, self._context.queues, queue, high - 1) or 0,
-                    "consumeTimeStamp": read_ms or 0,
-                    "delayTime": self._clock.wall_ms() - waiting_ms if waiting_ms is not None else 0,
-                }
-            )
-        return command.reply(ResponseCode.SUCCESS, body=to_json({"consumeTimeSpanSet": spans}).encode())
+            span = {
+                "messageQueue": Place(topic.name, self._context.broker_name, queue_id).document(),
+                "minTimeStamp": oldest_ms,
+                "maxTimeStamp": stored_at(self._context.log, self._context.queues, queue, high - 1) or 0,
+                "consumeTimeStamp": read_ms or 0,
+                "delayTime": self._clock.wall_ms() - waiting_ms if waiting_ms is not None else 0,
+            }
+            spans.append(to_json(span))
+        return command.reply(ResponseCode.SUCCESS, body=f'{{"consumeTimeSpanSet":[{",".join(spans)}]}}'.encode())
 
     def _topic(self, command: Command) -> TopicConfig:
         name = command.get_str("topic")

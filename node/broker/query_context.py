@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from node.broker.client_manager import ClientManager
@@ -9,6 +11,7 @@ from node.broker.consumer_offsets import ConsumerOffsets
 from node.broker.ledger import LedgerStore
 from node.broker.reads import ReadGate
 from node.broker.topics import TopicTable
+from node.store.consume_queue import ConsumeQueue
 from node.store.queue_store import QueueStore
 
 __all__ = ["QueryContext"]
@@ -25,3 +28,10 @@ class QueryContext:
     offsets: ConsumerOffsets
     clients: ClientManager
     broker_name: str
+
+    async def each_queue(self, topic: str, count: int) -> AsyncIterator[tuple[int, ConsumeQueue | None]]:
+        """The first `count` queues of a topic by their numbers, None for one that never held a message. Others have a
+        turn after each: there may be thousands, and whoever asks reads messages of each."""
+        for queue_id in range(count):
+            yield queue_id, self.queues.find(topic, queue_id)
+            await asyncio.sleep(0)

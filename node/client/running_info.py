@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from node.client.reader import QueueReader
 from node.client.subscriptions import Subscription
-from node.remoting.tool_json import Place, queue_table, to_json
+from node.remoting.tool_json import Place, queue_row, queue_table, to_json
 
 __all__ = ["consumer_status", "running_info"]
 
@@ -30,8 +30,8 @@ def running_info(
     for reader in readers:
         age_s = now_s - (reader.locked_until_s - lock_lease_s)
         locked_ms = wall_ms - round(age_s * 1000) if reader.locked_until_s > float("-inf") else 0
-        row = _queue_row(reader) | {"locked": reader.locked_until_s >= now_s, "lastLockTimestamp": locked_ms}
-        rows.append((Place(reader.queue.topic, reader.queue.broker_name, reader.queue.queue_id), row))
+        row = _process_queue(reader) | {"locked": reader.locked_until_s >= now_s, "lastLockTimestamp": locked_ms}
+        rows.append(queue_row(_place(reader), row))
     members = {
         "properties": to_json(dict(properties)),
         "subscriptionSet": to_json([subscription.data() for subscription in subscriptions]),
@@ -44,14 +44,16 @@ def running_info(
 def consumer_status(readers: Iterable[QueueReader]) -> bytes:
     """The body of the answer to 221: the first offset of each queue that is not dealt with."""
     rows = [
-        (Place(reader.queue.topic, reader.queue.broker_name, reader.queue.queue_id), reader.tracker.committed_offset)
-        for reader in readers
-        if reader.tracker is not None
+        queue_row(_place(reader), reader.tracker.committed_offset) for reader in readers if reader.tracker is not None
     ]
     return f'{{"messageQueueTable":{queue_table(rows)}}}'.encode()
 
 
-def _queue_row(reader: QueueReader) -> dict[str, object]:
+def _place(reader: QueueReader) -> Place:
+    return Place(reader.queue.topic, reader.queue.broker_name, reader.queue.queue_id)
+
+
+def _process_queue(reader: QueueReader) -> dict[str, object]:
     """R: ProcessQueueInfo. `droped` is its spelling."""
     tracker = reader.tracker
     first, last = tracker.open_range if tracker is not None else (0, 0)

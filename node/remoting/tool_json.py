@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["Place", "parse_queue_table", "queue_table", "to_json"]
+__all__ = ["Place", "parse_queue_table", "queue_row", "queue_table", "to_json"]
 
 MAX_TABLE_CHARACTERS = 4 << 20
 """Of a table that a client sends: one line for each of its queues."""
@@ -33,9 +33,14 @@ def to_json(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def queue_table(rows: Iterable[tuple[Place, object]]) -> str:
-    """A table by queue. The values are JSON."""
-    return f"{{{','.join(f'{to_json(place.document())}:{to_json(value)}' for place, value in rows)}}}"
+def queue_row(place: Place, value: object) -> str:
+    """A queue's row of a table by queue; the value is JSON."""
+    return f"{to_json(place.document())}:{to_json(value)}"
+
+
+def queue_table(rows: Iterable[str]) -> str:
+    """A table by queue of such rows."""
+    return f"{{{','.join(rows)}}}"
 
 
 def parse_queue_table(body: bytes, name: str) -> list[tuple[Place, Any]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -111,3 +113,41 @@ def test_deleted_queues_and_index_are_rebuilt_identically(run_case: Any, helpers
     next((data / "index").iterdir()).unlink()
     run_case(nothing, ledger=ledger, **options)
     assert derived() == before
+
+
+@pytest.mark.parametrize(
+    ("code", "fields"),
+    [
+        (202, {"topic": "wide"}),
+        (208, {"consumerGroup": "g"}),
+        (222, {"topic": "wide", "group": "g", "timestamp": 0, "isForce": True}),
+        (303, {"topic": "wide", "group": "g"}),
+        (317, {"isOrder": False}),
+    ],
+)
+def test_others_have_a_turn_after_each_queue_that_a_tool_asks_about(
+    run_case: Any, code: int, fields: dict[str, Any]
+) -> None:
+    """Messages of each are read: of the 65,536 queues that a topic may have, for ten seconds."""
+
+    async def scenario(case: Any) -> None:
+        await case.ask(17, {"topic": "wide", "readQueueNums": 1000, "writeQueueNums": 1000, "perm": 6})
+        for queue_id in range(1000):
+            case.broker.offsets.commit("g", "wide", queue_id, 0)
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        spinning = asyncio.create_task(others())
+        reply = await case.ask(code, fields)
+        spinning.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await spinning
+        assert reply.code == (206 if code == 222 else 0)  # no consumer is here that could be told
+        assert turns >= 1000
+
+    run_case(scenario)
