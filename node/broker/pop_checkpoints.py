@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
@@ -50,6 +51,8 @@ memory and 100 in every checkpoint of the queues."""
 MAX_QUEUES_OF_GROUPS = 100_000
 """Queues of groups of which the log tells how far they were given out, about 500 bytes each. When there are more, those
 given out longest ago are forgotten, unless something of them is in hand: their groups have consumer offsets."""
+FORGET_LOOKS = 100
+"""Queues of groups that are looked at for one that may be forgotten, for each that comes: nearly all may be in hand."""
 PLACES = 32
 """Messages of one checkpoint (R: the most that a POP request may ask for)."""
 ORDERED_REVIVE_QUEUE = 999
@@ -165,7 +168,7 @@ class OpenCheckpoints:
     def __init__(self) -> None:
         self.by_key: dict[CheckpointKey, Checkpoint] = {}
         self.by_number: dict[int, Checkpoint] = {}
-        self.next_offsets: dict[QueueOfGroup, int] = {}
+        self.next_offsets: OrderedDict[QueueOfGroup, int] = OrderedDict()
         """From where on a queue has not been given to a group; the one that was given out last is the last."""
         self.last_number = -1
         """That of the last message in the log of checkpoints and acknowledgements; -1: none since the start."""
@@ -212,21 +215,23 @@ class OpenCheckpoints:
         self._of_queue.setdefault(checkpoint.queue, _InHand()).add(checkpoint)
         self.open_messages += checkpoint.open.bit_count()
         end = max(checkpoint.offsets) + 1
-        self.next_offsets[checkpoint.queue] = max(self.next_offsets.pop(checkpoint.queue, 0), end)
-        if len(self.next_offsets) > MAX_QUEUES_OF_GROUPS:
-            self._forget_one()
+        self.next_offsets[checkpoint.queue] = max(self.next_offsets.get(checkpoint.queue, 0), end)
+        self.next_offsets.move_to_end(checkpoint.queue)
+        self._forget_some()
         self.on_opened(checkpoint)
 
-    def _forget_one(self) -> None:
-        """Forget the queue of a group that was given out longest ago and has nothing in hand."""
-        for _ in range(len(self.next_offsets)):
+    def _forget_some(self) -> None:
+        """Forget queues of groups that were given out longest ago and have nothing in hand, if there are too many."""
+        for _ in range(FORGET_LOOKS):
+            if len(self.next_offsets) <= MAX_QUEUES_OF_GROUPS:
+                return
             queue = next(iter(self.next_offsets))
-            offset = self.next_offsets.pop(queue)
             in_hand = self._of_queue.get(queue)
             if in_hand is None or in_hand.first_open_offset() is None:
                 self._of_queue.pop(queue, None)
-                return
-            self.next_offsets[queue] = offset  # not to be looked at again so soon
+                del self.next_offsets[queue]
+            else:
+                self.next_offsets.move_to_end(queue)  # not to be looked at again so soon
 
     def _acknowledged(self, key: CheckpointKey, offsets: Iterable[int]) -> None:
         checkpoint = self.by_key.get(key)
@@ -273,13 +278,13 @@ class OpenCheckpoints:
 
     def restore(self, state: Any) -> None:
         """Go on from a snapshot, None: from nothing."""
-        self.by_key, self.by_number, self.next_offsets, self._of_queue = {}, {}, {}, {}
+        self.by_key, self.by_number, self._of_queue, self.next_offsets = {}, {}, {}, OrderedDict()
         self.open_messages, self.last_number = 0, -1
         for number, key, invisible_ms, offsets, opened in (state or {}).get("open", ()):
             if opened:
                 self._add(Checkpoint(number, CheckpointKey(*key), invisible_ms, tuple(offsets), opened))
         ends = (state or {}).get("next", ())
-        self.next_offsets = {(group, topic, queue_id): offset for group, topic, queue_id, offset in ends}
+        self.next_offsets = OrderedDict(((group, topic, queue_id), offset) for group, topic, queue_id, offset in ends)
 
     async def flush(self) -> None:
         """The snapshot is all there is."""

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from node.broker import pop_checkpoints
 from node.broker.internal_topics import REVIVE_PREFIX
 from node.broker.pop_checkpoints import Checkpoint, CheckpointKey, OpenCheckpoints, QueueOfGroup
 from node.store.record import RecordSummary
@@ -75,6 +76,38 @@ def test_an_acknowledgement_looks_at_few_checkpoints_and_closed_ones_are_forgott
     assert looks < 20 * count
     assert checkpoints._consumed(QUEUE) == (0 if keeps_first else 2 * count)
     assert len(checkpoints._of_queue[QUEUE]._heap) <= 2
+
+
+def test_where_nearly_every_queue_is_in_hand_few_are_looked_at_for_one_to_forget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pop_checkpoints, "MAX_QUEUES_OF_GROUPS", 2000)
+    looks, look = 0, pop_checkpoints._InHand.first_open_offset
+
+    def counted(in_hand: pop_checkpoints._InHand) -> int | None:
+        nonlocal looks
+        looks += 1
+        return look(in_hand)
+
+    def given(number: int) -> CheckpointKey:
+        key = CheckpointKey("t", number, 0, "g", number)
+        checkpoints._add(Checkpoint(number, key, 1000, (0,), 1))
+        return key
+
+    checkpoints = OpenCheckpoints()
+    in_hand = [given(number) for number in range(1999)]
+    monkeypatch.setattr(pop_checkpoints._InHand, "first_open_offset", counted)
+    for number in range(2000, 2100):
+        before = looks
+        key = given(number)
+        assert looks - before <= pop_checkpoints.FORGET_LOOKS + 1
+        checkpoints._acknowledged(key, [0])
+    assert len(checkpoints.next_offsets) <= 2100
+    for key in in_hand:
+        assert checkpoints.by_key[key].open == 1
+        checkpoints._acknowledged(key, [0])
+    given(3000)
+    assert len(checkpoints.next_offsets) == len(checkpoints._of_queue) == 2000
 
 
 def test_a_checkpoint_of_no_message_is_none(caplog: pytest.LogCaptureFixture) -> None:
