@@ -230,6 +230,35 @@ def test_a_slave_that_dials_the_old_master_leaves_him_for_the_new_one(ha: Any, m
     ha(scenario, roles=(), size=3)
 
 
+def test_where_the_old_master_s_log_begins_says_nothing_of_the_new_one_s(ha: Any, monkeypatch: Any) -> None:
+    """The slave hears of the new master after the old one has refused, and before it asks the old one again."""
+
+    async def scenario(group: Any) -> None:
+        await group.start("n1", "ASYNC_MASTER")
+        await group.start("n2", "SLAVE")
+        await group.fill(10)
+        await group.following("n2")
+        end = group.ledger("n2").log.end_position
+        group.kill("n1")
+        await group.stop("n2")
+        old, new = [await group.play_master(name) for name in ("n1", "n3")]
+        await group.start("n2", "SLAVE", TO_N1)
+        client = group.ledger("n2").client
+        await group.until(lambda: bool(old.reports))
+        settle = client._settle
+
+        async def told_meanwhile() -> None:
+            client.set_master("10.0.0.3:10912")
+            await settle()
+
+        monkeypatch.setattr(client, "_settle", told_meanwhile)
+        await old.send(end - 1)  # its log begins there
+        await group.until(lambda: bool(new.reports))
+        assert [position for _, position in new.reports] == [old.reports[0][1]] == [1]
+
+    ha(scenario, roles=(), size=3)
+
+
 def test_no_heartbeat_comes_before_what_was_asked_for(ha: Any) -> None:
     """To a slave that compares it would say that the master's log ends there."""
 
