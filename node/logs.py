@@ -66,9 +66,10 @@ class LogLimiter:
         message: str,
         *arguments: object,
         error: BaseException | None = None,
+        level: int = logging.WARNING,
     ) -> None:
-        """Log `message % arguments` as a warning, unless one with this `key` was logged within the interval. With
-        `error`, its traceback follows."""
+        """Log `message % arguments`, as a warning unless `level` says otherwise, if none with this `key` was logged
+        within the interval. With `error`, its traceback follows."""
         now = self._now_s()
         if now < self._next_at.get(key, float("-inf")):
             self._held_back[key] = self._held_back.get(key, 0) + 1
@@ -79,4 +80,4 @@ class LogLimiter:
         held_back = self._held_back.pop(key, 0)
         self._next_at[key] = now + self._interval_s
         suffix = f" ({held_back} like this since the last line)" if held_back else ""
-        logger.warning(f"{message}%s", *arguments, suffix, exc_info=error)
+        logger.log(level, f"{message}%s", *arguments, suffix, exc_info=error)

@@ -62,7 +62,7 @@ class HAConnection(asyncio.Protocol):
         self._last_read_s = self._last_write_s = 0.0
         self._next = -1
         self._first = -1
-        self.address = "?"
+        self.address = self.host = "?"
         self.request_position = -1
         """What the slave asked for; -1 until it did."""
         self.ack_position = -1
@@ -82,7 +82,8 @@ class HAConnection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         peer = transport.get_extra_info("peername")
-        self.address = f"{peer[0]}:{peer[1]}" if peer else "?"
+        if peer:
+            self.host, self.address = peer[0], f"{peer[0]}:{peer[1]}"
         transport.set_write_buffer_limits(high=BUFFER_BYTES)
         self._last_read_s = self._last_write_s = self._loop.time()
         if not self._service.opened(self):
@@ -123,14 +124,16 @@ class HAConnection(asyncio.Protocol):
         if not begin <= start <= end:
             bound = begin if start < begin else end
             self._service.complain(
-                self.address,
+                f"{self.host} refused",
                 f"slave {self.address} asks for position {position}, this log holds {begin} to {end}: refused",
             )
             self._write(Frame(bound, b""))  # any slave sees that this is not what it asked for
             self.close()
             return
         self._first = self._next = start
-        logger.info("transferring from %d to slave %s, which asked for %d", start, self.address, position)
+        self._service.note(
+            f"{self.host} asks", f"transferring from {start} to slave {self.address}, which asked for {position}"
+        )
         if start == end:
             self._write(Frame(start, b""))  # so that it need not wait for a heartbeat to know that this is all
         self.wake()
@@ -143,7 +146,7 @@ class HAConnection(asyncio.Protocol):
                 self._service.confirmed(position)
         else:
             self._service.complain(
-                self.address,
+                f"{self.host} lies",
                 f"slave {self.address} says that it has the log up to {position}, and was sent it up to {self._next}:"
                 f" closing",
             )
@@ -168,7 +171,7 @@ class HAConnection(asyncio.Protocol):
                 body = log.read_range(self._next, size_bytes)
             except OSError as error:
                 body = b""
-                self._service.complain(self.address, f"the log cannot be read at {self._next}: {error}")
+                self._service.complain(f"{self.host} reads", f"the log cannot be read at {self._next}: {error}")
             if not body:  # removed from the front meanwhile, or unreadable: the slave asks again and is told
                 self.close()
                 return
@@ -193,7 +196,10 @@ class HAConnection(asyncio.Protocol):
     def _tick(self) -> None:
         now_s = self._loop.time() + TIMER_GRAIN_S
         if now_s >= self._silent_at_s():
-            logger.warning("slave %s was silent for %g s: closing", self.address, self._service.timings.housekeeping_s)
+            silent_s = self._service.timings.housekeeping_s
+            self._service.complain(
+                f"{self.host} silent", f"slave {self.address} was silent for {silent_s:g} s: closing"
+            )
             assert self._transport is not None
             self._transport.abort()
             return
@@ -279,14 +285,15 @@ class HAService:
             return False
         self._connections[connection] = None
         self.accepted_total += 1
-        logger.info("slave %s connected", connection.address)
         return True
 
     def closed(self, connection: HAConnection, error: Exception | None) -> None:
         """A connection is over."""
         if connection in self._connections:
             del self._connections[connection]
-            logger.info("slave %s is gone%s", connection.address, f": {error}" if error else "")
+            if connection.next_position >= 0:
+                reason = f": {error}" if error else ""
+                self.note(f"{connection.host} leaves", f"slave {connection.address} is gone{reason}")
 
     def confirmed(self, position: int) -> None:
         """A slave has the log up to `position`."""
@@ -305,8 +312,12 @@ class HAService:
             connection.wake()
 
     def complain(self, key: str, text: str) -> None:
-        """Log a warning that a peer could otherwise flood."""
+        """Log a warning that a peer could otherwise flood. The key names no port: each connection has another one."""
         self._complaints.warning(logger, key, "%s", text)
+
+    def note(self, key: str, text: str) -> None:
+        """Log what slaves do; a peer could flood that as well."""
+        self._complaints.warning(logger, key, "%s", text, level=logging.INFO)
 
     def slaves(self) -> list[dict[str, Any]]:
         """Each connection's address and positions."""

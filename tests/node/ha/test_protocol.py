@@ -311,6 +311,23 @@ def test_a_stranger_that_says_nothing_is_sent_away(ha: Any) -> None:
 
 
 @pytest.mark.mechanism("Offset mismatch → slave drops link")
+@pytest.mark.parametrize("said", [b"", b"GET / HT", bytes(8), struct.pack(">qq", 0, 1 << 40)])
+def test_strangers_do_not_fill_the_master_s_log(ha: Any, said: bytes) -> None:
+    """Each of their connections has another port."""
+
+    async def scenario(group: Any) -> None:
+        before = len(group.lines("n1").splitlines())
+        for _ in range(50):
+            stranger = await group.stranger()
+            await stranger.say(said)
+            group.on("clients", stranger._writer.close)
+            await asyncio.sleep(0.1)
+        assert group.ledger("n1").service.accepted_total >= 50
+        assert len(group.lines("n1").splitlines()) - before <= 3
+
+    ha(scenario, roles=MASTER)
+
+
 @pytest.mark.parametrize("wrong", ["ahead", "behind", "damaged", "elsewhere"])
 def test_a_slave_writes_nothing_that_does_not_follow(ha: Any, wrong: str) -> None:
     async def scenario(group: Any) -> None:

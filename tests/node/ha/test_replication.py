@@ -360,7 +360,7 @@ def test_a_slave_whose_disk_stands_still_is_not_taken_for_a_liar(ha: Any) -> Non
         client = group.ledger("n2").client
         assert client._link._replica.request_position > group.ledger("n2").log.committed_position
         lines = group.lines("n1")
-        assert "is gone" not in lines.split("asked for")[-1] and "closing" not in lines.split("connected")[-1]
+        assert "is gone" not in lines.split("asked for")[-1] and "closing" not in lines.split("asked for")[-1]
         disk.unstall(("sync",))
         await group.following("n2")
 
