@@ -18,6 +18,7 @@ import struct
 from typing import NamedTuple
 
 from node.dledger.entry import Entry
+from node.store.bad_sectors import is_of_a_bad_sector
 from node.store.segments import SegmentedFile
 
 __all__ = ["UNIT", "UNIT_SIZE_BYTES", "IndexUnit", "LogIndex", "pack_unit"]
@@ -113,15 +114,21 @@ class LogIndex:
 
     def lookup_file(self, index: int) -> IndexUnit | None:
         """The same, from the files alone."""
-        data = self._file.read(index * UNIT_SIZE_BYTES, UNIT_SIZE_BYTES)
+        data = self._read(index, 1)
         if len(data) < UNIT_SIZE_BYTES:
             return None
         unit = IndexUnit(*UNIT.unpack(data))
         return unit if unit.index == index and unit.pos >= 0 and unit.size_bytes > 0 else None
 
-    def read_file(self, index: int, count: int) -> bytes:
-        """Up to `count` packed units from `index` on, from the files alone. Raises OSError."""
-        return self._file.read(index * UNIT_SIZE_BYTES, count * UNIT_SIZE_BYTES)
+    def _read(self, index: int, count: int) -> bytes:
+        """Up to `count` packed units from `index` on, from the files alone; none where the disk does not give them back
+        any more: the entries tell them, as where they are damaged. Raises OSError."""
+        try:
+            return self._file.read(index * UNIT_SIZE_BYTES, count * UNIT_SIZE_BYTES)
+        except OSError as error:
+            if not is_of_a_bad_sector(error):
+                raise
+            return b""
 
     def file_range(self) -> tuple[int, int]:
         """First index in the files and the one behind the last, whole units only."""
@@ -169,7 +176,7 @@ class LogIndex:
             await self.reset(index)
             held = b""
         else:
-            held = self._file.read(index * UNIT_SIZE_BYTES, len(units))
+            held = self._read(index, len(units) // UNIT_SIZE_BYTES)
         same = _common_units(held, units)
         await self.truncate(index + same)
         await self._file.append(units[same * UNIT_SIZE_BYTES :])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from node.dledger import DLedgerStore, LedgerCorrupt
 from node.dledger.entry import TAIL_MARK_SIZE_BYTES
 from node.dledger.recovery import recover
-from node.store.segments import SegmentError
+from node.store.segments import SegmentedFile, SegmentError
 
 
 async def filled(bench: Any, count: int = 60, size_bytes: int = 150) -> list[Any]:
@@ -136,6 +137,30 @@ def test_the_index_is_made_again_from_the_data(bench: Any, kept: str) -> None:
         store = await bench.open()
         assert [store.get(index) for index in range(60)] == entries
         assert bench.content("n1", "/data/dledger/index") == before
+
+    bench(scenario)
+
+
+@pytest.mark.parametrize("bad", [0, 21, 59])
+def test_units_that_the_disk_does_not_give_back_are_made_again(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, bad: int
+) -> None:
+    read = SegmentedFile._read_one
+
+    def of_a_bad_sector(file: SegmentedFile, position: int, size_bytes: int) -> bytes:
+        if "/index/" in file.path_at(position) and position <= bad * 32 < position + size_bytes:
+            raise OSError(errno.EIO, "Input/output error", file.path_at(position))
+        return read(file, position, size_bytes)
+
+    async def scenario(bench: Any) -> None:
+        entries = await filled(bench)
+        before = bench.content("n1", "/data/dledger/index")
+        monkeypatch.setattr(SegmentedFile, "_read_one", of_a_bad_sector)
+        store = await bench.open()
+        assert (store.ledger_begin_index, store.ledger_end_index) == (0, 59)
+        assert bench.content("n1", "/data/dledger/index") == before  # written again, which gives it another sector
+        assert [store.get(index) for index in range(60)] == entries
+        assert f"index is damaged at byte {bad * 32}: " in caplog.text and not store.corrupt_reads
 
     bench(scenario)
 
