@@ -31,7 +31,7 @@ _REACH_TIMEOUT_S = 10.0
 _WAITING_SCRIPT = """
 import os, sys, time
 def waiting():
-    found = set()
+    found = {}
     for pid in sys.argv[1:]:
         try:
             threads = os.listdir(f"/proc/{pid}/task")
@@ -40,15 +40,22 @@ def waiting():
         for thread in threads:
             try:
                 with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:
-                    if file.read().rpartition(b")")[2].split()[0] == b"D":
-                        found.add(thread)
+                    letter = file.read().rpartition(b")")[2].split()[0]
+                with open(f"/proc/{pid}/task/{thread}/wchan", "rb") as file:
+                    place = file.read()
             except OSError:
-                pass
+                continue
+            if letter == b"D" and (place in (b"", b"0") or b"percpu" in place):
+                found[thread] = b"percpu" in place
     return found
 first = waiting()
 time.sleep(0.1)
-print(len(first & waiting()))
+second = waiting()
+both = [is_frozen for thread, is_frozen in first.items() if second.get(thread) is is_frozen]
+print(both.count(True), both.count(False))
 """
+"""Prints how many threads of processes wait for a thaw (percpu_rwsem_wait, before Linux 5.6 __percpu_down_read), and
+how many for something that the kernel does not show."""
 
 
 class HostFileSystems(Protocol):
@@ -189,14 +196,16 @@ class FileSystemDisks:
         return found if self._shim is None else {**found, **await self._shim.met(fault_id)}
 
     async def _waiting(self, host: str) -> FaultMet:
-        """The threads of the replica that wait in the kernel and cannot be interrupted, both times of two looks. On a
-        frozen file system each call that changes it waits until the thaw, so that none has met it where none waits."""
+        """The threads of the replica that wait for a thaw, both times of two looks: on a frozen file system each call
+        that changes it does, so that none has met it where none waits. Others wait in the kernel as well, such as one
+        that has begun a process by vfork."""
         pids = [str(pid) for pid in await self._members(host)]
         argv = [self._access.python(host), "-I", "-S", "-c", _WAITING_SCRIPT, *pids]
         status, output, _ = await self._access.run(host, argv, timeout_s=_REACH_TIMEOUT_S)
         if status != 0:
             return FaultMet(None, None)
-        return FaultMet(calls=int(output), met=int(output))
+        frozen, unknown = map(int, output.split())
+        return FaultMet(None, None) if unknown and not frozen else FaultMet(calls=frozen, met=frozen)
 
     async def reaches(self, host: str, pid: int | None) -> str | None:
         """None when the process has the host's file system mounted, and the shim where the run uses it."""

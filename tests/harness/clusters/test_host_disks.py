@@ -351,8 +351,10 @@ while True:
 @pytest.mark.skipif(why_no_shim() is not None, reason=str(why_no_shim()))
 @pytest.mark.parametrize("kind", ["fill", "shutdown", "freeze"])
 def test_a_fault_of_a_whole_file_system_is_met_by_who_writes_and_by_nobody_else(tmp_path: Path, kind: str) -> None:
+    """Nor by who waits in the kernel for something else: for a child that has not become another program yet."""
+
     async def scenario(cluster: NetnsCluster, disks: FileSystemDisks) -> None:
-        idle = "import time\nprint('up', flush=True)\ntime.sleep(600)"
+        idle = "import ctypes, signal\nprint('up', flush=True)\nctypes.CDLL(None).vfork()\nsignal.pause()"
         for host, code in (("n1", GROWS), ("n2", idle)):
             argv = [sys.executable, "-c", code, cluster.data_dir(host)]
             child = await cluster.spawn(host, Program(name="p", argv=argv, log_name="p.log"))
