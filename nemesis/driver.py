@@ -10,12 +10,13 @@ force is healed, also when the driver is cancelled or the injection broke half-w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import signal
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from nemesis.protocol import Injection, MakesRequest, Nemesis, Proof, ProvesToTheEnd, StepTimeout
 from nemesis.schedule import HEAL, INJECT, FaultEvent, Schedule
@@ -32,6 +33,9 @@ PLAN_TIMEOUT_S = 1.0
 
 STEP_TIMEOUT_S = 30.0
 """How long one step of one fault may take. Longer than any step's own deadline, so it ends only hung ones."""
+
+CANCEL_GRACE_S = 5.0
+"""How long a step that was cancelled may take to end: a nemesis of the operator's own may swallow that."""
 
 _T = TypeVar("_T")
 
@@ -274,12 +278,66 @@ class _Failure(str):
 
 async def _attempt(step: Awaitable[_T], timeout_s: float = STEP_TIMEOUT_S) -> _T | _Failure:
     """The result of a step, or why it has none. Only the driver's own cancellation gets through, and Ctrl-C."""
+    running = _Running(_answer_of(step))
+    late = f"took longer than {timeout_s:g} s"
     try:
-        return await asyncio.wait_for(_answer_of(step), timeout_s)
+        result = await asyncio.wait_for(running, timeout_s)
     except TimeoutError:
-        return _Failure(f"took longer than {timeout_s:g} s")
+        went_on = f", and {CANCEL_GRACE_S:g} s more though it was cancelled" if running.was_closed else ""
+        return _Failure(f"{late}{went_on}")
     except Exception as error:
         return _Failure(f"{type(error).__name__}: {error}")
+    return _Failure(late) if running.was_cancelled else result
+
+
+class _Running(Generic[_T]):
+    """A step that is awaited as it is, but closed where it goes on for longer than `CANCEL_GRACE_S` once it was
+    cancelled. In the task of whoever awaits it: one of its own would take more turns of a simulated loop."""
+
+    def __init__(self, step: Coroutine[Any, Any, _T]) -> None:
+        self._step = step
+        self.was_cancelled = False
+        self.was_closed = False
+
+    def __await__(self) -> Generator[Any, Any, _T]:
+        resume, given = self._step.send, None
+        closing: asyncio.TimerHandle | None = None
+        try:
+            while True:
+                try:
+                    awaited = resume(given)
+                except StopIteration as ended:
+                    return ended.value  # type: ignore[no-any-return]
+                try:
+                    given, resume = (yield awaited), self._step.send
+                except BaseException as error:
+                    given, resume = error, self._step.throw
+                    if self.was_closed:
+                        self._close()
+                        raise
+                    if isinstance(error, asyncio.CancelledError) and closing is None:
+                        self.was_cancelled = True
+                        closing = self._close_later()
+        finally:
+            if closing is not None:
+                closing.cancel()
+
+    def _close_later(self) -> asyncio.TimerHandle:
+        task = asyncio.current_task()
+        assert task is not None
+
+        def close() -> None:
+            self.was_closed = True
+            task.cancel()
+
+        return asyncio.get_running_loop().call_later(CANCEL_GRACE_S, close)
+
+    def _close(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.uncancel()  # that was ours
+        with contextlib.suppress(Exception):  # what it says to that, be it that it goes on, helps nobody
+            self._step.close()
 
 
 async def _answer_of(step: Awaitable[_T]) -> _T | _Failure:

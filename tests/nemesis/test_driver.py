@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from checker.faults import faults_of
-from nemesis.driver import STEP_TIMEOUT_S, run_schedule
+from nemesis.driver import CANCEL_GRACE_S, STEP_TIMEOUT_S, run_schedule
 from nemesis.operator import insist
 from nemesis.partition import PARTITION, Partition
 from nemesis.protocol import Injection, Proof
@@ -283,15 +283,21 @@ def test_a_plan_that_waits_does_not_keep_others_from_being_healed(
 class Broken(Partition):
     """A partition in which one step breaks after it has done half its work."""
 
-    def __init__(self, step: str, *, hang: bool = False, times: int = 1, error: BaseException | None = None) -> None:
-        self._step, self._hang, self._times = step, hang, times
+    def __init__(
+        self, step: str, *, hang: bool = False, deaf: bool = False, times: int = 1, error: BaseException | None = None
+    ) -> None:
+        self._step, self._hang, self._deaf, self._times = step, hang, deaf, times
         self._error = OSError("the disk of the harness is on fire") if error is None else error
 
     async def _maybe_break(self, step: str) -> None:
         if step == self._step and self._times:
             self._times -= 1
-            if self._hang:
-                await asyncio.sleep(10_000)
+            while self._hang:
+                try:
+                    await asyncio.sleep(10_000)
+                except asyncio.CancelledError:
+                    if not self._deaf:
+                        raise
             raise self._error
 
     async def plan(self, *args: Any, **named: Any) -> Injection:
@@ -374,6 +380,16 @@ def test_a_step_that_breaks_is_recorded_and_healed(step: str, hang: bool, make_t
         assert [proof["proven"] for proof in recorder.proofs(HEAL)] == [False, True]
     else:
         assert len(recorder) == 4
+
+
+@pytest.mark.parametrize("step", ["plan", "inject", "prove", "prove_met", "heal", "prove_healed"])
+def test_a_step_that_swallows_its_cancellation_is_ended(step: str, make_target: Any, run_virtual: Run) -> None:
+    recorder = Recorder()
+    run_virtual(drive(ONE_FAULT, make_target(5), recorder, Watched(step, hang=True, deaf=True)))
+    values = [event["value"] for _, event in recorder]
+    details = [value[word]["detail"] for value in values for word in ("proof", "met") if word in value]
+    assert any(f"took longer than {STEP_TIMEOUT_S:g} s, and {CANCEL_GRACE_S:g} s more" in said for said in details)
+    assert recorder.steps[-1] == ("info", HEAL, "f1")
 
 
 class Panic(BaseException):
