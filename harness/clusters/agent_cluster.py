@@ -448,7 +448,8 @@ class AgentCluster(ABC):
         links, self._links = self._links, {}
         closed = await asyncio.gather(*(link.close() for link in links.values()), return_exceptions=True)
         problems += [outcome for outcome in closed if isinstance(outcome, Exception)]
-        problems += await self._remove_hosts()
+        # First, because it says where the files are that could not be fetched.
+        problems = [*await self._remove_hosts(), *problems]
         if problems:
             raise HarnessError("; ".join(str(problem) for problem in problems[:3]))
 

@@ -25,7 +25,7 @@ from harness.clusters.docker_engine import HOST_IMAGE, DockerEngine
 from harness.clusters.options import MECHANISM_OPTION
 from harness.clusters.remote_cluster import RemoteCluster
 from harness.clusters.threads import all_of, in_thread
-from harness.errors import OperatorError
+from harness.errors import HarnessError, OperatorError
 from harness.host_files import BUILD_IMAGE, host_file, host_files_directory
 from harness.run_state import KIND_CONTAINER, KIND_NETWORK, Claim
 
@@ -114,6 +114,8 @@ class DockerCluster(RemoteCluster):
             return []
         claimed = {(claim.kind, claim.ident) for claim in self._run.claims}
         run_id = self._run.run_id
+        kept = [host for host in sorted(self._unfetched) if (KIND_CONTAINER, self._containers[host]) in claimed]
+        names = {name for host, name in self._containers.items() if host not in kept}
 
         async def remove(kind: str, name: str) -> None:
             if (kind, name) in claimed:
@@ -122,14 +124,28 @@ class DockerCluster(RemoteCluster):
                 self._run.release(kind, name)
 
         outcomes = await asyncio.gather(
-            *(remove(KIND_CONTAINER, name) for name in self._containers.values()), return_exceptions=True
+            *(in_thread(engine.end_container, self._containers[host], run_id) for host in kept),
+            *(remove(KIND_CONTAINER, name) for name in names),
+            return_exceptions=True,
         )
         outcomes += await asyncio.gather(remove(KIND_NETWORK, self._network_name), return_exceptions=True)
         problems = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
         if not problems:
             self._engine = None
             engine.close()
-        return problems
+        return [*self._left_in_containers(kept), *problems]
+
+    def _left_in_containers(self, hosts: Sequence[str]) -> list[Exception]:
+        """What to say of hosts whose files are there and nowhere else."""
+        if not hosts:
+            return []
+        copies = ", ".join(f"docker cp {self._containers[host]}:{self._host_dir(host)} DIRECTORY" for host in hosts)
+        return [
+            HarnessError(
+                f"the files of {', '.join(hosts)} are left in containers, which have ended ({copies}): `harness clean` "
+                "removes them"
+            )
+        ]
 
     def _connect(self, machine: str) -> ByteStream:
         if self._engine is None:

@@ -8,7 +8,7 @@ import os
 import socket
 import struct
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -196,6 +196,13 @@ class DockerEngine:
 
         Raises OperatorError, also when the container of that name is another's.
         """
+        return self._with_container(name, run_id, lambda container: container.remove(force=True, v=True))
+
+    def end_container(self, name: str, run_id: str) -> bool:
+        """End a container of a run, whose files stay; False when there is none. Raises OperatorError, as above."""
+        return self._with_container(name, run_id, lambda container: container.stop(timeout=0))
+
+    def _with_container(self, name: str, run_id: str, work: Callable[[Any], object]) -> bool:
         import docker.errors
 
         with self._errors(f"container {name}"):
@@ -203,7 +210,7 @@ class DockerEngine:
                 container = self._client.containers.get(name)
                 if container.labels.get(RUN_LABEL) != run_id:
                     raise OperatorError(f"docker: container {name} does not carry the label {RUN_LABEL}={run_id}")
-                container.remove(force=True, v=True)
+                work(container)
             except docker.errors.NotFound:
                 return False
             return True

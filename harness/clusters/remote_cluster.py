@@ -152,15 +152,15 @@ class RemoteCluster(AgentCluster):
         async def fetch_one(host: str) -> None:
             local = os.path.join(self._work_dir, host)
             data = os.path.join(local, "data")
+            self._unfetched.add(host)
             try:
                 await self.agent(host).request("hello")  # who is silent is not waited for as long as packing may take
                 await fetch_directory(self.agent(host), self.data_dir(host), data)
             except BaseException:
                 shutil.rmtree(data, ignore_errors=True)
-                self._unfetched.add(host)
                 raise
-            self._unfetched.discard(host)
             await fetch_directory(self.agent(host), self._log_dir(host), local)
+            self._unfetched.discard(host)
 
         outcomes = await asyncio.gather(*map(fetch_one, hosts or self._all_hosts), return_exceptions=True)
         return [outcome for outcome in outcomes if isinstance(outcome, Exception)]

@@ -22,7 +22,7 @@ from harness.cleanup import clean
 from harness.clusters.base import CLIENTS_HOST, ClusterUnavailable, Program
 from harness.clusters.docker import DockerCluster
 from harness.clusters.docker_engine import HOST_IMAGE, DockerEngine
-from harness.errors import OperatorError
+from harness.errors import HarnessError, OperatorError
 from harness.run_state import RunState
 from nemesis.name_service import NAME_SERVICE
 from nemesis.partition import PARTITION
@@ -177,6 +177,7 @@ def test_runs_side_by_side_do_not_meet_and_a_dead_container_is_seen(tmp_path: Pa
         run, inner = make(tmp_path, f"{RUN}-2", count=1)
         await inner.start()
         process = await inner.spawn("n1", Program(name="p", argv=["sleep", "600"], log_name="p.log"))
+        await inner.put_file("n1", os.path.join(inner.data_dir("n1"), "x"), b"kept")
         await outer.network.cut("f1", {"n1": frozenset({"n2"})})
         assert await passing(outer) == set(LINKS) - {Link("n2", "n1")}
         assert len(left_in(docker_engine)) == 4 + 1 + 2 + 1
@@ -184,9 +185,22 @@ def test_runs_side_by_side_do_not_meet_and_a_dead_container_is_seen(tmp_path: Pa
         await asyncio.to_thread(subprocess.run, kill, check=True)
         async with asyncio.timeout(30):
             assert await process.wait() == -9
-        with pytest.raises(Exception, match="the agent on this host has ended"):
-            await inner.stop()  # its data could not be fetched; it is gone all the same
-        assert run.claims == ()
+        with pytest.raises(HarnessError, match="the agent on this host has ended") as caught:
+            await inner.stop()
+        # Its data could not be fetched, so that they stay where they are.
+        left = f"sb-{RUN}-2-n1"
+        assert str(caught.value).startswith("the files of n1 are left in containers, which have ended")
+        assert [claim.ident for claim in run.claims] == [left] and not run.close()
+        copy = re.search(r"docker (cp \S+) DIRECTORY", str(caught.value))
+        assert copy is not None
+        argv = ["docker", "-H", docker_engine.url, *copy[1].split(), str(tmp_path / "copied")]
+        await asyncio.to_thread(subprocess.run, argv, check=True)
+        assert (tmp_path / "copied" / "data" / "x").read_bytes() == b"kept"
+        assert len(left_in(docker_engine)) == 4 + 1 + 1
+        await inner.stop()
+        dead = Path(run.path).read_text().splitlines()
+        Path(run.path).write_text("\n".join([json.dumps({**json.loads(dead[0]), "start_ticks": 1}), *dead[1:]]) + "\n")
+        assert clean(state_root=os.path.dirname(run.path), report=lambda line: None).left == []
         assert len(left_in(docker_engine)) == 4 + 1
         assert await passing(outer) == set(LINKS) - {Link("n2", "n1")}
 

@@ -239,12 +239,18 @@ def test_of_data_that_did_not_all_come_there_are_none(tmp_path: Path, ssh_machin
         assert ["n1: `pack` ended with status 1" in str(problem) for problem in await cluster.fetch()] == [True]
         assert [path.exists() for path in here] == [False, True]
         assert await cluster.fetch(["n2"]) == []
-        with pytest.raises(HarnessError, match=rf"`pack` .*; n1: the files of n1 are left there, in .*/{RUN}\.left"):
+        packed = f"{os.path.dirname(cluster.log_path('n2', 'log')).strip('/').replace('/', '-')[-100:]}.tar.gz"
+        in_the_way = os.path.join(cluster.agent("n2").directory, packed)
+        assert (await cluster.run("n2", ["sh", "-c", f"rm {in_the_way} && mkdir {in_the_way}"]))[0] == 0
+        said = rf"n1: the files of n1 are left there, in .*/{RUN}\.left; n2: the files of n2 are left there"
+        with pytest.raises(HarnessError, match=said):
             await cluster.stop()
-        assert ssh_machines.files("n1") == [f"{RUN}.left"]
-        left = ssh_machines.directory / "n1" / f"{RUN}.left"
-        assert (left / "n1" / "data" / "x").read_bytes() == b"x"
-        shutil.rmtree(left)
+        assert here[1].exists(), "of which all have come"
+        for host in ("n1", "n2"):
+            assert ssh_machines.files(host) == [f"{RUN}.left"]
+            left = ssh_machines.directory / host / f"{RUN}.left"
+            assert (left / host / "data" / "x").read_bytes() == b"x"
+            shutil.rmtree(left)
 
     with_cluster(tmp_path, ssh_machines, scenario)
 
