@@ -107,6 +107,8 @@ class _Driver:
         self._record = record
         self._not_recorded: Exception | None = None
         self._in_force: dict[str, Injection] = {}
+        self._beside: dict[str, list[Injection]] = {}
+        """fault -> the others that have been in force with it, be they over by now"""
         self._met: dict[str, Proof | None] = {}
         """fault -> what was seen of it right before it was first healed; a healing that is tried again finds less"""
         self._occurrences: dict[tuple[str, str], str | None] = {}
@@ -181,6 +183,9 @@ class _Driver:
         nemesis = self._nemeses[injection.nemesis]
         self._note("invoke", INJECT, injection)
         self._in_force[injection.fault_id] = injection  # first, because it may break half-way
+        self._beside[injection.fault_id] = list(self._others(injection.fault_id))
+        for other in self._beside[injection.fault_id]:
+            self._beside[other.fault_id].append(injection)
         if injection.problem is None:
             failure = await self._step(nemesis, nemesis.inject(self._target, injection))
             if isinstance(failure, _Failure):
@@ -221,6 +226,7 @@ class _Driver:
         if injection.fault_id in self._met or not isinstance(nemesis, ProvesToTheEnd):
             return
         others = self._others(injection.fault_id)
+        injection = replace(injection, beside=tuple(self._beside[injection.fault_id]))
         seen = await self._step(nemesis, nemesis.prove_met(self._target, injection, in_force=others))
         self._met[injection.fault_id] = _proof_of(seen)
 

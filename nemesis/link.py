@@ -18,7 +18,7 @@ from itertools import permutations
 from typing import Any
 
 from nemesis.forms import Form, FormNemesis, split_variant
-from nemesis.protocol import Injection, Proof
+from nemesis.protocol import Injection, Proof, told_apart
 from nemesis.target import CountsRefusals, CountsTraffic, FindsBypasses, Link, LinkMeasure, Links, LinkShape, Target
 from nemesis.words import plural, plural_with
 
@@ -184,8 +184,10 @@ async def _prove_refused(target: Target, injection: Injection) -> Proof:
     now = await _refused_by(target, list(before)) or before
     counts = {host: now[host] - count for host, count in before.items()}
     hit = [host for host, count in counts.items() if count > 0]
-    detail = f"{sum(counts.values())} damaged segments of TCP were refused by {', '.join(hit) or 'nobody'}"
-    return Proof(proven=True, exercised=bool(hit), detail=detail, checked=len(before))
+    others = [fault for fault in injection.beside if "corrupt_percent" in fault.value.get("shape", ())]
+    exercised, note = told_apart(counts, {link.destination for fault in others for link in _links_of(fault)})
+    detail = f"{sum(counts.values())} damaged segments of TCP were refused by {', '.join(hit) or 'nobody'}{note}"
+    return Proof(proven=True, exercised=exercised, detail=detail, checked=len(before))
 
 
 async def _refused(target: Target, links: Collection[Link]) -> dict[str, int] | None:

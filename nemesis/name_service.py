@@ -20,7 +20,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nemesis.forms import Form, FormNemesis
+from nemesis.forms import Form, FormNemesis, hosts_of
 from nemesis.process import processes_of, prove_released
 from nemesis.protocol import Injection, Proof
 from nemesis.target import NameFault, NameLookup, Names, Target
@@ -182,7 +182,7 @@ class NameServiceNemesis(FormNemesis):
 
     def _disturbed(self, in_force: Sequence[Injection]) -> frozenset[str]:
         """The hosts whose names another fault of this kind disturbs."""
-        return frozenset(host for fault in in_force if fault.nemesis == self.name for host in fault.value["hosts"])
+        return hosts_of([fault for fault in in_force if fault.nemesis == self.name])
 
 
 async def _problems(target: Target, host: str, kind: str, delay_ms: int) -> list[str]:

@@ -10,7 +10,7 @@ remembers by the fault's id. So one nemesis serves any number of overlapping fau
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
@@ -29,6 +29,7 @@ __all__ = [
     "ProvesToTheEnd",
     "StepTimeout",
     "UsesAbilities",
+    "told_apart",
     "usable_variants",
 ]
 
@@ -55,7 +56,8 @@ class Injection:
     when nothing can be injected, for instance because nobody leads; such a fault is recorded but never
     counts as proven. `evidence` is what the plan and the proof leave for the steps that come after them.
     `keeps_from` is what the hosts in `value` may be unable to do meanwhile, for the proofs of other faults; of the
-    nemeses of this package `nemesis.impairments` has it.
+    nemeses of this package `nemesis.impairments` has it. `beside` is given to `prove_met`: the other faults that have
+    been in force at some time since this one began, also those that are over, for counts that they share.
     """
 
     fault_id: str
@@ -65,6 +67,7 @@ class Injection:
     problem: str | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict)
     keeps_from: frozenset[Activity] = frozenset()
+    beside: Sequence[Injection] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +98,15 @@ class Proof:
         if self.evidence:
             fields["evidence"] = dict(self.evidence)
         return fields
+
+
+def told_apart(counts: Mapping[str, int], shared: Collection[str]) -> tuple[bool | None, str]:
+    """Whether a fault was exercised, by what each host counts since it began, and what to add to the words of that:
+    what a host counts for another fault as well, as those in `shared` do, may all be of the other one."""
+    hit = {host for host, count in counts.items() if count > 0}
+    unclear = sorted(hit.intersection(shared))
+    note = f"; of {', '.join(unclear)} perhaps by another such fault alone" if unclear else ""
+    return (None if unclear and hit == set(unclear) else bool(hit)), note
 
 
 class Nemesis(Protocol):

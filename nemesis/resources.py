@@ -15,10 +15,10 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nemesis.forms import Form, FormNemesis
+from nemesis.forms import Form, FormNemesis, hosts_of
 from nemesis.impairments import Activity, hosts_kept_from
 from nemesis.process import prove_released
-from nemesis.protocol import Injection, Proof
+from nemesis.protocol import Injection, Proof, told_apart
 from nemesis.target import DOWN, ResourceLimit, Resources, ResourceUse, Target
 from nemesis.words import plural, plural_with
 
@@ -98,7 +98,7 @@ class ResourcesNemesis(FormNemesis):
         victims = [host for host in injection.value["hosts"] if host not in down]
         if not victims:
             return Proof(proven=False, detail="every victim is held by another fault")
-        limited = {host for fault in in_force if self._is_like(fault, kind) for host in fault.value["hosts"]}
+        limited = self._limited_by(in_force, kind)
         others = [host for host in target.hosts if host not in {*injection.value["hosts"], *down, *limited}]
         used = await self._uses(target, kind, [*victims, *others])
         failed = [problem for host in victims if (problem := _not_limited(host, used[host])) is not None]
@@ -114,21 +114,21 @@ class ResourcesNemesis(FormNemesis):
 
     async def prove_met(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
         """The limits are still there, on replicas that were neither ended nor started again under them; and how often
-        they were met."""
+        they were met. Where another such limit was on a host as well meanwhile, nobody knows which of them was."""
         starts, before = injection.evidence.get("starts", {}), injection.evidence.get("met", {})
         same = [host for host, number in (await _starts(target, list(starts))).items() if number == starts[host]]
         used = await self._uses(target, self._form_of(injection), list(before))
         failed = [f"{host} is no longer limited: {used[host].detail}" for host in same if not used[host].is_limited]
-        counts = [
-            now_met - then_met
+        counts = {
+            host: now_met - then_met
             for host, then_met in before.items()
             if (now_met := used[host].met) is not None and then_met is not None
-        ]
+        }
         if not counts:
             detail, exercised = "the kernel does not count how often this limit is met", None
         else:
-            detail = f"met {plural(sum(counts), 'time')} on {plural(len(counts), 'replica')}"
-            exercised = any(count > 0 for count in counts)
+            exercised, note = told_apart(counts, self._limited_by(injection.beside, self._form_of(injection)))
+            detail = f"met {plural(sum(counts.values()), 'time')} on {plural(len(counts), 'replica')}{note}"
         return Proof(
             proven=not failed,
             exercised=exercised,
@@ -147,7 +147,7 @@ class ResourcesNemesis(FormNemesis):
         """No limit of this kind is left on the victims, but for those of other faults, and their replicas run and
         answer."""
         kind = self._form_of(injection)
-        limited = {host for fault in in_force if self._is_like(fault, kind) for host in fault.value["hosts"]}
+        limited = self._limited_by(in_force, kind)
         freed = [host for host in injection.value["hosts"] if host not in limited]
         running = await prove_released(target, injection.value["hosts"], in_force=in_force)
         used = await self._uses(target, kind, freed)
@@ -157,8 +157,9 @@ class ResourcesNemesis(FormNemesis):
         detail = "; ".join(failed[:3]) if failed else f"{free} no more; {running.detail}"
         return Proof(proven=not failed, detail=detail, checked=len(freed) + running.checked, failed=failed)
 
-    def _is_like(self, fault: Injection, kind: str) -> bool:
-        return fault.nemesis == self.name and self._form_of(fault) == kind
+    def _limited_by(self, faults: Sequence[Injection], kind: str) -> frozenset[str]:
+        """The hosts on which one of these faults is such a limit as well."""
+        return hosts_of([fault for fault in faults if fault.nemesis == self.name and self._form_of(fault) == kind])
 
     async def _uses(self, target: Target, kind: str, hosts: Sequence[str]) -> dict[str, ResourceUse]:
         resources = _resources(target)

@@ -326,6 +326,10 @@ class Watched(Broken):
 
     looks = 0
 
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.beside: dict[str, list[str]] = {}
+
     async def prove(self, target: Any, injection: Injection, *, in_force: Any = ()) -> Proof:
         proof = await super().prove(target, injection, in_force=in_force)
         return replace(proof, evidence={"count": 5})
@@ -333,6 +337,7 @@ class Watched(Broken):
     async def prove_met(self, target: Any, injection: Injection, *, in_force: Any = ()) -> Proof:
         assert target.fake_network.cuts, "asked while the fault is in force"
         self.looks += 1
+        self.beside[injection.fault_id] = [fault.fault_id for fault in injection.beside]
         await self._maybe_break("prove_met")
         return Proof(proven=True, exercised=injection.evidence["count"] < 7, detail="2 more")
 
@@ -345,6 +350,17 @@ def test_what_was_met_is_looked_for_before_the_healing_and_said_with_it(make_tar
     assert recorder.proofs(INJECT)[0]["evidence"] == {"count": 5}
     [fault] = faults_of([{**event, "time": 0} for _, event in recorder])
     assert fault["proven"] and fault["exercised"] and fault["healed"]
+
+
+def test_the_last_look_is_told_of_all_faults_that_were_in_force_with_it(make_target: Any, run_virtual: Run) -> None:
+    """Also of those that are over: counts that both share are of either."""
+    nemesis = Watched("none")
+    events = [
+        (5, INJECT, "f1"), (8, INJECT, "f2"), (12, HEAL, "f2"), (16, INJECT, "f3"), (20, HEAL, "f1"), (25, HEAL, "f3"),
+    ]  # fmt: skip
+    schedule = schedule_of(*((at_s, action, fault_id, "one") for at_s, action, fault_id in events))
+    run_virtual(drive(schedule, make_target(5), Recorder(), nemesis))
+    assert nemesis.beside == {"f1": ["f2", "f3"], "f2": ["f1"], "f3": ["f1"]}
 
 
 def test_a_look_that_breaks_proves_nothing_and_keeps_nothing_from_healing(make_target: Any, run_virtual: Run) -> None:

@@ -131,7 +131,8 @@ def test_a_limit_was_exercised_if_the_kernel_counted_it(
         target.resources.is_met = is_met
         injection = await plan_fault(RESOURCES, target, f"{form}@n2")
         await RESOURCES.inject(target, injection)
-        proof = await RESOURCES.prove(target, injection)
+        unplanned = Injection(fault_id="f2", nemesis="resources", variant="cpu@n1", value={}, problem="no plan")
+        proof = await RESOURCES.prove(target, injection, in_force=[unplanned])
         assert proof.proven, proof
         lasting = dataclasses.replace(injection, evidence={**injection.evidence, **proof.evidence})
         met = await RESOURCES.prove_met(target, lasting)
@@ -141,6 +142,28 @@ def test_a_limit_was_exercised_if_the_kernel_counted_it(
         assert not lapsed.proven and "n2 is no longer limited" in lapsed.detail
         target.processes.starts["n2"] = 2
         assert (await RESOURCES.prove_met(target, lasting)).proven, "another fault has ended what was limited"
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    ("second", "exercised"),
+    [("cpu@n2", None), ("memory@n2", True), ("cpu@n3", True), ("cpu@all", None)],
+)
+def test_a_limit_beside_another_one_of_its_kind_is_not_told_apart(
+    second: str, exercised: bool | None, make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def main() -> None:
+        target = make_fault_target(3)
+        injection = await plan_fault(RESOURCES, target, "cpu@n2")
+        other = await plan_fault(RESOURCES, target, second, fault_id="f2")
+        for each in (injection, other):
+            await RESOURCES.inject(target, each)
+        await RESOURCES.heal(target, other)
+        lasting = dataclasses.replace(injection, beside=[other])
+        met = await RESOURCES.prove_met(target, lasting)
+        assert met.proven and met.exercised is exercised, met
+        assert ("of n2 perhaps by another such fault alone" in met.detail) is (exercised is None)
 
     run_virtual(main())
 
@@ -204,7 +227,8 @@ def test_a_program_that_sees_other_files_of_names_fails_the_proof(
         target = make_fault_target(3)
         injection = await plan_fault(NAME_SERVICE, target, "gone@n2")
         await NAME_SERVICE.inject(target, injection)
-        assert (await NAME_SERVICE.prove(target, injection)).proven
+        unplanned = Injection(fault_id="f2", nemesis="name-service", variant="gone@n1", value={}, problem="no plan")
+        assert (await NAME_SERVICE.prove(target, injection, in_force=[unplanned])).proven
         target.names.unreached = {"n2"}
         for proof in (
             await NAME_SERVICE.prove(target, injection),
@@ -867,8 +891,13 @@ def test_damaged_packets_were_met_if_a_kernel_refused_some(
         await LINK.inject(target, injection)
         proof = await LINK.prove(target, injection)
         counts["n2"] += refused
-        met = await LINK.prove_met(target, dataclasses.replace(injection, evidence=proof.evidence))
+        lasting = dataclasses.replace(injection, evidence=proof.evidence)
+        met = await LINK.prove_met(target, lasting)
         assert met.proven and met.exercised is bool(refused)
+        for beside, exercised in (("corrupt@n1", None), ("delay@n1", True)):
+            other = await plan_fault(LINK, target, beside, fault_id="f2")
+            met = await LINK.prove_met(target, dataclasses.replace(lasting, beside=[other]))
+            assert met.exercised is (exercised if refused else False), met
 
     run_virtual(main())
 
