@@ -174,7 +174,7 @@ class _Driver:
             fault_id=event.fault_id,
             nemesis=event.nemesis,
             variant=event.variant,
-            value={"id": event.fault_id, "nemesis": event.nemesis, "variant": event.variant},
+            value={"id": event.fault_id, "nemesis": event.nemesis, "variant": event.variant, "hosts": []},
             problem=f"could not be planned: {planned}",
         )
 

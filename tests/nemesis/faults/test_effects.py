@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -13,12 +14,14 @@ from checker.faults import exercised_by
 from nemesis.clock import CLOCK
 from nemesis.corruption import BIT_FLIP
 from nemesis.disk import DISK_ERROR, DISK_FULL, DISK_SLOW, DISK_STALL
+from nemesis.driver import run_schedule
 from nemesis.link import LINK
 from nemesis.name_service import NAME_SERVICE
 from nemesis.power import POWER
 from nemesis.process import BACK_TIMEOUT_S, KILL, PAUSE
 from nemesis.protocol import Injection
 from nemesis.resources import RESOURCES
+from nemesis.schedule import HEAL, INJECT, Schedule
 from nemesis.slow_client import SLOW_CLIENT
 from nemesis.target import ClockSkew, Link, LinkShape, LinkTraffic, NameFault
 
@@ -52,6 +55,24 @@ def test_every_variant_is_proved_and_healed(
         assert healed.proven, healed
 
     run_virtual(main())
+
+
+@pytest.mark.parametrize("nemesis", ALL, ids=lambda nemesis: nemesis.name)
+def test_what_could_not_be_planned_is_not_called_unhealed(
+    nemesis: Any, make_fault_target: Any, run_virtual: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*args: Any, **named: Any) -> Any:
+        raise OSError("the host is away")
+
+    monkeypatch.setattr(type(nemesis), "plan", fail)
+    events: list[dict[str, Any]] = []
+    fault = {"id": "f1", "nemesis": nemesis.name, "variant": nemesis.variants[0]}
+    schedule = Schedule.from_json([{"at_s": 1, "action": INJECT, **fault}, {"at_s": 2, "action": HEAL, **fault}])
+    names, rng = {nemesis.name: nemesis}, random.Random(0)
+    run_virtual(run_schedule(schedule, target=make_fault_target(3), nemeses=names, rng=rng, record=events.append))
+    began, ended = (event["value"]["proof"] for event in events if event["type"] == "info")
+    assert not began["proven"] and began["detail"] == "could not be planned: OSError: the host is away"
+    assert ended["proven"], ended
 
 
 @pytest.mark.parametrize("form", ["slow-monotonic", "fast-monotonic"])
