@@ -31,6 +31,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -174,13 +175,16 @@ static int copy_direct(int from_fd, uint64_t offset, uint64_t length, int to_fd)
 
 /* The same of a file that the program has no descriptor of by which it can be read. Who closes one of a file loses all
  * locks that the process has on it (man 2 fcntl), so another process opens and closes it: a fork without the library's,
- * whose end is no signal to the program and no news to its wait(). */
+ * whose end is no signal to the program and no news to its wait(). It ends with the program: who starts that again would
+ * find the log still locked, and one that copies into it. */
 static int copy_by_another(const char *path, uint64_t offset, uint64_t length, int to_fd)
 {
     int status = -1;
     long pid = bare(SYS_clone, 0l, 0l, 0l, 0l, 0l), ended;
     if (pid == 0) {
-        int fd = (int)bare(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
+        bare(SYS_prctl, (long)PR_SET_PDEATHSIG, (long)SIGKILL, 0l, 0l, 0l);
+        int is_orphan = (pid_t)bare(SYS_getppid) != keeper;
+        int fd = is_orphan ? -1 : (int)bare(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
         bare(SYS_exit_group, (long)(fd < 0 || copy_bytes(fd, offset, length, to_fd) != 0));
     }
     do

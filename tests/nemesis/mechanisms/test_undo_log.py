@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -1082,6 +1085,60 @@ def test_a_lock_on_a_file_outlasts_a_change_of_it(keeper: str, how: str, tmp_pat
     assert host.files()["a"] != before
     host.take_back("ext4")
     assert host.files() == {"a": before}
+
+
+CUTS_BY_A_WRITE_ONLY_DESCRIPTOR = """
+import os, sys
+a = os.open(os.path.join(sys.argv[1], "a"), os.O_WRONLY)
+while True:
+    os.ftruncate(a, 32 << 20)
+    os.fsync(a)
+    os.ftruncate(a, 0)
+"""
+
+
+def stopped_child_of(pid: int, path: str, deadline_s: float) -> int:
+    """A child of a process, caught and stopped when it had opened a file that its parent has open as well."""
+    while time.monotonic() < deadline_s:
+        for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+                os.kill(child, signal.SIGSTOP)
+                while (letter := letter_of(child)) not in "TZX":
+                    time.sleep(0.001)
+                descriptors = [os.readlink(shown) for shown in Path(f"/proc/{child}/fd").iterdir()]
+                if letter == "T" and descriptors.count(path) == 2:
+                    return child
+                os.kill(child, signal.SIGCONT)
+    raise AssertionError("no child was seen")
+
+
+def letter_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+@pytest.mark.skipif(REASONS["shim"] is not None, reason=str(REASONS["shim"]))
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="children are found by /proc")
+def test_who_reads_old_bytes_for_a_program_ends_with_it(tmp_path: Path) -> None:
+    """The next one would find the log locked."""
+    host, deadline_s = Host(str(tmp_path), {"a": b""}, "shim"), time.monotonic() + 60
+    argv = [sys.executable, "-I", "-S", "-c", CUTS_BY_A_WRITE_ONLY_DESCRIPTOR, host.data]
+    environment = os.environ | shim_environment(host.tool, host.control, host.data, undo_path=host.undo)
+    with subprocess.Popen(argv, env=environment) as program:
+        child = 0
+        try:
+            child = stopped_child_of(program.pid, os.path.join(host.data, "a"), deadline_s)
+            program.kill()
+            program.wait()
+            with contextlib.suppress(FileNotFoundError):
+                while letter_of(child) not in "ZX":
+                    assert time.monotonic() < deadline_s, "it goes on"
+                    time.sleep(0.01)
+        finally:
+            program.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child or program.pid, signal.SIGKILL)
+    host.take_back("ext4")
+    assert os.listdir(host.undo) == []
 
 
 @every_keeper
