@@ -170,9 +170,8 @@ class RemotingClient(Endpoint):
         loop = asyncio.get_running_loop()
         timeout_ms = self._client_limits.connect_timeout_ms
         try:
-            _, connection = await asyncio.wait_for(
-                loop.create_connection(lambda: Connection(self), host, port, **self._tls_options), timeout_ms / 1000
-            )
+            dialling = loop.create_connection(lambda: Connection(self, address), host, port, **self._tls_options)
+            _, connection = await asyncio.wait_for(dialling, timeout_ms / 1000)
         except TimeoutError:
             return f"no connection to {address} within {timeout_ms} ms"
         except OSError as error:

@@ -48,10 +48,11 @@ first one is to be processed alone."""
 class Connection(asyncio.Protocol):
     """A connection to a peer. Made by a `RemotingServer` or `RemotingClient`, used by processors.
 
-    `state` is for the processors: whatever they want to remember of this peer.
+    `state` is for the processors: whatever they want to remember of this peer. `address` is what was dialled, if this
+    side did: the name of a peer that is gone before it could be asked for its own.
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, address: str = "a peer that is gone") -> None:
         self._endpoint = endpoint
         self._limits = endpoint.limits
         self._processors = endpoint.processors
@@ -80,7 +81,7 @@ class Connection(asyncio.Protocol):
         self._close_reason = ""
         self.is_closing = False
         """True from the moment `close` or `abort` was called or the peer went away."""
-        self.remote_address = ""
+        self.remote_address = address
         self.received_frames = 0
         self.state: dict[str, Any] = {}
 
@@ -171,7 +172,8 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
-        self.remote_address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
+        if isinstance(peer, tuple):  # None where it has reset the connection by now
+            self.remote_address = f"{peer[0]}:{peer[1]}"
         self._transport.set_write_buffer_limits(high=self._limits.write_high_water_bytes)
         self._idle_timer = self.loop.call_later(self._limits.idle_timeout_s, self._check_idle)
         self._endpoint.connection_opened(self)

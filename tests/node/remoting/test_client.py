@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from typing import Any
 
 import pytest
@@ -54,6 +55,30 @@ def test_a_name_that_no_resolver_takes_is_definite_and_told() -> None:
             client.ask(address, Command.request(1), told.set_result, timeout_ms=1000)
             assert isinstance(await asyncio.wait_for(told, 5), ConnectFailed)
         await client.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_peer_that_resets_a_new_connection_at_once_is_named_by_what_was_dialled() -> None:
+    """By then the kernel does not know any more who it was."""
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            address = f"127.0.0.1:{listener.getsockname()[1]}"
+            connect = loop.sock_connect
+
+            async def connect_and_be_reset(sock: socket.socket, to: Any) -> None:
+                await connect(sock, to)
+                accepted, _ = listener.accept()
+                accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                accepted.close()
+
+            loop.sock_connect = connect_and_be_reset  # type: ignore[method-assign]
+            client = RemotingClient()
+            with pytest.raises(ConnectionLost, match=address):
+                await client.invoke(address, Command.request(1), timeout_ms=1000)
+            await client.close()
 
     asyncio.run(scenario())
 
