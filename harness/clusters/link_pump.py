@@ -32,6 +32,10 @@ MAX_HELD_BYTES = 1 << 20
 """Bytes that one pump holds while they wait for their time; the sender is paused at this. Enough for 10 MB/s at
 100 ms of delay. One more read (256 KiB at most, asyncio's own limit) may come in on top."""
 
+KERNEL_BUFFER_BYTES = 128 << 10
+"""Of each socket and direction, which the kernel doubles. On loopback it would make some megabytes of it, and a host
+whose peer reads nothing would not feel it until as much was sent."""
+
 PIECES_PER_S = 50
 """A throttled link passes its bytes in this many pieces a second, so that they flow rather than come in lumps."""
 
@@ -314,6 +318,10 @@ class Side(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.transport.pause_reading()
+        own_socket = transport.get_extra_info("socket")
+        if own_socket is not None:
+            for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                own_socket.setsockopt(socket.SOL_SOCKET, buffer, KERNEL_BUFFER_BYTES)
 
     def data_received(self, data: bytes) -> None:
         pump = self.outgoing

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import socket
 import struct
+import termios
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -296,6 +298,22 @@ def test_a_slow_reader_slows_its_writer_down() -> None:
             assert near[1].transport.get_write_buffer_size() > 16 << 20
             far[1].transport.resume_reading()  # type: ignore[attr-defined]
             assert len(await asyncio.wait_for(far[0].readexactly(len(flood)), 60)) == len(flood)
+
+    asyncio.run(main())
+
+
+def test_a_writer_whose_peer_reads_nothing_feels_it_before_the_second_megabyte() -> None:
+    """What the kernel would hold for the proxy is no host's to wait for."""
+
+    async def main() -> None:
+        async with world() as w:
+            near, far = await w.pair()
+            far[1].transport.pause_reading()  # type: ignore[attr-defined]
+            near[1].write(b"z" * (2 << 20))
+            await asyncio.sleep(0.3)
+            near_socket = near[1].get_extra_info("socket")
+            (unsent_bytes,) = struct.unpack("i", fcntl.ioctl(near_socket.fileno(), termios.TIOCOUTQ, bytes(4)))
+            assert unsent_bytes > 0
 
     asyncio.run(main())
 
