@@ -14,11 +14,14 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from harness.cleanup import clean
 from harness.clusters.agent_file_systems import why_no_file_systems
+from harness.clusters.agent_processes import AgentProcess
 from harness.clusters.agent_shim import AgentShim, LauncherTrial
 from harness.clusters.base import ClusterUnavailable, Program
 from harness.clusters.control_groups import cgroup_parents
@@ -27,6 +30,7 @@ from harness.clusters.netns import IMAGE, MEMORY, SHARED, NetnsCluster, storage_
 from harness.clusters.netns_trial import why_no_namespaces
 from harness.errors import HarnessError
 from harness.faults.file_system_disks import FileSystemDisks
+from harness.faults.target import RunTarget
 from harness.process_table import find_processes, marked_with
 from harness.run_state import KIND_CGROUP, KIND_IMAGE, RunState, harness_process, load_run, temp_dir
 from harness.sdk import Host
@@ -282,6 +286,31 @@ time.sleep(60)
         assert files_of(cluster, "n1") == ["synced"]
         assert (await disks.probe("n1", timeout_s=WAIT_S)).sync.outcome == "ok"
         assert disks.lost("f1") == {}
+
+    with_cluster(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("ends_before", [False, True])
+def test_a_replica_that_ends_for_its_disk_to_be_mounted_again_has_not_ended_by_itself(
+    tmp_path: Path, ends_before: bool
+) -> None:
+    async def scenario(cluster: NetnsCluster, disks: FileSystemDisks) -> None:
+        current: dict[str, AgentProcess] = {}
+
+        async def restart(host: str) -> None:
+            argv = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+            current[host] = await cluster.spawn(host, Program(name="replica", argv=argv, log_name="replica.log"))
+
+        system: Any = SimpleNamespace(process=current.get, restart=restart)
+        processes = RunTarget(cluster, system).processes
+        await restart("n1")
+        await disks.impair("f1", {"n1": DiskFault(kind="shutdown")})
+        if ends_before:
+            await current["n1"].kill()
+        await disks.release("f1")
+        assert await processes.revive(["n1"]) == ["n1"]
+        told = {"n1 ended by itself, with status -9": 1} if ends_before else {}
+        assert dict(processes.unexpected_exits) == told
 
     with_cluster(tmp_path, scenario)
 
