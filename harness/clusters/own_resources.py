@@ -15,6 +15,7 @@ import errno
 import os
 import resource
 import socket
+import struct
 import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -136,6 +137,8 @@ class OwnResources:
                 return
             knock = socket.socket()
             knock.setblocking(False)
+            # What is left of one that was closed in order would be taken for a connection past the proxies of `local`.
+            knock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             if knock.connect_ex((listener.reachable_at, listener.port)) in (0, errno.EINPROGRESS):
                 knocks.append(knock)
             else:

@@ -15,6 +15,7 @@ import pytest
 from harness.clusters import own_resources
 from harness.clusters.agent_processes import AgentProcess
 from harness.clusters.base import Program
+from harness.clusters.host_agent import TIME_WAIT, sockets_here
 from harness.clusters.local import LocalCluster
 from harness.clusters.netns import NetnsCluster
 from harness.clusters.netns_trial import why_no_namespaces
@@ -259,6 +260,10 @@ def test_a_want_of_descriptors_is_met_by_a_program_that_cannot_accept(
             await resources.release("f")
             assert (await resources.usage("n1", "descriptors")).met == use.met
         assert resources._knocks == {}
+        (listener,) = own_resources._listeners([ProcessMember(child.pid, 0, "S", "accepts")])
+        await eventually(lambda: waiting(child) == 0)
+        left = [each for each in sockets_here("tcp") if each.state == TIME_WAIT]
+        assert listener.port not in {end.port for each in left for end in (each.own, each.peer)}
 
     cluster = LocalCluster(node_count=2, run=run_state, work_dir=str(tmp_path), ports=[21932])
     asyncio.run(with_cluster(cluster, "descriptors", scenario))
