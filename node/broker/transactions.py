@@ -417,7 +417,8 @@ class TransactionChecks:
             async with asyncio.timeout(BARRIER_TIMEOUT_S):
                 await self._ledger.read_barrier(ReadMode.READ_INDEX)
         except (DLedgerError, TimeoutError) as error:
-            self._complaints.warning(logger, "lead", "nobody is asked about transactions: %s", error)
+            reason = str(error) or f"no majority confirmed the lead within {BARRIER_TIMEOUT_S:g} s"
+            self._complaints.warning(logger, "lead", "nobody is asked about transactions: %s", reason)
             self._ask_later()
             return
         except Exception:

@@ -76,6 +76,22 @@ def test_producers_are_asked_after_all(
     run_case(scenario)
 
 
+def test_a_lead_that_nobody_confirms_in_time_is_told_with_the_time(
+    run_case: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(transactions, "BARRIER_TIMEOUT_S", 0.05)
+
+    async def scenario(case: Any) -> None:
+        case.ledger.read_barrier = lambda mode: asyncio.sleep(3600)
+        half = {"b": "t", "e": 1, "f": 4, "i": "TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01K\x02"}
+        assert (await case.ask(310, half, b"half")).code == 0
+        case.clock.now_ms += 6000
+        await helpers.until(lambda: "nobody is asked about transactions" in caplog.text)
+        assert "transactions: no majority confirmed the lead within 0.05 s" in caplog.text
+
+    run_case(scenario)
+
+
 def test_a_broker_registers_after_all(
     helpers: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
