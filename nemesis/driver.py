@@ -288,9 +288,9 @@ async def _attempt(step: Awaitable[_T], timeout_s: float = STEP_TIMEOUT_S) -> _T
     late = f"took longer than {timeout_s:g} s"
     try:
         result = await asyncio.wait_for(running, timeout_s)
-    except TimeoutError:
+    except TimeoutError as error:  # ours has no words, one of the step's own may
         went_on = f", and {CANCEL_GRACE_S:g} s more though it was cancelled" if running.was_closed else ""
-        return _Failure(f"{late}{went_on}")
+        return _Failure(f"{str(error) or late}{went_on}")
     except Exception as error:
         return _Failure(f"{type(error).__name__}: {error}")
     return _Failure(late) if running.was_cancelled else result

@@ -197,12 +197,19 @@ class AgentFileSystems:
         path = self._places[host].path_here
         if path is not None:
             if os.path.ismount(path):
-                await asyncio.wait_for(begin_in_thread(OPERATIONS[operation], path, *arguments), CALL_TIMEOUT_S)
+                await self._call_here(host, operation, path, *arguments)
             return
         argv = self._operation(host, operation, *arguments)
         status, _, errors = await self._links[host].run(argv, stdin=_operations(), timeout_s=CALL_TIMEOUT_S)
         if status != 0:
             raise ShellError(host, [operation, self.mount_point(host)], status, errors)
+
+    async def _call_here(self, host: str, operation: str, *arguments: str) -> None:
+        try:
+            await asyncio.wait_for(begin_in_thread(OPERATIONS[operation], *arguments), CALL_TIMEOUT_S)
+        except TimeoutError:
+            said = f"{operation} of the file system of {host} took longer than {CALL_TIMEOUT_S:g} s"
+            raise TimeoutError(said) from None
 
     async def mount_again(self, host: str) -> None:
         """End the host's programs, unmount and mount. Raises RuntimeError when something keeps the file system."""

@@ -408,6 +408,12 @@ def test_a_step_that_swallows_its_cancellation_is_ended(step: str, make_target: 
     assert recorder.steps[-1] == ("info", HEAL, "f1")
 
 
+def test_a_time_that_a_step_has_set_itself_is_told_as_it_is(make_target: Any, run_virtual: Run) -> None:
+    recorder = Recorder()
+    run_virtual(drive(ONE_FAULT, make_target(5), recorder, Broken("inject", error=TimeoutError("not within 20 s"))))
+    assert recorder.proofs(INJECT)[0]["detail"] == "could not be injected: not within 20 s"
+
+
 class Panic(BaseException):
     """What a library in Rust raises."""
 

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from harness.cleanup import clean
+from harness.clusters import agent_file_systems
 from harness.clusters.agent_file_systems import why_no_file_systems
 from harness.clusters.agent_processes import AgentProcess
 from harness.clusters.agent_shim import AgentShim, LauncherTrial
@@ -237,6 +238,19 @@ def test_a_frozen_file_system_holds_writers_until_it_is_thawed(tmp_path: Path) -
         await disks.release("f1")
         await disks.release("f1")
         assert (await disks.probe("n1", timeout_s=WAIT_S)).sync.outcome == "ok"
+
+    with_cluster(tmp_path, scenario)
+
+
+def test_a_kernel_that_is_not_done_in_time_is_told_with_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(cluster: NetnsCluster, disks: FileSystemDisks) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(agent_file_systems, "CALL_TIMEOUT_S", 0.1)
+            patched.setitem(agent_file_systems.OPERATIONS, "freeze", lambda path: time.sleep(0.5))
+            with pytest.raises(TimeoutError, match=r"freeze of the file system of n1 took longer than 0\.1 s"):
+                await disks.impair("f1", {"n1": DiskFault(kind="freeze")})
 
     with_cluster(tmp_path, scenario)
 
