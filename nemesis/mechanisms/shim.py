@@ -146,8 +146,9 @@ def build_shim() -> bytes:
     with tempfile.TemporaryDirectory(prefix=f"{_TEMP_PREFIX}{os.getpid()}-", dir=parent) as directory:
         output = os.path.join(directory, "shim.so")
         argv = build_command(compiler, _DIRECTORY, output)
+        environment = {**os.environ, "TMPDIR": directory}  # a compiler that is killed leaves its files
         try:
-            built = subprocess.run(argv, capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S)
+            built = subprocess.run(argv, capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S, env=environment)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ShimError(f"the clock and disk shim cannot be built: {error}") from None
         if built.returncode != 0:

@@ -294,6 +294,18 @@ def test_without_a_compiler_the_error_names_what_mends_it(sources: Path, monkeyp
         build_shim.__wrapped__()
 
 
+def test_a_compiler_that_is_killed_leaves_nothing(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the one is whose caller is interrupted: it does not remove what it has put aside."""
+    (sources / "temporary").mkdir()
+    (sources / "cc").write_text('#!/bin/sh\n: > "${TMPDIR:-/tmp}/cc1.o"\nkill -9 $$\n')
+    (sources / "cc").chmod(0o755)
+    monkeypatch.setenv("PATH", str(sources), prepend=":")
+    monkeypatch.setenv("TMPDIR", str(sources / "temporary"))
+    with pytest.raises(ShimError, match="cannot build"):
+        build_shim.__wrapped__()
+    assert [path.name for path in (sources / "temporary").iterdir()] == []
+
+
 @needs_shim
 def test_what_was_built_in_advance_needs_no_compiler(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = build_shim()
