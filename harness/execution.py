@@ -235,9 +235,10 @@ def perform(parts: Parts, store: Store, console: OutputConsole) -> tuple[RunDir,
                     _finish(run_dir, test, results, observed)
                     update_store_page(store)
             except KeyboardInterrupt:
-                raise HarnessError(
-                    f"interrupted while the history was checked; it is kept: harness analyze {run_dir.path}"
-                ) from None
+                at_work = "the history was checked; it is kept"
+                if run_dir.results_path.exists():
+                    at_work = "the report was written; the verdict is kept"
+                raise HarnessError(f"interrupted while {at_work}: harness analyze {run_dir.path}") from None
     finally:
         run_dir.release()
     return run_dir, results

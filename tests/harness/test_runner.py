@@ -353,6 +353,16 @@ def test_a_signal_while_the_history_is_checked_is_said_and_ends_the_command_in_o
     assert any(read_history(run_dir.history_path))
 
 
+def test_a_signal_once_there_is_a_verdict_says_that_it_is_kept(
+    memory_run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("harness.report.page.write_report", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(HarnessError, match="interrupted while the report was written; the verdict is kept"):
+        memory_run()
+    (run_dir,) = Store(tmp_path / "store").runs()
+    assert run_dir.read_results()["valid"] is True
+
+
 @pytest.mark.parametrize("error", [SystemExit(0), asyncio.CancelledError("of its own"), Panic("no")], ids=repr)
 @pytest.mark.parametrize("method", ["generator", "next", "update", "client", "final_generator", "final next"])
 def test_a_workload_that_raises_what_is_no_exception_ends_the_load_alone(
