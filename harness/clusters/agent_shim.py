@@ -285,7 +285,9 @@ class AgentShim:
     async def _trial(self, host: str) -> LauncherTrial:
         """What the launcher can do on a host; tried once."""
         if host not in self._trials:
-            self._trials[host] = asyncio.ensure_future(self._try_launcher(host))
+            trial = self._trials[host] = asyncio.ensure_future(self._try_launcher(host))
+            # A start that is interrupted waits for it no more: what it meets then is nobody's.
+            trial.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(self._trials[host])
 
     async def _try_launcher(self, host: str) -> LauncherTrial:

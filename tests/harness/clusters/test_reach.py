@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import pwd
 import shutil
@@ -24,6 +25,7 @@ from harness.systems.host_programs import HostPrograms
 from nemesis.clock import CLOCK
 from nemesis.disk import DISK_ERROR, DISK_STALL
 from nemesis.mechanisms.launcher_archive import why_no_clock, why_no_traps
+from nemesis.mechanisms.shell import ShellError
 from nemesis.mechanisms.shim import why_no_shim
 from nemesis.power import POWER
 from nemesis.protocol import Injection, Proof
@@ -751,6 +753,35 @@ def test_a_mechanism_that_cannot_be_had_is_said_before_the_program_runs(
         await DISK_STALL.heal(target, injection)
 
     on_a_host(tmp_path / "b", lambda data: [programs["static"], data], unproven)
+
+
+def test_a_trial_that_nobody_waits_for_any_more_ends_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where a start is interrupted, and the host's agent is gone before the trial's end."""
+
+    async def main() -> None:
+        let_go = asyncio.Event()
+
+        async def breaks(self: AgentShim, host: str) -> LauncherTrial:
+            await let_go.wait()
+            raise ShellError(host, ["run"], 255, "the link was closed")
+
+        monkeypatch.setattr(AgentShim, "_try_launcher", breaks)
+        none: Any = None
+        shim = AgentShim(none, {}, {}, capabilities=())
+        waiting = asyncio.ensure_future(shim._trial("n1"))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        let_go.set()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 @pytest.fixture
