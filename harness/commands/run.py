@@ -27,6 +27,7 @@ from harness.report import OutputConsole, print_summary
 from harness.report.junit import Case, case_of, require_junit_path, write_junit
 from harness.report.step_summary import append_summary, require_summary_path
 from harness.seeded import random_seed
+from harness.signals import interrupted_by_signals
 from harness.standard_streams import output_of_results
 from harness.store import RunDir, Store, without_latest
 from harness.systems.base import Fetched, LimitsClusters, setting_problems
@@ -123,7 +124,8 @@ def run_command(arguments: argparse.Namespace) -> int:
 
 def prepare(arguments: argparse.Namespace) -> Prepared:
     """The test that the arguments describe, checked against what can be had here. Raises OperatorError."""
-    return prepare_test(test_from(arguments), has_trace=arguments.trace)
+    with interrupted_by_signals():  # an end by SIGTERM would leave what trials have put aside
+        return prepare_test(test_from(arguments), has_trace=arguments.trace)
 
 
 def prepare_test(test: Test, *, has_trace: bool = False, system_class: Any = None) -> Prepared:

@@ -16,6 +16,8 @@ from typing import NoReturn
 import pytest
 
 from harness import cli
+from harness.cli_parser import build_parser
+from harness.commands import run
 from harness.report.console import _keys_unseen
 from harness.signals import SAME_WISH_S, ended_by_signals, fork, heed_no_repeats, interrupted_by_signals
 from tests.terminals import open_terminal
@@ -32,6 +34,21 @@ def test_they_end_or_interrupt_and_are_given_back(number: signal.Signals) -> Non
     with pytest.raises(KeyboardInterrupt), interrupted_by_signals():
         os.kill(os.getpid(), number)
     assert signal.getsignal(number) == before
+
+
+@pytest.mark.usefixtures("hears_hangups")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_while_a_run_is_prepared_they_interrupt(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    """Trials of what can be had here put something aside, which they remove on their way out."""
+
+    def heard(*_: object, **__: object) -> NoReturn:
+        assert signal.getsignal(number) is not signal.SIG_DFL  # which would end this process
+        os.kill(os.getpid(), number)
+        raise AssertionError("it goes on")
+
+    monkeypatch.setattr(run, "prepare_test", heard)
+    with pytest.raises(KeyboardInterrupt):
+        run.prepare(build_parser().parse_args(["run"]))
 
 
 def test_what_nohup_ignores_stays_ignored() -> None:
