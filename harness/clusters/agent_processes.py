@@ -48,6 +48,8 @@ class AgentProcess:
         """Where its output is on the harness's side, once it was fetched."""
         self._is_here = is_here
         self._exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._is_terminated = False
+        self._is_killed = False
 
     @property
     def pid(self) -> int | None:
@@ -68,8 +70,16 @@ class AgentProcess:
         if not self._exited.done():
             await self._link.request("signal", {"pid": self.host_pid, "number": int(number)})
 
+    @property
+    def ended_by_harness(self) -> bool:
+        """Whether it ended because it was told to. One that was killed and has another status had ended before."""
+        return self._exited.done() and (
+            self._is_terminated or (self._is_killed and self._exited.result() == -signal.SIGKILL)
+        )
+
     async def terminate(self, *, grace_s: float = 10.0) -> int:
         """SIGTERM (and SIGCONT, should it be stopped), then SIGKILL after `grace_s` seconds; returns the status."""
+        self._is_terminated |= not self._exited.done()
         await self.signal(signal.SIGTERM)
         await self.signal(signal.SIGCONT)
         try:
@@ -80,6 +90,7 @@ class AgentProcess:
 
     async def kill(self) -> None:
         """SIGKILL and wait until it is gone. Raises ShellError when its host does not answer."""
+        self._is_killed |= not self._exited.done()
         await self.signal(signal.SIGKILL)
         try:
             await asyncio.wait_for(self.wait(), _KILL_TIMEOUT_S)

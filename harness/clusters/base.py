@@ -30,6 +30,7 @@ __all__ = [
     "HoldsFiles",
     "HostProcess",
     "KeepsLogs",
+    "KnowsItsEnd",
     "ListsMembers",
     "Program",
     "ReadsFiles",
@@ -99,6 +100,14 @@ class HostProcess(Protocol):
     async def state(self) -> str:
         """RUNNING, PAUSED or DOWN of nemesis.target, looked at on the process itself."""
         ...
+
+
+@runtime_checkable
+class KnowsItsEnd(Protocol):
+    """A process that knows whether the harness has ended it."""
+
+    @property
+    def ended_by_harness(self) -> bool: ...
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from harness.clusters.abilities import SeesStrays
-from harness.clusters.base import EndsInParts, HostProcess, ListsMembers
+from harness.clusters.base import EndsInParts, HostProcess, KnowsItsEnd, ListsMembers
 from harness.clusters.threads import all_of
 from nemesis.target import DOWN, PAUSED, RUNNING, ProcessMember, ProcessView
 
@@ -140,7 +140,7 @@ class ReplicaProcesses:
             state=state,
             starts=self._starts[host],
             pids=() if process is None or state == DOWN else _host_pids(process),
-            ended_by_itself=process is not None and has_ended and process is not self._ended.get(host),
+            ended_by_itself=process is not None and has_ended and self._has_ended_by_itself(host, process),
             was_forced=host in self._forced and process is self._ended.get(host),
         )
 
@@ -182,7 +182,7 @@ class ReplicaProcesses:
                         self._forced.add(host)
                 return
             if not is_up or _has_ended_in_part(process):
-                if process is not self._ended.get(host):
+                if self._has_ended_by_itself(host, process):
                     said = f"{host} ended by itself, {_how_ended(process)}"
                     self.unexpected_exits[said] += 1
                     logger.warning("%s; it is started again", said)
@@ -198,6 +198,13 @@ class ReplicaProcesses:
             elif await process.state() not in (RUNNING, DOWN):  # also where only some of its programs are paused
                 await process.resume()
                 await _wait_for(process, RUNNING)
+
+    def _has_ended_by_itself(self, host: str, process: HostProcess) -> bool:
+        """Of one that has ended: whether it was no fault that did it, nor what else the harness ends programs for, such
+        as to mount their file system again."""
+        return process is not self._ended.get(host) and not (
+            isinstance(process, KnowsItsEnd) and process.ended_by_harness
+        )
 
     async def _adopt_strays(self, host: str) -> None:
         if self._strays is not None:

@@ -6,7 +6,7 @@ import asyncio
 import signal
 from collections.abc import Mapping
 
-from harness.clusters.base import HostProcess, ListsMembers
+from harness.clusters.base import HostProcess, KnowsItsEnd, ListsMembers
 from harness.clusters.threads import all_of
 from nemesis.target import ProcessMember
 
@@ -44,6 +44,15 @@ class HostPrograms:
     def ended(self) -> list[str]:
         """The names of the programs that have ended."""
         return [name for name, process in self._programs.items() if process.exit_status() is not None]
+
+    @property
+    def ended_by_harness(self) -> bool:
+        """Whether every one that has ended was told to."""
+        return all(
+            isinstance(process, KnowsItsEnd) and process.ended_by_harness
+            for process in self._programs.values()
+            if process.exit_status() is not None
+        )
 
     def exit_status(self) -> int | None:
         """None while any of them runs; then that of the first that did not end well, or 0."""

@@ -110,13 +110,21 @@ def wait_for_its_end(pid: int) -> None:
             time.sleep(0.01)
 
 
+async def kill_it(process: HostProcess) -> None:
+    """As somebody else than the harness does, which hears of it."""
+    assert process.host_pid is not None
+    os.kill(process.host_pid, signal.SIGKILL)
+    while process.exit_status() is None:  # noqa: ASYNC110 - a process
+        await asyncio.sleep(0.01)
+
+
 @pytest.mark.parametrize("is_known", [True, False], ids=["and is known to have", "and is not known to have yet"])
 def test_a_replica_that_had_ended_is_not_taken_for_one_that_a_fault_has_ended(run: Run, is_known: bool) -> None:
     async def work(made: Replicas) -> None:
         process = made.current["n1"]
         assert process.host_pid is not None
         if is_known:
-            await process.kill()
+            await kill_it(process)
         else:
             os.kill(process.host_pid, signal.SIGKILL)
             wait_for_its_end(process.host_pid)
@@ -134,13 +142,29 @@ def test_who_ended_by_itself_is_in_the_log_when_it_is_started_again(run: Run, ca
         await made.faults.end("f1", ["n1"])
         await made.faults.release("f1")
         assert caplog.messages == []
-        await made.current["n2"].kill()
+        await kill_it(made.current["n2"])
         await made.faults.release_all()
         assert caplog.messages == ["n2 ended by itself, with status -9; it is started again"]
         assert made.faults.unexpected_exits == {"n2 ended by itself, with status -9": 1}
 
     with caplog.at_level("WARNING", logger="harness.faults.processes"):
         run(work)
+
+
+@pytest.mark.parametrize("way", ["kill", "terminate"])
+def test_who_is_ended_by_the_harness_for_no_fault_has_not_ended_by_itself(run: Run, way: str) -> None:
+    """As all are whose file system is mounted again, or who are to join their group."""
+
+    async def work(made: Replicas) -> None:
+        await getattr(made.current["n1"], way)()
+        await kill_it(made.current["n2"])
+        await getattr(made.current["n2"], way)()
+        assert [(await made.faults.look(host)).ended_by_itself for host in HOSTS] == [False, True, False]
+        await made.faults.release_all()
+        assert made.faults.unexpected_exits == {"n2 ended by itself, with status -9": 1}
+        assert await made.states() == [RUNNING] * 3
+
+    run(work)
 
 
 def test_replicas_end_and_are_started_again(run: Run) -> None:

@@ -23,6 +23,7 @@ class Fake:
         self.now = RUNNING
         self.ended_with = -9
         self.ignores_sigterm = False
+        self.ended_by_harness = False
 
     def exit_status(self) -> int | None:
         return self.ended_with if self.now == DOWN else None
@@ -127,6 +128,15 @@ def test_a_program_that_ended_by_itself_is_started_when_faults_are_over_and_told
         assert await current["n1"].state() == RUNNING and not (await faults.look("n1")).ended_by_itself
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("who", [("harness", "harness"), ("harness", "itself"), ("itself", "itself")])
+def test_programs_have_ended_by_themselves_unless_the_harness_has_ended_each(who: Sequence[str]) -> None:
+    process, programs = made(DOWN, DOWN)
+    for program, ended_by in zip(programs, who, strict=True):
+        program.ended_by_harness = ended_by == "harness"
+    faults = ReplicaProcesses(["n1"], process=lambda host: process, restart=lambda host: asyncio.sleep(0))
+    assert asyncio.run(faults.look("n1")).ended_by_itself == ("itself" in who)
 
 
 def test_a_look_tells_the_number_of_every_program_that_has_not_ended() -> None:
