@@ -182,7 +182,7 @@ class AgentProcesses:
                 },
             )
         except ShellError as error:
-            raise OperatorError(f"cannot run {program.name} on {host}: {error}") from None
+            raise OperatorError(f"cannot run {program.name} on {host}: {error.said}") from None
         process = AgentProcess(
             host=host,
             name=program.name,

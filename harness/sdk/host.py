@@ -169,14 +169,15 @@ class Host:
             except ShellError as error:
                 raise CommandFailed(f"{self.name}: {error}") from None
 
-    async def listens(self, ports: Collection[str] | None = None) -> bool:
-        """Whether sockets listen on these ports (all of the system's when None), by the host's own tables. Raises
-        KeyError, and TypeError for a single name in the place of several."""
+    async def listens(self, ports: Collection[str] | None = None, *, at: str | None = None) -> bool:
+        """Whether sockets listen on these ports (all of the system's when None), by the host's own tables; at the
+        host's address, or another one of it. Raises KeyError, and TypeError for a single name in the place of
+        several."""
         if isinstance(ports, str):
             raise TypeError(f"listens({ports!r}) takes several names of ports: listens([{ports!r}])")
         tables = ("/proc/net/tcp", "/proc/net/tcp6")
         output = await self.run_as_harness("cat", *tables, check=False, timeout_s=10.0)
-        found = listening_ports(output.out, self.ip)
+        found = listening_ports(output.out, at or self.ip)
         return all(self.ports[name] in found for name in (self.ports if ports is None else ports))
 
 

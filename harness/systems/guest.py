@@ -79,6 +79,9 @@ FORMING_S = 5.0
 
 ADDRESS_HINT = " (hosts of --cluster local share this machine: have the program listen on host.listen(port) alone)"
 
+LOOPBACK = "127.0.0.1"
+LOOPBACK_HINT = f" but at {LOOPBACK}, where no other host reaches it: have the program listen on host.listen(port)"
+
 ENDED_WELL = " status 0"
 """The end of what is said of a program that ended without an error."""
 
@@ -430,7 +433,8 @@ class GuestSystem:
             ready = await asyncio.gather(*(self._is_ready(host, is_starting=True) for host in waiting.values()))
             waiting = {name: host for (name, host), is_so in zip(waiting.items(), ready, strict=True) if not is_so}
             if waiting and loop.time() > deadline_s:
-                raise self._wrong("ready", await self._why_not_ready(list(waiting)))
+                error = self._wrong("ready", await self._why_not_ready(list(waiting)))
+                raise self._with_logs(error, next(iter(waiting)))
             if waiting:
                 await asyncio.sleep(POLL_S)
 
@@ -468,7 +472,7 @@ class GuestSystem:
                 await asyncio.sleep(POLL_S)  # its last lines are on their way
                 quoted = self._quoted(name)
                 hint = ADDRESS_HINT if "address already in use" in quoted.lower() else _foreground_hint(problem)
-                raise self._wrong(self._starter, f"{problem} while starting{quoted}{hint}")
+                raise self._with_logs(self._wrong(self._starter, f"{problem} while starting{quoted}{hint}"), name)
 
     async def _wait_for_leader(self, deadline_s: float) -> None:
         """Ask all hosts until one says that it leads. What `status` raises may be over when it is asked again; a
@@ -499,8 +503,11 @@ class GuestSystem:
         if type(system).ready is System.ready:
             wanted = f"its programs never printed {system.ready_line!r}"
             if system.ready_line is None:
-                silent = [port for port in system.ports if not await self._hosts[name].listens([port])]
+                host = self._hosts[name]
+                silent = [port for port in system.ports if not await host.listens([port])]
                 wanted = f"nothing listens on {', '.join(f'{p} ({system.ports[p]})' for p in silent)}"
+                if any([await host.listens([port], at=LOOPBACK) for port in silent]):
+                    wanted += LOOPBACK_HINT
         return (
             f"{', '.join(names)} not ready within {system.ready_timeout_s:g} s: on {name} {wanted}{self._quoted(name)}"
         )
@@ -812,6 +819,12 @@ class GuestSystem:
     def _quoted(self, host: str) -> str:
         words = self.last_words(host)
         return f": {words[-1]}" if words else ""
+
+    def _with_logs(self, error: PluginError, host: str) -> PluginError:
+        """With a note of where all is that a host's programs have said, where that is more than the error quotes."""
+        if len(self.last_words(host)) > 1:
+            error.add_note(f"logs of {host}: {self._log_dir / host}")
+        return error
 
     def connection(self, kind: str, *, process: int, thread: int) -> Client:
         """A client of the plug-in, at home on one of the replicas' hosts. Raises PluginError."""

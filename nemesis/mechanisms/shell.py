@@ -16,6 +16,8 @@ class ShellError(Exception):
         super().__init__(f"{host}: `{' '.join(argv)}` ended with status {status}: {said}")
         self.host = host
         self.status = status
+        self.said = said
+        """What it said, in one line."""
 
 
 class HostShell(Protocol):

@@ -8,6 +8,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -113,8 +114,8 @@ async def system_of(
         await cluster.stop()
 
 
-def blamed(name: str, run: RunState, tmp_path: Path) -> str:
-    """What starting a system says; it must be one line and the plug-in's fault."""
+def start_error(name: str, run: RunState, tmp_path: Path) -> PluginError:
+    """What starting a system raises; it must be the plug-in's fault."""
 
     async def main() -> None:
         async with system_of(name, run, tmp_path, 1):
@@ -122,8 +123,14 @@ def blamed(name: str, run: RunState, tmp_path: Path) -> str:
 
     with pytest.raises(PluginError) as caught:
         asyncio.run(main())
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return caught.value
+
+
+def blamed(name: str, run: RunState, tmp_path: Path) -> str:
+    """What starting a system says; it must be one line."""
+    said = str(start_error(name, run, tmp_path))
+    assert "\n" not in said
+    return said
 
 
 def test_two_programs_a_host_are_started_struck_and_brought_back(
@@ -339,6 +346,34 @@ def test_who_listens_on_every_address_is_told_where_to_listen(
     """
     said = blamed(write(more), run_state, tmp_path)
     assert said.endswith("bind: address already in use" + guest.ADDRESS_HINT), said
+
+
+def test_who_listens_on_localhost_alone_is_told_where_to_listen(
+    write: Write, run_state: RunState, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        more = f"""
+            ports = {{"client": {port}}}
+            ready_timeout_s = 0.2
+            def programs(self, host):
+                return {{"kv": ["sleep", "600"]}}
+        """
+        said = blamed(write(more), run_state, tmp_path)
+    assert said.endswith(f"nothing listens on client ({port}){guest.LOOPBACK_HINT}"), said
+
+
+@pytest.mark.parametrize(("lines", "is_noted"), [("echo no disk", False), ("echo why; echo no disk", True)])
+@pytest.mark.parametrize("end", ["exit 3", "sleep 600"])
+def test_where_a_program_has_said_more_than_is_quoted_is_noted(
+    write: Write, run_state: RunState, tmp_path: Path, lines: str, is_noted: bool, end: str
+) -> None:
+    """The last line of what javac, Node.js or Go say is none that helps."""
+    more = f"ready_timeout_s = 1.0\ndef programs(self, host):\n    return {{'kv': ['sh', '-c', '{lines}; {end}']}}"
+    error = start_error(write(more), run_state, tmp_path)
+    assert str(error).endswith(": no disk"), error
+    noted = [f"logs of n1: {tmp_path / 'nodes' / 'n1'}"] if is_noted else []
+    assert getattr(error, "__notes__", []) == noted
 
 
 @pytest.mark.parametrize("kind", ["SystemExit", "asyncio.CancelledError", "BaseException"])
@@ -559,7 +594,10 @@ def test_a_state_that_cannot_be_compared_is_the_plug_ins(
             "def environment(self, host):\n    return {'A': self.settings['gretting']}",
             r"environment\(n1\) raised KeyError: there is no setting 'gretting' \(did you mean greeting\?\); there are",
         ),
-        ("def programs(self, host):\n    return {'kv': ['no-such-program']}", r"^mine.py:\d+: cannot run kv on n1:"),
+        (
+            "def programs(self, host):\n    return {'kv': ['no-such-program']}",
+            r"^mine.py:\d+: cannot run kv on n1: no-such-program: No such file",
+        ),
         (
             "def programs(self, host):\n    return {'kv': ['sh', '-c', 'echo no disk >&2; exit 3']}",
             r"^mine.py:\d+: program kv of n1 ended with status 3 while starting: no disk$",
