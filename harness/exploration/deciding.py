@@ -393,15 +393,15 @@ class _Decider:
     def _order(self, start: Sequence[float]) -> Sequence[bool]:
         """Which curves to look at, by that of the planned faults at the `start`, the moments until the load begins.
 
-        Where they make every run fail from the first one on, there is no rise to look for. Where they do from the
-        load's beginning on, a rise before it says who led by then; that healing comes too late says more.
+        Where they make every run fail from the first one on, there is no rise to look for. Where they make many fail
+        by the load's beginning, a rise before it says who led by then, and one after it is of those that are left;
+        that healing comes too late says more.
         """
         self.add(start[:1], has_faults=WITH_FAULTS, is_coarse=True)
         if any(point.share >= ALWAYS for point in self._found.curve(has_faults=WITH_FAULTS)):
             return (WITHOUT_FAULTS,)
         self.add(start, has_faults=WITH_FAULTS, is_coarse=True)
-        curve = self._found.curve(has_faults=WITH_FAULTS)
-        if curve and curve[-1].at_s == LOAD_BEGINS_S and curve[-1].share >= ALWAYS:
+        if any(point.share > NOISE for point in self._found.curve(has_faults=WITH_FAULTS)):
             return WITHOUT_FAULTS, WITH_FAULTS
         return WITH_FAULTS, WITHOUT_FAULTS
 

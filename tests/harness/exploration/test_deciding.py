@@ -220,6 +220,20 @@ def test_a_rise_before_the_load_is_named_only_where_there_is_no_other() -> None:
     assert found.jump.before.at_s < -0.05 <= found.jump.after.at_s
 
 
+@pytest.mark.parametrize("step_s", [2.6, 5.0, 7.3])
+def test_where_the_faults_make_many_fail_from_the_start_healing_is_looked_at_first(step_s: float) -> None:
+    """As the planned faults go on there are three steps, none of which is most of the rise."""
+
+    def share(at_s: float, has_faults: bool) -> float:
+        return float(at_s >= step_s) if not has_faults else 0.35 + 0.2 * sum(at_s >= at for at in (1.5, 3.5, 6.5))
+
+    found, points = searched(share)
+    assert found.jump is not None and points <= 40
+    assert found.jump.before.has_faults is False
+    assert found.jump.before.at_s < step_s <= found.jump.after.at_s
+    assert len(found.curve(has_faults=True)) <= 2, "no more moments than to know it"
+
+
 def test_a_search_that_had_too_few_moments_is_told_from_one_that_found_none() -> None:
     few, points = searched(lambda at_s, has_faults: 1.0 if has_faults or at_s >= 5.0 else 0.0, points=2)
     assert (points, few.jump, few.is_cut_short) == (2, None, True)
@@ -265,7 +279,7 @@ def test_where_one_violation_takes_all_moments_the_others_get_none(points: int) 
     said: list[str] = []
     search = Search(
         seed=1, points=points, runs=30, jobs=1, say=said.append,
-        perform=made_up(lambda at_s, _: random.Random(at_s).choice((0.15, 0.55)), []),
+        perform=made_up(lambda at_s, _: random.Random(at_s).choice((0.1, 0.45)), []),
     )  # fmt: skip
     other = dataclasses.replace(VIOLATION, rule="election", text="election: term 2 has two leaders")
     parts = parts_of(*SCENARIOS["no-step-down"].run_of("no-step-down", 1))
@@ -288,8 +302,12 @@ def test_the_second_curve_has_its_moments_where_the_first_is_doubtful() -> None:
 
 @pytest.mark.parametrize("step_s", [2.6, 5.0, 7.3])
 def test_where_the_first_curve_has_the_step_after_all_it_gets_the_moments_of_the_second(step_s: float) -> None:
-    """A third fail anyhow, so that the rise is a doubtful one at first."""
-    found, points = searched(lambda at_s, has_faults: 1.0 if at_s >= step_s else 0.35 if has_faults else 0.0)
+    """A part fails anyhow, so that the rise is a doubtful one at first: a fifth at the start, more of them later."""
+
+    def share(at_s: float, has_faults: bool) -> float:
+        return 1.0 if at_s >= step_s else 0.0 if not has_faults else 0.3 if at_s > 0.0 else 0.2
+
+    found, points = searched(share)
     assert found.jump is not None and points <= 40
     assert found.jump.before.has_faults is True
     assert found.jump.before.at_s < step_s <= found.jump.after.at_s
