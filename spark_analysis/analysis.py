@@ -256,8 +256,8 @@ def _checked(
     spark: SparkSession, listing: Listing, runs: DataFrame, plan: CheckPlan, problems: Table
 ) -> list[Table]:  # fmt: skip
     table = checks_table(runs, check_runs(spark, listing, runs, plan))
-    for row in runs.select("run_dir", "workload").orderBy("run_dir").collect():
-        if not plan.checks_for(row.workload):
+    for row in runs.select("run_dir", "workload", "configuration").orderBy("run_dir").collect():
+        if not plan.checks_for(row.workload, row.configuration):
             reason = f"not checked: no check belongs to workload {row.workload}; name a model with --model"
             problems.rows.append({"run": row.run_dir, "problem": reason, "left_out": False})
     return [table]

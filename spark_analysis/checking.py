@@ -27,8 +27,15 @@ import pyarrow as pa
 from checker import Log, Register, Result, check, check_log, check_sequential, parse_model
 from checker.cli import PROPERTIES, named_property
 from checker.history import History, HistoryError
+from checker.last_reads import (
+    answered_since_changed,
+    last_final_reads,
+    without_earlier_tails,
+    without_full_polls,
+)
 from checker.log import ANOMALIES
 from checker.models import ModelError
+from checker.verdict import Verdict
 from spark_analysis.cutting import Cut, cut_by_key, whole
 from spark_analysis.errors import AnalysisError
 from spark_analysis.files import Content, opened
@@ -49,6 +56,8 @@ CHECKS_BY_WORKLOAD: Mapping[str, tuple[str, ...]] = {
 """Which checks a workload of the harness gets: names of models, and "log contents" for the log checker."""
 
 LOG_CONTENTS = "log contents"
+EVENTUAL_CONTENTS = "log contents (polls=eventual)"
+"""Of logs whose polls may be behind: only the last one of each at the end must have everything."""
 SEQUENTIAL = "sequential:"
 
 TASKS_PER_CORE = 4
@@ -104,11 +113,22 @@ class CheckPlan:
             except (ModelError, ValueError) as error:
                 raise AnalysisError(f"--model {self.model}: {error}") from None
 
-    def checks_for(self, workload: str | None) -> tuple[str, ...]:
-        """The checks of a workload; none when nobody said what would be right there."""
+    def checks_for(self, workload: str | None, configuration: str | None = None) -> tuple[str, ...]:
+        """The checks of a workload with its settings (JSON); none when nobody said what would be right there."""
         if self.model is not None:
             return (self.model,)
-        return tuple(self.by_workload.get(workload or "", ()))
+        checks = tuple(self.by_workload.get(workload or "", ()))
+        if workload == "log" and _has_eventual_polls(configuration):
+            return (EVENTUAL_CONTENTS,) if LOG_CONTENTS in checks else ()
+        return checks
+
+
+def _has_eventual_polls(configuration: str | None) -> bool:
+    try:
+        settings = json.loads(configuration or "{}")
+    except ValueError:
+        return False
+    return isinstance(settings, dict) and settings.get("workload.polls") == "eventual"
 
 
 def _spans_keys(name: str) -> bool:
@@ -125,8 +145,9 @@ def check_runs(spark: SparkSession, listing: Listing, runs: DataFrame, plan: Che
 
     wanted: dict[str, tuple[str, ...]] = {}
     sizes: dict[str, int] = {}
-    for run in runs.filter("problem is null").select("run_dir", "file", "workload", "operations").collect():
-        checks = plan.checks_for(run.workload)
+    usable = runs.filter("problem is null")
+    for run in usable.select("run_dir", "file", "workload", "configuration", "operations").collect():
+        checks = plan.checks_for(run.workload, run.configuration)
         if checks:
             wanted[run.run_dir] = checks
             sizes[run.file] = sizes.get(run.file, 0) + run.operations
@@ -304,9 +325,12 @@ def _check(part: _Part, name: str, plan: CheckPlan) -> dict[str, Any]:
     try:
         if part.failure is not None:
             raise ValueError(part.failure)
-        result = _run_check(part.cut.history, name, plan)
+        history = part.cut.history if plan.model is not None else _as_judged(part.cut.history, name)
+        result = _run_check(history, name, plan)
         data = result.to_json()
         verdict, reason = result.verdict.value, result.reason
+        if plan.model is None and result.verdict is Verdict.VALID and (left := _left_unread(history, name)):
+            verdict, reason = Verdict.UNKNOWN.value, f"{reason}; but {left}"
         counts = data["stats"].get("counts", data["stats"].get("anomalies"))
         witness = data["witness"]
     except (HistoryError, ModelError, ValueError, TypeError, MemoryError) as error:
@@ -325,9 +349,27 @@ def _check(part: _Part, name: str, plan: CheckPlan) -> dict[str, Any]:
     }
 
 
+def _as_judged(history: History, name: str) -> History:
+    """A part of a run as the workload itself gives it to this check."""
+    if name == EVENTUAL_CONTENTS:
+        return without_earlier_tails(history)
+    return without_full_polls(history) if name == "log" else history
+
+
+def _left_unread(history: History, name: str) -> str:
+    """What a workload of the harness takes for a gap in a valid verdict: what nobody could read when all was over."""
+    if name == "register":
+        left = [key for key, is_answered in answered_since_changed(history).items() if not is_answered]
+        return f"of key {left[0]} no read was answered when all was over" if left else ""
+    if name in (LOG_CONTENTS, EVENTUAL_CONTENTS):
+        left = [key for key, row in last_final_reads(history).items() if row is None]
+        return f"key {left[0]} could not be read to its end when all was over" if left else ""
+    return ""
+
+
 def _run_check(history: History, name: str, plan: CheckPlan) -> Result:
     timeout_s, memory_mb = plan.timeout_s, plan.memory_mb
-    if name == LOG_CONTENTS:
+    if name in (LOG_CONTENTS, EVENTUAL_CONTENTS):
         return check_log(history, timeout_s=timeout_s, memory_mb=memory_mb)
     if (other := named_property(name)) is not None:
         return other(history, timeout_s, memory_mb)
@@ -356,7 +398,7 @@ def _together(name: str, members: list[Any]) -> dict[str, Any]:
     invalid = [row for row in members if row["verdict"] == "invalid"]
     unknown = [row for row in members if row["verdict"] == "unknown"]
     if invalid:
-        chosen = min(invalid, key=_gravest if name == LOG_CONTENTS else lambda row: int(row["operations"]))
+        chosen = min(invalid, key=_gravest if name.startswith(LOG_CONTENTS) else lambda row: int(row["operations"]))
     else:
         chosen = unknown[0] if unknown else members[0]
     counts: dict[str, int] = {}

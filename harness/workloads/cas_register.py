@@ -7,11 +7,11 @@ hold, so that some succeed and some do not. Every written value is new; a key is
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from checker import CASRegister
+from checker import CASRegister, History
 from harness.generator import Context, EachThread, Generator, Op, Unpaced
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
@@ -102,8 +102,6 @@ class CasRegisterWorkload(CapabilityWorkload):
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         newest = max((event["key"] for event in history), default=0) // self.keys
 
-        def last(keys: Collection[int]) -> Collection[int]:
-            return [key for key in keys if key // self.keys == newest]
-
-        found = linearizable(history, CASRegister(), context)
-        return {"linearizable": unless_registers_unread(found, history, last)}
+        recorded = History.of(history)
+        found = linearizable(recorded, CASRegister(), context)
+        return {"linearizable": unless_registers_unread(found, recorded, lambda key: key // self.keys == newest)}

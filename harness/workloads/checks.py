@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from checker import Model, Result, check, check_delay, check_log
+from checker import History, Model, Result, check, check_delay, check_log
 from harness.systems.base import CheckOutcome
 from harness.workloads.base import CheckContext
 
 __all__ = ["Events", "as_outcome", "delays", "linearizable", "log_contents"]
 
-Events = Sequence[Mapping[str, Any]]
+Events = History | Sequence[Mapping[str, Any]]
 
 
 def linearizable(history: Events, model: Model, context: CheckContext) -> CheckOutcome:

@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from checker import Log
+from checker import History, Log
+from checker.last_reads import last_final_reads, without_earlier_tails, without_full_polls
 from harness.generator import Context, Generator, Mix, Op, Unpaced
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
@@ -31,8 +32,6 @@ __all__ = [
     "ReadToTheEnd",
     "polled",
     "unless_left_unread",
-    "untailed",
-    "without_full_polls",
 ]
 
 POLL_MAX_MESSAGES = 32
@@ -136,62 +135,18 @@ class ClientLogWorkload(CapabilityWorkload):
         return ReadToTheEnd(ReadWhole(self.keys, POLL_MAX_MESSAGES, known))
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
+        recorded = History.of(history)
         if self.text("polls") == "eventual":
-            contents = log_contents(untailed(history), context)
-            return {"log": unless_left_unread(contents, history, "key")}
+            contents = log_contents(without_earlier_tails(recorded), context)
+            return {"log": unless_left_unread(contents, recorded, "key")}
         return {
-            "linearizable": linearizable([without_full_polls(event) for event in history], Log(), context),
-            "log": unless_left_unread(log_contents(history, context), history, "key"),
+            "linearizable": linearizable(without_full_polls(recorded), Log(), context),
+            "log": unless_left_unread(log_contents(recorded, context), recorded, "key"),
         }
 
 
-def unless_left_unread(outcome: CheckOutcome, history: Sequence[Mapping[str, Any]], what: str) -> CheckOutcome:
+def unless_left_unread(outcome: CheckOutcome, history: History, what: str) -> CheckOutcome:
     """`outcome`, unless it finds nothing wrong with logs of which one was not read to its end by the final reads: what
-    the load has seen of it may be gone since. `what` is a log's name in reads: the event's `key`, or a `queue`."""
-    left = [log for log, at in _last_words(history, what).items() if at is None]
+    the load has seen of it may be gone since. `what` a log is called."""
+    left = [log for log, row in last_final_reads(history).items() if row is None]
     return unless_left(outcome, left, f"{what} {{}} could not be read to its end")
-
-
-def _last_words(history: Sequence[Mapping[str, Any]], what: str) -> dict[Any, int | None]:
-    """Log -> the last of its final polls that came to its end. None where none did, and where it was asked for more
-    from there on, as it was behind, and these polls came to none."""
-    words: dict[Any, int | None] = {}
-    ends: dict[Any, int] = {}
-    for at, event in enumerate(history):
-        value = event["value"]
-        if event["f"] != "read" or not value.get("final"):
-            continue
-        log = event["key"] if what == "key" else value[what]
-        if _reaches_the_end(event):
-            words[log], ends[log] = at, value["offset"] + len(value["messages"])
-        elif event["type"] != "invoke" and value["offset"] == ends.get(log):
-            words[log] = None
-        else:
-            words.setdefault(log, None)
-    return words
-
-
-def _reaches_the_end(read: Mapping[str, Any]) -> bool:
-    value = read["value"]
-    if read["type"] != "ok" or value["tail"] is None:
-        return False
-    return bool(value["offset"] + len(value["messages"]) >= value["tail"])
-
-
-def untailed(history: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The same with polls that say nothing of the end, which may be old, but for the last final one of each log."""
-    kept = set(_last_words(history, "key").values())
-    return [
-        {**event, "value": {**event["value"], "tail": None}}
-        if event["f"] == "read" and event["type"] == "ok" and at not in kept
-        else event
-        for at, event in enumerate(history)
-    ]
-
-
-def without_full_polls(event: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A poll that saw no end as one that says nothing: the near-linear test wants an end of every read, and what such a
-    poll holds is looked at by the other check."""
-    if event["f"] == "read" and event["type"] == "ok" and event["value"]["tail"] is None:
-        return {**event, "type": "fail"}
-    return event

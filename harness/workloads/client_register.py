@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from checker import Register
+from checker import History, Register
 from checker.online import OnlineRegister
 from harness.generator import Calls, Context, EachThread, Generator, Mix, Op
 from harness.systems.base import CheckOutcome, Setting
@@ -63,4 +63,5 @@ class ClientRegisterWorkload(CapabilityWorkload):
         return OnlineRegister()
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        return {"linearizable": unless_registers_unread(linearizable(history, Register(), context), history)}
+        recorded = History.of(history)
+        return {"linearizable": unless_registers_unread(linearizable(recorded, Register(), context), recorded)}

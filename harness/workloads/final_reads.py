@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from checker import History
+from checker.last_reads import answered_since_changed
 from harness.generator import (
     Calls,
     Context,
@@ -96,27 +98,13 @@ def unless_left_unanswered(outcome: CheckOutcome, reads: Iterable[tuple[Any, boo
 
 
 def unless_registers_unread(
-    outcome: CheckOutcome,
-    history: Sequence[Mapping[str, Any]],
-    among: Callable[[Collection[int]], Collection[int]] = set,
-    *,
-    f: str = "read",
+    outcome: CheckOutcome, history: History, among: Callable[[Any], bool] = lambda _: True, *, f: str = "read"
 ) -> CheckOutcome:
     """`outcome`, unless it finds nothing wrong and of a register no read `f` was answered that began after its last
-    change was acknowledged, though there were such reads. `among` says which of the keys are read at the end."""
-    began: dict[Any, int] = {}
-    changed: dict[int, int] = {}
-    reads: dict[int, list[tuple[int, bool]]] = {}
-    for at, event in enumerate(history):
-        if event["type"] == "invoke":
-            began[event["process"]] = at
-        elif event["f"] == f:
-            reads.setdefault(event["key"], []).append((began.get(event["process"], -1), event["type"] == "ok"))
-        elif event["type"] == "ok":
-            changed[event["key"]] = at
-            reads.pop(event["key"], None)  # whatever of them began before it
-    later = [(key, is_ok) for key in among(changed) for start, is_ok in reads.get(key, ()) if start > changed[key]]
-    return unless_left_unanswered(outcome, later, "key")
+    change was acknowledged, though there were such reads. `among` says whether a key is one of those that are read at
+    the end."""
+    answered = answered_since_changed(history, f)
+    return unless_left_unanswered(outcome, [(key, answered[key]) for key in answered if among(key)], "key")
 
 
 IN_TURN = 50

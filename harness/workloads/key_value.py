@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from checker import KeyValue
+from checker import History, KeyValue
 from harness.generator import Context, EachThread, Generator, IgnoresEvents, Op
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
@@ -69,5 +69,6 @@ class KeyValueWorkload(CapabilityWorkload):
         return EachThread(ReadEachKey(self.keys, "get"))
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        found = linearizable(history, KeyValue(), context)
-        return {"linearizable": unless_registers_unread(found, history, f="get")}
+        recorded = History.of(history)
+        found = linearizable(recorded, KeyValue(), context)
+        return {"linearizable": unless_registers_unread(found, recorded, f="get")}

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from checker import Log
+from checker import History, Log
 from checker.online import OnlineLog
 from harness.generator import Calls, Context, Generator, Mix, Op, Step, Unpaced
 from harness.systems.base import CheckOutcome, QueueConnection
@@ -91,9 +91,10 @@ class LogWorkload:
         return OnlineLog()
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
+        recorded = History.of(history)
         return {
-            "linearizable": linearizable(history, Log(), context),
-            "log": unless_left_unread(log_contents(history, context), history, "key"),
+            "linearizable": linearizable(recorded, Log(), context),
+            "log": unless_left_unread(log_contents(recorded, context), recorded, "key"),
         }
 
 

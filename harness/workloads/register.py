@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from checker import Register
+from checker import History, Register
 from checker.online import OnlineRegister
 from harness.generator import Calls, Context, EachThread, Generator, Mix, Op
 from harness.systems.base import CheckOutcome, QueueConnection
@@ -57,7 +57,8 @@ class RegisterWorkload:
         return OnlineRegister()
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        return {"linearizable": unless_registers_unread(linearizable(history, Register(), context), history)}
+        recorded = History.of(history)
+        return {"linearizable": unless_registers_unread(linearizable(recorded, Register(), context), recorded)}
 
 
 class _RegisterClient(ConnectionClient[QueueConnection]):

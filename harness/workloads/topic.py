@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from checker import Topic
+from checker import History, Topic
+from checker.last_reads import without_earlier_tails, without_full_polls
 from harness.generator import Context, Generator, Mix, Op, Unpaced
 from harness.systems.base import CheckOutcome, Setting
 from harness.worker import Client
@@ -28,8 +29,6 @@ from harness.workloads.client_log import (
     ReadToTheEnd,
     polled,
     unless_left_unread,
-    untailed,
-    without_full_polls,
 )
 from harness.workloads.queues import ReadWhole, message_numbers
 
@@ -137,14 +136,14 @@ class TopicWorkload(CapabilityWorkload):
         return _EveryPartition(ReadToTheEnd(ReadWhole(self.number("partitions"), POLL_MAX_MESSAGES, known)))
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        logs = list(_as_logs(history))
+        logs = History.of(_as_logs(history))
         if self.text("fetches") == "eventual":
-            contents = log_contents(untailed(logs), context)
-            return {"log": unless_left_unread(contents, history, "queue")}
-        order = [without_full_polls(event) for event in history]
+            contents = log_contents(without_earlier_tails(logs), context)
+            return {"log": unless_left_unread(contents, logs, "queue")}
+        order = without_full_polls(History.of(history))
         return {
             "linearizable": linearizable(order, Topic(queues=self.number("partitions")), context),
-            "log": unless_left_unread(log_contents(logs, context), history, "queue"),
+            "log": unless_left_unread(log_contents(logs, context), logs, "queue"),
         }
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from checker import VersionedRegister, check_sessions
+from checker import History, VersionedRegister, check_sessions
 from harness.generator import Calls, EachThread, Generator, Mix
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
@@ -67,7 +67,8 @@ class VersionedRegisterWorkload(CapabilityWorkload):
         return EachThread(ReadEachKey(self.keys))
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
+        recorded = History.of(history)
         if self.text("check") == "sessions":
-            return {"sessions": unless_registers_unread(as_outcome(check_sessions(history)), history)}
-        found = linearizable(history, VersionedRegister(), context)
-        return {"linearizable": unless_registers_unread(found, history)}
+            return {"sessions": unless_registers_unread(as_outcome(check_sessions(recorded)), recorded)}
+        found = linearizable(recorded, VersionedRegister(), context)
+        return {"linearizable": unless_registers_unread(found, recorded)}

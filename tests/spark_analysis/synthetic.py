@@ -62,11 +62,13 @@ def make_run(
     return run_dir
 
 
-def write_run(store: Path, number: int, events: list[dict[str, Any]], *, workload: str) -> RunDir:
+def write_run(
+    store: Path, number: int, events: list[dict[str, Any]], *, workload: str, settings: dict[str, str] | None = None
+) -> RunDir:
     """A run in `store` with these events, never judged."""
     test = Test(
         system="broker", cluster="local", nodes=3, workload=workload, nemesis=(), nemesis_interval_s=1.0,
-        time_limit_s=10.0, concurrency=5, rate=100.0, seed=number, settings={},
+        time_limit_s=10.0, concurrency=5, rate=100.0, seed=number, settings=settings or {},
     )  # fmt: skip
     began = BEGAN + timedelta(minutes=number)
     run_dir = Store(store).create(test.name, now=began)

@@ -13,11 +13,18 @@ import pytest
 from checker import Log, Register, check, check_log, check_sequential, check_transactions, read_jsonl
 from checker.cli import PROPERTIES
 from checker.codecs import read
+from harness.workloads.base import CheckContext
+from harness.workloads.client_log import ClientLogWorkload
+from harness.workloads.log import LogWorkload
+from harness.workloads.register import RegisterWorkload
 
 pytest.importorskip("pyspark", reason="the spark extra is not installed")
 pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.timeout(900)]
 
 CORPORA = Path(os.environ.get("SPLITBRAIN_CORPORA", Path(__file__).resolve().parents[3] / "shared" / "corpora"))
+
+
+WORDS: dict[Any, str] = {True: "valid", False: "invalid", "unknown": "unknown"}
 
 
 def checked(spark: Any, place: str, plan: Any, include: tuple[str, ...] = ()) -> dict[tuple[str, str], dict[str, Any]]:
@@ -48,21 +55,20 @@ def test_every_run_as_the_local_checker_sees_it(
         workload = json.loads(test.read_text())["workload"]
         # As Spark reads a store: what a killed writer has left of a last line is counted and left out.
         history = read_jsonl(test.parent / "history.jsonl", lenient=True)
-        if workload == "register":
-            local = {"register": check(history, Register())}
-        else:
-            local = {"log": check(history, Log()), "log contents": check_log(history)}
-        for name, result in local.items():
+        own: Any = RegisterWorkload() if workload == "register" else LogWorkload()
+        names = {"linearizable": workload, "log": "log contents"}
+        for check_name, outcome in own.check(history, CheckContext(60.0, 1024)).items():
+            name = names[check_name]
             wanted.add((str(test.parent), name))
             mine = found[str(test.parent), name]
-            verdicts.add((name, result.verdict.value))
-            assert mine["verdict"] == result.verdict.value, test.parent
-            witness = result.to_json()["witness"]
+            verdicts.add((name, WORDS[outcome.valid]))
+            assert mine["verdict"] == WORDS[outcome.valid], test.parent
+            witness = outcome.details["witness"]
             assert (mine["witness"] is None) == (witness is None)
             if witness is not None:
                 assert without_times(json.loads(mine["witness"])) == without_times(witness)
             if name == "log contents":
-                assert json.loads(mine["counts"]) == result.stats["counts"]
+                assert json.loads(mine["counts"]) == outcome.details["stats"]["counts"]
     assert found.keys() == wanted
     assert verdicts >= {("register", "valid"), ("register", "invalid"), ("log contents", "invalid")}
 
@@ -200,6 +206,58 @@ def test_transactions_of_a_store(
     }
     assert {row["verdict"] for row in found.values()} == {"invalid"}
     assert "lost-update" in found[str(transactions.path), "list-append"]["counts"]
+
+
+ASKED: dict[str, Any] = {"offset": 0, "max": 4, "final": True}
+FINAL: dict[str, Any] = {**ASKED, "messages": [7, 8], "tail": 2}
+STALE: dict[str, Any] = {"offset": 0, "max": 4, "messages": [7], "tail": 1}
+APPENDS = [*(("append", kind, value) for at, number in enumerate((7, 8))
+             for kind, value in (("invoke", number), ("ok", [at, number])))]  # fmt: skip
+SEEN = [("read", "invoke", {"offset": 0, "max": 4}), ("read", "ok", {**FINAL, "final": False})]
+FULL: dict[str, Any] = {"offset": 0, "max": 1, "messages": [7], "tail": None}
+
+
+@pytest.mark.parametrize(
+    ("workload", "settings", "steps", "verdicts"),
+    [
+        ("register", {}, [("write", "invoke", 7), ("write", "ok", 7), ("read", "invoke", None), ("read", "fail", None)],
+         {"linearizable": "unknown"}),
+        ("register", {}, [("write", "invoke", 7), ("write", "ok", 7), ("read", "invoke", None), ("read", "ok", 7)],
+         {"linearizable": "valid"}),
+        ("log", {}, [*APPENDS, *SEEN, ("read", "invoke", ASKED), ("read", "fail", ASKED)],
+         {"linearizable": "valid", "log": "unknown"}),
+        ("log", {}, [*APPENDS, ("read", "invoke", {"offset": 0, "max": 1}), ("read", "ok", FULL),
+                     ("read", "invoke", ASKED), ("read", "ok", FINAL)],
+         {"linearizable": "valid", "log": "valid"}),
+        ("log", {"workload.polls": "eventual"}, [*APPENDS, ("read", "invoke", {"offset": 0, "max": 4}),
+                 ("read", "ok", STALE), ("read", "invoke", ASKED), ("read", "ok", FINAL)],
+         {"log": "valid"}),
+        ("log", {"workload.polls": "eventual"}, [*APPENDS, *SEEN, ("read", "invoke", ASKED), ("read", "info", ASKED)],
+         {"log": "unknown"}),
+    ],
+    ids=["unread register", "register", "unread log", "full poll", "stale poll", "unread log with stale polls"],
+)  # fmt: skip
+def test_the_workload_s_own_rules_hold(
+    spark: Any, synthetic: ModuleType, tmp_path: Path, workload: str, settings: dict[str, str], steps: Any,
+    verdicts: dict[str, str],
+) -> None:  # fmt: skip
+    from spark_analysis.checking import EVENTUAL_CONTENTS, LOG_CONTENTS, CheckPlan
+
+    events = [
+        {"index": at, "time": at, "process": 0, "type": kind, "f": f, "key": 3, "value": value}
+        for at, (f, kind, value) in enumerate(steps)
+    ]
+    own = ClientLogWorkload({"polls": settings.get("workload.polls", "linearizable")})
+    local = (RegisterWorkload() if workload == "register" else own).check(events, CheckContext(10.0, 100))
+    assert {name: WORDS[outcome.valid] for name, outcome in local.items()} == verdicts
+    synthetic.write_run(tmp_path, 1, events, workload=workload, settings=settings)
+    found = checked(spark, str(tmp_path), CheckPlan())
+    contents = EVENTUAL_CONTENTS if settings else LOG_CONTENTS
+    named = {"linearizable": workload, "log": contents}
+    assert {name: row["verdict"] for (_, name), row in found.items()} == {
+        named[name]: verdict for name, verdict in verdicts.items()
+    }
+    assert all("was over" in row["reason"] for row in found.values() if row["verdict"] == "unknown")
 
 
 def test_models_that_are_not_known(spark: Any) -> None:
