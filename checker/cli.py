@@ -20,7 +20,8 @@ from checker.codecs import FORMATS, FormatError, MemoryLimitError, is_parquet, r
 from checker.delivery import check_consumer_progress, check_delay, check_transaction_visibility
 from checker.drawing import html
 from checker.history import History, HistoryError
-from checker.linearizability.budget import Budget, LimitReached
+from checker.limits import within_limits
+from checker.linearizability.budget import Budget
 from checker.linearizability.check import check
 from checker.log import check_log
 from checker.models import MODELS, Counter, FIFOQueue, GrowOnlySet, Log, Model, ModelError, Mutex, parse_model
@@ -75,15 +76,7 @@ UNLIMITED: dict[str, Callable[..., Result]] = {
 def _ended_at_limits(checker: Callable[..., Result]) -> Check:
     """A check that ends at its limits though its checker looks at none."""
 
-    def check_within(history: History, timeout_s: float | None, memory_mb: float | None) -> Result:
-        budget = Budget(timeout_s=timeout_s, memory_mb=memory_mb)
-        try:
-            with budget.watched_anyway():
-                return checker(history)
-        except LimitReached as limit:
-            return Result(verdict=Verdict.UNKNOWN, reason=f"undecided: {limit}")
-
-    return check_within
+    return lambda history, timeout_s, memory_mb: within_limits(lambda: checker(history), timeout_s, memory_mb)
 
 
 #: Those that take limits.

@@ -30,6 +30,7 @@ from harness.systems.base import CheckOutcome
 from harness.test import Test
 from harness.units import clip, plural
 from harness.workloads.base import CheckContext, TellsWrites, Workload
+from harness.workloads.checks import OUT_OF_MEMORY
 
 __all__ = ["faults_of", "judge"]
 
@@ -134,7 +135,7 @@ def _found(
     except (OperatorError, HarnessError, SystemUnderTestError, KeyboardInterrupt):
         raise
     except MemoryError:
-        return unknown("not judged: the machine, or a limit such as `ulimit -v`, gave no more memory")
+        return unknown(OUT_OF_MEMORY)
     except BaseException as error:
         if isinstance(error, DisorderedHistory):
             History.of(clients)  # raises that where it is the run's own history, and not one that the check has made

@@ -79,13 +79,15 @@ class _Watch:
 
     def __enter__(self) -> None:
         self._watched = threading.get_ident()
-        threading.Thread(target=self._look, name="budget watch", daemon=True).start()
+        self._thread = threading.Thread(target=self._look, name="budget watch", daemon=True)
+        self._thread.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         with self._lock:
             self._over.set()
+        self._thread.join()  # which it ends at once: whoever forks afterwards has no thread left
         if self._reason is None:
             return
         if not isinstance(error, LimitReached):

@@ -16,7 +16,7 @@ from harness.generator import Calls, Context, Generator, Mix, Op
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake, is_whole_number
-from harness.workloads.checks import as_outcome
+from harness.workloads.checks import judged
 from harness.workloads.final_reads import one_good_read_each
 from harness.workloads.transacting import completed
 
@@ -73,4 +73,4 @@ class BankWorkload(CapabilityWorkload):
         return one_good_read_each(self._read_all)
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        return {"bank": as_outcome(check_bank(history, total=0, allow_negative=True))}
+        return {"bank": judged(check_bank, history, context, total=0, allow_negative=True)}

@@ -2,34 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from checker import History, Model, Result, check, check_delay, check_log
+from checker.limits import within_limits
 from harness.systems.base import CheckOutcome
 from harness.workloads.base import CheckContext
 
-__all__ = ["Events", "as_outcome", "delays", "linearizable", "log_contents"]
+__all__ = ["OUT_OF_MEMORY", "Events", "delays", "judged", "linearizable", "log_contents"]
 
 Events = History | Sequence[Mapping[str, Any]]
+
+OUT_OF_MEMORY = "not judged: the machine, or a limit such as `ulimit -v`, gave no more memory"
+
+
+def judged(checker: Callable[..., Result], history: Events, context: CheckContext, **options: Any) -> CheckOutcome:
+    """What a checker says of a history within the limits of `context`, whether it takes limits or not. Where a limit
+    such as `ulimit -v` ends it, which is of addresses, this check alone is unknown."""
+    limits = {"timeout_s": context.timeout_s, "memory_mb": context.memory_mb}
+    try:
+        if limits.keys() <= inspect.signature(checker).parameters.keys():
+            return _as_outcome(checker(history, **limits, **options))
+        return _as_outcome(within_limits(lambda: checker(history, **options), **limits))
+    except MemoryError:
+        return CheckOutcome("unknown", OUT_OF_MEMORY)
 
 
 def linearizable(history: Events, model: Model, context: CheckContext) -> CheckOutcome:
     """Whether one order of the operations, of each key where there are keys, explains every result by `model`."""
-    return as_outcome(check(history, model, timeout_s=context.timeout_s, memory_mb=context.memory_mb))
+    return judged(check, history, context, model=model)
 
 
 def log_contents(history: Events, context: CheckContext) -> CheckOutcome:
     """Whether anything was lost, duplicated, invented, reordered or stored twice."""
-    return as_outcome(check_log(history, timeout_s=context.timeout_s, memory_mb=context.memory_mb))
+    return judged(check_log, history, context)
 
 
-def delays(history: Events, *, redelivers: bool = False) -> CheckOutcome:
+def delays(history: Events, context: CheckContext, *, redelivers: bool = False) -> CheckOutcome:
     """Whether no delayed message was early or lost; lateness is counted. Brokers note whole milliseconds (R)."""
-    return as_outcome(check_delay(history, resolution_ms=1.0, late_is_wrong=False, redelivers=redelivers))
+    return judged(check_delay, history, context, resolution_ms=1.0, late_is_wrong=False, redelivers=redelivers)
 
 
-def as_outcome(result: Result) -> CheckOutcome:
+def _as_outcome(result: Result) -> CheckOutcome:
     """What a checker said, with its statistics and witness as details."""
     data = result.to_json()
     return CheckOutcome(data.pop("valid"), data.pop("reason"), data)

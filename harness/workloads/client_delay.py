@@ -69,7 +69,7 @@ class ClientDelayWorkload(CapabilityWorkload):
         return taking_client(connection, self.calls, "receive")
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        found = delays(history)
+        found = delays(history, context)
         if found.valid is False:
             found = unless_taken_unseen(
                 found, history, put="send", taken="receive", lost="lost", certain=("early", "unexpected"),

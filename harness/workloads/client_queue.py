@@ -33,7 +33,7 @@ from harness.workloads.capability import (
     number_from,
     takes,
 )
-from harness.workloads.checks import as_outcome, linearizable
+from harness.workloads.checks import judged, linearizable
 from harness.workloads.draining import TakeUntilQuiet, unless_taken_unseen
 from harness.workloads.queues import message_numbers
 
@@ -126,7 +126,7 @@ class ClientQueueWorkload(CapabilityWorkload):
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         allow_duplicates = self.text("delivery") == "at-least-once"
-        total = as_outcome(check_total_queue(history, allow_duplicates=allow_duplicates))
+        total = judged(check_total_queue, history, context, allow_duplicates=allow_duplicates)
         certain = ("unexpected",) if allow_duplicates else ("unexpected", "duplicated")
         seen = unless_taken_unseen(total, history, put="enqueue", taken="dequeue", lost="lost", certain=certain)
         found = {"total-queue": seen}

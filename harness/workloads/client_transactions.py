@@ -22,7 +22,7 @@ from harness.systems.base import CheckOutcome
 from harness.worker import Client, TellsOutcome
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import MISTAKES, Call, CapabilityWorkload, ClientMistake, Unfinished, gives
-from harness.workloads.checks import as_outcome
+from harness.workloads.checks import judged
 from harness.workloads.client_queue import DEQUEUE, end_of_share, taking_client
 from harness.workloads.draining import TakeUntilQuiet, unless_taken_unseen
 from harness.workloads.queues import Numbered
@@ -94,7 +94,7 @@ class ClientTransactionsWorkload(CapabilityWorkload):
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         certain = ("rolled-back-seen", "prepared-seen", "unexpected")
-        found = as_outcome(check_transaction_visibility(list(as_prepare_and_end(history))))
+        found = judged(check_transaction_visibility, list(as_prepare_and_end(history)), context)
         if found.valid is False:
             found = unless_taken_unseen(
                 found, history, put="transact", taken="receive", lost="committed-lost", certain=certain

@@ -18,7 +18,7 @@ from harness.generator import Context, EachThread, Generator, Op, Step, Unpaced,
 from harness.systems.base import CheckOutcome
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake, is_whole_number
-from harness.workloads.checks import as_outcome
+from harness.workloads.checks import judged
 from harness.workloads.final_reads import unless_left_unanswered
 from harness.workloads.queues import MAX_FINAL_ATTEMPTS, RETRY_NS
 
@@ -110,5 +110,5 @@ class ConsumerProgressWorkload(CapabilityWorkload):
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         last = [event for event in history if event["f"] == "fetch" and event["value"].get("final")]
         looks = [(event["value"]["queue"], event["type"] == "ok") for event in last]
-        found = as_outcome(check_consumer_progress(history))
+        found = judged(check_consumer_progress, history, context)
         return {"consumer-progress": unless_left_unanswered(found, looks, "partition")}

@@ -15,7 +15,7 @@ from harness.generator import Calls, Context, Generator, Mix, Op
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake, gives, is_whole_number
-from harness.workloads.checks import as_outcome, linearizable
+from harness.workloads.checks import judged, linearizable
 from harness.workloads.final_reads import one_good_read_each
 
 __all__ = ["VALUE", "CounterWorkload"]
@@ -55,7 +55,7 @@ class CounterWorkload(CapabilityWorkload):
         return one_good_read_each(Op("read"))
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        found = {"counter-bounds": as_outcome(check_counter(history))}
+        found = {"counter-bounds": judged(check_counter, history, context)}
         if self.text("check") == "linearizable":
             found["linearizable"] = linearizable(history, Counter(), context)
         return found

@@ -58,7 +58,7 @@ class DelayWorkload:
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         moves = [event for event in history if event["f"] != "lag"]
-        found = delays(moves, redelivers=True)
+        found = delays(moves, context, redelivers=True)
         return {"delay": unless_drained(found, history, certain=("early", "unexpected"))}
 
 

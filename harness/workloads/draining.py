@@ -90,7 +90,7 @@ def unless_drained(
     """`outcome` as it is when the group was seen to have dealt with everything; else only the kinds of anomalies in
     `certain` count, which no further receive could have cured, and without one of them the answer is "unknown"."""
     lags = [event["value"] for event in history if event["f"] == "lag" and event["type"] == "ok"]
-    if lags and lags[-1] == 0:
+    if outcome.valid == "unknown" or (lags and lags[-1] == 0):
         return outcome
     counts = outcome.details["stats"]["counts"]
     if outcome.valid is False and any(counts.get(kind) for kind in certain):
@@ -112,9 +112,11 @@ def unless_taken_unseen(
     """`outcome`, unless it only says (under the count `lost`) that values are missing which operations `taken` of
     unknown outcome may have taken, or which nobody looked for after the last `put`, and `due_ms` after it, when the
     last value is there to be taken. Counts in `certain` are wrong all the same."""
+    if outcome.valid is not False:
+        return outcome
     counts = outcome.details["stats"]["counts"]
     missing = counts[lost]
-    if outcome.valid is not False or not missing or any(counts[kind] for kind in certain):
+    if not missing or any(counts[kind] for kind in certain):
         return outcome
     unseen = sum(event["f"] == taken and event["type"] == "info" for event in history)
     if missing <= unseen:

@@ -15,7 +15,7 @@ from harness.generator import Generator
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import Call, CapabilityWorkload
-from harness.workloads.checks import as_outcome
+from harness.workloads.checks import judged
 from harness.workloads.transacting import (
     ISOLATION,
     TRANSACT_LISTS,
@@ -62,6 +62,6 @@ class ListAppendWorkload(CapabilityWorkload):
         return FinalTransactions(self._load)
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        level, timeout_s, memory_mb = self.text("isolation"), context.timeout_s, context.memory_mb
-        result = check_transactions(history, self.name, level=level, timeout_s=timeout_s, memory_mb=memory_mb)
-        return {"isolation": unless_keys_unread(as_outcome(result), history)}
+        level = self.text("isolation")
+        found = judged(check_transactions, history, context, workload=self.name, level=level)
+        return {"isolation": unless_keys_unread(found, history)}

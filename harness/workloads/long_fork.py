@@ -15,7 +15,7 @@ from harness.generator import Context, Generator, IgnoresEvents, Op, Step
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import Call, CapabilityWorkload
-from harness.workloads.checks import as_outcome
+from harness.workloads.checks import judged
 from harness.workloads.transacting import TRANSACT
 
 __all__ = ["LongForkWorkload"]
@@ -66,4 +66,4 @@ class LongForkWorkload(CapabilityWorkload):
         return _Groups(self.number("group_size"))
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        return {"long-fork": as_outcome(check_long_fork(history))}
+        return {"long-fork": judged(check_long_fork, history, context)}

@@ -19,7 +19,7 @@ from harness.generator import Context, EachThread, Generator, Op, Step, Unpaced,
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake
-from harness.workloads.checks import as_outcome, linearizable
+from harness.workloads.checks import judged, linearizable
 
 __all__ = ["MutexWorkload"]
 
@@ -101,7 +101,7 @@ class MutexWorkload(CapabilityWorkload):
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         history = let_go_at_the_end(history)
-        found = {"exclusion": as_outcome(check_exclusion(history))}
+        found = {"exclusion": judged(check_exclusion, history, context)}
         if self.text("check") == "linearizable":
             found["linearizable"] = linearizable(history, Mutex(), context)
         return found

@@ -20,7 +20,7 @@ from harness.generator import Calls, EachThread, Generator, Mix, Op
 from harness.systems.base import CheckOutcome, MessagingConnection
 from harness.worker import Outcome
 from harness.workloads.base import CheckContext, ConnectionClient
-from harness.workloads.checks import as_outcome
+from harness.workloads.checks import judged
 from harness.workloads.client_queue import ClientQueueWorkload
 from harness.workloads.draining import Drain, unless_drained
 from harness.workloads.queues import message_numbers
@@ -61,7 +61,7 @@ class QueueWorkload:
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         moves = [event for event in history if event["f"] != "lag"]
         # What a consumer of the group was given and has not acknowledged comes again.
-        total = as_outcome(check_total_queue(moves, redelivers=True))
+        total = judged(check_total_queue, moves, context, redelivers=True)
         return {"total-queue": unless_drained(total, history, certain=("unexpected",))}
 
 

@@ -20,7 +20,7 @@ from harness.generator import Context, Generator, IgnoresEvents, Op
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake, gives, numbers_from
-from harness.workloads.checks import as_outcome, linearizable
+from harness.workloads.checks import judged, linearizable
 from harness.workloads.final_reads import InTurnUntilEqual
 
 __all__ = ["SetWorkload"]
@@ -76,7 +76,8 @@ class SetWorkload(CapabilityWorkload):
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         if self.text("check") == "simple-set":
-            return {"simple-set": as_outcome(check_set(history))}
+            return {"simple-set": judged(check_set, history, context)}
         if self.text("check") == "grow-only-set":
             return {"linearizable": linearizable(history, GrowOnlySet(), context)}
-        return {"set-full": as_outcome(check_set_full(history, linearizable=self.text("reads") == "linearizable"))}
+        is_linearizable = self.text("reads") == "linearizable"
+        return {"set-full": judged(check_set_full, history, context, linearizable=is_linearizable)}

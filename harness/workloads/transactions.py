@@ -18,7 +18,7 @@ from harness.generator import Calls, Context, EachThread, Generator, Mix, Op
 from harness.systems.base import CheckOutcome, MessagingConnection
 from harness.worker import Outcome
 from harness.workloads.base import CheckContext
-from harness.workloads.checks import as_outcome
+from harness.workloads.checks import judged
 from harness.workloads.client_transactions import ClientTransactionsWorkload, as_prepare_and_end
 from harness.workloads.draining import Drain, unless_drained
 from harness.workloads.queue import MessagingClient
@@ -67,7 +67,7 @@ class TransactionsWorkload:
         return None
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        outcome = as_outcome(check_transaction_visibility(list(as_prepare_and_end(history)), redelivers=True))
+        outcome = judged(check_transaction_visibility, list(as_prepare_and_end(history)), context, redelivers=True)
         wrong_whatever_comes = ("rolled-back-seen", "prepared-seen", "unexpected")
         return {"transaction-visibility": unless_drained(outcome, history, certain=wrong_whatever_comes)}
 

@@ -10,7 +10,7 @@ from harness.generator import Calls, Generator, Op
 from harness.systems.base import CheckOutcome
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake
-from harness.workloads.checks import as_outcome
+from harness.workloads.checks import judged
 
 __all__ = ["UniqueIdsWorkload"]
 
@@ -35,4 +35,4 @@ class UniqueIdsWorkload(CapabilityWorkload):
         return Calls(lambda _: Op("generate"))
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        return {"unique-ids": as_outcome(check_unique_ids(history))}
+        return {"unique-ids": judged(check_unique_ids, history, context)}

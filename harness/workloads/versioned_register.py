@@ -19,7 +19,7 @@ from harness.generator import Calls, EachThread, Generator, Mix
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake, is_whole_number, number_from
-from harness.workloads.checks import as_outcome, linearizable
+from harness.workloads.checks import judged, linearizable
 from harness.workloads.client_register import RandomReads
 from harness.workloads.final_reads import ReadEachKey, unless_registers_unread
 from harness.workloads.queues import distinct_writes
@@ -69,6 +69,6 @@ class VersionedRegisterWorkload(CapabilityWorkload):
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         recorded = History.of(history)
         if self.text("check") == "sessions":
-            return {"sessions": unless_registers_unread(as_outcome(check_sessions(recorded)), recorded)}
+            return {"sessions": unless_registers_unread(judged(check_sessions, recorded, context), recorded)}
         found = linearizable(recorded, VersionedRegister(), context)
         return {"linearizable": unless_registers_unread(found, recorded)}

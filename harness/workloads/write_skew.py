@@ -26,7 +26,7 @@ from harness.generator import Context, Generator, Op, Step, Unpaced, Wait
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake, is_whole_number
-from harness.workloads.checks import as_outcome
+from harness.workloads.checks import judged
 from harness.workloads.final_reads import unless_left_unanswered
 from harness.workloads.queues import MAX_FINAL_ATTEMPTS, RETRY_NS
 
@@ -151,5 +151,5 @@ class WriteSkewWorkload(CapabilityWorkload):
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         # The load reads nothing.
         reads = [(event["key"], event["type"] == "ok") for event in history if event["f"] == "read"]
-        found = as_outcome(check_write_skew(history))
+        found = judged(check_write_skew, history, context)
         return {"write-skew": unless_left_unanswered(found, reads, "key")}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +16,12 @@ from harness.generator import Generator, Limit
 from harness.systems.base import CheckOutcome
 from harness.worker import Client, Workers
 from harness.workloads.base import CheckContext
+from harness.workloads.client_queue import ClientQueueWorkload
 from harness.workloads.log import READ_MAX_MESSAGES, LogWorkload
+from harness.workloads.queue import QueueWorkload
 from harness.workloads.queues import MAX_FINAL_ATTEMPTS
 from harness.workloads.register import RegisterWorkload
+from harness.workloads.unique_ids import UniqueIdsWorkload
 
 CONTEXT = CheckContext(timeout_s=20, memory_mb=512)
 
@@ -219,3 +224,45 @@ def test_values_are_distinct_over_the_run() -> None:
     events, _ = drive(RegisterWorkload(keys=3), operations=500)
     written = [event["value"] for event in events if event["type"] == "invoke" and event["f"] == "write"]
     assert len(written) == len(set(written)) > 100
+
+
+FULL_READ = {"offset": 0, "messages": [7], "tail": 1, "final": True}
+READ_LOG = [("append", "invoke", 7), ("append", "ok", [0, 7]),
+            ("read", "invoke", {"offset": 0, "max": 2, "final": True}), ("read", "ok", FULL_READ)]  # fmt: skip
+
+
+def test_a_check_that_gets_no_memory_is_unknown_and_the_other_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def takes_too_much(history: Any, *, timeout_s: float, memory_mb: float) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr("harness.workloads.checks.check_log", takes_too_much)
+    events = [
+        {"index": at, "time": at, "process": 0, "type": kind, "f": f, "key": 0, "value": value}
+        for at, (f, kind, value) in enumerate(READ_LOG)
+    ]
+    found = LogWorkload().check(events, CheckContext(10.0, 100))
+    assert {name: outcome.valid for name, outcome in found.items()} == {"linearizable": True, "log": "unknown"}
+    assert "no more memory" in found["log"].reason
+
+
+@pytest.mark.skipif(sys.implementation.name != "cpython", reason="only CPython can interrupt a thread")
+@pytest.mark.parametrize(
+    ("workload", "checker"),
+    [(UniqueIdsWorkload(), "unique_ids.check_unique_ids"), (ClientQueueWorkload(), "client_queue.check_total_queue"),
+     (QueueWorkload(), "queue.check_total_queue")],
+    ids=["unique-ids", "client queue", "queue"],
+)  # fmt: skip
+def test_a_checker_that_looks_at_no_limits_is_held_to_those_of_a_run(
+    monkeypatch: pytest.MonkeyPatch, workload: Any, checker: str
+) -> None:
+    def never_ends(history: Any, **_: Any) -> Any:
+        until_s = time.monotonic() + 10.0
+        while time.monotonic() < until_s:
+            pass
+        raise AssertionError("nobody ended this checker")
+
+    monkeypatch.setattr(f"harness.workloads.{checker}", never_ends)
+    found = workload.check([], CheckContext(0.1, 100))
+    outcome = found[checker.partition("check_")[2].replace("_", "-")]
+    assert outcome.valid == "unknown"
+    assert "the time limit of 0.1 s was reached" in outcome.reason
