@@ -26,7 +26,7 @@ from harness.faults.target import PlannedTarget, prepare
 from harness.history_writer import HistoryWriter, read_history
 from harness.judge import judge
 from harness.large_history import too_large_to_judge
-from harness.report import LiveProgress, OutputConsole
+from harness.report import LiveProgress, OutputConsole, print_summary
 from harness.report.store_page import update_store_page
 from harness.run_state import RunState
 from harness.runner import Observed, Run
@@ -232,7 +232,11 @@ def perform(parts: Parts, store: Store, console: OutputConsole) -> tuple[RunDir,
             try:
                 with interrupted_by_signals():
                     results = judge_run(run_dir, test, parts.workload, observed, facts)
-                    _finish(run_dir, test, results, observed)
+                    try:
+                        _finish(run_dir, test, results, observed)
+                    except Exception:  # a full disk: the verdict is known all the same
+                        print_summary(results, console, test=test.to_json())
+                        raise
                     update_store_page(store)
             except KeyboardInterrupt:
                 at_work = "the history was checked; it is kept"

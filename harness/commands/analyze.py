@@ -61,14 +61,21 @@ def analyze_command(arguments: argparse.Namespace) -> int:
             results = judge_run(run_dir, test, workload, observed, facts, judged=sum(before.get("ops", {}).values()))
     except DisorderedHistory as error:
         raise OperatorError(f"{run_dir.history_path} is damaged: {error}") from None
-    run_dir.write_results(results)
-    write_report(run_dir.path, test.to_json(), results, run_dir.history_path)
+    unwritten: StoreError | None = None
+    try:
+        run_dir.write_results(results)
+        write_report(run_dir.path, test.to_json(), results, run_dir.history_path)
+    except StoreError as error:
+        unwritten = error  # said below the verdict, which is known all the same
     if run_dir.path.parent.parent == store.root.resolve():
         update_store_page(store)
     show = OutputConsole(stderr=arguments.json)
-    print_summary(results, show, test=test.to_json(), report_path=run_dir.report_path)
+    report_path = run_dir.report_path if unwritten is None else None
+    print_summary(results, show, test=test.to_json(), report_path=report_path)
     if arguments.json:
         print(json.dumps(results, indent=2, sort_keys=True))
+    if unwritten is not None:
+        raise unwritten
     return exit_status_of(results)
 
 

@@ -78,15 +78,21 @@ def explain_command(arguments: argparse.Namespace) -> int:
     again += f" --seed {seed}" + (f" --check {shlex.quote(arguments.check)}" if arguments.check else "")
     explanation = {**found.to_json(), "repeat": again}
     is_kept = found.jump is not None or not found.is_interrupted or _jump_before(run_dir) is None
-    if is_kept:
-        run_dir.write_explanation(explanation)
-        write_report(run_dir.path, test.to_json(), results, run_dir.history_path)
+    unwritten: StoreError | None = None
+    try:
+        if is_kept:
+            run_dir.write_explanation(explanation)
+            write_report(run_dir.path, test.to_json(), results, run_dir.history_path)
+    except StoreError as error:
+        unwritten = error  # said below what was found in minutes
     if arguments.json:
         print(json.dumps(explanation, indent=2, sort_keys=True))
     else:
         _show(found, run_dir, test, again)
     if not is_kept:
         console.print("the report keeps the moment that was found before", highlight=False)
+    if unwritten is not None:
+        raise unwritten
     return 0 if found.jump is not None else UNDECIDED
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from harness import cli
 from harness.errors import OperatorError
-from harness.store import RunDir, Store
+from harness.store import RunDir, Store, StoreError
 from harness.test import test_from_json as read_test
 
 Damage = Callable[[Any], None]
@@ -172,3 +172,26 @@ def test_what_a_test_lacks_is_named_and_what_is_newer_is_passed_over(run_dir: Ru
     with pytest.raises(OperatorError, match="it has no workload"):
         read_test({name: value for name, value in data.items() if name != "workload"})
     assert read_test({name: value for name, value in data.items() if name != "client"}).client is None
+
+
+def test_a_report_that_cannot_be_written_costs_no_verdict(run_dir: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir.report_path.unlink()
+    run_dir.report_path.mkdir()
+    assert analyze(run_dir) == 254
+    said = capsys.readouterr()
+    assert said.out.strip().startswith("VALID: ") and "report  " not in said.out
+    assert said.err == f"harness: cannot write {run_dir.report_path}: Is a directory\n"
+
+
+def test_a_run_whose_report_cannot_be_written_says_its_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise StoreError("cannot write report.html: No space left on device")
+
+    monkeypatch.setattr("harness.report.page.write_report", refuse)
+    words = ["run", "--cluster", "sim", "--nodes", "3", "--time-limit", "0.5", "--seed", "1", "--store", str(tmp_path)]
+    assert cli.main(words) == 254
+    said = capsys.readouterr()
+    assert "\nVALID: " in said.err
+    assert said.err.splitlines()[-1] == "harness: cannot write report.html: No space left on device"

@@ -115,6 +115,18 @@ def test_report_and_replay_show_it(
     assert [int(one) for one in packed.groups()] == [round(jump[name] * 1e6) for name in ("before_s", "after_s")]
 
 
+@pytest.mark.long
+def test_what_was_found_is_said_also_where_the_report_cannot_be_written(place: Path, tmp_path: Path) -> None:
+    shutil.copytree(place, tmp_path / "place", symlinks=True)
+    (run,) = tmp_path.glob("place/store/*/2*")
+    (run / "report.html").unlink()
+    (run / "report.html").mkdir()
+    done = harness("explain", str(run), *FEW, cwd=tmp_path / "place")
+    assert done.returncode == 254
+    assert "Decided between" in done.stdout
+    assert done.stderr.splitlines()[-1] == f"harness: cannot write {run / 'report.html'}: Is a directory"
+
+
 def test_a_search_that_is_interrupted_keeps_its_moments_but_for_one_that_was_found(
     explained: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
