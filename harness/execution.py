@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
 import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -211,10 +212,11 @@ def perform(parts: Parts, store: Store, console: OutputConsole) -> tuple[RunDir,
     OperatorError or SystemUnderTestError when the system could not be brought up; what there is by then (logs,
     test.json) stays in the store.
     """
-    test = parts.test
     started_at = datetime.now(UTC)
     run_id = f"{started_at:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
-    run_dir = store.create(test.name, now=started_at)
+    run_dir = store.create(parts.test.name, now=started_at)
+    parts = _with_lasting_schedule(parts, run_dir)
+    test = parts.test
     try:
         with _log_to(run_dir.harness_log_path), console.without_reader():
             run_dir.write_test(test.to_json())
@@ -246,6 +248,14 @@ def perform(parts: Parts, store: Store, console: OutputConsole) -> tuple[RunDir,
     finally:
         run_dir.release()
     return run_dir, results
+
+
+def _with_lasting_schedule(parts: Parts, run_dir: RunDir) -> Parts:
+    """The same, and a schedule that came by a pipe is that which the run keeps: the line that repeats it names it."""
+    path = parts.test.nemesis_schedule
+    if path is None or os.path.isfile(path):
+        return parts
+    return replace(parts, test=replace(parts.test, nemesis_schedule=str(run_dir.schedule_path)))
 
 
 def rehearse(parts: Parts, directory: str, console: OutputConsole) -> dict[str, Any]:

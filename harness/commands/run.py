@@ -195,6 +195,12 @@ def enter_namespace(prepared: Prepared, arguments: argparse.Namespace) -> None:
         settings = prepared.parts.test.system_settings
         system_class.fetch(lambda line: print(line, file=sys.stderr, flush=True), settings)
     if prepared.in_user_namespace:
+        schedule = prepared.parts.test.nemesis_schedule
+        if schedule is not None and not os.path.isfile(schedule):
+            raise OperatorError(
+                f"schedule {schedule} can be read once, and it is read again in the user namespace that cluster "
+                f"{prepared.parts.test.cluster} needs here: keep it in a file"
+            )
         reexec([sys.executable, "-m", "harness", *arguments.words])
 
 

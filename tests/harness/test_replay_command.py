@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from harness import cli
 from harness.commands import replay, series
+from harness.commands.run import enter_namespace
 from harness.errors import OperatorError
 from harness.store import Store
 from harness.test import Test
@@ -72,3 +76,25 @@ def test_a_schedule_that_can_be_read_once_is_of_one_run(
         monkeypatch.setattr(command, "prepare", lambda arguments: pytest.fail("it was read"))
     assert cli.main([*words, "--cluster", "sim"]) == 254
     assert "schedule pipe can be read once, and 2 runs read it: keep it in a file" in capsys.readouterr().err
+
+
+def test_a_schedule_that_came_by_a_pipe_is_named_where_the_run_keeps_it(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, json.dumps([{"at_s": 0.1, "action": "inject", "id": "f1", "nemesis": "kill",
+                                  "variant": "sigkill@minority"}]).encode())  # fmt: skip
+    os.close(writer)
+    words = ["--cluster", "sim", "--nodes", "3", "--time-limit", "0.5", "--store", str(tmp_path / "store")]
+    cli.main(["run", "--nemesis-schedule", f"/dev/fd/{reader}", *words])
+    run_dir = Store(tmp_path / "store").find("latest")
+    assert run_dir.read_test()["nemesis_schedule"] == str(run_dir.schedule_path)
+    assert f"--nemesis-schedule {run_dir.schedule_path} " in run_dir.read_results()["replay"]
+
+
+def test_a_schedule_that_can_be_read_once_is_not_read_again_in_a_user_namespace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.commands.run.reexec", lambda words: pytest.fail("it was read before"))
+    parts = SimpleNamespace(test=SimpleNamespace(nemesis_schedule="/dev/stdin", cluster="netns"), system_class=None)
+    prepared = cast(Any, SimpleNamespace(parts=parts, in_user_namespace=True))
+    with pytest.raises(OperatorError, match=r"/dev/stdin can be read once, .* keep it in a file"):
+        enter_namespace(prepared, argparse.Namespace(words=[]))
