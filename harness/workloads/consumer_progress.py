@@ -2,7 +2,7 @@
 
 Every thread commits growing offsets of a partition that is its own, and all look at what is stored of any partition.
 What is stored must never go back. A commit of unknown outcome may still arrive later, behind newer ones, in any system:
-its thread goes on with another partition.
+its thread goes on with another partition. At the end all partitions are looked at.
 
 `committed_offset` returns the offset, or None where none was ever committed.
 """
@@ -45,8 +45,10 @@ async def _fetch(client: Any, value: Any, key: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Commits(Unpaced):
-    """One thread's: thread t of n has the partitions t, t + n, t + 2n ..., one after the other."""
+    """One thread's: thread t of n has the partitions t, t + n, t + 2n ..., one after the other. How many it has left
+    behind goes to `left_behind` as well."""
 
+    left_behind: dict[int, int]
     generation: int = 0
     offset: int = 0
 
@@ -60,32 +62,39 @@ class _Commits(Unpaced):
 
     def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
         if event["f"] == "commit" and event["type"] == "info":
-            return _Commits(self.generation + 1, 0)
+            self.left_behind[context.thread] = self.generation + 1
+            return _Commits(self.left_behind, self.generation + 1, 0)
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class _LastLook(Unpaced):
-    """One thread's look at its first partition and the next thread's, each until it was answered. These say `final`,
-    so that who judges them finds those that were not."""
+    """One thread's look at its partitions, the one in use last before those left behind, and at the next thread's
+    last one, each until it was answered. These say `final`, so that who judges them finds those that were not."""
 
-    left: int = 2
-    attempts: int = 0
+    left_behind: Mapping[int, int]
+    done: int = 0
+    refusals: int = 0
     due_ns: int = 0
 
     def next(self, context: Context) -> tuple[Step, Generator]:
-        if not self.left or self.attempts == MAX_FINAL_ATTEMPTS:
+        thread, generation = context.thread, self.left_behind.get(context.thread, 0) - self.done
+        if generation < 0:
+            thread = (thread + 1) % context.threads
+            generation = self.left_behind.get(thread, 0)
+        if self.done > self.left_behind.get(context.thread, 0) + 1 or self.refusals == MAX_FINAL_ATTEMPTS:
             return None, self
         if context.time_ns < self.due_ns:
             return Wait(self.due_ns), self
-        queue = (context.thread + self.left - 1) % context.threads
-        value = {"group": GROUP, "queue": queue, "final": True}
-        return Op("fetch", None, value), replace(self, attempts=self.attempts + 1)
+        queue = generation * context.threads + thread
+        return Op("fetch", None, {"group": GROUP, "queue": queue, "final": True}), self
 
     def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
         if event["type"] == "ok":
-            return replace(self, left=self.left - 1)
-        return self if event["type"] == "invoke" else replace(self, due_ns=context.time_ns + RETRY_NS)
+            return replace(self, done=self.done + 1)
+        if event["type"] == "invoke":
+            return self
+        return replace(self, refusals=self.refusals + 1, due_ns=context.time_ns + RETRY_NS)
 
 
 class ConsumerProgressWorkload(CapabilityWorkload):
@@ -100,12 +109,17 @@ class ConsumerProgressWorkload(CapabilityWorkload):
     }
     check_names = ("consumer-progress",)
 
+    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+        super().__init__(settings)
+        self._left_behind: dict[int, int] = {}
+        """Thread -> partitions that it has left behind."""
+
     def generator(self) -> Generator:
-        return EachThread(_Commits())
+        return EachThread(_Commits(self._left_behind))
 
     def final_generator(self) -> Generator:
-        """Every thread looks at two partitions."""
-        return EachThread(_LastLook())
+        """Every thread looks at its partitions and at one of another thread."""
+        return EachThread(_LastLook(self._left_behind))
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         last = [event for event in history if event["f"] == "fetch" and event["value"].get("final")]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness.generator import Context, Generator, Op, Wait
+from harness.generator import Context, Generator, Limit, Op, Wait
 from harness.workloads.base import CheckContext
 from harness.workloads.cas_register import CasRegisterWorkload
 from harness.workloads.client_delay import ClientDelayWorkload
@@ -108,6 +108,20 @@ def test_one_that_is_told_after_an_election_is_found() -> None:
 
     asked = drive(ConsumerProgressWorkload().final_generator(), elects)
     assert len([op for _, time_ns, op in asked if time_ns + TAKES_NS >= 1e9]) == 2 * THREADS
+
+
+def test_partitions_that_were_in_use_last_are_looked_at_at_the_end() -> None:
+    """A commit of unknown outcome has its thread go on with another one, whose loss the first ones do not show."""
+
+    def now_and_then_unknown(op: Op, time_ns: int) -> dict[str, Any]:
+        return {"type": "info" if time_ns % (7 * TAKES_NS) == 0 else "ok", "value": op.value}
+
+    workload = ConsumerProgressWorkload()
+    asked = drive(Limit(100, workload.generator()), now_and_then_unknown)
+    used = {op.value["queue"] for _, _, op in asked if op.f == "commit"}
+    last = drive(workload.final_generator(), lambda op, _: {"type": "ok", "value": op.value})
+    assert len(used) > THREADS
+    assert used <= {op.value["queue"] for _, _, op in last}
 
 
 @pytest.mark.parametrize("kind", ["fail", "info"])
