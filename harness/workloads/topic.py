@@ -120,6 +120,11 @@ class TopicWorkload(CapabilityWorkload):
         self._seen: dict[int, int] = {}
         """Partition -> its end as the load has seen it."""
 
+    @property
+    def keys(self) -> int:
+        """As many as partitions: what a system makes for each key it makes for each of these."""
+        return self.number("partitions")
+
     def generator(self) -> Generator:
         partitions = self.number("partitions")
         fetches = _Fetches(partitions, (0,) * partitions, self._seen)

@@ -1038,6 +1038,11 @@ def test_settings_of_a_workload_are_checked(name: str, given_settings: dict[str,
     assert said in str(caught.value)
 
 
+def test_a_system_is_told_of_as_many_keys_as_a_topic_has_partitions() -> None:
+    made = make_workload("topic", system_class=Toys, system="toys", settings={"workload.partitions": "7"})
+    assert made.keys == 7
+
+
 def test_the_broker_keeps_its_own_forms() -> None:
     for name in ("register", "log", "queue"):
         own = make_workload(name, system_class=BrokerSystem, system="broker", settings={"replication": "sync"})
