@@ -2,7 +2,9 @@
 
 `cas` sets a key to `new` if it holds `old` and answers whether it did. It expects what the key was last seen to
 hold, so that some succeed and some do not. Every written value is new; a key is left behind for a new one after
-`operations_per_key` operations, which keeps the search for an order short.
+`operations_per_key` operations, which keeps the search for an order short. The keys that are in use last are read at
+the end: what is lost of one after it was left behind shows nowhere, so that `operations_per_key` says also for how long
+a write is watched.
 """
 
 from __future__ import annotations
