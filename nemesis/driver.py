@@ -293,7 +293,12 @@ async def _attempt(step: Awaitable[_T], timeout_s: float = STEP_TIMEOUT_S) -> _T
         return _Failure(f"{str(error) or late}{went_on}")
     except Exception as error:
         return _Failure(f"{type(error).__name__}: {error}")
-    return _Failure(late) if running.was_cancelled else result
+    if not running.was_cancelled:
+        return result
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():  # the step has swallowed the driver's own cancellation
+        raise asyncio.CancelledError
+    return _Failure(late)
 
 
 class _Running(Generic[_T]):
