@@ -10,7 +10,9 @@ is done once.
     agent.py start BASE RUN_ID    take the host for a run, start the daemon behind, say so (or why not) in JSON
     agent.py daemon DIR RUN_ID    serve; in a container this is process 1
     agent.py relay DIR            carry bytes between standard input and output and the daemon
-    agent.py clean BASE RUN_ID    remove everything of a run: processes, undo commands, directory
+    agent.py others DIR           print the runs, with their directories, whose agents work in the same network
+    agent.py clean BASE RUN_ID HOST ...  remove everything of a run: processes, undo commands, directory; but the files
+                                  of these hosts, which go beside it
     agent.py fork RUN_ID ...      serve hosts on the harness's own machine, a process each; for each one the descriptor
                                   of its socket and its directory follow. All end with standard input, or the harness
 
@@ -1052,6 +1054,19 @@ def _take(owner: Path, run_id: str) -> bool:
     return True
 
 
+def _others_command(directory: str) -> int:
+    """Print the runs, with their directories, whose agents work in the same network: their rules would take each
+    other's place, whatever directories they have."""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        words = [os.fsdecode(word) for word in _words_of(int(name))]
+        is_agent = len(words) > 4 and words[1:3] == [f"{words[3]}/agent.py", "daemon"]
+        with contextlib.suppress(OSError):  # it has ended
+            is_other = is_agent and os.path.normpath(words[3]) != os.path.normpath(directory)
+            if is_other and os.path.samefile(f"/proc/{name}/ns/net", "/proc/self/ns/net"):
+                print(words[4], os.path.dirname(words[3]))
+    return 0
+
+
 def _reach(connection: socket.socket, directory: str) -> bool:
     if os.path.isdir(directory):
         os.chdir(directory)
@@ -1201,6 +1216,8 @@ def main(arguments: list[str], source: str = "") -> int:
         return _start_command(base, run_id, source)
     if command == "relay":
         return _relay_command(*rest)
+    if command == "others":
+        return _others_command(*rest)
     if command == "clean":
         return _clean_command(*rest)
     if command == "fork":

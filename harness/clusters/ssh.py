@@ -43,26 +43,6 @@ MAX_HOSTS = 50
 """Replicas of one run; each takes a connection and a thread."""
 
 
-_OTHER_AGENTS = """
-import os
-def words_of(pid):
-    return [os.fsdecode(word) for word in open(f"/proc/{pid}/cmdline", "rb").read().split(b"\\0")]
-def network_of(pid):
-    return os.readlink(f"/proc/{pid}/ns/net")
-directory = words_of(os.getppid())[3]
-for pid in filter(str.isdigit, os.listdir("/proc")):
-    try:
-        words = words_of(pid)
-        is_agent = len(words) > 4 and words[1:3] == [f"{words[3]}/agent.py", "daemon"]
-        if is_agent and words[3] != directory and network_of(pid) == network_of("self"):
-            print(words[4], os.path.dirname(words[3]))
-    except OSError:
-        continue
-"""
-"""By the host's Python: the runs, with their directories, whose agents work in the same network. Their rules would take
-each other's place, whatever directories they have."""
-
-
 class SshCluster(RemoteCluster):
     """Hosts as machines behind SSH, for one run. See harness.clusters.base.Cluster and RemoteCluster.
 
@@ -148,8 +128,9 @@ class SshCluster(RemoteCluster):
 
     async def _check_machine(self, machine: str) -> None:
         await super()._check_machine(machine)
-        link = self._links[machine]
-        _, shown, _ = await link.run([link.python, "-I", "-S", "-c", _OTHER_AGENTS])
+        link, directory = self._links[machine], self._agent_dir(machine)
+        # Once our own agent works: of two that begin at the same time one at least sees the other.
+        _, shown, _ = await link.run([link.python, f"{directory}/agent.py", "others", directory])
         for line in shown.splitlines():
             run_id, _, directory = line.partition(" ")
             if run_id == self._run.run_id:

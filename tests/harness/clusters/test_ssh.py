@@ -431,7 +431,9 @@ def test_new_keys_are_kept_and_a_machine_is_taken_once(tmp_path: Path, ssh_machi
     known.parent.mkdir()
     known.write_text("# mine\n@revoked * ssh-rsa AAAA\n")
     hosts = [
-        dataclasses.replace(host, host_keys=ACCEPT_NEW, known_hosts=str(known), network="10.78.0.0/24")
+        dataclasses.replace(
+            host, host_keys=ACCEPT_NEW, known_hosts=str(known), network="10.78.0.0/24", directory=f"{host.directory}/"
+        )
         for host in load_inventory(str(ssh_machines.inventory))[:2]
     ]
 
