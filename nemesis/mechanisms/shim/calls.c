@@ -27,6 +27,7 @@
 /* Newer than the oldest C library that this is built for. */
 int renameat2(int from_fd, const char *from, int to_fd, const char *to, unsigned flags);
 ssize_t copy_file_range(int in, off64_t *in_offset, int out, off64_t *out_offset, size_t length, unsigned flags);
+int open_how(int directory_fd, const char *path, const void *how, size_t size) __asm__("openat2");
 ssize_t preadv2(int fd, const struct iovec *pieces, int count, off_t offset, int flags);
 ssize_t pwritev2(int fd, const struct iovec *pieces, int count, off_t offset, int flags);
 
@@ -135,6 +136,11 @@ static int by_name(long number, const struct arguments *given, long *result)
         CALL(mkdirat, FD(a), PATH(b), (mode_t)given->c);
         CALL(truncate, PATH(a), given->b);
         CALL(openat, FD(a), PATH(b), FD(c), (mode_t)given->d);
+#ifdef SYS_openat2
+    case SYS_openat2:
+        *result = open_how(FD(a), PATH(b), (const void *)given->c, (size_t)given->d);
+        return 1;
+#endif
     case SYS_renameat2:
         *result = renameat2(FD(a), PATH(b), FD(c), PATH(d), (unsigned)given->e);
         return 1;

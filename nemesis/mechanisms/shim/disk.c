@@ -681,8 +681,13 @@ int posix_fallocate64(int fd, off64_t offset, off64_t length)
     return posix_fallocate(fd, offset, length);
 }
 
-/* Opening: what a program opens to write may have to be made, or is cut to nothing. */
-static int opened(int directory_fd, const char *path, int flags, mode_t mode)
+/* What openat2 is asked for (linux/openat2.h, which is newer than some that this is built with). */
+struct how {
+    uint64_t flags, mode, resolve;
+};
+
+/* Opening: what a program opens to write may have to be made, or is cut to nothing. `how` is not NULL in openat2. */
+static int opened_how(int directory_fd, const char *path, int flags, mode_t mode, const struct how *how, size_t size)
 {
     char resolved[PATH_MAX];
     int is_ours = (flags & (O_CREAT | O_TRUNC)) && is_watched() && concerns_path(directory_fd, path, resolved);
@@ -697,13 +702,35 @@ static int opened(int directory_fd, const char *path, int flags, mode_t mode)
         if (is_cut)
             undo_before_truncate(resolved, 0);
     }
+#ifdef SYS_openat2
+    int fd = (int)(how ? bare(SYS_openat2, directory_fd, path, how, size)
+                       : bare(SYS_openat, directory_fd, path, flags, mode));
+#else
     int fd = (int)bare(SYS_openat, directory_fd, path, flags, mode);
+#endif
     if (fd >= 0 && is_new)
         undo_after_create(resolved, 1);
     if (fd < 0 && is_ours && control_has_disk())
         count_refusal();
     return fd;
 }
+
+static int opened(int directory_fd, const char *path, int flags, mode_t mode)
+{
+    return opened_how(directory_fd, path, flags, mode, NULL, 0);
+}
+
+#ifdef SYS_openat2
+/* Under another name in here: newer C libraries declare it, with a type that older ones have not. */
+int open_how(int directory_fd, const char *path, const struct how *how, size_t size) __asm__("openat2");
+
+int open_how(int directory_fd, const char *path, const struct how *how, size_t size)
+{
+    if (!how || size < sizeof *how)
+        return (int)bare(SYS_openat2, directory_fd, path, how, size);
+    return opened_how(directory_fd, path, (int)how->flags, (mode_t)how->mode, how, size);
+}
+#endif
 
 #define OPEN_MODE(flags)                                                      \
     mode_t mode = 0;                                                          \

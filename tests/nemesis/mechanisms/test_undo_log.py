@@ -914,6 +914,28 @@ def test_calls_by_their_numbers_are_seen_as_those_by_name(keeper: str, how: str,
 
 
 @every_keeper
+def test_what_openat2_makes_and_cuts_is_in_the_account(keeper: str, tmp_path: Path) -> None:
+    """By its number, and by its name, which newer C libraries have."""
+    host = Host(str(tmp_path), {"a": b"old a"}, keeper)
+    number = SYSCALLS[platform.machine()]["openat2"]
+    script = (
+        "import ctypes, os, struct, sys\n"
+        "libc, root = ctypes.CDLL(None, use_errno=True), os.open(sys.argv[1], os.O_PATH)\n"
+        f"by_number = lambda *arguments: libc.syscall({number}, *arguments)\n"
+        "for name, flags, call in (\n"
+        "    (b'a', os.O_TRUNC, by_number), (b'b', os.O_CREAT, by_number),\n"
+        "    (b'c', os.O_CREAT, getattr(libc, 'openat2', by_number)),\n"
+        "):\n"
+        "    how = struct.pack('3Q', os.O_WRONLY | flags, 0o600 * (flags == os.O_CREAT), 0)\n"
+        "    if call(root, name, how, ctypes.c_size_t(24)) < 0: sys.exit(os.strerror(ctypes.get_errno()))\n"
+    )
+    host.start(script, host.data).check_returncode()
+    assert host.files() == {"a": b"", "b": b"", "c": b""}
+    host.take_back("ext4")
+    assert host.files() == {"a": b"old a"}
+
+
+@every_keeper
 def test_a_sync_that_is_done_later_makes_the_account_void_or_is_in_it(keeper: str, tmp_path: Path) -> None:
     """The C library syncs in a thread of its own, by no function of the shim."""
     host = Host(str(tmp_path), {"a": b"1"}, keeper)
