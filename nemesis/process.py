@@ -34,8 +34,8 @@ __all__ = [
     "why_unreached",
 ]
 
-_ENDED_LETTERS, _STOPPED_LETTERS = frozenset("DZX"), frozenset("DZXTt")
-"""States in /proc of processes that do nothing any more: they wait in the kernel, have ended, are stopped."""
+_ENDED_LETTERS, _STOPPED_LETTERS = frozenset("ZX"), frozenset("ZXTt")
+"""States in /proc of processes that do nothing any more: they have ended, or are stopped."""
 
 _MAX_MEMBERS = 50
 """Processes of a replica that the history names."""
@@ -209,10 +209,10 @@ async def _members_seen(target: Target, hosts: Sequence[str]) -> Mapping[str, An
 
 async def _astray(processes: Processes, host: str, state: str) -> str | None:
     """What is left of a replica that is DOWN, or goes on of one that is PAUSED, in words; None where nothing is. What
-    waits in the kernel (D) does nothing, and meets its signal before it does."""
+    waits in the kernel (D) does nothing, if it meets its signal before it does."""
     members = await processes.members(host) if isinstance(processes, SeesMembers) else None
     held = _STOPPED_LETTERS if state == PAUSED else _ENDED_LETTERS
-    running = [member for member in members or () if member.letter not in held]
+    running = [member for member in members or () if member.letter not in held and not member.meets_signal]
     if not running:
         return None
     more = f" and {len(running) - 1} more" if len(running) > 1 else ""

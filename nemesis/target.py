@@ -215,12 +215,14 @@ class ProcessView:
 
 class ProcessMember(NamedTuple):
     """One process of a replica, as the kernel of its host knows it: its number and the time of its start, in ticks
-    since the host's own, are nobody else's. `letter` is its state as in /proc: R, S, D, T, ..."""
+    since the host's own, are nobody else's. `letter` is its state as in /proc: R, S, D, T, ... Of one that waits in the
+    kernel (D) `meets_signal` says that it stops, or ends, before it runs on."""
 
     pid: int
     start_ticks: int
     letter: str
     name: str
+    meets_signal: bool = False
 
     def __str__(self) -> str:
         return f"process {self.pid} ({self.name})"

@@ -118,6 +118,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _CLONE_NEWNET, _CLONE_NEWNS, _CLONE_NEWUSER = 0x40000000, 0x00020000, 0x10000000
 _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
 _SIOCSIFFLAGS, _SIOCSIFADDR, _SIOCSIFNETMASK, _IFF_UP = 0x8914, 0x8916, 0x891C, 1
+_STOP_OR_KILL = 1 << signal.SIGSTOP - 1 | 1 << signal.SIGKILL - 1
 _PF_KTHREAD = 0x00200000
 """In a process's flags (linux/sched.h)."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -328,9 +329,10 @@ class Agent:
         return [process for process in members if not process.has_ended]
 
     async def _members(self, pid: int) -> Message:
-        """The processes of a program that have not ended: [pid, start in ticks, letter of the state, name] each."""
+        """The processes of a program that have not ended: [pid, start in ticks, letter of the state, name, whether it
+        waits in the kernel and meets a signal before it runs on] each."""
         members = self._members_of(self._child(pid))[:MAX_MEMBERS]
-        return {"members": [[member.pid, member.started, member.letter, member.name] for member in members]}
+        return {"members": [[*_shown(member), _meets_signal(member)] for member in members]}
 
     def _find_strays(self) -> list[_Process]:
         """What descends from this agent and belongs to none of its programs, nor to a command at work; or only because
@@ -358,7 +360,7 @@ class Agent:
         """Processes that have lost their parents, and show in nothing which program has started them, such as a daemon
         that was given an environment of its own: as `members` has them."""
         strays = self._find_strays()[:MAX_MEMBERS]
-        return {"strays": [[stray.pid, stray.started, stray.letter, stray.name] for stray in strays]}
+        return {"strays": [list(_shown(stray)) for stray in strays]}
 
     async def _adopt(self, pid: int, strays: list[list[int]]) -> Message:
         """Count strays, [pid, start in ticks] each, as processes of a program from now on, so that what is done to it
@@ -776,6 +778,23 @@ def end_descendants() -> None:
 def _letter_of(pid: int) -> str:
     """The state of a process, or of a thread, as /proc shows it. Raises OSError."""
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
+
+
+def _shown(process: _Process) -> tuple[int, int, str, str]:
+    return process.pid, process.started, process.letter, process.name
+
+
+def _meets_signal(process: _Process) -> bool:
+    """Whether a process waits in the kernel, and stops or ends before it runs on: such a signal is pending, or another
+    thread has taken it for all of them."""
+    if process.letter != "D":
+        return False
+    with contextlib.suppress(OSError):
+        fields = dict(line.split(":", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
+        if any(int(fields[name], 16) & _STOP_OR_KILL for name in ("SigPnd", "ShdPnd")):
+            return True
+        return any(_letter_of(thread) in ("T", "t") for thread in map(int, os.listdir(f"/proc/{process.pid}/task")))
+    return False
 
 
 def _living(pid: int, letter: str = "Z") -> tuple[int, str]:

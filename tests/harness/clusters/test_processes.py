@@ -211,6 +211,34 @@ def test_a_process_whose_first_thread_has_ended_is_seen_stopped_continued_and_ki
     asyncio.run(main())
 
 
+WAITS_IN_KERNEL = """
+import ctypes, os, signal
+if os.fork() == 0:
+    os.write(1, b"waits %d\\n" % os.getpid())
+    ctypes.CDLL(None).vfork()
+signal.pause()
+"""
+"""A child that waits for one of its own to become another program, which never does."""
+
+
+def test_a_process_that_waits_in_the_kernel_meets_a_signal_once_it_is_there(
+    tmp_path: Path, run_state: RunState, eventually: Eventually, own_host: OwnHost
+) -> None:
+    async def main() -> None:
+        async with own_host(run_state, tmp_path) as host:
+            argv = [sys.executable, "-c", WAITS_IN_KERNEL]
+            program = await host.spawn("n1", Program(name="child", argv=argv, log_name="child.log"))
+            await eventually(lambda: log_of(program).endswith("\n"))
+            waits = int(log_of(program).split()[1])
+            await eventually(lambda: state_of(waits) == "D")
+            for work, meets_signal in ((program.pause, True), (program.resume, False)):
+                await work()
+                found = {member.pid: (member.letter, member.meets_signal) for member in await program.members()}
+                assert len(found) == 3 and found[waits] == ("D", meets_signal)
+
+    asyncio.run(main())
+
+
 def test_what_still_runs_ends_with_the_agents(
     tmp_path: Path, run_state: RunState, eventually: Eventually, own_host: OwnHost
 ) -> None:

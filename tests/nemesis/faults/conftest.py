@@ -53,13 +53,15 @@ class FakeProcesses:
         """Of the programs of each host."""
         self.astray: set[str] = set()
         """Hosts of which the second process of the replica is not reached by what reaches the first."""
+        self.waiting: dict[str, tuple[str, bool]] = {}
+        """Hosts of which it waits in the kernel: its letter, and whether it meets its signal before it runs on."""
         self.deaf: set[str] = set()
         """Hosts whose replica ends by SIGKILL alone."""
 
     async def members(self, host: str) -> Sequence[ProcessMember]:
         letter = {RUNNING: "S", PAUSED: "T", DOWN: "Z"}[self.state(host)]
-        second = "S" if host in self.astray else letter
-        found = (ProcessMember(1, 100, letter, "main"), ProcessMember(2, 101, second, "io"))
+        second, meets_signal = ("S", False) if host in self.astray else self.waiting.get(host, (letter, False))
+        found = (ProcessMember(1, 100, letter, "main"), ProcessMember(2, 101, second, "io", meets_signal))
         return [member for member in found if member.letter != "Z"]
 
     async def end(self, fault_id: str, hosts: Collection[str], *, signal_name: str = "KILL") -> None:

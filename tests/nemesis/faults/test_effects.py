@@ -318,6 +318,11 @@ def test_a_process_of_the_replica_that_goes_on_fails_the_proof(
         for proof in (await nemesis.prove(target, injection), await nemesis.prove_met(target, injection)):
             assert not proof.proven and proof.failed == ["process 2 (io) of n3 runs on (state S)"]
         target.processes.astray = set()
+        for meets_signal in (True, False):
+            target.processes.waiting = {"n3": ("D", meets_signal)}
+            for proof in (await nemesis.prove(target, injection), await nemesis.prove_met(target, injection)):
+                assert proof.proven is meets_signal, proof
+        target.processes.waiting = {}
         target.processes.immune = {"n3"}
         assert not (await nemesis.prove_met(target, injection)).proven
 
