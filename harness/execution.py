@@ -392,9 +392,12 @@ def _finish(run_dir: RunDir, test: Test, results: dict[str, Any], observed: Obse
         # The logs stay; the data files of a run that found nothing would only fill the disk.
         for data in (run_dir.path / "nodes").glob("*/data"):
             shutil.rmtree(data, ignore_errors=True)
-    elif observed.leave_files is not None:
-        observed.leave_files()
     run_dir.finish()
+    if results["valid"] is not True and observed.leave_files is not None:
+        try:
+            observed.leave_files()
+        except OSError as error:
+            raise StoreError(f"cannot write the replicas' files to {run_dir.nodes_path}: {error.strerror}") from error
 
 
 def _convert(run_dir: RunDir, test: Test, results: Mapping[str, Any]) -> None:

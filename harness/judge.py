@@ -139,7 +139,7 @@ def _found(
     except BaseException as error:
         if isinstance(error, DisorderedHistory):
             History.of(clients)  # raises that where it is the run's own history, and not one that the check has made
-        logger.exception("the checks of workload %s failed", workload.name)
+        logger.info("the checks of workload %s failed", workload.name, exc_info=True)  # for the run's log
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{os.path.basename(frame.filename)}:{frame.lineno}"
         raised = f"{type(error).__name__}: {one_line(error)} ({place})"

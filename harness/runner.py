@@ -225,7 +225,10 @@ class Run:
                         await self._tear_down()
                     self._keep_last_words()
                     if not is_through and self.observed.leave_files is not None:
-                        self.observed.leave_files()  # there will be no verdict that could ask for them
+                        try:
+                            self.observed.leave_files()  # there will be no verdict that could ask for them
+                        except OSError as error:  # a full disk, which may be what ended the run: that is to be said
+                            logger.warning("the files of the replicas are not kept: %s", error)
             self.observed.system_checks = await self.system.check(started_wall_ms=started_wall_ms)
             if isinstance(self.cluster, SeesReplicas):
                 self.observed.system_checks = {**self.observed.system_checks, **self.cluster.checks(zero_s=zero_s)}

@@ -67,7 +67,7 @@ def analyze_command(arguments: argparse.Namespace) -> int:
         write_report(run_dir.path, test.to_json(), results, run_dir.history_path)
     except StoreError as error:
         unwritten = error  # said below the verdict, which is known all the same
-    if run_dir.path.parent.parent == store.root.resolve():
+    if unwritten is None and run_dir.path.parent.parent == store.root.resolve():
         update_store_page(store)
     show = OutputConsole(stderr=arguments.json)
     report_path = run_dir.report_path if unwritten is None else None

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from harness import cli
+from harness.clusters.sim.cluster import SimCluster
 from harness.errors import OperatorError
-from harness.store import RunDir, Store, StoreError
+from harness.history_writer import HistoryWriteError
+from harness.runner import Run
+from harness.store import RunDir, RunStatus, Store, StoreError
 from harness.test import test_from_json as read_test
+from harness.workloads.register import RegisterWorkload
 
 Damage = Callable[[Any], None]
 
@@ -195,3 +201,42 @@ def test_a_run_whose_report_cannot_be_written_says_its_verdict(
     said = capsys.readouterr()
     assert "\nVALID: " in said.err
     assert said.err.splitlines()[-1] == "harness: cannot write report.html: No space left on device"
+
+
+SHORT = ("run", "--cluster", "sim", "--nodes", "3", "--time-limit", "0.5", "--seed", "1")
+FULL = OSError(28, "No space left on device")
+
+
+def test_a_full_disk_is_named_also_where_the_replicas_files_find_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What ends the run comes before what is tried behind its end."""
+    problem = "cannot write history.jsonl: No space left on device"
+    monkeypatch.setattr(Run, "_phases", AsyncMock(side_effect=HistoryWriteError(problem)))
+    monkeypatch.setattr(SimCluster, "leave_files", Mock(side_effect=FULL))
+    assert cli.main([*SHORT, "--store", str(tmp_path)]) == 254
+    assert capsys.readouterr().err.splitlines()[-1] == f"harness: {problem}"
+
+
+def test_a_verdict_is_said_where_the_replicas_files_find_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(SimCluster, "leave_files", Mock(side_effect=FULL))
+    monkeypatch.setattr(RegisterWorkload, "check", lambda *_: {})
+    assert cli.main([*SHORT, "--store", str(tmp_path)]) == 254
+    run_dir = Store(tmp_path).find("latest")
+    said = capsys.readouterr().err
+    assert "\nUNKNOWN: " in said
+    problem = f"cannot write the replicas' files to {run_dir.nodes_path}: No space left on device"
+    assert said.splitlines()[-1] == f"harness: {problem}"
+    assert run_dir.status is RunStatus.FINISHED
+
+
+def test_a_check_that_breaks_off_leaves_no_traceback(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(RegisterWorkload, "check", Mock(side_effect=AttributeError("no attribute 'get'")))
+    assert analyze(run_dir) == 2
+    assert "raised AttributeError: no attribute 'get'" in " ".join(capsys.readouterr().out.split())
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING], "which go to the terminal"
