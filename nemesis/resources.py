@@ -124,11 +124,12 @@ class ResourcesNemesis(FormNemesis):
             for host, then_met in before.items()
             if (now_met := used[host].met) is not None and then_met is not None
         }
+        exercised, note = told_apart(counts, self._limited_by(injection.beside, self._form_of(injection)))
+        detail = f"met {plural(sum(counts.values()), 'time')} on {plural(len(counts), 'replica')}{note}"
         if not counts:
-            detail, exercised = "the kernel does not count how often this limit is met", None
-        else:
-            exercised, note = told_apart(counts, self._limited_by(injection.beside, self._form_of(injection)))
-            detail = f"met {plural(sum(counts.values()), 'time')} on {plural(len(counts), 'replica')}{note}"
+            detail = "; ".join(f"of {host} nobody counts it: {used[host].detail}" for host in before)
+        if exercised is False and (not counts or len(counts) < len(before)):
+            exercised = None
         return Proof(
             proven=not failed,
             exercised=exercised,

@@ -216,6 +216,8 @@ class OwnResources:
                 limits[member] = resource.prlimit(member.pid, resource.RLIMIT_NOFILE)[0]
         astray = [str(member) for member, soft in limits.items() if soft > highest] if lowered else []
         words = ", ".join(f"{member} may have {soft} descriptors" for member, soft in list(limits.items())[:3])
+        if lowered and not limits:  # nor does anybody know what they ended of
+            return ResourceUse(is_limited=True, met=None, detail="all that was limited has ended")
         is_limited = any(soft <= highest for soft in limits.values())
         met = None
         if not lowered or self._knocks.get(host):

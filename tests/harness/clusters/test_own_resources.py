@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -295,6 +296,40 @@ def test_who_has_only_not_come_to_accept_yet_is_short_of_nothing(
         assert (await resources.usage("n1", "descriptors")).met == (not has_numbers_left)
         await resources.release("f")
         assert (await resources.usage("n1", "descriptors")).met == (not has_numbers_left)
+
+    cluster = LocalCluster(node_count=2, run=run_state, work_dir=str(tmp_path), ports=[21932])
+    asyncio.run(with_cluster(cluster, "descriptors", scenario))
+
+
+@pytest.mark.parametrize("ends", ["before the proof", "after it"])
+def test_a_limit_that_a_program_ends_of_was_in_force_and_perhaps_met(
+    ends: str, tmp_path: Path, run_state: RunState, eventually: Eventually
+) -> None:
+    """Many take it for fatal that they cannot accept: nothing is left of which the kernel could tell."""
+
+    async def scenario(cluster: Any) -> None:
+        async def start_on(host: str) -> AgentProcess:
+            program = Program(name="late", argv=[sys.executable, "-c", COMES_LATE], log_name=f"{host}.log")
+            child: AgentProcess = await cluster.spawn(host, program)
+            await eventually(lambda: "up" in Path(child.log_path).read_text())
+            return child
+
+        children = {host: await start_on(host) for host in cluster.hosts}
+        target = target_of(cluster, children, start_on)
+        planned = await RESOURCES.plan(target, _Rng(), fault_id="f1", variant="descriptors@n1")  # type: ignore[arg-type]
+        await RESOURCES.inject(target, planned)
+        for is_before in (True, False):
+            if is_before == (ends == "before the proof"):
+                os.kill(children["n1"].host_pid, signal.SIGKILL)
+                await eventually(lambda: children["n1"].exit_status() is not None)
+            if is_before:
+                proof = await RESOURCES.prove(target, planned)
+                assert proof.proven, proof
+        met = await RESOURCES.prove_met(target, planned)
+        assert met.proven and met.exercised is None, met
+        assert met.detail == "of n1 nobody counts it: all that was limited has ended"
+        await RESOURCES.heal(target, planned)
+        assert (await RESOURCES.prove_healed(target, planned)).proven
 
     cluster = LocalCluster(node_count=2, run=run_state, work_dir=str(tmp_path), ports=[21932])
     asyncio.run(with_cluster(cluster, "descriptors", scenario))
