@@ -370,7 +370,11 @@ async def _met(target: Target, injection: Injection) -> tuple[bool | None, str]:
     if not counted or len(counted) < len(met):
         return None, ""
     words = ", ".join(f"{host} {plural(count, 'time')}" for host, count in sorted(counted.items()) if count)
-    return (True, f"; read by {words}") if words else (False, "; no replica has read its clock")
+    if words:
+        return True, f"; read by {words}"
+    if any(skew.affects_monotonic for skew in _skews_of(injection).values()):
+        return False, "; no replica has read its monotonic clock"
+    return False, "; no replica has read its wall clock (of the other one are slow-monotonic and fast-monotonic)"
 
 
 async def _problems(

@@ -639,6 +639,24 @@ def test_a_clock_is_read_in_the_place_of_the_replica_and_not_only_told_of(
     run_virtual(main())
 
 
+@pytest.mark.parametrize(("form", "which"), [("bump", "wall"), ("slow-monotonic", "monotonic")])
+def test_which_clock_nobody_has_read_is_told(
+    form: str, which: str, make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    """Programs that read the monotonic one alone meet no fault of the other, however much load there is."""
+
+    async def main() -> None:
+        target = make_fault_target(5)
+        target.clocks.reads = 0
+        injection = await plan_fault(CLOCK, target, f"{form}@n1")
+        await CLOCK.inject(target, injection)
+        met = await CLOCK.prove_met(target, injection)
+        assert met.exercised is False
+        assert met.detail.startswith(f"no replica has read its {which} clock")
+
+    run_virtual(main())
+
+
 def test_a_replica_that_says_another_time_than_is_read_in_its_place_fails_the_proof(
     make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
