@@ -179,6 +179,7 @@ class AgentProcesses:
                     "environment": dict(program.environment),
                     "log": self._remote_log_path(host, program.log_name),
                     "mounts": [list(mount) for mount in mounts],
+                    "directory": program.directory,
                 },
             )
         except ShellError as error:

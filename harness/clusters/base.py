@@ -51,14 +51,15 @@ class ClusterUnavailable(OperatorError):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program to run on a host. `argv` is run as is; output goes to `log_path` on the harness's side. `multiprocess`:
-    several of its processes write to the disk."""
+    """A program to run on a host. `argv` is run as is, in `directory`; output goes to `log_path` on the harness's side.
+    `multiprocess`: several of its processes write to the disk."""
 
     name: str
     argv: Sequence[str]
     log_name: str
     environment: Mapping[str, str] = field(default_factory=dict)
     multiprocess: bool = False
+    directory: str = "/"
 
 
 class HostProcess(Protocol):

@@ -465,15 +465,20 @@ class Agent:
             del self._children[child.popen.pid]
 
     async def _spawn(
-        self, argv: list[str], environment: dict[str, str], log: str, mounts: list[list[str]] | None = None
+        self,
+        argv: list[str],
+        environment: dict[str, str],
+        log: str,
+        mounts: list[list[str]] | None = None,
+        directory: str = "/",
     ) -> Message:
-        """A program that lasts; its output is appended to the file `log`. Of `mounts`, [file, place] each, it sees the
-        file in that place, and nobody else does."""
+        """A program that lasts, started in `directory`; its output is appended to the file `log`. Of `mounts`, [file,
+        place] each, it sees the file in that place, and nobody else does."""
         os.makedirs(os.path.dirname(log), exist_ok=True)
         with open(log, "ab") as output:
             child = self._start(
                 argv, log, mounts, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                env=self._environment(environment), cwd="/",
+                env=self._environment(environment), cwd=directory,
             )  # fmt: skip
         return {"pid": child.popen.pid}
 

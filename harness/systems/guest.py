@@ -355,7 +355,8 @@ class GuestSystem:
             if not words:
                 raise self._wrong(method, f"{method}({host.name}) returned no words")
             argv = [*self._user_words[host.name], self._program_path(host.name, words[0]), *words[1:]]
-            programs[name] = Program(name, argv, f"{name}.log", environment, type(system).multiprocess)
+            is_multiprocess = type(system).multiprocess
+            programs[name] = Program(name, argv, f"{name}.log", environment, is_multiprocess, host.data)
         return programs
 
     def _program_path(self, host: str, word: str) -> str:

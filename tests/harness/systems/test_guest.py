@@ -363,6 +363,14 @@ def test_who_listens_on_localhost_alone_is_told_where_to_listen(
     assert said.endswith(f"nothing listens on client ({port}){guest.LOOPBACK_HINT}"), said
 
 
+def test_a_program_starts_in_its_data_directory(write: Write, run_state: RunState, tmp_path: Path) -> None:
+    """What it writes by a relative path is struck by faults of the disk, and is no other replica's."""
+    said = blamed(
+        write("def programs(self, host):\n    return {'kv': ['sh', '-c', 'pwd; exit 3']}"), run_state, tmp_path
+    )
+    assert said.endswith(f": {tmp_path / 'nodes' / 'n1' / 'data'}"), said
+
+
 @pytest.mark.parametrize(("lines", "is_noted"), [("echo no disk", False), ("echo why; echo no disk", True)])
 @pytest.mark.parametrize("end", ["exit 3", "sleep 600"])
 def test_where_a_program_has_said_more_than_is_quoted_is_noted(
