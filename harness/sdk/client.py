@@ -108,12 +108,17 @@ class Refused(Exception):
         self.reopen = reopen
 
 
+class Unreachable(Refused, ConnectionError):
+    """No connection could be made, so that nothing was sent. A ConnectionError too, as whoever goes on to the next host
+    expects of one that does not answer."""
+
+
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @contextlib.asynccontextmanager
 async def connection(address: str) -> AsyncIterator[Streams]:
-    """A TCP connection to "ip:port" for as long as the block lasts. Raises Refused: nothing was sent yet."""
+    """A TCP connection to "ip:port" for as long as the block lasts. Raises Unreachable: nothing was sent yet."""
     streams = await _connected(address)
     try:
         yield streams
@@ -126,7 +131,7 @@ async def _connected(address: str) -> Streams:
     try:
         return await asyncio.open_connection(name, int(number))
     except OSError as error:
-        raise Refused(f"cannot connect to {address}: {error.strerror or error}") from None
+        raise Unreachable(f"cannot connect to {address}: {error.strerror or error}") from None
 
 
 class Client:
@@ -170,7 +175,7 @@ class Client:
         return address
 
     async def connect(self, address: str) -> Streams:
-        """A TCP connection to "ip:port", closed with the client. Raises Refused: nothing was sent yet."""
+        """A TCP connection to "ip:port", closed with the client. Raises Unreachable: nothing was sent yet."""
         streams = await _connected(address)
         self.__dict__.setdefault("_opened", []).append(streams[1])
         return streams

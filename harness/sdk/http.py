@@ -7,7 +7,7 @@ import json
 from typing import Any
 from urllib.parse import urlsplit
 
-from harness.sdk.client import Refused
+from harness.sdk.client import Unreachable
 
 __all__ = ["HttpError", "JsonHttp", "get", "post"]
 
@@ -48,7 +48,7 @@ class JsonHttp:
     async def request(self, method: str, path: str, body: Any = None) -> Any:
         """Send a request, with a body in JSON unless it is None, and return the answer's: parsed JSON, else the text.
 
-        Raises Refused when no connection could be made, HttpError for a status of 400 or more, ConnectionError or
+        Raises Unreachable when no connection could be made, HttpError for a status of 400 or more, ConnectionError or
         ValueError when the answer did not come, or is none.
         """
         reader, writer = await self._connected()
@@ -85,7 +85,7 @@ class JsonHttp:
             try:
                 self._streams = await asyncio.open_connection(self._name, self._port)
             except OSError as error:
-                raise Refused(f"cannot connect to {self._name}:{self._port}: {error.strerror or error}") from None
+                raise Unreachable(f"cannot connect to {self._name}:{self._port}: {error.strerror or error}") from None
         return self._streams
 
     async def _head(self, reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:

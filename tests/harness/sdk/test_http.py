@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 
 import pytest
 
-from harness.sdk import HttpError, JsonHttp, Refused, post
+from harness.sdk import HttpError, JsonHttp, Refused, connection, post
 
 Reply = bytes
 
@@ -71,6 +72,23 @@ def test_a_connection_that_cannot_be_made_is_refused_and_one_that_ends_is_not() 
             await post("http://127.0.0.1:1/x", {})
 
     ask(b"", work)
+
+
+def test_a_host_that_does_not_answer_is_passed_over_as_for_any_connection() -> None:
+    """By a client that tries one host after the other, and by a plug-in that looks for who leads."""
+
+    async def work(url: str) -> None:
+        found = []
+        for address in ("127.0.0.1:1", url.removeprefix("http://")):
+            with contextlib.suppress(OSError):
+                await post(f"http://{address}/x", {})
+                found.append(address)
+            with contextlib.suppress(ConnectionError):
+                async with connection(address):
+                    found.append(address)
+        assert found == [url.removeprefix("http://")] * 2
+
+    ask(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", work)
 
 
 @pytest.mark.parametrize(
