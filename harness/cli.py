@@ -123,22 +123,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _say_error(error: Exception) -> None:
-    say(f"harness: {one_line(error)}")
-    for note in getattr(error, "__notes__", ()):
-        say(one_line(note))
-
-
 def _guarded(action: Callable[[], int]) -> int:
     try:
         status = action()
         sys.stdout.flush()
         return status
     except OperatorError as error:
-        _say_error(error)
+        say(f"harness: {one_line(error)}")
         return EXIT_OPERATOR
     except (SystemUnderTestError, HarnessError) as error:
-        _say_error(error)
+        say(f"harness: {one_line(error)}")
         return EXIT_HARNESS_FAILED
     except KeyboardInterrupt:
         with contextlib.suppress(KeyboardInterrupt):  # a second one

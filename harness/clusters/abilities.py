@@ -5,7 +5,7 @@ What every cluster must be is `harness.clusters.base.Cluster`; which faults it c
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from nemesis.target import Clocks, Disks, Links, Names, ProcessMember, Resources
@@ -14,7 +14,6 @@ __all__ = [
     "BendsClocks",
     "Configured",
     "DamagesDisks",
-    "EndsPrograms",
     "JudgesOptions",
     "KeepsAccount",
     "LimitsResources",
@@ -192,15 +191,6 @@ class SeesStrays(Protocol):
     async def adopt_strays(self, host: str) -> None:
         """Let those count as its programs' that are younger than these: they are killed, stopped and continued with
         them. Raises ShellError."""
-        ...
-
-
-@runtime_checkable
-class EndsPrograms(Protocol):
-    """A cluster that ends whatever runs on a host, to mount the host's file system again."""
-
-    def before_programs_end(self, callback: Callable[[str], Awaitable[None]]) -> None:
-        """Have `callback` called with the host each time, right before."""
         ...
 
 

@@ -12,7 +12,7 @@ import functools
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict, Unpack
 
 from harness.clusters.abilities import SendQueue
@@ -98,7 +98,6 @@ class AgentCluster(ABC):
         """What bends clocks and disks."""
         self._file_system_disks: FileSystemDisks | None = None
         """Disks with faults of a whole file system, where hosts have one each; they pass the others on to the shim."""
-        self._before_programs_end: Callable[[str], Awaitable[None]] | None = None
         self._real_clocks: Clocks | None = None
         """Clocks that are really set, where hosts have one each; they pass the rest on to the shim."""
         self._link_faults: Links | None = None
@@ -560,13 +559,7 @@ class AgentCluster(ABC):
         if self._shim is not None:
             await self._shim.begin_account(host)
 
-    def before_programs_end(self, callback: Callable[[str], Awaitable[None]]) -> None:
-        """See harness.clusters.abilities.EndsPrograms."""
-        self._before_programs_end = callback
-
     async def _end_programs(self, host: str) -> None:
-        if self._before_programs_end is not None:
-            await self._before_programs_end(host)
         await asyncio.gather(*(process.kill() for process in self._processes.running if process.host == host))
 
     async def spawn(self, host: str, program: Program) -> AgentProcess:

@@ -124,12 +124,6 @@ class ReplicaProcesses:
         await self._settle_all(self._known(hosts))
         return [host for host in self._hosts if self._starts[host] > before[host]]
 
-    async def note_end(self, host: str) -> None:
-        """The replica of a host is about to be ended together with its file system: that is no end of its own."""
-        process = self._process(host)
-        if process is not None and await process.state() != DOWN:
-            self._ended[host] = process
-
     async def look(self, host: str) -> ProcessView:
         """The process as its host sees it."""
         process = self._process(host)

@@ -14,7 +14,6 @@ from typing import Any
 from harness.clusters.abilities import (
     BendsClocks,
     DamagesDisks,
-    EndsPrograms,
     LimitsResources,
     SeesSendQueues,
     SeesStrays,
@@ -216,8 +215,6 @@ class RunTarget:
             restart=system.restart,
             strays=cluster if isinstance(cluster, SeesStrays) else None,
         )
-        if isinstance(cluster, EndsPrograms):
-            cluster.before_programs_end(self.processes.note_end)
         self._clock = harness_runtime(cluster).clock
         self._baseline_skew_ms: dict[str, float] = {}
         self.clients: SlowClients | None = None

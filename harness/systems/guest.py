@@ -434,8 +434,7 @@ class GuestSystem:
             ready = await asyncio.gather(*(self._is_ready(host, is_starting=True) for host in waiting.values()))
             waiting = {name: host for (name, host), is_so in zip(waiting.items(), ready, strict=True) if not is_so}
             if waiting and loop.time() > deadline_s:
-                error = self._wrong("ready", await self._why_not_ready(list(waiting)))
-                raise self._with_logs(error, next(iter(waiting)))
+                raise self._wrong("ready", await self._why_not_ready(list(waiting)))
             if waiting:
                 await asyncio.sleep(POLL_S)
 
@@ -473,7 +472,7 @@ class GuestSystem:
                 await asyncio.sleep(POLL_S)  # its last lines are on their way
                 quoted = self._quoted(name)
                 hint = ADDRESS_HINT if "address already in use" in quoted.lower() else _foreground_hint(problem)
-                raise self._with_logs(self._wrong(self._starter, f"{problem} while starting{quoted}{hint}"), name)
+                raise self._wrong(self._starter, f"{problem} while starting{quoted}{hint}")
 
     async def _wait_for_leader(self, deadline_s: float) -> None:
         """Ask all hosts until one says that it leads. What `status` raises may be over when it is asked again; a
@@ -818,14 +817,11 @@ class GuestSystem:
         return [line for program in reversed(programs) for line in last_lines(self._log_dir / host / program.log_name)]
 
     def _quoted(self, host: str) -> str:
+        """What a host's programs have said last, and where the rest is: the last line is none that helps of javac, of
+        Node.js, of a Go program that panics."""
         words = self.last_words(host)
-        return f": {words[-1]}" if words else ""
-
-    def _with_logs(self, error: PluginError, host: str) -> PluginError:
-        """With a note of where all is that a host's programs have said, where that is more than the error quotes."""
-        if len(self.last_words(host)) > 1:
-            error.add_note(f"logs of {host}: {self._log_dir / host}")
-        return error
+        more = f" (all of it: {self._log_dir / host})" if len(words) > 1 else ""
+        return f": {words[-1]}{more}" if words else ""
 
     def connection(self, kind: str, *, process: int, thread: int) -> Client:
         """A client of the plug-in, at home on one of the replicas' hosts. Raises PluginError."""

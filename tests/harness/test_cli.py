@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import cli, registry
+from harness import registry
 from harness.cli import main
 from harness.clusters.ssh_connection import require_paramiko
 from harness.commands.report import require_spark
@@ -117,16 +117,6 @@ def test_bad_arguments(words: list[str], expected: str, tmp_path: Path, harness_
     assert len(done.stderr.strip().splitlines()) == 1
     assert done.stdout == ""
     assert list(tmp_path.iterdir()) == [], "a refused command leaves nothing behind"
-
-
-def test_what_is_noted_of_an_error_is_told_below_it(capfd: pytest.CaptureFixture[str]) -> None:
-    def start() -> int:
-        error = OperatorError("program kv of n1 ended")
-        error.add_note("logs of n1: /store/a\nb")
-        raise error
-
-    assert cli._guarded(start) == 254
-    assert capfd.readouterr().err == "harness: program kv of n1 ended\nlogs of n1: /store/a\\nb\n"
 
 
 def test_a_store_that_cannot_be_written(tmp_path: Path) -> None:
