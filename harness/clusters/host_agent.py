@@ -141,6 +141,9 @@ class _Child:
         self.mark = mark.encode()
         self.known: dict[int, int] = {}
         """Of its processes that were ever seen, when they started."""
+        self.signalling = asyncio.Lock()
+        """Held while its processes are killed, stopped or continued: who stops them goes on until all have, and would
+        stop those again that another request continues meanwhile."""
         self.adopted: dict[int, int] = {}
         """Of strays that count as its processes, the same."""
         self.log_path = log_path
@@ -491,6 +494,11 @@ class Agent:
             if child.status is None and await self._end_adopted(child, number):
                 _kill_group(pid, number)
             return {}
+        async with child.signalling:
+            await self._signal_all(child, number)
+        return {}
+
+    async def _signal_all(self, child: _Child, number: int) -> None:
         # A process that waits in the kernel (D) stops before it runs again.
         done = {signal.SIGKILL: "", signal.SIGSTOP: "TtD", signal.SIGCONT: "RSDI"}[signal.Signals(number)]
         signalled = set[tuple[int, int]]()
@@ -507,7 +515,6 @@ class Agent:
             if not left:
                 break
             await asyncio.sleep(HOLD_PAUSE_S)
-        return {}
 
     async def _end_adopted(self, child: _Child, number: int) -> bool:
         """Signal the adopted processes of a program; returns whether they end by that, within a time."""

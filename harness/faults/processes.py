@@ -175,6 +175,9 @@ class ReplicaProcesses:
                     if not await _end(process, enders[-1].signal_name):
                         self._forced.add(host)
                 return
+            if is_up and process is self._ended.get(host):  # an end was broken off: it may still come, to whoever looks
+                await _end(process, "KILL")
+                is_up = False
             if not is_up or _has_ended_in_part(process):
                 if self._has_ended_by_itself(host, process):
                     said = f"{host} ended by itself, {_how_ended(process)}"

@@ -175,6 +175,25 @@ def test_every_process_of_a_program_is_seen_stopped_continued_and_killed(
     asyncio.run(main())
 
 
+def test_who_is_continued_while_it_is_being_stopped_goes_on(
+    tmp_path: Path, run_state: RunState, eventually: Eventually, own_host: OwnHost
+) -> None:
+    """As where the stopping was given up: the agent still goes on with it."""
+
+    async def main() -> None:
+        async with own_host(run_state, tmp_path) as host:
+            family = await host.spawn(
+                "n1", Program(name="child", argv=[sys.executable, "-c", FAMILY, ORPHAN], log_name="log")
+            )
+            await eventually(lambda: log_of(family).count("\n") == 4)
+            pids = [int(line.split()[1]) for line in log_of(family).splitlines()]
+            for _ in range(10):
+                await asyncio.gather(family.signal(signal.SIGSTOP), family.signal(signal.SIGCONT))
+                assert all(state_of(pid) in "RS" for pid in pids)
+
+    asyncio.run(main())
+
+
 HEADLESS_FAMILY = f"""
 import os
 if os.fork() == 0:

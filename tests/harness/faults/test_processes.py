@@ -185,6 +185,32 @@ def test_replicas_end_and_are_started_again(run: Run) -> None:
     run(work)
 
 
+def test_an_end_that_was_broken_off_is_brought_to_its_end_before_the_replica_is_started(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or it comes to a replica that was left alone, as one that runs, and nobody starts it again."""
+
+    async def work(made: Replicas) -> None:
+        process, is_asked = made.current["n1"], asyncio.Event()
+
+        async def break_off() -> None:
+            is_asked.set()
+            await asyncio.Event().wait()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(process, "kill", break_off)
+            ending = asyncio.ensure_future(made.faults.end("f1", ["n1"]))
+            await is_asked.wait()
+            ending.cancel()
+            await asyncio.wait([ending])
+        await made.faults.release("f1")
+        assert process.exit_status() == -signal.SIGKILL
+        view = await made.faults.look("n1")
+        assert (view.state, view.starts) == (RUNNING, 2)
+
+    run(work)
+
+
 def test_replicas_stop_and_go_on(run: Run) -> None:
     async def work(made: Replicas) -> None:
         pids = [made.current[host].pid for host in HOSTS]
