@@ -24,8 +24,8 @@ from node.broker.pop_checkpoints import (
 )
 from node.broker.requeue import POP_SOURCE, copy_of, source_number
 from node.broker.send_back import RetryTopics
-from node.store.properties import DELAY_LEVEL, FIRST_POP_TIME, RETRY_TOPIC
-from node.store.record import RecordError
+from node.store.properties import DELAY_LEVEL, FIRST_POP_TIME, RETRY_TOPIC, join_properties
+from node.store.record import MAX_PROPERTIES_SIZE_BYTES, RecordError
 
 __all__ = ["PopRevival"]
 
@@ -120,10 +120,10 @@ class PopRevival:
         is_dead = message.reconsume_times >= self._retries.max_times(key.group)
         topic = dlq_topic(key.group) if is_dead else pop_retry_topic(key.group, key.topic)
         self._retries.make_soon(topic)
-        properties = dict(message.properties)
-        properties.pop(DELAY_LEVEL, None)
-        properties.setdefault(RETRY_TOPIC, message.topic)
-        properties.setdefault(FIRST_POP_TIME, str(key.pop_time_ms))
+        properties = {name: value for name, value in message.properties.items() if name != DELAY_LEVEL}
+        added = {RETRY_TOPIC: message.topic, FIRST_POP_TIME: str(key.pop_time_ms)}
+        if len(join_properties(added | properties).encode()) <= MAX_PROPERTIES_SIZE_BYTES:
+            properties = added | properties  # else it has to come again without them
         copy = copy_of(
             message,
             topic=topic,

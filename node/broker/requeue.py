@@ -15,6 +15,7 @@ from contextlib import suppress
 from node.broker.internal_topics import DELAY_LEVELS_MS, SCHEDULE_TOPIC, TIMER_TOPIC
 from node.store.properties import (
     DELAY_LEVEL,
+    PROPERTY_SEPARATOR,
     REAL_QUEUE_ID,
     REAL_TOPIC,
     TIMER_DELAY_MS,
@@ -27,7 +28,7 @@ from node.store.properties import (
     join_properties,
     whole_number,
 )
-from node.store.record import Message, RecordError
+from node.store.record import MAX_PROPERTIES_SIZE_BYTES, Message, RecordError
 from node.store.record_batch import RecordBatch, batch_of_one
 
 __all__ = [
@@ -175,11 +176,14 @@ def copy_of(
             due_ms = timer_due_ms(properties, now_ms)
             if due_ms is not None:
                 topic, queue_id, properties = timer_place(properties, topic, queue_id, due_ms)
+    text = join_properties(properties)
+    if len(text.encode()) > MAX_PROPERTIES_SIZE_BYTES:
+        text = text.removesuffix(PROPERTY_SEPARATOR)  # whoever sent the message may have left it out
     return batch_of_one(
         topic=topic,
         queue_id=queue_id,
         body=message.body,
-        properties_text=join_properties(properties),
+        properties_text=text,
         sys_flag=message.sys_flag if sys_flag is None else sys_flag,
         flag=message.flag,
         born_timestamp_ms=message.born_timestamp_ms,

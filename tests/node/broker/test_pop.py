@@ -154,6 +154,24 @@ def test_what_is_not_acknowledged_comes_again_and_at_last_is_dead(run_case: Any,
     run_case(scenario)
 
 
+def test_a_message_whose_properties_leave_no_room_comes_again_with_what_it_has(run_case: Any, hands: Hands) -> None:
+    """Where it came from and when are two more properties, and 32,767 bytes are all that a record can hold of them."""
+
+    async def scenario(case: Any) -> None:
+        properties = "k\x01" + "v" * (32767 - 2)
+        assert (await case.ask(310, {"b": "t", "e": 0, "i": properties}, b"x")).code == 0
+        (got,) = await popped(case, invisible_ms=1000)
+        assert got.message.properties.keys() == {"k"}
+        hands.now_ms += 1000
+        (back,) = await again(case, 1)
+        assert back.body == b"x" and back.message.topic == "%RETRY%g_t" and back.message.reconsume_times == 1
+        assert back.message.properties == got.message.properties
+        await ack(case, back)
+        assert (await case.table())["openPopMessages"] == "0"
+
+    run_case(scenario)
+
+
 def test_only_what_is_open_of_a_checkpoint_comes_again(run_case: Any, hands: Hands) -> None:
     async def scenario(case: Any) -> None:
         await fill(case, *(b"%d" % number for number in range(6)))
