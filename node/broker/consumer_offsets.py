@@ -7,13 +7,16 @@ may know less than the old one did: consumers then get messages again, which is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from node.broker.lazy_file import LazyFile
 from node.runtime import Disk
 
 __all__ = ["MAX_CONSUMER_OFFSETS", "ConsumerOffsets", "TooManyOffsets", "split_key"]
+
+logger = logging.getLogger("node.broker")
 
 PERSIST_INTERVAL_S = 5.0
 """R: flushConsumerOffsetInterval."""
@@ -36,9 +39,13 @@ class TooManyOffsets(Exception):
 
 
 class ConsumerOffsets:
-    """Offsets by topic, group and queue."""
+    """Offsets by topic, group and queue. `topics` gives the topics that exist, another object after each change: when
+    there is no more room, offsets in others, which are kept for when the topic is made again, are forgotten."""
 
-    def __init__(self, disk: Disk, path: str) -> None:
+    def __init__(self, disk: Disk, path: str, topics: Callable[[], Container[str] | None] = lambda: None) -> None:
+        self._topics = topics
+        self._looked_at: Container[str] | None = None
+        """The topics when there was no more room the last time."""
         self._table: dict[str, dict[int, int]] = {}
         self._count = 0
         self._taken: dict[tuple[str, int], None] | None = None
@@ -83,17 +90,29 @@ class ConsumerOffsets:
         key = f"{topic}{_SEPARATOR}{group}"
         queues = self._table.get(key)
         if queues is None or queue_id not in queues:
-            if self._count >= MAX_CONSUMER_OFFSETS:
+            if self._count >= MAX_CONSUMER_OFFSETS and not self._has_forgotten():
                 raise TooManyOffsets(f"{self._count} consumer offsets are kept, no more are possible")
             self._count += 1
-            if queues is None:
-                queues = self._table[key] = {}
+            queues = self._table.setdefault(key, {})
         elif queues[queue_id] == offset:
             return
         queues[queue_id] = offset
         if self._taken is not None:
             self._taken[key, queue_id] = None
         self._file.touch()
+
+    def _has_forgotten(self) -> bool:
+        """Forget offsets in topics that do not exist; whether there were any."""
+        topics = self._topics()
+        if topics is None or topics is self._looked_at:
+            return False
+        self._looked_at = topics
+        gone = [key for key in self._table if split_key(key)[0] not in topics]
+        for key in gone:
+            self._count -= len(self._table.pop(key))
+        if gone:
+            logger.warning("%d consumer offsets are kept: those in topics that were deleted make room", self._count)
+        return bool(gone)
 
     def note_taken(self, wanted: bool) -> None:
         """Whether to remember from now on which offsets clients commit: a slave tells its master of them."""

@@ -104,7 +104,9 @@ class BrokerController:
             config.topics,
             named=named_topics(config.cluster_name, config.broker_name),
         )
-        self.offsets = ConsumerOffsets(runtime.disk, f"{config.data_dir}/consumerOffset.json")
+        self.offsets = ConsumerOffsets(
+            runtime.disk, f"{config.data_dir}/consumerOffset.json", lambda: self.topics.table
+        )
         self.groups = SubscriptionGroups(runtime.disk, f"{config.data_dir}/subscriptionGroup.json")
         self.clients = ClientManager(may_notify=self.groups.may_notify)
         self.send_hooks = SendHooks()

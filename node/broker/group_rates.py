@@ -31,13 +31,18 @@ class GroupRates:
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
         self._counts: dict[str, _Count] = {}
+        self._next_look_s = 0.0
+        """From when on groups that get nothing any more are looked for, if there is no more room."""
 
     def given(self, group: str, messages: int) -> None:
         """A consumer of `group` got so many messages."""
         count = self._counts.get(group)
         if count is None:
+            now_s = self._now_s()
+            if len(self._counts) >= MAX_GROUPS and now_s >= self._next_look_s:
+                self._counts = {name: each for name, each in self._counts.items() if now_s - each.since_s <= 2 * SPAN_S}
+                self._next_look_s = now_s + SPAN_S
             if len(self._counts) < MAX_GROUPS and len(group) <= MAX_GROUP_CHARACTERS:
-                now_s = self._now_s()
                 self._counts[group] = _Count(messages, now_s, 0, now_s)
             return
         count.messages += messages

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from node.broker import subscription_groups
+from node.broker import consumer_offsets, subscription_groups
 from node.broker.client_manager import CLIENT_EXPIRY_S, ClientManager
 from node.broker.consumer_offsets import ConsumerOffsets
 from node.broker.heartbeat import Heartbeat
@@ -180,6 +180,31 @@ def test_offsets_are_kept_across_a_restart(run_case: Any) -> None:
 
     run_case(commit)
     run_case(ask_again)
+
+
+def test_offsets_in_topics_that_were_deleted_make_room(run_case: Any, monkeypatch: Any) -> None:
+    """They are there when the topic is made again, until there is no more room: nobody else may be refused for them."""
+    monkeypatch.setattr(consumer_offsets, "MAX_CONSUMER_OFFSETS", 6)
+
+    async def scenario(case: Any) -> None:
+        async def commit(topic: str, queue_id: int = 0) -> int:
+            fields = {"consumerGroup": "g", "topic": topic, "queueId": queue_id, "commitOffset": 7}
+            return int((await case.ask(15, fields)).code)
+
+        for name, queues in (("short0", 1), ("short1", 1), ("wide", 9)):
+            topic = {"topic": name, "readQueueNums": queues, "writeQueueNums": queues, "perm": 6}
+            assert (await case.ask(17, topic)).code == 0
+        assert [await commit(name) for name in ("short0", "short1")] == [0, 0]
+        assert (await case.ask(215, {"topic": "short0"})).code == 0
+        assert [await commit("wide", queue_id) for queue_id in range(4)] == [0] * 4
+        assert case.broker.offsets.find("g", "short0", 0) == 7
+        assert await commit("wide", 4) == 0
+        assert [case.broker.offsets.find("g", name, 0) for name in ("short0", "short1")] == [None, 7]
+        assert [await commit("wide", queue_id) for queue_id in (5, 4)] == [1, 0]
+        assert (await case.ask(215, {"topic": "short1"})).code == 0
+        assert [await commit("wide", queue_id) for queue_id in (5, 6)] == [0, 1]
+
+    run_case(scenario)
 
 
 def test_offsets_are_written_without_a_shutdown(tmp_path: Any, helpers: Any, monkeypatch: Any) -> None:
