@@ -33,7 +33,9 @@ from node.remoting.limits import ConnectionLimits
 from node.remoting.outstanding import OutcomeCallback, Outstanding, settle
 from node.remoting.processing import Reply, failure_reply, size_of
 
-__all__ = ["BatchProcessor", "Connection", "Endpoint", "Guard", "Processor", "tls_options"]
+__all__ = ["BatchProcessor", "Connection", "Endpoint", "Guard", "Processor", "peer_name", "tls_options"]
+
+GONE = "a peer that is gone"
 
 _PAUSED_BY_REQUESTS, _PAUSED_BY_WRITES, _PAUSED_BY_TURN = 1, 2, 4
 
@@ -52,7 +54,7 @@ class Connection(asyncio.Protocol):
     side did: the name of a peer that is gone before it could be asked for its own.
     """
 
-    def __init__(self, endpoint: Endpoint, address: str = "a peer that is gone") -> None:
+    def __init__(self, endpoint: Endpoint, address: str = GONE) -> None:
         self._endpoint = endpoint
         self._limits = endpoint.limits
         self._processors = endpoint.processors
@@ -171,9 +173,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        peer = transport.get_extra_info("peername")
-        if isinstance(peer, tuple):  # None where it has reset the connection by now
-            self.remote_address = f"{peer[0]}:{peer[1]}"
+        self.remote_address = peer_name(transport, self.remote_address)
         self._transport.set_write_buffer_limits(high=self._limits.write_high_water_bytes)
         self._idle_timer = self.loop.call_later(self._limits.idle_timeout_s, self._check_idle)
         self._endpoint.connection_opened(self)
@@ -572,8 +572,14 @@ class _FrameWatch:
         self._timer = connection.loop.call_later(left_s, self._check)
 
 
+def peer_name(transport: asyncio.BaseTransport, otherwise: str = GONE) -> str:
+    """The address at the other end; `otherwise` where it has reset the connection by now, so that nobody knows it."""
+    peer = transport.get_extra_info("peername")
+    return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else otherwise
+
+
 def tls_options(context: ssl.SSLContext | None, limits: ConnectionLimits) -> dict[str, Any]:
-    """What the loop's create_server and create_connection are told of TLS: nothing at all where there is none."""
+    """What the loop's create_connection is told of TLS: nothing at all where there is none."""
     if context is None:
         return {}
     return {

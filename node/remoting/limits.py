@@ -70,8 +70,8 @@ class ServerLimits(ConnectionLimits):
     """Limits of a listening endpoint."""
 
     max_connections: int = 4096
-    """Open connections. When full, the oldest one that never sent a whole frame makes room; when each has,
-    the newcomer is refused. Each costs about 3 KB and a file descriptor."""
+    """Open connections, those in a TLS handshake too. When full, the oldest one that never sent a whole frame makes
+    room; when each has, the newcomer is refused. Each costs about 3 KB and a file descriptor."""
     accept_backlog: int = 1024
     """Connections that the kernel may hold until they are accepted."""
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import ssl
 
-from node.remoting.connection import Connection, Endpoint, tls_options
+from node.remoting.connection import Connection, Endpoint
 from node.remoting.limits import ServerLimits
+from node.remoting.tls_handshake import TlsHandshake
 
 __all__ = ["RemotingServer"]
 
@@ -36,10 +37,10 @@ class RemotingServer(Endpoint):
         super().__init__(self._server_limits, name)
         self._host = host
         self._port = port
-        self._tls_options = tls_options(tls, self._server_limits)
+        self._tls = tls
         self._server: asyncio.Server | None = None
-        self._connections: dict[Connection, None] = {}
-        self._silent: dict[Connection, None] = {}
+        self._connections: dict[Connection | TlsHandshake, None] = {}
+        self._silent: dict[Connection | TlsHandshake, None] = {}
         self._drained: asyncio.Future[None] | None = None
         self._stopping = False
 
@@ -58,11 +59,7 @@ class RemotingServer(Endpoint):
         loop = asyncio.get_running_loop()
         self._stopping = False
         self._server = await loop.create_server(
-            lambda: Connection(self),
-            self._host,
-            self._port,
-            backlog=self._server_limits.accept_backlog,
-            **self._tls_options,
+            self._accepted, self._host, self._port, backlog=self._server_limits.accept_backlog
         )
         if self._port == 0:
             self._port = int(self._server.sockets[0].getsockname()[1])
@@ -83,7 +80,26 @@ class RemotingServer(Endpoint):
         if server is not None:
             await server.wait_closed()
 
+    def _accepted(self) -> asyncio.Protocol:
+        if self._tls is None:
+            return Connection(self)
+        return TlsHandshake(
+            self._tls,
+            self._server_limits,
+            on_opened=self._take,
+            on_done=self._encrypted,
+            on_ended=self._forget,
+        )
+
+    def _encrypted(self, handshake: TlsHandshake) -> Connection:
+        for known in (self._connections, self._silent):  # so that there is room for what it is now
+            known.pop(handshake, None)
+        return Connection(self)
+
     def connection_opened(self, connection: Connection) -> None:
+        self._take(connection)
+
+    def _take(self, connection: Connection | TlsHandshake) -> None:
         if self._stopping or (len(self._connections) >= self._server_limits.max_connections and not self._evict()):
             connection.abort("no room for another connection")
             if not self._stopping:
@@ -99,6 +115,9 @@ class RemotingServer(Endpoint):
 
     def connection_closed(self, connection: Connection) -> None:
         super().connection_closed(connection)
+        self._forget(connection)
+
+    def _forget(self, connection: Connection | TlsHandshake) -> None:
         self._silent.pop(connection, None)
         self._connections.pop(connection, None)
         if self._drained is not None and not self._connections and not self._drained.done():

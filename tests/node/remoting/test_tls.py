@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import ssl
 import subprocess
@@ -23,6 +24,7 @@ from node.remoting import (
     RemotingServer,
     ServerLimits,
 )
+from node.remoting.codec import encode
 from node.security import TlsConfig
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make certificates")
@@ -97,6 +99,66 @@ def test_who_does_not_trust_or_is_not_trusted_stays_outside(keys: Path) -> None:
             await echo(trusting(keys, own="stranger"), mutual)
         with pytest.raises(RemotingError):
             await echo(None, tls(keys).server_context())
+
+    run(scenario)
+
+
+def test_who_does_not_end_the_handshake_counts_and_makes_room(keys: Path, until: Any) -> None:
+    async def scenario() -> None:
+        limits = ServerLimits(max_connections=2, tls_handshake_timeout_s=60.0)
+        server = RemotingServer("127.0.0.1", 0, tls=tls(keys).server_context(), limits=limits)
+        server.register(1, lambda command, connection: command.reply(0, body=command.body))
+        await server.start()
+        silent = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(5)]
+        for reader, _ in silent[:3]:
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+        assert server.connection_count == 2
+        clients = [RemotingClient(tls=trusting(keys)) for _ in range(2)]
+        for client in clients:
+            reply = await client.invoke(f"127.0.0.1:{server.port}", Command.request(1, body=b"x"), timeout_ms=9000)
+            assert reply.body == b"x" and server.connection_count == 2
+        for reader, _ in silent[3:]:
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        assert await asyncio.wait_for(reader.read(), 10) == b"", "both that are here have said something"
+        for each in (writer, *(other for _, other in silent)):
+            each.close()
+        await clients[0].close()
+        await until(lambda: server.connection_count == 1, "the client is gone")
+        _, last = await asyncio.open_connection("127.0.0.1", server.port)
+        await until(lambda: server.connection_count == 2, "a handshake is begun")
+        await asyncio.wait_for(server.stop(), 10)
+        assert server.connection_count == 0
+        last.close()
+        await clients[1].close()
+
+    run(scenario)
+
+
+def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(keys: Path) -> None:
+    async def scenario() -> None:
+        server = RemotingServer("127.0.0.1", 0, tls=tls(keys).server_context())
+        server.register(1, lambda command, connection: command.reply(0, body=command.body))
+        await server.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        come, going = ssl.MemoryBIO(), ssl.MemoryBIO()
+        inside = trusting(keys).wrap_bio(come, going)
+        while True:
+            try:
+                inside.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                writer.write(going.read())
+                come.write(await reader.read(1 << 16))
+        inside.write(encode(Command.request(1, body=b"early")))
+        writer.write(going.read())  # the end of the handshake and the request
+        answer = b""
+        while b"early" not in answer:
+            come.write(await asyncio.wait_for(reader.read(1 << 16), 10))
+            with contextlib.suppress(ssl.SSLWantReadError):
+                answer += inside.read(1 << 16)
+        writer.close()
+        await server.stop()
 
     run(scenario)
 
