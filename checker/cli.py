@@ -290,7 +290,7 @@ def main(
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0
     except (_BadArguments, ModelError) as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
+        _complain(str(error))
         return BAD_ARGUMENTS
     with _deep_results():
         outcomes = [_print(job, outcome, options.json) for job, outcome in zip(jobs, outcomes, strict=True)]
@@ -317,10 +317,10 @@ def _write_page(path: Path, results: Sequence[Result], write: Callable[[Path, st
     try:
         write(path, html(shown))
     except OSError as error:
-        print(f"{path}: {error.strerror}", file=sys.stderr)
+        _complain(f"{path}: {error.strerror}")
         return False
     except RecursionError:
-        print(f"{path}: a value is nested too deeply for a page", file=sys.stderr)
+        _complain(f"{path}: a value is nested too deeply for a page")
         return False
     return True
 
@@ -339,7 +339,7 @@ def _print(job: _Job, outcome: _Outcome, as_json: bool) -> _Outcome:
             result = result if result.verdict is Verdict.INVALID else None
             outcome = _Outcome(result=result, error=f"{job.path}: a value is nested too deeply")
     error = " ".join(outcome.error.split())
-    print(error, file=sys.stderr)
+    _complain(error)
     if as_json:
         fields = {} if result is None else {"valid": result.valid, "reason": result.reason}
         print(json.dumps({"file": job.path, "exit_status": outcome.exit_status, **fields, "error": error}))
@@ -349,7 +349,19 @@ def _print(job: _Job, outcome: _Outcome, as_json: bool) -> _Outcome:
 def _say(text: str) -> None:
     """Print a text, whatever the encoding of stdout has no characters for."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding))
+    print("\n".join(map(_harmless, text.split("\n"))).encode(encoding, "backslashreplace").decode(encoding))
+
+
+def _complain(text: str) -> None:
+    """Print what is wrong on stderr, in one line."""
+    print(_harmless(" ".join(text.split())), file=sys.stderr)
+
+
+def _harmless(line: str) -> str:
+    """A line without what moves a terminal's cursor: names of a history may hold that."""
+    if line.isprintable():
+        return line
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
 
 
 def _named_check(name: str) -> Model | Check:

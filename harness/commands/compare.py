@@ -19,7 +19,7 @@ from harness.commands.report import (
     spark_progress,
     spark_session,
 )
-from harness.errors import OperatorError
+from harness.errors import OperatorError, one_line
 from harness.report import OutputConsole
 from harness.report.fleet import labels_of, share_text
 from harness.signals import ended_by_signals
@@ -81,13 +81,14 @@ def _print(result: Comparison, by: tuple[str, ...], console: Console) -> None:
     labels = _labels(groups, by)
     for place in groups:
         # A line for what a configuration is, which may be long, so that the figures have all of the width.
-        console.print(labels[place], style="bold", highlight=False, markup=False, soft_wrap=True)
+        console.print(one_line(labels[place]), style="bold", highlight=False, markup=False, soft_wrap=True)
         console.print(_table([row for row in result.table.rows if tuple(str(row[name]) for name in by) == place]))
     for side, only in (("the first", result.only_in_first), ("the second", result.only_in_second)):
         for group in only:
-            console.print(f"only in {side} set, not compared: {group}", highlight=False, markup=False, soft_wrap=True)
+            said = one_line(f"only in {side} set, not compared: {group}")
+            console.print(said, highlight=False, markup=False, soft_wrap=True)
     for run, problem in result.left_out[:MAX_LEFT_OUT]:
-        console.print(f"left out: {run}: {problem}", highlight=False, markup=False, soft_wrap=True)
+        console.print(one_line(f"left out: {run}: {problem}"), highlight=False, markup=False, soft_wrap=True)
     if (more := len(result.left_out) - MAX_LEFT_OUT) > 0:
         console.print(f"left out: {plural(more, 'more run')}; --json has all", highlight=False)
     if not result.groups:

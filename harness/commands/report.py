@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from harness.errors import EXIT_HARNESS_FAILED, OperatorError, how_to_get
+from harness.errors import EXIT_HARNESS_FAILED, OperatorError, how_to_get, one_line
 from harness.report import OutputConsole
 from harness.report.fleet import FleetData, check_tallies, headline, labels_of, render_fleet, share_text
 from harness.signals import ended_by_signals
@@ -322,12 +322,13 @@ def _summary(result: Analysis, console: Console) -> None:
     measures = {(*(str(row[name]) for name in GROUP), row["measure"]): row for row in result.table("availability").rows}
     console.print(f"{plural(result.runs, 'run')}, {plural(result.operations, 'operation')}", highlight=False)
     if common:
-        console.print(f"[dim]{escape(common)}[/]", highlight=False, soft_wrap=True)
+        console.print(f"[dim]{escape(one_line(common))}[/]", highlight=False, soft_wrap=True)
     figures = [_figures(row, measures) for row in rates]
     widths = [max(map(len, column)) for column in zip(*figures, strict=True)]
     # A line for what a configuration is, which may be long, and one for its figures, aligned over all of them.
     for row, cells in zip(rates, figures, strict=True):
-        console.print(labels[tuple(str(row[name]) for name in GROUP)], highlight=False, markup=False, soft_wrap=True)
+        label = one_line(labels[tuple(str(row[name]) for name in GROUP)])
+        console.print(label, highlight=False, markup=False, soft_wrap=True)
         style = "red" if row["invalid"] else "magenta" if row["unknown"] else ""
         line = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
         console.print(f"  {line.rstrip()}", style=style, highlight=False, markup=False, soft_wrap=True)
@@ -341,4 +342,5 @@ def _summary(result: Analysis, console: Console) -> None:
     console.print(f"[bold {style}]{escape(sentence)}[/] {escape(below)}", highlight=False, soft_wrap=True)
     for row in problems:
         kind = "left out" if row["left_out"] else "note"
-        console.print(f"{kind}: {row['run']}: {row['problem']}", highlight=False, markup=False, soft_wrap=True)
+        said = one_line(f"{kind}: {row['run']}: {row['problem']}")
+        console.print(said, highlight=False, markup=False, soft_wrap=True)

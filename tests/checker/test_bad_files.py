@@ -226,3 +226,17 @@ def test_values_that_are_maps_and_lists_are_values_like_others(done) -> None:
     queue = done((0, "enqueue", [1], None), (0, "enqueue", {"b": 2}, None), (1, "dequeue", None, {"b": 2}),
                  (1, "dequeue", None, [1]))  # fmt: skip
     assert check(queue, FIFOQueue()).verdict is Verdict.INVALID
+
+
+def test_names_that_move_a_cursor_are_spelt_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "red.jsonl"
+    for f, model in (("wr\x1b[31m", "register"), ("write", "register"), ("\x1b[2J", "list-append")):
+        events = [{"process": 0, "type": kind, "f": f, "value": "\x1b[31m", "key": "\x1b]0;title\x07"}
+                  for kind in ("invoke", "ok")]  # fmt: skip
+        events += [{"process": 1, "type": kind, "f": "read", "key": "\x1b]0;title\x07", "value": "\x1b["}
+                   for kind in ("invoke", "ok")]  # fmt: skip
+        path.write_text("".join(json.dumps(event) + "\n" for event in events))
+        main([str(path), "--model", model])
+        said = capsys.readouterr()
+        assert said.out or said.err
+        assert (said.out + said.err).replace("\n", "").isprintable()
