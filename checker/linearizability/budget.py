@@ -80,15 +80,17 @@ class _Watch:
     def __enter__(self) -> None:
         self._watched = threading.get_ident()
         self._thread = threading.Thread(target=self._look, name="budget watch", daemon=True)
-        self._thread.start()
+        with contextlib.suppress(RuntimeError):  # a limit of threads: the work goes on unwatched
+            self._thread.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         with self._lock:
             self._over.set()
-        self._thread.join()  # which it ends at once: whoever forks afterwards has no thread left
         if self._reason is None:
+            if self._thread.ident is not None:
+                self._thread.join()  # which it ends at once: whoever forks afterwards has no thread left
             return
         if not isinstance(error, LimitReached):
             # Raised as the work ended, and not here yet: it must not arrive in what comes next.  It arrives at the next

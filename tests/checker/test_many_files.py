@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -229,3 +230,20 @@ def test_checkers_that_know_of_no_limits_are_ended_at_the_command_s(
     path = write(tmp_path / "history.jsonl", [("invoke", "read", None), ("ok", "read", [])])
     assert main([path, "--model", "bank:total=1", *limit]) == 2
     assert said in capsys.readouterr().out
+
+
+@INTERRUPTED
+def test_a_watch_is_over_with_its_work_and_none_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    def watches() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "budget watch"]
+
+    with Budget(timeout_s=10.0).watched_anyway():
+        assert len(watches()) == 1
+    assert not watches(), "whoever forks now leaves none behind"
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with Budget(timeout_s=10.0).watched_anyway():
+        assert not watches()
