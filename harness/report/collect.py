@@ -96,14 +96,21 @@ class RunData:
 
 
 def collect(
-    history_path: str | os.PathLike[str], witnesses: Sequence[Witness] = (), *, clients: int = MAX_ROWS
+    history_path: str | os.PathLike[str],
+    witnesses: Sequence[Witness] = (),
+    *,
+    clients: int = MAX_ROWS,
+    final_reads_from: int | None = None,
 ) -> RunData:
-    """Read a history of so many clients once and sum it up, with the neighbours of each witness's operations."""
+    """Read a history of so many clients once and sum it up, with the neighbours of each witness's operations. Before
+    the event of index `final_reads_from` nobody asks: the system is healed and has its time to recover."""
     data = RunData(lanes=ClientLanes(clients))
     collector = _Collector(data, [Neighbours(witness) for witness in witnesses])
     reader = read_history(history_path)
     try:
-        for event in reader:
+        for index, event in enumerate(reader):
+            if index == final_reads_from:
+                collector.pause()
             collector.add(event)
     except HistoryError as error:
         data.damage = str(error)
@@ -114,7 +121,7 @@ def collect(
 
 
 class _Collector:
-    __slots__ = ("_data", "_is_idle", "_last_ok_ns", "_neighbours", "_numbers", "_open", "_slots")
+    __slots__ = ("_data", "_is_idle", "_last_end_ns", "_last_ok_ns", "_neighbours", "_numbers", "_open", "_slots")
 
     def __init__(self, data: RunData, neighbours: list[Neighbours]) -> None:
         self._data = data
@@ -124,6 +131,7 @@ class _Collector:
         self._slots = ClientSlots(data.lanes.slots)
         self._last_ok_ns = 0
         self._is_idle = True  # nothing has been asked since the last ok, and nothing was open then
+        self._last_end_ns = 0
 
     def add(self, event: dict[str, Any]) -> None:
         data = self._data
@@ -146,11 +154,11 @@ class _Collector:
             self._slots.begin(process)
             return
         invocation = self._open.pop(process, None)
+        self._last_end_ns = time_ns
         if "error" in event:
             self._count_error(f, kind, event["error"])
         if kind == "ok":
-            if time_ns - self._last_ok_ns > data.silence_ns[1] - data.silence_ns[0]:
-                data.silence_ns = (self._last_ok_ns, time_ns)
+            self._end_silence(time_ns)
             self._last_ok_ns, self._is_idle = time_ns, not self._open
         if invocation is None:
             return
@@ -159,6 +167,17 @@ class _Collector:
         data.grid.add(len(OUTCOMES) * number + OUTCOMES.index(kind), max(0, time_ns), latency_ns)
         for neighbours in self._neighbours:
             neighbours.consider(invocation, event)
+
+    def pause(self) -> None:
+        """From here on to the next invocation nobody asks, unless something is still open."""
+        if not self._is_idle and not self._open:
+            self._end_silence(self._last_end_ns)
+            self._is_idle = True
+
+    def _end_silence(self, at_ns: int) -> None:
+        data = self._data
+        if at_ns - self._last_ok_ns > data.silence_ns[1] - data.silence_ns[0]:
+            data.silence_ns = (self._last_ok_ns, at_ns)
 
     def _number(self, f: str) -> tuple[int, str]:
         data = self._data
@@ -187,8 +206,8 @@ class _Collector:
     def finish(self) -> None:
         data = self._data
         data.still_open = len(self._open)
-        if not self._is_idle and data.end_ns - self._last_ok_ns > data.silence_ns[1] - data.silence_ns[0]:
-            data.silence_ns = (self._last_ok_ns, data.end_ns)
+        if not self._is_idle:
+            self._end_silence(data.end_ns)
         for invocation in self._open.values():
             slot = self._slots.end(invocation["process"], "info")
             data.lanes.add(slot, invocation["time"], data.end_ns, "info")

@@ -86,7 +86,12 @@ def write_report(
     """
     directory = Path(run_dir)
     witnesses = _witnesses(results)
-    data = collect(history_path, [witness for _, witness in witnesses], clients=_clients(test))
+    data = collect(
+        history_path,
+        [witness for _, witness in witnesses],
+        clients=_clients(test),
+        final_reads_from=results.get("final_reads_from"),
+    )
     html = b""
     for detail in _DETAILS:
         html = _render(directory, test, results, data, witnesses, detail).encode("utf-8", "backslashreplace")

@@ -66,7 +66,7 @@ def compare_runs(store: Store, first: Side, second: Side) -> Comparison:
         for side in (first, second)
         if not side.results and side.summary.verdict not in ("running", "unfinished")
     ]
-    histories = [_history(store, side.summary, notes) for side in (first, second)]
+    histories = [_history(store, side, notes) for side in (first, second)]
     asked = _rows(_asked(first.test), _asked(second.test))
     outcome = _rows(_outcome(first), _outcome(second))
     checks = _rows(_checks(first.results), _checks(second.results))
@@ -137,8 +137,9 @@ def _checks(results: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _history(store: Store, run: RunSummary, notes: list[str]) -> RunData | None:
+def _history(store: Store, side: Side, notes: list[str]) -> RunData | None:
     """The history of a run summed up; None where there is none, or it is too large, which `notes` then says."""
+    run = side.summary
     parts = [run.test, run.time, "history.jsonl"]
     try:
         fd = open_beneath(store.root, parts)
@@ -154,7 +155,7 @@ def _history(store: Store, run: RunSummary, notes: list[str]) -> RunData | None:
             notes.append(f"the history of {run.name} is too large to work out its latencies here; its report has them")
             return None
         file.seek(0)
-        data = collect(f"/proc/self/fd/{file.fileno()}")
+        data = collect(f"/proc/self/fd/{file.fileno()}", final_reads_from=side.results.get("final_reads_from"))
     if data.damage is not None:
         notes.append(f"the history of {run.name} is damaged; its latencies are those before that")
     return data

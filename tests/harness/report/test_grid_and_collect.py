@@ -172,6 +172,17 @@ def test_silence_is_time_in_which_somebody_asks(tmp_path, operations, silence_s)
     assert tuple(at / 1e9 for at in data.silence_ns) == silence_s
 
 
+@pytest.mark.parametrize(("final_reads_from", "silence_s"), [(None, (2, 9)), (4, (2, 4)), (3, (2, 9))])
+def test_between_the_load_and_the_final_reads_nobody_asks(tmp_path, final_reads_from, silence_s):
+    """Whoever was refused by then does not ask on; whoever still waits (at event 3) does."""
+    operations = [(0, 0, 1, "ok"), (1, 2, 4, "fail"), (1, 8, 9, "ok")]
+    events = [event for one in operations for event in operation(*one)]
+    path = tmp_path / "history.jsonl"
+    path.write_text("".join(json.dumps({"index": index, **event}) + "\n" for index, event in enumerate(events)))
+    data = collect(path, final_reads_from=final_reads_from)
+    assert tuple(at / 1e9 for at in data.silence_ns) == silence_s
+
+
 def test_many_functions_and_errors_are_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MAX_ERRORS", 10)
     events = []
