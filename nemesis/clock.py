@@ -28,7 +28,7 @@ from nemesis.impairments import Activity, hosts_kept_from
 from nemesis.process import why_unreached
 from nemesis.protocol import Injection, Proof
 from nemesis.target import DOWN, ClockReading, Clocks, ClockSkew, Target
-from nemesis.words import plural, plural_with
+from nemesis.words import offset, plural, plural_with
 
 __all__ = ["CLOCK", "ClockFault"]
 
@@ -568,7 +568,7 @@ def _in_words(skew: ClockSkew) -> str:
         return f"is slewed by {skew.rate_ppm} ppm"
     if skew.rate_ppm:
         return f"{'monotonic clock ' if skew.affects_monotonic else ''}drifts by {skew.rate_ppm / 10_000:.1f} %"
-    return f"off by {skew.offset_ms} ms"
+    return f"off by {offset(skew.offset_ms)}"
 
 
 CLOCK = ClockFault()

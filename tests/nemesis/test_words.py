@@ -1,10 +1,10 @@
-"""How many there are of something, in words."""
+"""How many there are of something, and how far off a clock is, in words."""
 
 from __future__ import annotations
 
 import pytest
 
-from nemesis.words import plural, plural_with
+from nemesis.words import offset, plural, plural_with
 
 
 @pytest.mark.parametrize(
@@ -14,3 +14,14 @@ from nemesis.words import plural, plural_with
 def test_one_is_singular(number: int, counted: str, with_verb: str) -> None:
     assert plural(number, "link") == counted
     assert plural_with(number, "link", ("passes", "pass")) == with_verb
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [
+        (0, "0 ms"), (-4202, "-4202 ms"), (9999, "9999 ms"), (10_000, "10.0 s"), (-5_032_145, "-5,032.1 s"),
+        (7_400_000, "2.1 h"), (172_800_000, "2.0 days"), (-819_936_000_000, "-9,490.0 days"),
+    ],
+)  # fmt: skip
+def test_how_far_off_a_clock_is_is_told_in_a_unit_that_can_be_read(ms: int, text: str) -> None:
+    assert offset(ms) == text
