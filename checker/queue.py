@@ -109,7 +109,8 @@ def _judge_taken(
             text = f"{short(value)} came out by {named_row(history, early[0])}, before {named_row(history, early[1])}"
             tally.add("unexpected", early, text)
         elif len(takes) > len(tried):
-            tally.add("duplicated", takes[:3], f"{short(value)} came out {len(takes)} times, put in {len(tried)} times")
+            text = f"{short(value)} came out {_times(len(takes))}, put in {_times(len(tried))}"
+            tally.add("duplicated", takes[:3], text)
         elif early is not None:
             take, put = (named_row(history, row) for row in early)
             tally.add("duplicated", early, f"{short(value)} came out once more by {take}, before {put}")
@@ -158,3 +159,7 @@ def _judge_missing(
         what, which = ("1 value", "it") if missing == 1 else (f"{missing} values", "them")
         return f"{what}{of_queue} never came out, and takes of unknown outcome may have taken {which}"
     return None
+
+
+def _times(number: int) -> str:
+    return {1: "once", 2: "twice"}.get(number, f"{number} times")

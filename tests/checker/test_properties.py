@@ -504,6 +504,8 @@ def test_what_is_seen_before_anybody_asked_for_it_was_never_put_in(done, events)
     twice = done(put, take, take, put, empty)
     assert check_total_queue(twice).verdict is Verdict.VALID
     assert check_total_queue(twice, allow_duplicates=False).stats["counts"]["duplicated"] == 1
+    once_put = check_total_queue(done(put, take, take, empty))
+    assert "1 came out twice, put in once" in str(once_put.stats["examples"]["duplicated"])
     assert check_total_queue(done(put, take, put, take, empty), allow_duplicates=False).verdict is Verdict.VALID
     added = check_set(done((0, "add", 1, 1), (1, "read", None, [1, 2]), (0, "add", 2, 2)))
     assert added.verdict is Verdict.INVALID and added.stats["counts"]["unexpected"] == 1
