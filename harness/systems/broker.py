@@ -64,6 +64,10 @@ STATUS_TIMEOUT_MS = 500
 RUNTIME_INFO_CODE = 28
 """Of the request for a broker's runtime table."""
 
+REFUSING_S = 15.0
+"""A slave asks its master again every five seconds at most. What it refused all that time it refuses until somebody
+decides which log is to be kept; to wait for that is in vain."""
+
 STATE_TIMEOUT_S = 10.0
 """For a host to say whether its program runs, over a slow SSH connection too."""
 
@@ -88,6 +92,19 @@ class _Status:
     @property
     def takes_writes(self) -> bool:
         return self.leads and self.table.get("takesWrites") == "true"
+
+
+def _are_equal(statuses: Collection[_Status]) -> bool:
+    """Whether one of them takes writes, and all have committed and dispatched what it has."""
+    writers = [status for status in statuses if status.takes_writes]
+    if len(writers) != 1:
+        return False
+    end = writers[0].number("ledgerEndIndex")
+    return all(
+        status.number(name) == end
+        for status in statuses
+        for name in ("ledgerEndIndex", "committedIndex", "dispatchedIndex")
+    )
 
 
 class BrokerSystem:
@@ -305,15 +322,18 @@ class BrokerSystem:
     async def recover(self, *, timeout_s: float) -> CheckOutcome:
         """Wait until one leader takes writes and every replica has committed and dispatched the same index."""
         loop = asyncio.get_running_loop()
-        began_s = loop.time()
+        began_s = not_refusing_s = loop.time()
         self._recovered = False
         while True:
             self._final = await self.statuses()
-            took_s = loop.time() - began_s
+            now_s = loop.time()
+            took_s = now_s - began_s
             if self._all_equal(self._final):
                 self._recovered = True
                 return CheckOutcome(True, f"{len(self._final)} replicas were back and equal after {took_s:.1f} s")
-            if took_s > timeout_s:
+            if not self._is_up_to_an_operator(self._final):
+                not_refusing_s = now_s
+            if took_s > timeout_s or now_s - not_refusing_s > REFUSING_S:
                 return await self._not_recovered(took_s)
             await asyncio.sleep(0.1)
 
@@ -357,17 +377,12 @@ class BrokerSystem:
         return f"{writers[0]} ends at {end}, and {'; '.join(behind)}"
 
     def _all_equal(self, statuses: Mapping[str, _Status]) -> bool:
-        if len(statuses) != len(self._cluster.hosts):
-            return False
-        writers = [status for status in statuses.values() if status.takes_writes]
-        if len(writers) != 1:
-            return False
-        end = writers[0].number("ledgerEndIndex")
-        return all(
-            status.number(name) == end
-            for status in statuses.values()
-            for name in ("ledgerEndIndex", "committedIndex", "dispatchedIndex")
-        )
+        return len(statuses) == len(self._cluster.hosts) and _are_equal(statuses.values())
+
+    def _is_up_to_an_operator(self, statuses: Mapping[str, _Status]) -> bool:
+        """Whether all answer and are equal but for slaves that refuse to follow."""
+        following = [status for status in statuses.values() if not status.table.get("haTrouble")]
+        return len(following) < len(statuses) == len(self._cluster.hosts) and _are_equal(following)
 
     def connection(self, kind: str, *, process: int, thread: int) -> BrokerConnection | BrokerMessaging:
         """A connection of an offered kind. One to the queues has one of the brokers for its home, by thread."""
