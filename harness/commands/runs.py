@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -19,8 +20,8 @@ from harness.units import duration, plural
 
 __all__ = ["runs_command"]
 
-WIDE_CHARACTERS = 150
-"""From this width on a run has one line, below it two."""
+MAX_WIDTH = 10_000
+"""Characters of a line, far beyond any terminal, to see how many one would take."""
 
 COLOURS = {"valid": "green", "invalid": "red", "unknown": "magenta", "running": "cyan", "unfinished": "yellow"}
 
@@ -53,7 +54,9 @@ def runs_command(arguments: argparse.Namespace) -> int:
         return 0
     console = OutputConsole()
     if shown:
-        console.print(_table(shown, is_wide=console.width >= WIDE_CHARACTERS))
+        table = _table(shown, is_wide=True)
+        needed = Measurement.get(console, console.options.update(width=MAX_WIDTH), table).maximum
+        console.print(table if needed <= console.width else _table(shown, is_wide=False))
     for line in _rest(len(shown), others["older_not_shown"], others["other_runs"], index):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     return 0
@@ -78,6 +81,7 @@ def _rest(shown: int, older: int, other: int, index: RunIndex) -> list[str]:
 
 
 def _table(runs: Sequence[RunSummary], *, is_wide: bool) -> Table:
+    """A line for each run, whose name can be copied, or two where the terminal has no room for the longest."""
     now = datetime.now(UTC)
     if not is_wide:
         table = Table.grid(padding=(0, 2, 0, 0))
@@ -90,10 +94,8 @@ def _table(runs: Sequence[RunSummary], *, is_wide: bool) -> Table:
             table.add_row(Text(_age(run, now), style="dim"), Text("; ".join(details), style="dim"))
         return table
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("verdict", "age"):
+    for name in ("verdict", "age", "run", "what", "operations", "faults"):
         table.add_column(name, no_wrap=True)
-    for name in ("run", "what", "operations", "faults"):
-        table.add_column(name, overflow="fold")
     for name in ("took", "seed"):
         table.add_column(name, justify="right", no_wrap=True)
     for run in runs:

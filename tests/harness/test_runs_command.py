@@ -80,6 +80,13 @@ def test_at_80_characters_nothing_is_cut(place: Path, runs: Runs) -> None:
     assert "seed 0" in " ".join(done.stdout.split())
 
 
+@pytest.mark.parametrize("columns", [80, 150, 170])
+def test_a_run_s_name_is_in_one_piece_and_can_be_copied(place: Path, runs: Runs, columns: int) -> None:
+    done = runs(cwd=place, columns=columns)
+    assert max(map(len, done.stdout.splitlines())) <= columns
+    assert "broker-register-partition/20260131T120000Z" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
