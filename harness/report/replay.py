@@ -197,7 +197,11 @@ def _take_history(replay: Replay, run_dir: RunDir, from_ns: int, to_ns: int) -> 
     if left_out:
         replay.notes.append(f"{plural(left_out, 'operation')} left out")
     replay.operations.sort(key=lambda operation: operation[1])
-    replay.faults = [_fault(fault) for fault in faults_of(nemesis) if isinstance(fault["start_ns"], int)]
+    replay.faults = [
+        {**_fault(fault), "down": _down_us(fault, nemesis)}
+        for fault in faults_of(nemesis)
+        if isinstance(fault["start_ns"], int)
+    ]
     return ended_ns
 
 
@@ -241,6 +245,19 @@ def _fault(fault: Mapping[str, Any]) -> dict[str, Any]:
         "hosts": [str(host) for host in hosts] if isinstance(hosts, list) else [],
         "cuts": cuts,
     }
+
+
+def _down_us(fault: Mapping[str, Any], nemesis: Sequence[Mapping[str, Any]]) -> int | None:
+    """From when on the hosts of a fault are down. Before a power cut what a replica has not synced is counted for a
+    while, and it answers: the time is that at which the cut was done. None where they are not, or nobody knows."""
+    if fault.get("nemesis") == "kill":
+        return int(fault["start_ns"]) // 1000
+    for event in nemesis if fault.get("nemesis") == "power" else ():
+        value = event.get("value")
+        is_of_it = isinstance(value, Mapping) and value.get("id") == fault["id"]
+        if is_of_it and event["f"] == "inject" and event["type"] != "invoke":
+            return int(event["time"]) // 1000
+    return None
 
 
 def _take_roles(replay: Replay, run_dir: RunDir, results: Mapping[str, Any], from_ns: int, to_ns: int) -> None:

@@ -58,8 +58,8 @@
     one.end = Math.min(other, changed < roles[one.host].at.length ? roles[one.host].at[changed] : Infinity);
   });
   data.faults.forEach(function (fault) {
-    if (fault.kind !== "kill" && fault.kind !== "power") return;
-    elections.forEach(function (one) { if (fault.hosts.indexOf(hosts[one.host]) >= 0 && one.at < fault.start) one.end = Math.min(one.end, fault.start); });
+    if (fault.down === null) return;
+    elections.forEach(function (one) { if (fault.hosts.indexOf(hosts[one.host]) >= 0 && one.at < fault.down) one.end = Math.min(one.end, fault.down); });
   });
 
   var begin = Infinity, end = -Infinity;
@@ -207,7 +207,7 @@
   function drawHost(c, at, name, n, faults) {
     var isReplica = n < replicas, state = isReplica ? roleAt(n, now) : null;
     var struck = faults.filter(function (fault) { return fault.hosts.indexOf(name) >= 0; });
-    var isDown = struck.some(function (fault) { return fault.kind === "kill" || fault.kind === "power"; }) || (state && state.role === "stopped");
+    var isDown = struck.some(function (fault) { return fault.down !== null && fault.down <= now; }) || (state && state.role === "stopped");
     var radius = RADIUS;
     c.beginPath(); c.arc(at.x, at.y, radius, 0, 7);
     c.fillStyle = isDown ? colours.sunken : state && state.role === "leader" ? colours.ok : colours.surface; c.fill();

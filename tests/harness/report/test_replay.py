@@ -107,6 +107,16 @@ def run(tmp_path: Path) -> RunDir:
     return run
 
 
+@pytest.mark.parametrize(("nemesis", "down_us"), [("partition", None), ("kill", 5_000), ("power", 6_000)])
+def test_a_replica_is_down_from_when_its_power_was_cut_not_from_when_that_was_asked_for(
+    run: RunDir, nemesis: str, down_us: int | None
+) -> None:
+    """Until then what it has not synced is counted, and it answers."""
+    run.history_path.write_text(run.history_path.read_text().replace("partition", nemesis))
+    (fault,) = collect_replay(run).faults
+    assert (fault["start"], fault["down"]) == (5_000, down_us)
+
+
 def test_what_is_taken_from_the_files_of_a_run(run: RunDir) -> None:
     replay = collect_replay(run)
     assert (replay.verdict, replay.replicas, replay.others) == ("invalid", ["n1", "n2"], ["clients"])
