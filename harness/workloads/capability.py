@@ -36,7 +36,7 @@ from harness.generator import Generator, Nothing
 from harness.sdk.client import CAPABILITIES
 from harness.systems.base import CheckOutcome, Setting, setting_problems
 from harness.unawaited import take_unawaited
-from harness.worker import Client, NamesNode, Outcome, TellsOutcome, TellsUse, is_ctrl_c
+from harness.worker import Client, NamesNode, Outcome, TellsOutcome, TellsUse, is_ctrl_c, times_cancelled
 from harness.workloads.base import CLIENT, ByCapability, CheckContext, OnlineChecker
 
 __all__ = [
@@ -306,7 +306,9 @@ def _is_mistake(error: BaseException) -> bool:
     as sys.exit, unless somebody else ends the call by it."""
     if isinstance(error, Exception):
         return isinstance(error, MISTAKES)
-    return not isinstance(error, (asyncio.CancelledError, GeneratorExit)) and not is_ctrl_c(error)
+    if isinstance(error, asyncio.CancelledError):  # from within the client, as when a driver gives up what it waits for
+        return not times_cancelled()
+    return not isinstance(error, GeneratorExit) and not is_ctrl_c(error)
 
 
 def missing_capabilities(workload: ByCapability, client_class: type) -> str | None:

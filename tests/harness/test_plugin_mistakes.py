@@ -70,6 +70,10 @@ def test_a_client_without_mistakes_gets_its_verdict(tmp_path: Path) -> None:
         ),
         ("    async def read(self, key):\n        await asyncio.sleep(600)\n", "timeout"),
         ("    async def read(self, key):\n        raise KeyboardInterrupt\n", "read: KeyboardInterrupt (mine.py:24)"),
+        (
+            "    async def read(self, key):\n        it = asyncio.Future()\n        it.cancel()\n        await it\n",
+            "read: CancelledError (mine.py:26)",
+        ),
         ("    async def read(self, key):\n        raise BaseException(7)\n", "read: BaseException: 7 (mine.py:24)"),
     ],
 )
