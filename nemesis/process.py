@@ -29,7 +29,6 @@ __all__ = [
     "Pause",
     "processes_of",
     "prove_released",
-    "prove_running",
     "prove_stopped",
     "why_unreached",
 ]
@@ -83,18 +82,10 @@ def _downed(in_force: Sequence[Injection]) -> frozenset[str]:
     return hosts_kept_from(Activity.RUN, in_force)
 
 
-async def prove_running(target: Target, hosts: Sequence[str], *, in_force: Sequence[Injection]) -> Proof:
-    """Wait until the replicas of `hosts` run and answer. Those that another fault keeps from running are left
-    out; those that any other fault hits need only run, since it may keep them from answering."""
-    silent, held = await _wait_for_answers(target, hosts, in_force)
-    checked = sum(host not in _downed(in_force) for host in hosts)
-    failed = [*held, *silent]
-    detail = "; ".join(failed[:3]) if failed else _running(checked)
-    return Proof(proven=not failed, detail=detail, checked=checked, failed=failed)
-
-
 async def prove_released(target: Target, hosts: Sequence[str], *, in_force: Sequence[Injection]) -> Proof:
-    """That nothing holds the replicas of `hosts` any more; they are waited for as in `prove_running`.
+    """That nothing holds the replicas of `hosts` any more. They are waited for until they run and answer. Those that
+    another fault keeps from running are left out; those that any other fault hits need only run, since it may keep them
+    from answering.
 
     A replica that was started again and ended by itself, or runs and does not answer, is free of the fault all the
     same: that it does not come back is the system's doing, and for the check `recovers` to judge. The proof names it.
