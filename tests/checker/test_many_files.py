@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,7 +15,7 @@ from checker import KeyValue, Result, Verdict, check, read_jsonl
 from checker import cli as module
 from checker.cli import main
 from checker.codecs import MemoryLimitError, read
-from checker.linearizability.budget import Budget, LimitReached
+from checker.linearizability.budget import Budget, LimitReached, _telling, _Watch
 from checker.testing.large import large_history
 
 INTERRUPTED = pytest.mark.skipif(sys.implementation.name != "cpython", reason="only CPython can interrupt a thread")
@@ -235,6 +235,36 @@ def test_checkers_that_know_of_no_limits_are_ended_at_the_command_s(
     path = write(tmp_path / "history.jsonl", [("invoke", "read", None), ("ok", "read", [])])
     assert main([path, "--model", "bank:total=1", *limit]) == 2
     assert said in capsys.readouterr().out
+
+
+@INTERRUPTED
+@pytest.mark.parametrize("has_told", [True, False], ids=["as the work ends", "at its end"])
+def test_a_limit_that_comes_with_the_end_of_the_work_says_which_it_is(has_told: bool) -> None:
+    """It is raised in another thread, and arrives at any instruction: also while the watch is ended."""
+    reason = "the time limit of 3 s was reached"
+
+    class Lock:
+        """At which the error arrives."""
+
+        arrived = False
+
+        def __enter__(self) -> None:
+            if not self.arrived:
+                self.arrived = True
+                raise _telling(reason)
+
+        def __exit__(self, *_: object) -> None: ...
+
+    def work() -> None:
+        with watch:
+            watch._lock, watch._reason = cast(Any, Lock()), reason
+            if has_told:
+                raise _telling(reason)
+
+    watch = _Watch(lambda: None)
+    with pytest.raises(LimitReached, match=reason):
+        work()
+    assert watch._over.is_set()
 
 
 @INTERRUPTED
