@@ -75,6 +75,10 @@ def _telling(reason: str) -> type[LimitReached]:
 #: Time between two looks of a watch: at the rate at which Python takes memory, some ten MiB.
 WATCH_INTERVAL_S = 0.02
 
+#: Time after which it is raised again where the work goes on.  Python passes over what is raised while it collects or
+#: finalizes objects (a ``__del__``, a callback of gc, as Hypothesis has one).
+AGAIN_S = 1.0
+
 
 class _Watch:
     """Raises :class:`LimitReached` in the thread that entered it once ``exhausted`` says so.
@@ -87,6 +91,7 @@ class _Watch:
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._reason: str | None = None
+        self._times_raised = 0
 
     def __enter__(self) -> None:
         self._watched = threading.get_ident()
@@ -108,7 +113,7 @@ class _Watch:
             if self._thread.ident is not None:
                 self._thread.join()  # which it ends at once: whoever forks afterwards has no thread left
             return
-        if not is_here:
+        if not is_here or self._times_raised > 1:
             # Raised as the work ended, and not here yet: it must not arrive in what comes next.  It arrives at the next
             # instruction of this thread, unless the work has caught it.
             with contextlib.suppress(LimitReached):
@@ -118,16 +123,18 @@ class _Watch:
             raise LimitReached(self._reason) from None
 
     def _look(self) -> None:
-        while not self._over.wait(WATCH_INTERVAL_S):
+        interval_s = WATCH_INTERVAL_S
+        while not self._over.wait(interval_s):
             reason = self._exhausted()
             if reason is None:
                 continue
             with self._lock:
                 if not self._over.is_set():
                     self._reason = reason
+                    self._times_raised += 1
                     target, exception = ctypes.c_ulong(self._watched), ctypes.py_object(_telling(reason))
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(target, exception)
-            return
+            interval_s = AGAIN_S
 
 
 class Budget:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import threading
@@ -265,6 +266,21 @@ def test_a_limit_that_comes_with_the_end_of_the_work_says_which_it_is(has_told: 
     with pytest.raises(LimitReached, match=reason):
         work()
     assert watch._over.is_set()
+
+
+@INTERRUPTED
+def test_a_limit_that_is_lost_in_the_work_is_raised_again() -> None:
+    """Python passes over what is raised in a callback of gc, or in __del__."""
+
+    def goes_on(until_s: float) -> None:
+        while time.monotonic() < until_s:
+            pass
+        raise AssertionError("nobody has ended it")
+
+    with pytest.raises(LimitReached, match=r"the time limit of 0\.01 s"), Budget(timeout_s=0.01).watched_anyway():
+        with contextlib.suppress(LimitReached):
+            goes_on(time.monotonic() + 30)
+        goes_on(time.monotonic() + 30)
 
 
 @INTERRUPTED
