@@ -295,10 +295,16 @@ async def _attempt(step: Awaitable[_T], timeout_s: float = STEP_TIMEOUT_S) -> _T
         return _Failure(f"{type(error).__name__}: {error}")
     if not running.was_cancelled:
         return result
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():  # the step has swallowed the driver's own cancellation
+    if _is_asked_to_end():  # the step has swallowed the driver's own cancellation
         raise asyncio.CancelledError
     return _Failure(late)
+
+
+def _is_asked_to_end() -> bool:
+    """Whether somebody has cancelled this task, and has not taken that back, as a time does that a step has set itself.
+    A CancelledError alone does not say so: it also comes of a task that a step has cancelled, and waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class _Running(Generic[_T]):
@@ -308,6 +314,7 @@ class _Running(Generic[_T]):
     def __init__(self, step: Coroutine[Any, Any, _T]) -> None:
         self._step = step
         self.was_cancelled = False
+        """Whether it has come to its end all the same."""
         self.was_closed = False
 
     def __await__(self) -> Generator[Any, Any, _T]:
@@ -318,6 +325,7 @@ class _Running(Generic[_T]):
                 try:
                     awaited = resume(given)
                 except StopIteration as ended:
+                    self.was_cancelled = _is_asked_to_end()
                     return ended.value  # type: ignore[no-any-return]
                 try:
                     given, resume = (yield awaited), self._step.send
@@ -326,8 +334,9 @@ class _Running(Generic[_T]):
                     if self.was_closed:
                         self._close()
                         raise
-                    if isinstance(error, asyncio.CancelledError) and closing is None:
-                        self.was_cancelled = True
+                    if isinstance(error, asyncio.CancelledError) and _is_asked_to_end():
+                        if closing is not None:
+                            closing.cancel()
                         closing = self._close_later()
         finally:
             if closing is not None:
@@ -338,8 +347,9 @@ class _Running(Generic[_T]):
         assert task is not None
 
         def close() -> None:
-            self.was_closed = True
-            task.cancel()
+            if task.cancelling():  # else it was a time that the step has set itself, and is over
+                self.was_closed = True
+                task.cancel()
 
         return asyncio.get_running_loop().call_later(CANCEL_GRACE_S, close)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import random
 from collections.abc import Callable
@@ -412,6 +413,33 @@ def test_a_time_that_a_step_has_set_itself_is_told_as_it_is(make_target: Any, ru
     recorder = Recorder()
     run_virtual(drive(ONE_FAULT, make_target(5), recorder, Broken("inject", error=TimeoutError("not within 20 s"))))
     assert recorder.proofs(INJECT)[0]["detail"] == "could not be injected: not within 20 s"
+
+
+class EndsItsOwnTask(Watched):
+    """In one step a task of its own is cancelled and waited for, and a time that it has set itself runs out."""
+
+    async def _maybe_break(self, step: str) -> None:
+        if step != self._step:
+            return
+        probing = asyncio.create_task(asyncio.sleep(10_000))
+        await asyncio.sleep(0.1)
+        probing.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await probing
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await asyncio.sleep(10_000)
+        if step != "plan":  # which has a second
+            await asyncio.sleep(CANCEL_GRACE_S + 1)
+
+
+@pytest.mark.parametrize("step", ["plan", "inject", "prove", "prove_met", "heal", "prove_healed"])
+def test_a_step_that_cancels_a_task_of_its_own_goes_on(step: str, make_target: Any, run_virtual: Run) -> None:
+    recorder, whole = Recorder(), Recorder()
+    run_virtual(drive(ONE_FAULT, make_target(5), whole, Watched("none")))
+    run_virtual(drive(ONE_FAULT, make_target(5), recorder, EndsItsOwnTask(step)))
+    assert recorder.steps == whole.steps
+    assert [proof["proven"] for f in (INJECT, HEAL) for proof in recorder.proofs(f)] == [True, True]
 
 
 class Panic(BaseException):
