@@ -61,15 +61,15 @@ class LimitReached(Exception):
     """A limit was passed within work that was watched; the text says which."""
 
 
-def _telling(reason: str) -> type[LimitReached]:
-    """A class whose objects say so without being told: what is raised in another thread is given no arguments, and may
+def _limit_reached_by(reason: str) -> type[LimitReached]:
+    """A class whose objects have this reason without arguments: what is raised in another thread is given none, and may
     come out where nobody has put the reason in, such as at the end of the watch."""
 
-    class Told(LimitReached):
+    class LimitReachedBy(LimitReached):
         def __init__(self) -> None:
             super().__init__(reason)
 
-    return Told
+    return LimitReachedBy
 
 
 #: Time between two looks of a watch: at the rate at which Python takes memory, some ten MiB.
@@ -132,7 +132,7 @@ class _Watch:
                 if not self._over.is_set():
                     self._reason = reason
                     self._times_raised += 1
-                    target, exception = ctypes.c_ulong(self._watched), ctypes.py_object(_telling(reason))
+                    target, exception = ctypes.c_ulong(self._watched), ctypes.py_object(_limit_reached_by(reason))
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(target, exception)
             interval_s = AGAIN_S
 

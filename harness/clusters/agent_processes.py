@@ -72,7 +72,7 @@ class AgentProcess:
 
     @property
     def ended_by_harness(self) -> bool:
-        """Whether it ended because it was told to. One that was killed and has another status had ended before."""
+        """Whether it ended by a signal of the harness. One that was killed and has another status had ended before."""
         return self._exited.done() and (
             self._is_terminated or (self._is_killed and self._exited.result() == -signal.SIGKILL)
         )

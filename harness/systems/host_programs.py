@@ -47,7 +47,7 @@ class HostPrograms:
 
     @property
     def ended_by_harness(self) -> bool:
-        """Whether every one that has ended was told to."""
+        """Whether the harness has ended every one that has ended."""
         return all(
             isinstance(process, KnowsItsEnd) and process.ended_by_harness
             for process in self._programs.values()

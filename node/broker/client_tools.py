@@ -85,8 +85,8 @@ class ClientTools:
         fields: dict[str, FieldValue] = {"topic": topic.name, "group": group, "timestamp": timestamp_ms}
         fields["isForce"] = is_forced
         for client in consumers.clients.values():
-            told = body_for_cpp if client.language == LanguageCode.CPP else body
-            notice = Command.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, fields, told, oneway=True)
+            offsets = body_for_cpp if client.language == LanguageCode.CPP else body
+            notice = Command.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, fields, offsets, oneway=True)
             client.connection.send(notice)
         return command.reply(ResponseCode.SUCCESS, body=body_for_cpp if command.language == LanguageCode.CPP else body)
 

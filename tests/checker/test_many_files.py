@@ -16,7 +16,7 @@ from checker import KeyValue, Result, Verdict, check, read_jsonl
 from checker import cli as module
 from checker.cli import main
 from checker.codecs import MemoryLimitError, read
-from checker.linearizability.budget import Budget, LimitReached, _telling, _Watch
+from checker.linearizability.budget import Budget, LimitReached, _limit_reached_by, _Watch
 from checker.testing.large import large_history
 
 INTERRUPTED = pytest.mark.skipif(sys.implementation.name != "cpython", reason="only CPython can interrupt a thread")
@@ -252,7 +252,7 @@ def test_a_limit_that_comes_with_the_end_of_the_work_says_which_it_is(has_told: 
         def __enter__(self) -> None:
             if not self.arrived:
                 self.arrived = True
-                raise _telling(reason)
+                raise _limit_reached_by(reason)
 
         def __exit__(self, *_: object) -> None: ...
 
@@ -260,7 +260,7 @@ def test_a_limit_that_comes_with_the_end_of_the_work_says_which_it_is(has_told: 
         with watch:
             watch._lock, watch._reason = cast(Any, Lock()), reason
             if has_told:
-                raise _telling(reason)
+                raise _limit_reached_by(reason)
 
     watch = _Watch(lambda: None)
     with pytest.raises(LimitReached, match=reason):
