@@ -133,11 +133,13 @@ def _running(count: int) -> str:
 
 
 async def prove_stopped(target: Target, injection: Injection, state: str, in_force: Sequence[Injection]) -> Proof:
-    """Every victim must be in `state` and silent; every other replica that no fault holds must run."""
+    """Every victim must be in `state` and silent. Every other replica must run, unless a fault holds it or it had
+    crashed before this fault was planned."""
     processes = processes_of(target)
     victims: Sequence[str] = injection.value["hosts"]
     others = [host for host in target.hosts if host not in victims and host not in _downed(in_force)]
     held_by_others, hit_by_others = _downed(in_force), hosts_of(in_force)
+    ended_before = [host for host in injection.evidence.get("ended", ()) if host in others]
     views: list[ProcessView] = []
 
     async def victim_problem(host: str) -> str | None:
@@ -155,12 +157,14 @@ async def prove_stopped(target: Target, injection: Injection, state: str, in_for
     async def other_problem(host: str) -> str | None:
         view = await processes.look(host)
         # What another fault did to it may have made it end: some do when they were taken out of their group.
-        has_ended = view.ended_by_itself and host in hit_by_others
+        has_ended = view.ended_by_itself and (host in hit_by_others or host in ended_before)
         return None if view.state == RUNNING or has_ended else f"{host} should run and is {view.state}"
 
     found = await asyncio.gather(*map(victim_problem, victims), *map(other_problem, others))
     failed = [problem for problem in found if problem is not None]
-    beside = plural_with(len(others), "other", ("runs", "run"))
+    beside = plural_with(len(others) - len(ended_before), "other", ("runs", "run"))
+    if ended_before:
+        beside += f", {', '.join(ended_before)} had already ended on {'its' if len(ended_before) == 1 else 'their'} own"
     stopped = sum(map(len, injection.evidence.get("processes", {}).values()))
     counted = f" ({stopped} processes)" if stopped > len(victims) else ""
     detail = f"{', '.join(victims)} {state} and silent{counted}, {beside}"
@@ -184,18 +188,23 @@ def _had_ended(view: ProcessView) -> bool:
     return view.state == DOWN and view.ended_by_itself
 
 
-async def _members_seen(target: Target, hosts: Sequence[str]) -> Mapping[str, Any]:
-    """The evidence of a plan: every process of the victims, as [pid, start in ticks, name]."""
+async def _seen_at_plan(target: Target, victims: Sequence[str]) -> Mapping[str, Any]:
+    """The evidence of a plan: `processes`, every process of the victims, as [pid, start in ticks, name]; `ended`, the
+    other replicas that have already ended on their own."""
     processes = target.processes
-    if not isinstance(processes, SeesMembers):
+    if processes is None:
         return {}
-    lists = await asyncio.gather(*map(processes.members, hosts))
-    found = {
-        host: [[member.pid, member.start_ticks, member.name] for member in members[:_MAX_MEMBERS]]
-        for host, members in zip(hosts, lists, strict=True)
-        if members
-    }
-    return {"processes": found} if found else {}
+    evidence: dict[str, Any] = {}
+    if isinstance(processes, SeesMembers):
+        lists = await asyncio.gather(*map(processes.members, victims))
+        evidence["processes"] = {
+            host: [[member.pid, member.start_ticks, member.name] for member in members[:_MAX_MEMBERS]]
+            for host, members in zip(victims, lists, strict=True)
+            if members
+        }
+    views = await asyncio.gather(*(processes.look(host) for host in target.hosts if host not in victims))
+    evidence["ended"] = [view.host for view in views if _had_ended(view)]
+    return {name: found for name, found in evidence.items() if found}
 
 
 async def _astray(processes: Processes, host: str, state: str) -> str | None:
@@ -272,7 +281,7 @@ class Kill(FormNemesis):
         return {"up_s": round(rng.uniform(MIN_UP_S, MAX_UP_S), 3)} if form.name == "crash-loop" else {}
 
     async def _seen_before(self, form: Form, target: Target, hosts: Sequence[str]) -> Mapping[str, Any]:
-        return await _members_seen(target, hosts)
+        return await _seen_at_plan(target, hosts)
 
     async def inject(self, target: Target, injection: Injection) -> None:
         """End the planned replicas; returns once they are gone (a crash loop: once it is under way)."""
@@ -347,7 +356,7 @@ class Pause(FormNemesis):
     }
 
     async def _seen_before(self, form: Form, target: Target, hosts: Sequence[str]) -> Mapping[str, Any]:
-        return await _members_seen(target, hosts)
+        return await _seen_at_plan(target, hosts)
 
     async def inject(self, target: Target, injection: Injection) -> None:
         """Stop the planned replicas; returns once the kernel holds them."""

@@ -348,6 +348,26 @@ def test_a_replica_that_ended_by_itself_is_excused_where_another_fault_has_hit_i
     run_virtual(main())
 
 
+@pytest.mark.parametrize(("nemesis", "variant"), [(KILL, "sigkill@n1"), (PAUSE, "sigstop@n1")])
+def test_a_replica_that_had_crashed_before_the_fault_is_named_and_no_objection(
+    nemesis: Any, variant: str, make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    """One that crashes after the plan may have met a stray signal of the fault."""
+
+    async def main() -> None:
+        target = make_fault_target(3)
+        target.processes.dead.add("n3")
+        injection = await plan_fault(nemesis, target, variant)
+        await nemesis.inject(target, injection)
+        proof = await nemesis.prove(target, injection)
+        assert proof.proven and proof.detail.endswith("1 other runs, n3 had already ended on its own"), proof
+        target.processes.dead.add("n2")
+        proof = await nemesis.prove(target, injection)
+        assert not proof.proven and proof.failed == ["n2 should run and is down"]
+
+    run_virtual(main())
+
+
 @pytest.mark.parametrize(("nemesis", "form"), FORMS, ids=[f"{n.name}={f}" for n, f in FORMS])
 def test_one_victim_that_feels_nothing_fails_the_proof(
     nemesis: Any, form: str, make_fault_target: Any, plan_fault: Any, run_virtual: Run
