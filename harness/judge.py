@@ -29,6 +29,7 @@ from harness.runner import Observed
 from harness.systems.base import CheckOutcome
 from harness.test import Test
 from harness.units import clip, plural
+from harness.worker import TIMEOUT
 from harness.workloads.base import CheckContext, TellsWrites, Workload
 from harness.workloads.checks import OUT_OF_MEMORY
 
@@ -85,7 +86,7 @@ def judge(
     load = None
     if observed.final_reads_from is not None:
         load = sum(event["process"] != "nemesis" for event in events[: observed.final_reads_from])
-    doubts = [*_doubts(test, ops, faults, observed, errors), *_untested(workload, clients, load)]
+    doubts = [*_doubts(test, ops, faults, observed, errors), *_untested(workload, clients, load, observed.timeouts)]
     doubts += [*_unread(checks), *_beside_faults(clients, faults)]
     if history_note is not None:
         doubts.append(history_note)
@@ -110,6 +111,7 @@ def judge(
         "doubts": doubts,
         "trouble": list(observed.trouble),
         "unexpected_errors": observed.unexpected_errors,
+        "timeouts": observed.timeouts,
         "unexpected_exits": dict(observed.unexpected_exits),
         "interrupted": observed.interrupted,
         "stopped_at_first_violation": stopped,
@@ -192,7 +194,7 @@ def _doubts(
     if observed.interrupted is not None:
         yield f"interrupted: {observed.interrupted}; {ops.get('ok', 0)} operations had succeeded by then"
     if ops.get("ok", 0) == 0:
-        yield f"no operation succeeded, so nothing was tested{_most_frequent(errors)}"
+        yield f"no operation succeeded, so nothing was tested{_most_frequent(errors, observed.timeouts)}"
     if (test.nemesis or test.nemesis_schedule is not None or observed.faults_planned) and not faults:
         yield (
             "no fault is in the history"  # which may have lost some
@@ -219,7 +221,9 @@ def _doubts(
     yield from observed.trouble
 
 
-def _untested(workload: Workload, clients: Sequence[Event], load: int | None) -> Iterable[str]:
+def _untested(
+    workload: Workload, clients: Sequence[Event], load: int | None, timeouts: Mapping[str, int]
+) -> Iterable[str]:
     """Kinds of operations of which none succeeded, while others did: a history without reads is linearizable whatever
     the system holds, and one without writes shows nothing either. Final reads make up for no operation of the load,
     which are the first `load` events, where that is known."""
@@ -231,7 +235,7 @@ def _untested(workload: Workload, clients: Sequence[Event], load: int | None) ->
         for f, counts in counts_by_f(part).items():
             if not counts.get("ok") and f not in said:
                 errors = Counter(_error_class(e["error"]) for e in part if e["f"] == f and "error" in e)
-                why = _most_frequent(dict(errors.most_common(1)))
+                why = _most_frequent(dict(errors.most_common(1)), timeouts)
                 total = sum(counts.values())
                 yield f"of {total} operations {f}{when} none succeeded, so nothing was tested of them{why}"
                 said.add(f)
@@ -283,8 +287,12 @@ def _exits_in_words(unexpected_exits: Mapping[str, int]) -> str:
     return ", ".join(said[:MAX_NAMED_EXITS]) + more
 
 
-def _most_frequent(errors: Mapping[str, int]) -> str:
-    return "".join(f" ({count} times: {text})" for text, count in list(errors.items())[:1])
+def _most_frequent(errors: Mapping[str, int], timeouts: Mapping[str, int]) -> str:
+    """The most frequent error, and of timeouts the line at which most clients waited."""
+    for text, count in list(errors.items())[:1]:
+        waits = f", most of them at {max(timeouts, key=timeouts.__getitem__)}" if text == TIMEOUT and timeouts else ""
+        return f" ({count} times: {text}{waits})"
+    return ""
 
 
 def _detail(proof: Any) -> str:

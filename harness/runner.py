@@ -136,6 +136,8 @@ class Observed:
     trouble: list[str] = field(default_factory=list)
     """What went wrong with the run itself; any entry keeps the verdict from being valid."""
     unexpected_errors: dict[str, int] = field(default_factory=dict)
+    timeouts: dict[str, int] = field(default_factory=dict)
+    """Lines of clients at which operations waited until they timed out -> how often."""
     unexpected_exits: Mapping[str, int] = field(default_factory=dict)
     """Exits of replicas that no fault brought about, in words -> how often. They are reported and do not change the
     verdict: some systems stop by design where, for instance, a disk fails."""
@@ -469,6 +471,8 @@ class Run:
             self._next_process = workers.next_process
             for text, count in workers.unexpected_errors.items():
                 self.observed.unexpected_errors[text] = self.observed.unexpected_errors.get(text, 0) + count
+            for line, count in workers.timeouts.items():
+                self.observed.timeouts[line] = self.observed.timeouts.get(line, 0) + count
 
     def _load_recorder(self) -> Recorder:
         """Where the load's events go: the history, and with `fail_fast` or a panel an online checker too."""

@@ -42,7 +42,9 @@ from harness.left_behind import leave_task
 
 __all__ = [
     "CLOSE_TIMEOUT_S",
+    "MAX_TIMEOUTS",
     "MAX_UNEXPECTED_ERRORS",
+    "TIMEOUT",
     "Client",
     "NamesNode",
     "Outcome",
@@ -62,6 +64,12 @@ T = TypeVar("T")
 
 MAX_UNEXPECTED_ERRORS = 20
 """How many distinct unexpected client errors a run keeps: enough to see a pattern, few enough to read."""
+
+TIMEOUT = "timeout"
+"""The error of an operation that was not answered in time."""
+
+MAX_TIMEOUTS = 20
+"""How many distinct lines at which clients waited in vain a run keeps, as with unexpected errors."""
 
 CLOSE_TIMEOUT_S = 5.0
 """For a client to close. One that never does must not hold up its thread, and the run with it."""
@@ -191,6 +199,8 @@ class Workers:
     operation_timeout_s: float
     first_process: int = 0
     unexpected_errors: dict[str, int] = field(default_factory=dict)
+    timeouts: dict[str, int] = field(default_factory=dict)
+    """Lines of clients at which operations still waited when their time was over -> how often; MAX_TIMEOUTS lines."""
     completed: int = 0
     asked: set[str] = field(default_factory=set)
     """The names of the operations that were asked for."""
@@ -474,9 +484,9 @@ class Workers:
             # As asyncio.timeout does: somebody else may have cancelled the thread as well.
             if not limit.is_over or limit.task.uncancel() > limit.cancelling:
                 raise
-            return Outcome("info", error="timeout")
+            return Outcome("info", error=TIMEOUT)
         except TimeoutError:
-            return Outcome("info", error="timeout")
+            return Outcome("info", error=TIMEOUT)
         except Exception as error:
             if not isinstance(error, TellsOutcome):
                 if not thread.is_left_behind:
@@ -523,10 +533,16 @@ class Workers:
             limit = limits.popleft()
             if not limit.is_done:
                 limit.is_over = True
+                self._note_timeout(limit.task)
                 limit.task.cancel()
                 loop.call_later(LEAVE_AFTER_S, self._leave_unless_done, limit)
         if limits:
             self._limit_timer = loop.call_at(limits[0].due_s, self._end_limits)
+
+    def _note_timeout(self, task: asyncio.Task[None]) -> None:
+        place = _place_of(task)
+        if place in self.timeouts or len(self.timeouts) < MAX_TIMEOUTS:
+            self.timeouts[place] = self.timeouts.get(place, 0) + 1
 
     def _note_unexpected(self, error: BaseException) -> None:
         text = _describe(error)

@@ -105,7 +105,7 @@ def _problem_of(results: Mapping[str, Any]) -> str | None:
         return "its trouble is no list of words"
     if not isinstance(system, dict):
         return "what it says of the system is no object"
-    for name in ("ops", "unexpected_errors", "unexpected_exits"):
+    for name in ("ops", "unexpected_errors", "timeouts", "unexpected_exits"):
         counts = results.get(name, {})
         if not isinstance(counts, dict) or not all(type(count) is int for count in counts.values()):
             return f"its {name} are no counts"
@@ -127,6 +127,7 @@ def _observed_from(before: Mapping[str, Any], workload: Workload) -> Observed:
         final_reads_from=before.get("final_reads_from"),
         trouble=list(before.get("trouble", [])),
         unexpected_errors=dict(before.get("unexpected_errors", {})),
+        timeouts=dict(before.get("timeouts", {})),
         unexpected_exits=dict(before.get("unexpected_exits", {})),
         system_checks={
             name: CheckOutcome(

@@ -170,6 +170,7 @@ def _render(
         outcomes=_outcome_rows(data),
         errors=_error_rows(data),
         unexpected=[(clip(text), clip(number, 20)) for text, number in _items(results.get("unexpected_errors"))][:10],
+        timeouts=[(clip(line), clip(number, 20)) for line, number in _items(results.get("timeouts"))][:10],
         files=_files(directory),
         history=data,
     )

@@ -276,6 +276,7 @@ def test_nothing_that_a_node_or_an_operator_wrote_becomes_markup(run):
         "hosts": [ATTACK],
         "doubts": [ATTACK, ATTACK],
         "unexpected_errors": {ATTACK: ATTACK},
+        "timeouts": {ATTACK: ATTACK},
         "seed": ATTACK,
     }
     test = {name: ATTACK for name in runs.TEST} | {"nemesis": [ATTACK], "settings": {ATTACK: ATTACK}}
