@@ -235,11 +235,13 @@ def test_what_was_given_away_is_listed_and_ends_when_asked_for(tmp_path: Path) -
 
 def test_what_is_adopted_is_struck_with_its_program(tmp_path: Path) -> None:
     async def scenario(host: Host) -> None:
-        async def strays(count: int) -> list[list[Any]]:
+        async def strays(*, sleeps: int, shells: int = 0) -> list[list[Any]]:
+            """Those that there are once they are these: each is a shell before it becomes what it was asked to be."""
             async with asyncio.timeout(20):
                 while True:
                     found = list((await host.link.request("strays"))["strays"])
-                    if len(found) == count and {stray[3] for stray in found} <= {"sleep", "dash", "sh"}:
+                    names = sorted("sh" if stray[3] == "dash" else stray[3] for stray in found)
+                    if names == ["sh"] * shells + ["sleep"] * sleeps:
                         return sorted(found)
                     await asyncio.sleep(0.01)
 
@@ -254,10 +256,10 @@ def test_what_is_adopted_is_struck_with_its_program(tmp_path: Path) -> None:
             return int((await host.link.request("spawn", request))["pid"])
 
         await spawn("sleep", "601")
-        older = await strays(1)
+        older = await strays(sleeps=1)
         await asyncio.sleep(0.05)  # starts are told in hundredths of a second
         program = await spawn("sh", "-c", "sleep 602; sleep 603")  # two processes
-        found = await strays(3)
+        found = await strays(sleeps=2, shells=1)
         of_program = [stray for stray in found if stray not in older]
         wrong_start = [[pid, started + 1] for pid, started, *_ in of_program]
         await host.link.request("adopt", {"pid": program, "strays": wrong_start})
@@ -269,22 +271,22 @@ def test_what_is_adopted_is_struck_with_its_program(tmp_path: Path) -> None:
         await host.link.request("signal", {"pid": program, "number": signal.SIGSTOP})
         await letters(of_program, "T")
         await letters(older, "S")
-        assert [stray[0] for stray in await strays(3)] == [stray[0] for stray in found], (
+        assert [stray[0] for stray in await strays(sleeps=2, shells=1)] == [stray[0] for stray in found], (
             "faults of files miss them still"
         )
         await host.link.request("signal", {"pid": program, "number": signal.SIGCONT})
         await letters(of_program, "S")
         await host.link.request("signal", {"pid": program, "number": signal.SIGKILL})
-        assert await strays(1) == older
+        assert await strays(sleeps=1) == older
 
         words = f"trap 'echo asked > {tmp_path}/asked; exit' TERM; echo > {tmp_path}/ready; sleep 604 & wait"
         program = await spawn("sh", "-c", words)
-        found = await strays(3)
+        found = await strays(sleeps=2, shells=1)
         while not (tmp_path / "ready").exists():  # noqa: ASYNC110 - another process's
             await asyncio.sleep(0.01)
         await host.link.request("adopt", {"pid": program, "strays": [stray[:2] for stray in found]})
         await host.link.request("signal", {"pid": program, "number": signal.SIGTERM})
-        assert await strays(1) == older and (tmp_path / "asked").read_text() == "asked\n"
+        assert await strays(sleeps=1) == older and (tmp_path / "asked").read_text() == "asked\n"
 
     with_host(tmp_path, scenario)
 
