@@ -15,20 +15,20 @@ __all__ = ["write_costs", "write_page"]
 
 _HEAD = """# Which faults reach which programs
 
-Made by `python -m benchmarks.fault_reach`, which runs every cell: a system on hosts of its own, a client that writes
-to the first of them all the time, and one fault after the other that strikes this host alone: injected, proven, looked
-at again right before it is healed, and healed. A partition is between it and the others. No cell is filled in by hand;
-what was not run is not there.
+Made by `python -m benchmarks.fault_reach`, which runs every cell: a system on its own hosts, a client that constantly
+writes to the first host, and one fault after another that strikes only this host: injected, proven, checked again
+right before it is healed, and healed. A partition is between this host and the others. No cell is filled in by hand;
+combinations that were not run are missing.
 
-- **met**: the fault was in force, and the program itself met it, by the count of its own calls; of a partition,
-  something that the system sent ran into the cut.
-- **in force**: it was in force in the program, and whether the program noticed is unknown (a vDSO to which the program
-  may not write counts no readings of the clock).
-- **not met**: it was in force, and the program made no such call while it lasted.
+- **met**: the fault was in force, and the program met it, by the count of its own calls; for a partition, something
+  that the system sent ran into the cut.
+- **in force**: the fault was in force in the program, but whether the program met it is unknown (a vDSO to which the
+  program may not write does not count readings of the clock).
+- **not met**: the fault was in force, but the program made no such call while it lasted.
 - **not proven**: the run would be `unknown`.
 
-*Control* is the same with the mechanism sabotaged: the program is started without it, a cut cuts nothing, everything
-else is as ever. There nothing may be proven; a cell that is says **FALSE**.
+*Control* is the same run with the mechanism sabotaged: the program is started without it, a cut cuts nothing, and
+everything else is unchanged. There nothing may be proven; a cell in which something was reads **FALSE**.
 """
 
 _WORDS = {"proven, met": "met", "proven": "in force", "met by nobody": "not met"}
@@ -96,12 +96,12 @@ def _page(cells: Sequence[Mapping[str, Any]], costs: Sequence[Mapping[str, Any]]
 
 _FORMS = {
     "plain": "as it is",
-    "before": "before the first fault of the disk",
-    "healed-sync": "after one of syncs was healed",
-    "healed-write": "after one of syncs and writes was healed",
+    "before": "before the first disk fault",
+    "healed-sync": "after a fault of syncs was healed",
+    "healed-write": "after a fault of syncs and writes was healed",
     "sync": "syncs reported from the start",
-    "account": "while an account is kept of what is not synced (2 s before each `power=cut`)",
-    "all": "syncs and writes reported, and the account kept, from the start (where a running one can have no filter)",
+    "account": "while the account of what is not synced is kept (2 s before each `power=cut`)",
+    "all": "syncs and writes reported, and the account kept, from the start (if a running one can have no filter)",
     "clock": "clock moved, and healed again",
 }
 
@@ -110,12 +110,11 @@ def _cost_lines(costs: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [
         "\n## What it costs to be within reach\n",
         "Made by `python -m benchmarks.fault_cost fsync clock etcd --page docs/fault-reach.md`, without a fault in",
-        "force: all forms in every round, in random order, on a machine of two processors that others use as well. Of",
-        "etcd, and of the loop of writes and syncs, one in each form runs all the time, one of them is used, and the",
-        "others wait.",
-        "More, and the change, are medians of the differences within a round, the change with its middle half, also",
-        "where a form was measured at another time than the others, beside the program as it is then.",
-        "The load is what else wanted the processors.\n",
+        "force: all forms in every round, in random order, on a shared machine with two processors. Of etcd, and of",
+        "the loop of writes and syncs, one instance in each form runs all the time; one of them is used while the",
+        "others wait. *More* and *change* are medians of the differences within a round to the program *as it is*;",
+        "*middle half* is the interquartile range of the change. A form that was measured separately has the program",
+        "*as it is* measured beside it again. *Load* is the machine's load average over one minute.\n",
         "| figure | form | median | more | change | middle half | rounds | load |",
         "|---|---|---|---|---|---|---|---|",
     ]

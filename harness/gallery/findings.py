@@ -10,7 +10,7 @@ __all__ = ["FINDINGS"]
 
 _NATS = Finding(
     name="nats-power-loss",
-    title="JetStream loses what it has acknowledged when all servers lose power at once",
+    title="JetStream loses acknowledged messages when all servers lose power at once",
     version="NATS 2.15.1",
     options="--system nats --nodes 3 --workload log --nemesis power=cut@all --nemesis-interval 8 --time-limit 20",
     finding="--set sync=2m",
@@ -18,31 +18,32 @@ _NATS = Finding(
     control_says="with `sync_interval: always` a server syncs before it acknowledges",
     check="log",
     names=("lost",),
-    promised="A message that was acknowledged has been persisted, says the guide for developers; files are synced "
-    "every two minutes by default, says the documentation of `sync_interval`.",
+    promised="The developer guide says that an acknowledged message has been persisted; the documentation of "
+    "`sync_interval` says that files are synced every two minutes by default.",
     reported="Kyle Kingsbury, nats-server #7564 and Jepsen: NATS 2.12.1, December 2025",
     link="https://jepsen.io/analyses/nats-2.12.1",
 )
 
 _REDIS = Finding(
     name="redis-failover-loss",
-    title="A primary that is cut off acknowledges writes which are gone once a replica has been promoted",
+    title="A primary that is cut off acknowledges writes that are lost once a replica has been promoted",
     version="Valkey 9.1.0, a fork of Redis, with Sentinel",
     options="--system redis --nodes 3 --workload set --nemesis partition=leader --nemesis-interval 10 --time-limit 30",
     finding="--set quorum=2",
     control="--set quorum=9",
-    control_says="more watchers must agree than there are, so that nobody is promoted: one primary takes all writes, "
-    "and its replicas follow it again",
+    control_says="the quorum is larger than the number of Sentinels, so that nobody is promoted: one primary takes all "
+    "writes, and its replicas follow it again",
     check="set-full",
     names=("lost",),
-    promised="Replication is asynchronous: the documentation of Sentinel says that acknowledged writes may be lost.",
+    promised="The documentation of Sentinel says that acknowledged writes may be lost, since replication is "
+    "asynchronous.",
     reported="Kyle Kingsbury, Call me maybe: Redis, May 2013",
     link="https://aphyr.com/posts/283-call-me-maybe-redis",
 )
 
 _ETCD_STALE = Finding(
     name="etcd-serializable-reads",
-    title="Serializable reads of a member behind a partition are stale",
+    title="Serializable reads from a member behind a partition are stale",
     version="etcd 3.5.1",
     options="--system etcd --nodes 3 --workload register --nemesis partition --time-limit 40",
     finding="--set read=serializable",
@@ -50,144 +51,146 @@ _ETCD_STALE = Finding(
     control_says="linearizable reads, the default, ask a quorum",
     check="linearizable",
     names=("read",),
-    promised="The documentation of the API calls serializable reads possibly stale.",
+    promised="The API documentation says that serializable reads may be stale.",
     reported="Kyle Kingsbury, Jepsen: etcd and Consul, June 2014",
     link="https://aphyr.com/posts/316-jepsen-etcd-and-consul",
 )
 
 _ETCD_LOCK = Finding(
     name="etcd-lock-pause",
-    title="What etcd's lock protects is lost when its holder's member stands still for longer than the lease",
+    title="Data protected by etcd's lock are lost if the lock holder's member is paused for longer than the lease",
     version="etcd 3.5.1",
     options="--system etcd-lock --nodes 3 --workload set --nemesis pause=sigstop@n1 --nemesis-interval 4 "
     "--concurrency 2 --operation-timeout 10 --time-limit 50",
     finding="--set fenced=no",
     control="--set fenced=yes",
-    control_says="a transaction that writes only while the lock's key is still there refuses the late write",
+    control_says="each write is a transaction that checks that the lock's key still exists, so the late write is "
+    "refused",
     check="set-full",
     names=("lost",),
-    promised="The documentation says since 2020 that a lock's lease may end unseen, and to write in a transaction "
-    "that checks the lock's key.",
+    promised="Since 2020 the documentation says that a lock's lease may expire unnoticed, and that writes should be "
+    "transactions that check the lock's key.",
     reported="Jepsen, etcd 3.4.3, January 2020",
     link="https://jepsen.io/analyses/etcd-3.4.3",
 )
 
 _ROCKETMQ = Finding(
     name="rocketmq-async-ha-loss",
-    title="An ASYNC_MASTER acknowledges messages that no slave has, and they are gone once a slave is promoted",
+    title="An ASYNC_MASTER acknowledges messages that no slave has, and they are lost once a slave is promoted",
     version="Apache RocketMQ 4.9.7",
     options="--system rocketmq --nodes 2 --workload log --set workload.polls=eventual --nemesis promote=failover "
     "--nemesis-interval 12 --time-limit 45",
     finding="--set replication=async",
     control="--set replication=sync",
-    control_says="a SYNC_MASTER says SEND_OK only when a slave has the message",
+    control_says="a SYNC_MASTER answers SEND_OK only when a slave has the message",
     check="log",
     names=("lost", "divergent"),
-    promised="The documentation says that with asynchronous replication slaves lag by milliseconds, and some messages "
-    "are lost with a master's disk; with synchronous double write a message is acknowledged when both have it.",
+    promised="The documentation says that with asynchronous replication slaves lag by milliseconds, and that losing "
+    "the master's disk loses some messages; with synchronous double write a message is acknowledged when both have it.",
     reported="Apache RocketMQ's own documentation of its deployments",
     link="https://github.com/apache/rocketmq/blob/develop/docs/en/operation.md",
 )
 
 _ROCKETMQ_POWER = Finding(
     name="rocketmq-topics-power-loss",
-    title="After a power cut of master and slave the table of topics, which was never synced, is empty on both, and no "
+    title="After a power cut of master and slave the topic table, which was never synced, is empty on both, and no "
     "message can be sent or read any more",
     version="Apache RocketMQ 5.3.3",
     options="--system rocketmq --nodes 2 --workload log --set replication=sync --set workload.polls=eventual "
     "--nemesis power=cut@all --nemesis-interval 12 --time-limit 30",
     finding="--set version=5.3.3",
     control="--set version=5.5.0",
-    control_says="5.5.0 syncs the table and its directory before it counts as written",
+    control_says="5.5.0 syncs the table and its directory before it considers them written",
     check="recovers",
     names=("answered nobody",),
-    promised="The page on features counts a power cut among the events after which no message is lost, or few, by "
-    "whether the flush is synchronous, as here.",
-    reported="apache/rocketmq #5905, January 2023; mended by #9706, September 2025",
+    promised="The features page lists a power cut among the events that lose no message if the flush is synchronous, "
+    "as here, and few otherwise.",
+    reported="apache/rocketmq #5905, January 2023; fixed by #9706, September 2025",
     link="https://github.com/apache/rocketmq/issues/5905",
 )
 
 _KAFKA = Finding(
     name="kafka-acks-1-loss",
-    title="A leader that is cut off acknowledges records with acks=1 which are gone once another one leads",
+    title="A leader that is cut off acknowledges records with acks=1 that are lost once another leader is elected",
     version="Apache Kafka 3.9.1",
     options="--system kafka --nodes 3 --workload log --set workload.polls=eventual --nemesis partition=leader "
     "--nemesis-interval 15 --time-limit 40",
     finding="--set acks=1",
     control="--set acks=all",
-    control_says="with acks=all and two replicas that must be in sync, a leader that is cut off acknowledges nothing",
+    control_says="with acks=all and at least two in-sync replicas required, a leader that is cut off acknowledges "
+    "nothing",
     check="log",
     names=("lost", "divergent"),
-    promised="The documentation of the producer says that with acks=1 a record is lost if the leader fails right after "
-    "it has acknowledged it and before its followers have it.",
+    promised="The producer documentation says that with acks=1 a record is lost if the leader fails immediately after "
+    "acknowledging it and before its followers have it.",
     reported="Kyle Kingsbury, Jepsen: Kafka, September 2013",
     link="https://aphyr.com/posts/293-jepsen-kafka",
 )
 
 _ZOOKEEPER = Finding(
     name="zookeeper-local-reads",
-    title="A server behind a partition answers reads from what it has",
+    title="A server behind a partition answers reads from its own, stale state",
     version="ZooKeeper 3.9.3",
     options="--system zookeeper --nodes 3 --workload register --nemesis partition=one --nemesis-interval 3 --rate 1000 "
     "--time-limit 40",
     finding="--set reads=local",
     control="--set reads=quorum",
-    control_says="the client has a write committed before each read, which only a true leader can do",
+    control_says="before each read the client has a write committed, which needs a leader with a quorum",
     check="linearizable",
     names=("read",),
-    promised="The programmer's guide says that different clients do not always see the same at the same time, and to "
-    "call sync before a read where that matters.",
+    promised="The programmer's guide says that different clients do not always see the same data at the same time, and "
+    "that a client for which that matters should call sync before a read.",
     reported="ZooKeeper's own programmer's guide",
     link="https://zookeeper.apache.org/doc/current/zookeeperProgrammers.html#ch_zkGuarantees",
 )
 
 _ZOOKEEPER_SYNC = Finding(
     name="zookeeper-sync-reads",
-    title="A leader that was stopped and replaced meanwhile answers sync by itself, and then reads from what it has",
+    title="A leader that was paused and replaced answers sync alone, and then serves stale reads",
     version="ZooKeeper 3.9.3",
     options="--system zookeeper --nodes 3 --workload register --nemesis pause=sigstop@leader --nemesis-interval 6 "
     "--operation-timeout 20 --concurrency 30 --rate 600 --time-limit 30",
     finding="--set reads=sync",
     control="--set reads=quorum",
-    control_says="the client has a write committed before each read, which only a true leader can do",
+    control_says="before each read the client has a write committed, which needs a leader with a quorum",
     check="linearizable",
     names=("read",),
-    promised="The programmer's guide says to call sync before a read where a client must see what others have written; "
-    "the page on internals says that reads are not linearizable.",
-    reported="ZOOKEEPER-1675, which asks for sync to be an operation of a quorum",
+    promised="The programmer's guide says to call sync before a read if a client must see what others have written; "
+    "the internals page says that reads are not linearizable.",
+    reported="ZOOKEEPER-1675, which asks for sync to be a quorum operation",
     link="https://issues.apache.org/jira/browse/ZOOKEEPER-1675",
 )
 
 _ZOOKEEPER_SNAPSHOT = Finding(
     name="zookeeper-empty-snapshot",
-    title="A server whose first snapshot was emptied by a power cut, since it was never synced, does not start again",
+    title="A server does not restart after a power cut emptied its first snapshot, which was never synced",
     version="ZooKeeper 3.9.3",
     options="--system zookeeper --nodes 3 --workload register --nemesis power=cut@majority --nemesis-interval 8 "
     "--time-limit 20",
     finding="--set trust_empty_snapshot=false",
     control="--set trust_empty_snapshot=true",
-    control_says="with `zookeeper.snapshot.trust.empty` a server takes an empty snapshot for one of nothing, and "
-    "replays its log, which was synced",
+    control_says="with `zookeeper.snapshot.trust.empty` a server accepts an empty snapshot as empty state, and replays "
+    "its log, which was synced",
     check="recovers",
     names=("not back",),
-    promised="The administrator's guide says that the service is available while a majority is, and that servers which "
-    "failed may be started again; of the property it says that it is for upgrades.",
-    reported="seen here; the check that refuses to start is of ZOOKEEPER-2325, the way around it of ZOOKEEPER-3056",
+    promised="The administrator's guide says that the service is available while a majority is, and that failed "
+    "servers may be restarted; it describes the property as meant for upgrades.",
+    reported="seen here; ZOOKEEPER-2325 added the check that refuses to start, ZOOKEEPER-3056 the workaround",
     link="https://issues.apache.org/jira/browse/ZOOKEEPER-2325",
 )
 
 _POSTGRES_G2 = Finding(
     name="postgres-12-g2-item",
-    title="Transactions under SERIALIZABLE of which no serial order exists, without any fault",
+    title="Transactions under SERIALIZABLE have no serial order, without any fault",
     version="PostgreSQL 12.2",
     options="--system postgres --nodes 1 --workload list-append --nemesis none --concurrency 20 --rate 2000 "
     "--set workload.keys=10 --set workload.writes_per_key=4 --set workload.isolation=serializable --time-limit 40",
     finding="--set version=12.2",
     control="--set version=12.6",
-    control_says="12.4 and later no longer miss the conflict of an upsert with a row that changed meanwhile",
+    control_says="12.4 and later detect the conflict of an upsert with a row that changed meanwhile",
     check="isolation",
     names=("G2-item", "G2", "G-single", "lost-update"),
-    promised="The documentation says that SERIALIZABLE gives the same effect as running all transactions one at a time "
+    promised="The documentation says that SERIALIZABLE has the same effect as running all transactions one at a time "
     "in some order.",
     reported="Kyle Kingsbury, Jepsen: PostgreSQL 12.3, June 2020",
     link="https://jepsen.io/analyses/postgresql-12.3",
@@ -195,7 +198,7 @@ _POSTGRES_G2 = Finding(
 
 _POSTGRES_COMMIT = Finding(
     name="postgres-synchronous-commit-off",
-    title="Transactions that were acknowledged before they were on disk are gone after a power cut",
+    title="Transactions that were acknowledged before they were on disk are lost in a power cut",
     version="PostgreSQL 17.5",
     options="--system postgres --nodes 1 --workload set --nemesis power=crash --time-limit 30",
     finding="--set synchronous_commit=off",
@@ -216,7 +219,7 @@ _POSTGRES_SKEW = Finding(
     options="--system postgres --nodes 1 --workload write-skew --nemesis none --time-limit 20",
     finding="--set 'isolation=repeatable read'",
     control="--set isolation=serializable",
-    control_says="SERIALIZABLE keeps track of what each transaction read by predicate, and lets one of the two fail",
+    control_says="SERIALIZABLE tracks what each transaction read by predicate, and aborts one of the two",
     check="write-skew",
     names=("write-skew",),
     promised="The documentation says that REPEATABLE READ is implemented as snapshot isolation, under which "
@@ -228,24 +231,24 @@ _POSTGRES_SKEW = Finding(
 
 _RABBITMQ = Finding(
     name="rabbitmq-autoheal-loss",
-    title="Confirmed messages of a mirrored queue are gone once a partition has healed by itself",
+    title="Confirmed messages of a mirrored queue are lost when RabbitMQ's autoheal resolves a partition",
     version="RabbitMQ 3.10 (of Debian 12)",
     options="--system rabbitmq --nodes 3 --workload queue --set workload.dequeues=20 --nemesis partition=leader "
     "--nemesis-interval 10 --time-limit 29 --rate 40",
     finding="--set queue=mirrored --set partitions=autoheal",
     control="--set queue=quorum",
-    control_says="a quorum queue confirms what a majority of its members has, by Raft",
+    control_says="a quorum queue, which uses Raft, confirms only what a majority of its members has",
     check="total-queue",
     names=("lost",),
-    promised="The guide to confirms says that a persistent message is confirmed once all mirrors have taken it. The "
-    "one to partitions says of autoheal that it is for those to whom service matters more than consistency.",
+    promised="The guide to confirms says that a persistent message is confirmed once all mirrors have accepted it. The "
+    "guide to partitions recommends autoheal if continuity of service matters more than consistency.",
     reported="Kyle Kingsbury, Jepsen: RabbitMQ, June 2014",
     link="https://aphyr.com/posts/315-jepsen-rabbitmq",
 )
 
 _REDIS_POWER = Finding(
     name="redis-power-loss",
-    title="Redis loses the last second of what it has acknowledged when its primary loses power",
+    title="Redis loses the last second of acknowledged writes when its primary loses power",
     version="Valkey 9.1.0, a fork of Redis, with Sentinel",
     options="--system redis --nodes 3 --workload set --set quorum=9 --nemesis power=cut@leader --time-limit 20",
     finding="--set fsync=everysec",
@@ -253,8 +256,8 @@ _REDIS_POWER = Finding(
     control_says="with `appendfsync always` a write is synced before it is acknowledged",
     check="set-full",
     names=("lost",),
-    promised="With `appendfsync everysec`, its default, a second of writes may be lost in a disaster, says the "
-    "documentation of its persistence.",
+    promised="The documentation of persistence says that with `appendfsync everysec`, the default, a second of writes "
+    "may be lost in a disaster.",
     reported="The documentation of Redis, Redis persistence",
     link="https://redis.io/docs/latest/operate/oss_and_stack/management/persistence/",
 )
@@ -263,7 +266,7 @@ _GALERA = "https://jepsen.io/blog/2026-03-16-mariadb-galera-cluster-12.1.2"
 
 _MARIADB_UPDATE = Finding(
     name="mariadb-lost-update",
-    title="Galera loses updates of transactions on several hosts, without any fault",
+    title="Galera loses updates when transactions run on several hosts, without any fault",
     version="MariaDB 10.11 with Galera 26.4, of Debian 12",
     options="--system mariadb --nodes 3 --workload list-append --set workload.isolation=snapshot-isolation "
     "--time-limit 20",
@@ -272,7 +275,7 @@ _MARIADB_UPDATE = Finding(
     control_says="all transactions go to one host, which locks what they read",
     check="isolation",
     names=("lost-update", "G-single"),
-    promised="The isolation of a cluster is between Serializable and Repeatable Read, said its documentation.",
+    promised="The documentation said that the isolation of a cluster is between Serializable and Repeatable Read.",
     reported="Kyle Kingsbury, Jepsen: MariaDB Galera Cluster 12.1.2, March 2026",
     link=_GALERA,
 )
@@ -288,8 +291,8 @@ _MARIADB_SKEW = Finding(
     control_says="all transactions go to one host, which locks what they read",
     check="write-skew",
     names=("write-skew",),
-    promised="The isolation of a cluster is between Serializable and Repeatable Read, said its documentation.",
-    reported="Kyle Kingsbury, galera #336, of transactions under SERIALIZABLE without even snapshot isolation, "
+    promised="The documentation said that the isolation of a cluster is between Serializable and Repeatable Read.",
+    reported="Kyle Kingsbury, galera #336, on transactions under SERIALIZABLE without even snapshot isolation, "
     "September 2015",
     link="https://github.com/codership/galera/issues/336",
 )
@@ -304,14 +307,15 @@ _MARIADB_CRASH = Finding(
     control_says="with `innodb_flush_log_at_trx_commit=1`, MariaDB's default, a host syncs before it acknowledges",
     check="set-full",
     names=("lost",),
-    promised="No transactions are lost, said its documentation, which recommended `innodb_flush_log_at_trx_commit=0`.",
+    promised="The documentation said that no transactions are lost, and recommended "
+    "`innodb_flush_log_at_trx_commit=0`.",
     reported="Kyle Kingsbury, Jepsen: MariaDB Galera Cluster 12.1.2, March 2026",
     link=_GALERA,
 )
 
 _PATRONI = Finding(
     name="patroni-async-loss",
-    title="A primary that is cut off acknowledges transactions until it demotes itself, and they are gone once Patroni "
+    title="A primary that is cut off acknowledges transactions until it demotes itself, and they are lost once Patroni "
     "has promoted a standby",
     version="Patroni 4.1.5 with PostgreSQL 18.6 and etcd 3.5.1",
     options="--system patroni --nodes 3 --workload set --nemesis partition=leader --nemesis-interval 25 "
@@ -322,8 +326,8 @@ _PATRONI = Finding(
     "and nobody else is promoted",
     check="set-full",
     names=("lost",),
-    promised="In asynchronous mode the cluster is allowed to lose some committed transactions to stay available, says "
-    "the documentation of its replication modes.",
+    promised="The documentation of replication modes says that in asynchronous mode the cluster may lose some "
+    "committed transactions to stay available.",
     reported="Patroni's own documentation; a test with Jepsen in patroni #3194, October 2024",
     link="https://patroni.readthedocs.io/en/latest/replication_modes.html",
 )

@@ -27,15 +27,15 @@ _HEAD = """# Gallery
 
 <!-- Written by `harness gallery page` from gallery.json; the findings are harness/gallery/findings.py. -->
 
-Known bugs and documented weaknesses of systems of which nothing is ours, found again by this harness. Beside each
-stands a control: the setting in which the same run, with the same faults from the same seeds, must be valid.
+Known bugs and documented weaknesses of third-party systems, reproduced by this harness. Each comes with a control: a
+setting in which the same run, with the same faults from the same seeds, must be valid.
 
     harness gallery                                        # this list
-    harness gallery run nats-power-loss --times 5          # one of them, with its control
-    harness gallery run --all                              # all
-    harness gallery page                                   # such a page of what your runs came to, store/gallery.md
+    harness gallery run nats-power-loss --times 5          # run one finding, with its control
+    harness gallery run --all                              # run all
+    harness gallery page                                   # the same page for your own runs: store/gallery.md
 
-What runs come to is kept in `gallery.json` in the store, or where `--results FILE` says.
+The outcomes of runs are kept in `gallery.json` in the store, or in `--results FILE`.
 """
 
 _CAPTION = "The operations in conflict"
@@ -91,8 +91,8 @@ def _line(finding: Finding, record: Mapping[str, Any] | None) -> str:
 
 def _section(finding: Finding, record: Mapping[str, Any] | None, *, has_picture: bool) -> Iterator[str]:
     yield from (f"## {finding.name}", "", f"{finding.title} ({finding.version}).", "")
-    yield f"- What is promised: {finding.promised}"
-    yield f"- Reported first: [{finding.reported}]({finding.link})"
+    yield f"- Documented: {finding.promised}"
+    yield f"- First reported: [{finding.reported}]({finding.link})"
     yield f"- Control: {finding.control_says}."
     if record is not None:
         yield from _what_was_seen(record)
