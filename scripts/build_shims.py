@@ -1,10 +1,10 @@
-"""Build the clock and disk shim for the machines that most people have, without a compiler of the system.
+"""Build the clock and disk shim for the common processors, without a system compiler.
 
     python scripts/build_shims.py [--if-needed]     into nemesis/mechanisms/shim/built, where the harness finds them
 
-The compiler is that of the package ziglang, which builds for every machine on any machine. Where it is not installed
-it is fetched for the time of the build (100 MB; 400 MB of disk, given back). The wheel is built with the same function
-(scripts/build_backend.py). `--if-needed` does nothing where the harness has its shim already, or its compiler.
+The compiler comes from the package ziglang, which cross-compiles for every machine. If it is not installed, it is
+fetched for the duration of the build (100 MB; 400 MB of disk, freed afterwards). The wheel is built with the same
+function (scripts/build_backend.py). `--if-needed` does nothing if the harness has a shim already, or a compiler.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ __all__ = ["BUILT_DIRECTORY", "COMPILER_PACKAGE", "build_all"]
 
 COMPILER_PACKAGE = "ziglang>=0.13,<1"
 BUILT_DIRECTORY = "nemesis/mechanisms/shim/built"
-"""Where the shims lie in the wheel, and in a checkout, which keeps none of them."""
+"""The directory of the shims in the wheel and in a checkout (where git ignores them)."""
 
 _TIMEOUT_S = 300.0
 
 
 def build_all(directory: Path, environment: Mapping[str, str] | None = None) -> list[Path]:
-    """Build the shim for every machine in `shim.PREBUILT_MACHINES` into `directory`, by the ziglang of this Python.
+    """Build the shim for every machine in `shim.PREBUILT_MACHINES` into `directory`, with this Python's ziglang.
 
-    `environment` is added to the compiler's. Shims of other sources are removed. Returns the paths. Raises RuntimeError
-    with the compiler's words.
+    `environment` is added to the compiler's. Shims built from other sources are removed. Returns the paths. Raises
+    RuntimeError with the compiler's message.
     """
     directory.mkdir(parents=True, exist_ok=True)
     wanted = {machine: directory / shim.prebuilt_name(machine) for machine in shim.PREBUILT_MACHINES}
@@ -60,7 +60,7 @@ def build_all(directory: Path, environment: Mapping[str, str] | None = None) -> 
 def main(arguments: list[str]) -> int:
     """Build the shims into the checkout; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--if-needed", action="store_true", help="do nothing where the harness has a shim")
+    parser.add_argument("--if-needed", action="store_true", help="do nothing if the harness has a shim")
     options = parser.parse_args(arguments)
     if options.if_needed and shim.why_no_shim() is None:
         return 0

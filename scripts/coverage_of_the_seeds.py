@@ -1,11 +1,11 @@
-"""Write docs/coverage-of-the-seeds.md: each mechanism of the inventory, and the tests that would fail without it.
+"""Write docs/coverage-of-the-seeds.md: each mechanism of the inventory, with the tests that would fail without it.
 
     python scripts/coverage_of_the_seeds.py [--check]
 
 The mechanisms are the lines of docs/mechanisms.txt, in sections that begin with "# ". A test names its mechanisms with
-`@pytest.mark.mechanism("...")`; the argument is a mechanism's line, literally or by the name of a constant of the
-module, or its beginning followed by "...", where only one line begins so.
-With --check nothing is written: the exit status says whether the document is up to date and every mechanism is known.
+`@pytest.mark.mechanism("...")`; the argument is a mechanism's line, as a literal or a constant of the module, or the
+beginning of the line followed by "...", which must match exactly one line.
+With --check nothing is written: the exit status is 0 if the document is up to date and every mechanism is known.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DOCUMENT = ROOT / "docs" / "coverage-of-the-seeds.md"
 
 
 def tests_by_mechanism() -> dict[str, list[str]]:
-    """Every mechanism that a test names, with the tests that name it."""
+    """Mechanism, as a test names it -> the tests that name it."""
     mechanisms: dict[str, list[str]] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -49,7 +49,7 @@ def _mechanisms(decorators: list[ast.expr], constants: dict[str, ast.expr]) -> I
 
 
 def resolved(mechanisms: dict[str, list[str]], known: set[str]) -> dict[str, list[str]]:
-    """The same by whole lines, where a test gave a line's beginning; what fits no line or several stays as it is."""
+    """Expand abbreviated mechanisms to whole lines; one that matches no line, or several, stays as it is."""
     found: dict[str, list[str]] = {}
     for mechanism, tests in mechanisms.items():
         fitting = [line for line in known if mechanism.endswith("...") and line.startswith(mechanism[:-3])]

@@ -1,7 +1,7 @@
-"""What mkdocs is told by `mkdocs.yml`'s `hooks`: pages and files from outside docs/, and folders in the navigation.
+"""The `hooks` of `mkdocs.yml`: add pages and files from outside docs/, and expand folders in the navigation.
 
-The pages below docs/ are read beside the code as well, so their links are those of the repository. Here the README
-becomes the start page, and what a page links to outside docs/ comes along: other pages as pages, files as files.
+The pages below docs/ are also read in the repository, so their links are relative to it. These hooks make the README
+the start page, and include whatever pages link to outside docs/: other pages as pages, files as files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parent.parent
 START_PAGE = "README.md"
 LINK = re.compile(
-    r"^```.*?^```|^ {4}[^\n]*$|`[^`\n]+`"  # code, in which nothing is a link
+    r"^```.*?^```|^ {4}[^\n]*$|`[^`\n]+`"  # code contains no links
     r"|(?P<before>\]\()(?P<path>[^)\s#]+)(?P<after>(?:#[^)\s]*)?\))",
     re.MULTILINE | re.DOTALL,
 )
@@ -27,7 +27,7 @@ log = logging.getLogger("mkdocs.hooks.splitbrain")
 
 
 def on_config(config: Any) -> Any:
-    """Put every page of a folder (`nemeses/`) in the folder's place in the navigation, its README first."""
+    """Replace each folder (`nemeses/`) in the navigation with its pages, its README first."""
     config.nav = _expanded(config.nav, Path(config.docs_dir))
     return config
 
@@ -47,7 +47,7 @@ def _expanded(items: list[Any], docs: Path) -> list[Any]:
 
 
 def on_files(files: Files, *, config: Any) -> Files:
-    """Add the start page, and what pages link to outside docs/, and what those link to in turn."""
+    """Add the start page, and what pages link to outside docs/, transitively."""
     pages = [f"docs/{file.src_uri}" for file in files.documentation_pages()]
     seen = {START_PAGE}
     waiting = [START_PAGE]
@@ -62,7 +62,7 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 
 def _outside(page: str, seen: set[str]) -> Iterator[str]:
-    """The files of the repository beyond docs/ that a page links to, each of them once."""
+    """The repository's files outside docs/ that a page links to and that are not in `seen`; adds them to it."""
     for target in _targets(page):
         if not target.startswith("docs/") and target not in seen and (ROOT / target).is_file():
             seen.add(target)
@@ -80,7 +80,7 @@ def _is_ours(link: re.Match[str]) -> bool:
 
 
 def _resolved(page: str, link: str) -> str:
-    """The path in the repository that a link of a page means."""
+    """The repository path that a link of a page refers to."""
     return posixpath.normpath(posixpath.join(posixpath.dirname(page), link))
 
 
@@ -91,17 +91,17 @@ def _file(path: str, config: Any) -> File:
 
 
 def _place(path: str) -> str:
-    """Where a path of the repository lies on the site, from whose root docs/ is gone."""
+    """The path on the site of a file of the repository; docs/ becomes the site's root."""
     if path == START_PAGE:
         return "index.md"
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
-    # By a name of its own: tests/README.md would be the page of a folder, LICENSE would have no type.
+    # Below a separate folder: tests/README.md would become a folder's page, and LICENSE would have no type.
     return f"repository/{path}" + ("" if posixpath.splitext(path)[1] else ".txt")
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> str:
-    """Rewrite the links of a page of docs/ to folders and to files outside docs/; those of others were rewritten."""
+    """Rewrite a docs/ page's links to folders and to files outside docs/; `_file` has rewritten other pages' links."""
     if page.file.generated_by:
         return markdown
     return _rewritten(f"docs/{page.file.src_uri}", markdown)

@@ -1,4 +1,4 @@
-"""Write the pages of docs/ that say what the registries know: one for every nemesis, workload and checker, and lists.
+"""Generate the pages of docs/ about what the registries hold: one for every nemesis, workload and checker, and indexes.
 
 python scripts/generate_docs.py            write them
 python scripts/generate_docs.py --check    write nothing; status 1 when a page is out of date
@@ -53,17 +53,17 @@ CHECKERS: Mapping[str, Callable[..., Any]] = {
     "consumer-progress": checker.check_consumer_progress,
     "sessions": checker.check_sessions,
 }
-"""The function behind each of the command line's names for what is not linearizability."""
+"""Command-line name -> function, for the checkers other than linearizability."""
 
 EXAMPLES = {"level": "snapshot-isolation", "allow_duplicates": "false", "linearizable": "true", "total": "800"}
-"""Option -> a value that is not its default, for the line that shows how it is given."""
+"""Option -> a value other than its default, for the example command."""
 
 
 def pages() -> dict[Path, str]:
     """Every generated page by its path under docs/."""
     nemeses, workloads = registry.load_all("nemeses"), registry.load_all("workloads")
     if not nemeses or not workloads:
-        # A Python without the distribution has no registry, and would take every page away.
+        # Without the distribution the registry is empty, and every page would be removed.
         raise SystemExit(f"splitbrain is not installed for {sys.executable}: run .venv/bin/python {__file__}")
     found = {Path("nemeses") / f"{name}.md": nemesis_page(nemesis) for name, nemesis in nemeses.items()}
     found[Path("nemeses") / "README.md"] = nemeses_index(nemeses)
@@ -76,7 +76,7 @@ def pages() -> dict[Path, str]:
 
 
 def nemeses_index(nemeses: Mapping[str, Any]) -> str:
-    """The list of nemeses, and how they are chosen."""
+    """The index of nemeses, and how to choose them."""
     lines = [NOTE, "", "# Nemeses", ""]
     by_name = [name for name, nemesis in nemeses.items() if not is_of_all(nemesis)]
     left_out = " and ".join(by_name)
@@ -86,28 +86,28 @@ def nemeses_index(nemeses: Mapping[str, Any]) -> str:
         "",
         "## Choosing",
         "",
-        "    --nemesis partition,clock,kill      these in turn, each through all its variants",
-        f"    --nemesis all                       every one that cluster and system can have, but {left_out}",
+        "    --nemesis partition,clock,kill      these in turn, each cycling through all its variants",
+        f"    --nemesis all                       every one that cluster and system support, except {left_out}",
         f"    --nemesis all,{by_name[0]:<21} also one that all leaves out",
         "    --nemesis kill=sigkill              one form, at its own targets in turn",
         "    --nemesis kill@leader               every form, at the leader",
         "    --nemesis kill=sigkill@n1+n3        one form, at these hosts",
         "    --nemesis-schedule FILE             what happens when, as a JSON list; faults may overlap",
         "",
-        "Every run leaves its `schedule.json`, which is such a file:",
+        "Every run writes its `schedule.json`, which is such a file:",
         "",
         '    [{"at_s": 5.0, "action": "inject", "id": "f1", "nemesis": "kill", "variant": "sigkill@leader"},',
         '     {"at_s": 8.0, "action": "inject", "id": "f2", "nemesis": "clock", "variant": "bump@minority"},',
         '     {"at_s": 12.0, "action": "heal", "id": "f1"}, {"at_s": 14.0, "action": "heal", "id": "f2"}]',
         "",
-        "An event may wait for something that the replicas do: it happens when that next occurs after its time, or",
-        "3 s later if it does not. Simulation sees every trigger; on `local` and `netns` those count that a replica",
-        "logs at once, some milliseconds later. Where a trigger cannot be seen the run says so at its",
-        "start, and the event's time alone counts.",
+        "An event may wait for something that the replicas do: it happens when that next occurs after the event's",
+        "time, or 3 s later if it does not occur. Simulation sees every trigger; on `local` and `netns` only triggers",
+        "that a replica logs at once are seen, some milliseconds later. If a trigger cannot be seen, the run reports",
+        "it at its start, and only the event's time counts.",
         "",
         '    {"at_s": 5.0, "when": "elected@n2+0.1", "action": "inject", "id": "f3", "nemesis": "kill", ...}',
         "",
-        "`@HOST` and `+SECONDS` may be left out. The triggers:",
+        "`@HOST` and `+SECONDS` are optional. The triggers:",
         "",
         *table(
             ["trigger", "what happens", "seen on"],
@@ -117,27 +117,27 @@ def nemeses_index(nemeses: Mapping[str, Any]) -> str:
             ],
         ),
         "",
-        "In a schedule a partition may also be named by its hosts: `n1+n2|n3` cuts two groups from each other,",
+        "In a schedule a partition may also be given by its hosts: `n1+n2|n3` cuts two groups from each other,",
         "`n1>n2` one direction.",
         "",
-        "A fault that is never healed is healed at the end. The seed of the run decides everything that a variant",
-        "leaves open: which hosts, by how much, in which order.",
+        "A fault that the schedule never heals is healed at the end. The seed of the run decides everything that a",
+        "variant leaves open: which hosts, by how much, in which order.",
         "",
         "## Targets",
         "",
     ]
     rows = [[f"`{word}`", meaning] for word, meaning in TARGETS.items()] + [["`n1`, `n1+n3`", "these hosts"]]
-    lines += table(["target", "who"], rows)
+    lines += table(["target", "hosts"], rows)
     lines += [
         "",
-        "`harness doctor` shows which of them this machine can have on which cluster, and what is missing;",
-        "`harness doctor --prove` injects, proves and heals each of them once, or those that `--nemesis` names.",
+        "`harness doctor` shows which nemeses each kind of cluster supports on this machine, and what is missing;",
+        "`harness doctor --prove` injects, proves and heals each of them once, or only those given by `--nemesis`.",
     ]
     return "\n".join(lines) + "\n"
 
 
 def nemesis_page(nemesis: Any) -> str:
-    """One nemesis: what it is, its forms, its targets, what proves it."""
+    """One nemesis: its description, forms, targets and proofs."""
     lines = [NOTE, "", f"# {nemesis.name}", "", f"{sentence(nemesis.description)}", ""]
     if not isinstance(nemesis, HasForms):
         lines += ["## Variants", ""]
@@ -167,13 +167,13 @@ def nemesis_page(nemesis: Any) -> str:
 
 
 def workloads_index(workloads: Mapping[str, Any]) -> str:
-    """The list of workloads."""
+    """The index of workloads."""
     rows = [[f"[{name}]({name}.md)", workload.description] for name, workload in workloads.items()]
     return "\n".join([NOTE, "", "# Workloads", "", *table(["workload", "what clients do"], rows)]) + "\n"
 
 
 def workload_page(workload: Any) -> str:
-    """One workload: what it is and what it needs of a system."""
+    """One workload: its description, and what it requires of a system."""
     lines = [NOTE, "", f"# {workload.name}", "", sentence(workload.description), ""]
     if isinstance(workload, ByCapability):
         return "\n".join([*lines, *by_capability(workload)]) + "\n"
@@ -186,11 +186,11 @@ def workload_page(workload: Any) -> str:
 
 
 def by_capability(workload: Any) -> list[str]:
-    """What a workload by capability needs, takes and does."""
+    """The requirements, settings and description of a workload by capability."""
     methods = ", ".join(f"`{method}`" for method in workload.capabilities)
-    lines = [f"Needs a client of `harness.sdk`, or one that speaks JSON lines, that has {methods}.", ""]
+    lines = [f"Needs a client, written with `harness.sdk` or speaking JSON lines, that has {methods}.", ""]
     if workload.settings:
-        lines += table(["setting", "default", "what", "values"], [
+        lines += table(["setting", "default", "meaning", "values"], [
             [f"`workload.{each.name}`", f"`{each.default}`", each.description, values_of(each)]
             for each in workload.settings
         ])  # fmt: skip
@@ -199,25 +199,25 @@ def by_capability(workload: Any) -> list[str]:
 
 
 def values_of(setting: Setting) -> str:
-    """What a setting may be."""
+    """The values that a setting accepts."""
     if setting.bounds is not None:
         return f"{setting.bounds[0]} to {setting.bounds[1]}"
     return ", ".join(f"`{choice}`" for choice in setting.choices)
 
 
 def checkers_index() -> str:
-    """The list of models and of the checkers beside linearizability."""
+    """The index of models and of the other checkers."""
     lines = [NOTE, "", "# Checkers", ""]
     lines += [
         "`harness check FILE --model NAME` checks a [recorded history](../recorded-histories.md); workloads use the"
     ]
     lines += ["same functions. Options follow the name: `--model cas-register:initial=0`, `--model bank:total=800`."]
-    lines += ["[checking.md](../checking.md) says how they decide, and how fast.", ""]
+    lines += ["[checking.md](../checking.md) explains how they decide, and how fast.", ""]
     lines += ["## Linearizability, against a model", ""]
     lines += table(["model", "what it is"], [
         [f"[{name}]({name}.md)", first_sentence(inspect.getdoc(model))] for name, model in MODELS.items()
     ])  # fmt: skip
-    lines += ["", "`sequential:NAME` asks for sequential consistency with the same model.", ""]
+    lines += ["", "`sequential:NAME` checks sequential consistency with the same model.", ""]
     lines += ["## Other properties", ""]
     lines += table(["checker", "what must hold"], [
         [f"[{name}]({name}.md)", first_sentence(inspect.getdoc(CHECKERS[name]))] for name in PROPERTIES
@@ -226,7 +226,7 @@ def checkers_index() -> str:
 
 
 def model_page(name: str, model: type[Model]) -> str:
-    """One model: its operations, its fields, how to name it."""
+    """One model: its operations, fields and command line."""
     lines = [NOTE, "", f"# {name}", "", *markdown(inspect.getdoc(model)), ""]
     if model.functions:
         lines += [f"Operations: {', '.join(f'`{f}`' for f in sorted(model.functions))}.", ""]
@@ -242,7 +242,7 @@ def model_page(name: str, model: type[Model]) -> str:
 
 
 def property_page(name: str, check: Callable[..., Any]) -> str:
-    """One checker beside linearizability: what it looks for in which operations."""
+    """One checker other than linearizability: its description, options and command line."""
     lines = [NOTE, "", f"# {name}", "", *markdown(inspect.getdoc(check)), ""]
     options = property_options(name)
     if options:
@@ -258,7 +258,7 @@ def property_page(name: str, check: Callable[..., Any]) -> str:
 
 
 def as_json(value: Any) -> str:
-    """A default as it is given on the command line."""
+    """A default value, as written on the command line."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -269,19 +269,19 @@ def default_of(each: dataclasses.Field[Any]) -> str:
 
 
 def markdown(text: str | None) -> list[str]:
-    """A docstring's lines with its code in Markdown's quotes, its literal blocks as code, its roles as code."""
+    """A docstring's lines as Markdown: inline code, literal blocks and roles become code."""
     plain = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", (text or "").replace("``", "`"))
     return re.sub(r"::$", ":", plain, flags=re.MULTILINE).splitlines()
 
 
 def first_sentence(text: str | None) -> str:
-    """Up to the first full stop that ends a sentence."""
+    """The first sentence, without its full stop."""
     flat = " ".join(line.strip() for line in markdown(text))
     return re.split(r"(?<=[.])\s+(?=[A-Z`])", flat, maxsplit=1)[0].removesuffix(".")
 
 
 def prose(module: Any) -> list[str]:
-    """What a module says of itself, line by line."""
+    """A module's docstring, line by line."""
     return (inspect.getdoc(module) or "").splitlines()
 
 
@@ -300,7 +300,7 @@ def table(head: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def main() -> int:
-    """Write or check. Returns the exit status."""
+    """Write or check the pages. Returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; status 1 when a page is out of date")
     parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="where the pages are (default: docs/)")

@@ -1,14 +1,14 @@
-"""A laboratory for the docker and ssh clusters on one Linux machine, as root, with nothing left afterwards.
+"""A laboratory for the docker and ssh clusters on one Linux machine, as root; nothing is left running afterwards.
 
-    python scripts/lab.py docker DIR -- COMMAND ...      a Docker engine in a network namespace of its own
-    python scripts/lab.py ssh DIR [--hosts N] -- COMMAND ...    N machines, each an sshd in namespaces of its own;
+    python scripts/lab.py docker DIR -- COMMAND ...      a Docker engine in its own network namespace
+    python scripts/lab.py ssh DIR [--hosts N] -- COMMAND ...    N machines, each an sshd in its own namespaces;
                                                          users root, admin (with sudo) and plain (without)
-    python scripts/lab.py rootfs DIR                     a small root file system of this machine's own programs, from
-                                                         which scripts/build-image.sh --rootfs DIR makes the image
+    python scripts/lab.py rootfs DIR                     a small root file system of this machine's programs, for
+                                                         scripts/build-image.sh --rootfs DIR
 
-COMMAND runs in the namespace from which engine or machines are reached, with DOCKER_HOST set or, for ssh, with
-DIR/inventory.toml written; when it ends, everything is taken down and its status is returned. The engine's images stay
-in DIR/docker for the next time. Needs the packages docker.io and iptables, or openssh-server; util-linux; iproute2.
+COMMAND runs in a namespace that reaches the engine or the machines; DOCKER_HOST is set or, for ssh,
+DIR/inventory.toml is written. When it ends, everything is taken down and its status is returned. The engine's images
+stay in DIR/docker for the next time. Needs util-linux, iproute2 and docker.io with iptables, or openssh-server.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PATH = f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin"
 
 
 def missing_for(kind: str) -> str | None:
-    """What this machine lacks for a laboratory of a kind, in one line; None when it has everything."""
+    """What this machine lacks for a laboratory of this kind, in one line; None if it has everything."""
     if os.geteuid() != 0:
         return "needs root"
     wanted = {**NEEDS[kind], "ip": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
@@ -53,7 +53,7 @@ def _run(*argv: str) -> None:
 
 @contextlib.contextmanager
 def _namespace(name: str) -> Iterator[list[str]]:
-    """A network namespace; gives what to put before a command to run it there."""
+    """A network namespace; yields the prefix that runs a command there."""
     _run("ip", "netns", "add", name)
     try:
         _run("ip", "-netns", name, "link", "set", "lo", "up")
@@ -64,7 +64,7 @@ def _namespace(name: str) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def _daemon(argv: Sequence[str], log_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process and all that it starts, ended at the end."""
+    """A process in its own session; its process group is ended on exit."""
     with open(log_path, "wb") as log:
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
@@ -100,12 +100,12 @@ def _wait_for_socket(address: str, process: subprocess.Popen[bytes], log: Path) 
 
 @contextlib.contextmanager
 def docker_lab(directory: Path) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """A Docker engine; gives what to put before a command and what to add to its environment.
+    """A Docker engine; yields the prefix of a command that uses it, and additions to the command's environment.
 
     Raises RuntimeError when it does not start.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    address = f"/tmp/sb-lab-{os.getpid()}.sock"  # short: the path of a socket may have 107 bytes
+    address = f"/tmp/sb-lab-{os.getpid()}.sock"  # short: a socket path is limited to 107 bytes
     log = directory / "dockerd.log"
     with contextlib.ExitStack() as stack:
         prefix = stack.enter_context(_namespace(f"sb-lab-{os.getpid()}-docker"))
@@ -125,7 +125,7 @@ mount --make-rprivate /
 mount -t tmpfs tmpfs /run
 mkdir -p /run/sshd /run/lab/sudoers.d {base}
 mount --bind {directory} {base}
-# Two users beside root, one of whom may use sudo, and the key that lets all of them in.
+# Two users besides root, one of whom may use sudo, and the key that logs all of them in.
 for file in passwd shadow hosts; do cp -p "/etc/$file" /run/lab/; done
 printf 'admin:x:4001:4001::/tmp:/bin/sh\nplain:x:4002:4002::/tmp:/bin/sh\n' >>/run/lab/passwd
 printf 'admin:*:19000::::::\nplain:*:19000::::::\n' >>/run/lab/shadow
@@ -134,7 +134,7 @@ printf 'admin ALL=(root) NOPASSWD: ALL\n' >/run/lab/sudoers.d/lab
 chmod 440 /run/lab/sudoers.d/lab
 for file in passwd shadow hosts sudoers.d; do [ ! -e "/etc/$file" ] || mount --bind "/run/lab/$file" "/etc/$file"; done
 cp {authorized} /run/lab/authorized
-# What the user's shell does at its start on this machine is no part of a plain host.
+# A plain host has none of this machine's shell start-up files.
 : > /run/empty
 for file in ~/.bashrc ~/.zshenv; do [ ! -e "$file" ] || mount --bind /run/empty "$file"; done
 mount -t proc proc /proc
@@ -146,7 +146,7 @@ exec {sshd} -D -e -f /dev/null -h {key} -o ListenAddress={address} -o Authorized
 
 @contextlib.contextmanager
 def ssh_lab(directory: Path, host_count: int) -> Iterator[tuple[list[str], Path]]:
-    """Machines n1..nN behind SSH; gives what to put before a command and the path of their inventory.
+    """Machines n1..nN behind SSH; yields the prefix of a command that reaches them, and the path of their inventory.
 
     Raises RuntimeError when one does not start.
     """
@@ -158,7 +158,7 @@ def ssh_lab(directory: Path, host_count: int) -> Iterator[tuple[list[str], Path]
     known, inventory = [], ["[defaults]", 'user = "root"', f'identity_file = "{directory / "id"}"']
     inventory.append(f'python = "{os.path.realpath(sys.executable)}"')
     inventory.append(f'known_hosts = "{directory / "known_hosts"}"')
-    Path(USER_DIRECTORY).mkdir(parents=True, exist_ok=True)  # to mount on, in each machine's own mount namespace
+    Path(USER_DIRECTORY).mkdir(parents=True, exist_ok=True)  # the mount point in each machine's mount namespace
     with contextlib.ExitStack() as stack:
         prefix = stack.enter_context(_namespace(f"{lab}-net"))
         _run("ip", "-netns", f"{lab}-net", "link", "add", "br0", "type", "bridge")
@@ -180,7 +180,7 @@ def ssh_lab(directory: Path, host_count: int) -> Iterator[tuple[list[str], Path]
                 base=USER_DIRECTORY, directory=data, host=host, sshd=sshd, key=key, address=address,
                 authorized=directory / "id.pub",
             )  # fmt: skip
-            # The first process of a pid namespace ends all others with it.
+            # When the first process of a pid namespace ends, the kernel kills all others in it.
             unshare = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--", "sh", "-c", script]
             process = stack.enter_context(_daemon([*inside, *unshare], log))
             waiting = [*prefix, sys.executable, "-c", _WAIT_SCRIPT, address, str(START_TIMEOUT_S)]
@@ -214,19 +214,19 @@ ROOTFS_PROGRAMS = (
     "sync", "find", "awk", "cut", "date", "dd", "df", "du", "expr", "install", "mktemp", "nice", "nohup", "readlink",
     "realpath", "rmdir", "sort", "stat", "tee", "timeout", "truncate", "wc", "xargs", "/usr/bin/python3",
 )  # fmt: skip
-"""Enough for an agent, a replica and faults; a program that this machine lacks is left out."""
+"""Enough for an agent, a replica and faults; programs that this machine lacks are left out."""
 
 OLDER_LIBRARIES = ("libpthread.so.0", "libdl.so.2", "librt.so.1", "libutil.so.1")
-"""Parts of libc until glibc 2.34, by whose names programs that were built elsewhere still ask for them."""
+"""Separate libraries before glibc 2.34; programs built elsewhere still link to these names."""
 
 CPP_LIBRARIES = ("libstdc++.so.6", "libgcc_s.so.1", "libm.so.6")
-"""What a C++ compiler links to: PostgreSQL's library of Unicode is in C++."""
+"""Libraries that C++ code links to: PostgreSQL's Unicode library is in C++."""
 
 
 def machine_rootfs(directory: Path) -> None:
-    """Make a root file system of this machine's own programs, libraries and Python in `directory`.
+    """Make a root file system from this machine's programs, libraries and Python in `directory`.
 
-    Takes seconds where debootstrap takes a minute, and needs no network. Raises RuntimeError when this machine has no
+    Takes seconds, whereas debootstrap takes a minute, and needs no network. Raises RuntimeError if this machine has no
     Python 3.11 or newer under /usr.
     """
     ask = "import sys, sysconfig; print(sys.version_info >= (3, 11), sysconfig.get_path('stdlib'))"
@@ -252,12 +252,12 @@ def machine_rootfs(directory: Path) -> None:
     for path in sorted(wanted):
         target = directory / os.path.realpath(os.path.dirname(path)).lstrip("/") / os.path.basename(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(path, target)  # what a link leads to, under the link's name
+        shutil.copy2(path, target)  # follows symbolic links, and keeps the link's name
     ignore = shutil.ignore_patterns(
         "__pycache__", "test", "tests", "idlelib", "tkinter", "lib2to3", "dist-packages", "config-*"
     )
     shutil.copytree(version[1], directory / version[1].lstrip("/"), ignore=ignore, dirs_exist_ok=True)
-    # Beside root somebody who may do little: programs that refuse to run as root are started as that user.
+    # An unprivileged user besides root, for programs that refuse to run as root.
     (directory / "etc" / "passwd").write_text(
         "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/sh\n"
     )
@@ -265,7 +265,7 @@ def machine_rootfs(directory: Path) -> None:
 
 
 def _run_inside(argv: Sequence[str], environment: dict[str, str]) -> int:
-    """Run the operator's command; it gets Ctrl-C from the terminal itself, and is ended when we are."""
+    """Run the operator's command. The terminal sends it Ctrl-C directly; it is ended with this process."""
     process = subprocess.Popen(argv, env={**os.environ, **environment})
     try:
         while True:
@@ -294,7 +294,7 @@ def main(arguments: list[str]) -> int:
     if problem is not None:
         print(f"lab: {problem}", file=sys.stderr)
         return 254
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # and so through every `finally`
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that every `finally` runs
     directory = options.directory.resolve()
     shell = command_words or [os.environ.get("SHELL", "/bin/sh")]
     try:

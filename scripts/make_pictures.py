@@ -1,9 +1,9 @@
-"""The pictures of the docs, from a simulated run that anybody can repeat: `make pictures`.
+"""Make the pictures of the docs from a reproducible simulated run: `make pictures`.
 
     docs/report.png    the report of a system that answers reads without asking a quorum
     docs/replay.png    the replay of the same run, at its violation
 
-Needs the distribution's Chromium and the extra `browser`. Exit status 254 where one of them is missing.
+Needs the distribution's Chromium and the extra `browser`. Exit status 254 if one of them is missing.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ RUN = (
 SIZES = {"report": (1100, 1560), "replay": (1100, 900)}
 """Width and height of each picture, in pixels."""
 INVALID = 1
-"""The exit status of `harness run` that is wanted."""
+"""The expected exit status of `harness run`."""
 
 
 def main() -> int:
-    """Make the run, its report and its replay, and photograph both."""
+    """Make the run, its report and its replay, and take a screenshot of both."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None or importlib.util.find_spec("playwright") is None:
         print("make_pictures: apt-get install chromium; pip install -e '.[browser]'", file=sys.stderr)
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def _pages(directory: Path) -> dict[str, Path]:
-    """The report and the replay of the run, below a directory."""
+    """Make the run in a directory, and return the paths of its report and replay."""
     store = directory / "store"
     _harness(*RUN, "--store", str(store), expected=INVALID)
     (report,) = store.glob("*/2*/report.html")

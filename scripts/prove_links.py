@@ -1,9 +1,9 @@
-"""Inject, prove and heal every form of the nemesis link on a netns cluster that runs nothing else. Linux, root.
+"""Inject, prove and heal every form of the nemesis link on a netns cluster without a system. Needs Linux and root.
 
     python scripts/prove_links.py [--nodes N] [--form NAME ...]
 
-For machines too slow for a system under test, an emulated one with another kernel, say: what shapes the links there is
-named, the kernel's own queues are shown while each fault is in force, and probe packets tell what the links are like.
+Meant for machines too slow for a system under test, such as an emulated one with another kernel. Prints the mechanism
+that shapes the links and, while each fault is in force, the kernel's own queues and what probe packets measure.
 Exit status 1 when a form was not proven or not healed.
 """
 
@@ -30,7 +30,7 @@ from nemesis.target import Target
 
 
 def _queues(names: list[str]) -> str:
-    """What tc shows of one host's device."""
+    """The netem queues that tc shows for one host's device."""
     shown = subprocess.run(["tc", "-n", names[0], "qdisc", "show", "dev", DEVICE], capture_output=True, text=True)
     return "; ".join(line for line in shown.stdout.splitlines() if "netem" in line) or "no netem"
 

@@ -1,12 +1,12 @@
 #!/bin/sh
-# What a host needs so that the harness can run replicas and faults on it. For containers, virtual machines and any
-# Debian or Ubuntu host that an inventory names; run as root. Running it again does nothing.
+# Install what the harness needs on a host to run replicas and faults. For containers, virtual machines and any Debian
+# or Ubuntu host that an inventory names; run as root. Running it again does nothing.
 #
 #     provision.sh [--sudo USER] [--own-clock]
 #
-#   --sudo USER    let USER run commands as root without a password, which the harness needs of a user that is not root
-#   --own-clock    stop and disable what sets the host's clock, or clock faults are undone behind the harness's back;
-#                  for machines that are there to be broken
+#   --sudo USER    let USER run commands as root without a password, which the harness needs if it logs in as USER
+#   --own-clock    stop and disable whatever sets the host's clock, as it would undo clock faults; for machines that
+#                  exist to be broken
 #
 # Installs only packages that are missing, so a host that has them needs no network.
 set -eu
@@ -36,8 +36,8 @@ while [ $# -gt 0 ]; do
 done
 [ "$(id -u)" -eq 0 ] || fail "must run as root: sudo $0"
 
-# program:package. Python runs the replica and the agent; nft and tc make partitions and bad links; the rest is what
-# disk and process faults are made of.
+# program:package. Python runs the replica and the agent; nft and tc make partitions and link faults; the rest is for
+# disk and process faults.
 missing=
 for pair in python3:python3 nft:nftables ip:iproute2 tc:iproute2 ps:procps mkfs.ext4:e2fsprogs fsfreeze:util-linux \
     losetup:mount; do
@@ -51,7 +51,7 @@ if [ -n "$missing" ]; then
     apt() {
         apt-get -qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=1 "$@" </dev/null
     }
-    # Lists may be stale or absent: try with what is there before fetching them.
+    # Package lists may be stale or absent: try the present ones before fetching new ones.
     # shellcheck disable=SC2086 # several words are several packages
     apt install --yes --no-install-recommends $missing >/dev/null 2>&1 ||
         { apt update && apt install --yes --no-install-recommends $missing; } >/dev/null ||
@@ -61,7 +61,7 @@ fi
 python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
     fail "$(python3 --version) is too old, 3.11 or newer is needed: name another by python = in the inventory"
 python3 -c 'import http.client, ctypes, asyncio' ||
-    fail "python3 is there without its whole standard library (python3-minimal?): apt-get install python3"
+    fail "python3 lacks part of its standard library (python3-minimal?): apt-get install python3"
 
 if [ -n "$sudo_user" ]; then
     id "$sudo_user" >/dev/null 2>&1 || fail "there is no user $sudo_user"
@@ -72,7 +72,7 @@ if [ -n "$sudo_user" ]; then
         visudo -cqf "$rule.new" || { rm -f "$rule.new"; fail "sudo does not take a rule for $sudo_user"; }
         mv "$rule.new" "$rule"
     fi
-    # sudo looks its own host up, and stalls where no name server answers.
+    # sudo looks up its own host name, and stalls if no name server answers.
     name=$(uname -n)
     grep -qw -- "$name" /etc/hosts 2>/dev/null || printf '127.0.1.1 %s\n' "$name" >>/etc/hosts
 fi

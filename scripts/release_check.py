@@ -1,15 +1,15 @@
-"""The README's two commands on bare Debian, as a newcomer has it: made by debootstrap, thrown away afterwards. As root.
+"""Run the README's two commands on a bare Debian, as a newcomer would: made by debootstrap, then deleted. Needs root.
 
     python scripts/release_check.py [--suite bookworm,trixie] [--user newcomer,root] [--cache DIR] [-- COMMAND ...]
 
-For every suite and user: a root file system with python3, python3-venv, make, git and ca-certificates, in mount and
-pid namespaces of its own, with a copy of what git has committed here; in it `make demo` and `make test` (or COMMAND, a
-line for its shell), which must end with status 0. The network is this machine's. So is what pip is told of it: PIP_*,
-*_proxy and the like, /etc/pip.conf, and the files that those variables name (certificates, wheels).
+For every suite and user it makes a root file system with python3, python3-venv, make, git and ca-certificates, in its
+own mount and pid namespaces, with a clone of HEAD; in it `make demo` and `make test` (or COMMAND, a line for its shell)
+must exit with status 0. The network is this machine's, and so is pip's configuration: PIP_*, *_proxy and similar
+variables, /etc/pip.conf, and the files that those variables name (certificates, wheels).
 
-The bare systems are kept in the cache, so that a second check makes none; remove them there to have new ones. Prints a
-line for each command; exit status 0 when all of them ended with 0. Needs debootstrap, util-linux and a few gigabytes
-for temporary files.
+The bare systems are kept in the cache for later checks; delete them there to have them made anew. Prints a line for
+each command; the exit status is 0 if all of them exited with 0. Needs debootstrap, util-linux and a few gigabytes for
+temporary files.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SUITES = ("bookworm", "trixie")
 NEWCOMER = "newcomer"
 USERS = (NEWCOMER, "root")
 PACKAGES = "python3,python3-venv,make,git,ca-certificates"
-"""What the README asks for, and git to have a checkout with."""
+"""What the README requires; git also makes the checkout."""
 COMMANDS = ("make demo", "make test")
 
 _PASSED_ON = re.compile(r"PIP_\w+|(https?|all|no)_proxy|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE", re.I)
@@ -60,23 +60,23 @@ mkdir -p old
 pivot_root . old
 cd /
 umount -l /old
-# No exec: a process that changes its user no longer gets the signal that ends it with us, and so all the others.
+# No exec: a process that changes its user loses its death signal, and so would not end, with all others, when we do.
 status=0
 setpriv --reuid "$user" --regid "$user" --init-groups sh -c "$line" || status=$?
 exit "$status"
 """
-"""The root file system becomes that of this process, the first of its pid namespace: all others end with it."""
+"""Makes `root` the root file system of this process, the first of its pid namespace: all others end with it."""
 
 
 def passed_on(environment: dict[str, str]) -> tuple[dict[str, str], list[str]]:
-    """The variables that pip and its like need inside, and the files and directories that have to be there for them."""
+    """Variables that pip and similar programs need inside, and the files and directories that these variables name."""
     variables = {name: value for name, value in environment.items() if _PASSED_ON.fullmatch(name)}
     named = {value for value in variables.values() if os.path.isabs(value) and os.path.exists(value)}
     return variables, sorted(named | {path for path in _FILES if os.path.isfile(path)})
 
 
 def configured_mirror(directory: Path = Path("/etc/apt")) -> str | None:
-    """The mirror of Debian's packages that this machine's apt uses; None where it uses none."""
+    """The Debian mirror that this machine's apt uses; None if it uses none."""
     lists = [directory / "sources.list", *sorted((directory / "sources.list.d").glob("*"))]
     for path in lists:
         text = path.read_text(errors="replace") if path.is_file() else ""
@@ -91,7 +91,7 @@ def _home(user: str) -> str:
 
 
 def _make_root(root: Path, suite: str, user: str, cache: Path, mirror: str) -> None:
-    """A bare root file system with a checkout of HEAD, owned by `user`, in that user's home."""
+    """Make a bare root file system with a checkout of HEAD, owned by `user`, in that user's home."""
     kept = cache / f"{suite}.tar"
     if kept.exists():
         root.mkdir()
@@ -100,7 +100,7 @@ def _make_root(root: Path, suite: str, user: str, cache: Path, mirror: str) -> N
         with open(cache / f"{suite}.log", "wb") as log:
             argv = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", suite, str(root), mirror]
             subprocess.run(argv, check=True, stdout=log, stderr=log)
-        draft = cache / f"{suite}.draft"  # a check that is broken off leaves no half of it
+        draft = cache / f"{suite}.draft"  # an interrupted check leaves no partial archive
         subprocess.run(["tar", "-C", str(root), "--numeric-owner", "-cf", str(draft), "."], check=True)
         draft.rename(kept)
     (root / "etc/apt/sources.list").write_text(f"deb {mirror} {suite} main\n")
@@ -111,7 +111,7 @@ def _make_root(root: Path, suite: str, user: str, cache: Path, mirror: str) -> N
 
 
 def _perform(root: Path, user: str, line: str, log_path: Path) -> int:
-    """Run a shell's line inside as `user`, in the checkout; returns its status. Everything in there ends with it."""
+    """Run a shell command inside as `user`, in the checkout; returns its status. All processes inside end with it."""
     variables, paths = passed_on(dict(os.environ))
     environment = {"PATH": _PATH, "HOME": _home(user), "LANG": "C.UTF-8", **variables}
     inside = f"cd {_home(user)}/splitbrain && {line}"
@@ -135,7 +135,7 @@ def _check(suite: str, user: str, commands: Sequence[str], cache: Path, mirror: 
     directory = Path(tempfile.mkdtemp(prefix="splitbrain-release-"))
     is_good = True
     try:
-        directory.chmod(0o755)  # an ordinary user has to pass through it
+        directory.chmod(0o755)  # an ordinary user must be able to traverse it
         _make_root(directory / "root", suite, user, cache, mirror)
         for number, line in enumerate(commands):
             began_s = time.monotonic()
@@ -147,7 +147,7 @@ def _check(suite: str, user: str, commands: Sequence[str], cache: Path, mirror: 
                 print(_tail(log_path, 15), flush=True)
                 is_good = False
     finally:
-        # Mounts are gone with their namespace, so nothing of this machine is below it any more.
+        # The mounts vanished with their namespace, so nothing of this machine is below it any more.
         shutil.rmtree(directory)
     return is_good
 
@@ -156,8 +156,8 @@ def main(arguments: list[str]) -> int:
     """Check every suite as every user; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--suite", default=",".join(SUITES), help="Debian releases (default: %(default)s)")
-    parser.add_argument("--user", default=",".join(USERS), help="who performs the commands (default: %(default)s)")
-    parser.add_argument("--mirror", default=None, help="of Debian's packages (default: that of this machine's apt)")
+    parser.add_argument("--user", default=",".join(USERS), help="users that run the commands (default: %(default)s)")
+    parser.add_argument("--mirror", default=None, help="Debian mirror (default: that of this machine's apt)")
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir(), "splitbrain-release-cache"),
                         help="for the bare systems, and the logs (default: %(default)s)")  # fmt: skip
     split = arguments.index("--") if "--" in arguments else len(arguments)
@@ -171,12 +171,12 @@ def main(arguments: list[str]) -> int:
     if unknown:
         print(f"release_check: unknown user {' '.join(sorted(unknown))}; known: {', '.join(USERS)}", file=sys.stderr)
         return 254
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # and so through every `finally`
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that every `finally` runs
     options.cache.mkdir(parents=True, exist_ok=True)
     commands = [words[0] if len(words) == 1 else shlex.join(words)] if words else COMMANDS
     mirror = options.mirror or configured_mirror()
     if mirror is None:
-        parser.error("apt names no mirror of Debian's packages here: give one by --mirror")
+        parser.error("apt on this machine names no Debian mirror: give one with --mirror")
     try:
         good = [
             _check(suite, user, commands, options.cache, mirror)

@@ -1,8 +1,8 @@
 #!/bin/sh
-# What the `netns` cluster needs of this host: the packages nftables and iproute2.
+# Install what the `netns` cluster needs on this host: the packages nftables and iproute2.
 #
-# Installs them when they are missing, this is root and the host has apt, and says so; says in one line what is missing
-# otherwise. Never fails: without them runs use the `local` cluster. Running it again does nothing.
+# Installs missing packages, and reports it, if run as root on a host with apt; otherwise prints one line with what is
+# missing. Never fails: without them runs use the `local` cluster. Running it again does nothing.
 set -u
 
 PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
@@ -12,7 +12,7 @@ missing() {
     command -v nft >/dev/null 2>&1 || printf 'nftables '
 }
 
-# Mirrors that do not answer must not hold up the run; another apt at work is waited for.
+# Unresponsive mirrors must not delay the run; wait for another apt that holds the lock.
 apt() {
     DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=1 \
         -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 "$@" </dev/null >/dev/null 2>&1
@@ -23,7 +23,7 @@ packages=$(missing)
 
 if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then
     echo "setup-host: installing the Debian packages ${packages% }, for clusters in network namespaces"
-    # Lists may be stale or absent: try with what is there before fetching them.
+    # Package lists may be stale or absent: try the present ones before fetching new ones.
     # shellcheck disable=SC2086 # two words are two packages
     apt install --yes --no-install-recommends $packages ||
         { apt update && apt install --yes --no-install-recommends $packages; }

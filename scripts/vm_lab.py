@@ -1,13 +1,13 @@
-"""Emulated virtual machines for the ssh cluster on one Linux machine, as root, with nothing left running afterwards.
+"""Emulated virtual machines for the ssh cluster on one Linux machine, as root; nothing is left running afterwards.
 
     python scripts/vm_lab.py DIR [--hosts N] [--cpus N] [--memory-mb N] [--add PATH] -- COMMAND ...
 
-The first time, a Debian is built in DIR by mmdebstrap (a kernel, systemd, sshd), and provisioned by
-scripts/provision.sh; it takes some minutes and 1 GB. Each machine n1, n2, ... is a qemu that emulates (no KVM is
-needed, and none is used), with a disk of its own on top of that Debian's, on a bridge in a network namespace. Once all
-let the user vagrant in, COMMAND runs in that namespace, and DIR/ssh-config, in the form of `vagrant ssh-config`, says
-how they are reached; when it ends the machines are switched off. `--add PATH` puts a file or directory of this machine
-under the same path into the image, and builds the image anew.
+The first time, mmdebstrap builds a Debian in DIR (a kernel, systemd, sshd), which scripts/provision.sh provisions; this
+takes a few minutes and 1 GB. Each machine n1, n2, ... is an emulating qemu (KVM is neither needed nor used), with its
+own disk layered over that Debian's, on a bridge in a network namespace. Once the user vagrant can log in to all of
+them, COMMAND runs in that namespace, and DIR/ssh-config, in the format of `vagrant ssh-config`, describes how to reach
+them; when COMMAND ends, the machines are switched off. `--add PATH` copies a file or directory of this machine into the
+image, under the same path, and rebuilds the image.
 
 Needs the packages qemu-system-x86, qemu-utils, mmdebstrap, e2fsprogs and openssh-client.
 """
@@ -39,15 +39,15 @@ PACKAGES = (
     "linux-image-cloud-amd64", "initramfs-tools", "systemd-sysv", "udev", "dbus", "kmod", "openssh-server", "sudo",
     "python3",
 )  # fmt: skip
-"""What makes a machine of it. The rest is what scripts/provision.sh finds missing."""
+"""Packages that make the root file system bootable. scripts/provision.sh installs the rest."""
 
 SUBNET = "10.79.0"
 USER = "vagrant"
 DISK_BYTES = 6 << 30
 BOOT_TIMEOUT_S = 600.0
-"""For emulated machines to let a user in: half a minute each when nothing else runs."""
+"""Until a user can log in to an emulated machine; half a minute each when nothing else runs."""
 
-# The address comes with the kernel's command line, so that all machines are made of one image.
+# The address comes from the kernel's command line, so that one image serves all machines.
 _FIRST_STEPS = """#!/bin/sh
 set -e
 for word in $(cat /proc/cmdline); do
@@ -72,7 +72,7 @@ _SSHD = "HostKey /etc/ssh/lab_key\nUseDNS no\nUsePAM no\n"
 
 
 def missing() -> str | None:
-    """What this machine lacks for such machines, in one line; None when it has everything."""
+    """What this machine lacks for a laboratory of virtual machines, in one line; None if it has everything."""
     if os.geteuid() != 0:
         return "needs root"
     found = {program for program in NEEDS if shutil.which(program, path=LAB["_PATH"]) is not None}
@@ -127,7 +127,7 @@ def _build(directory: Path, added: Sequence[Path]) -> None:
 def vm_lab(
     directory: Path, host_count: int, *, cpus: int = 1, memory_mb: int = 512, added: Sequence[Path] = ()
 ) -> Iterator[tuple[list[str], Path]]:
-    """Machines n1..nN; gives what to put before a command and the path of their SSH configuration.
+    """Machines n1..nN; yields the prefix of a command that reaches them, and the path of their SSH configuration.
 
     Raises RuntimeError when one does not start.
     """
@@ -137,7 +137,7 @@ def vm_lab(
     if added or not (directory / "base.img").exists():
         _build(directory, added)
     net = f"sb-lab-{os.getpid()}-net"
-    (directory / "known_hosts").unlink(missing_ok=True)  # every time they are new machines
+    (directory / "known_hosts").unlink(missing_ok=True)  # the machines are new every time
     config = []
     with contextlib.ExitStack() as stack:
         prefix = stack.enter_context(_namespace(net))
@@ -181,7 +181,7 @@ def _wait_for_login(prefix: Sequence[str], directory: Path, host: str, machine: 
     while subprocess.run([*ssh, "true"], capture_output=True, check=False).returncode != 0:
         if machine.poll() is not None or time.monotonic() > deadline:
             log = (directory / f"{host}.log").read_text(errors="replace")[-500:]
-            raise RuntimeError(f"{host} lets nobody in (see {directory / host}.console): {log}")
+            raise RuntimeError(f"nobody can log in to {host} (see {directory / host}.console): {log}")
         time.sleep(2)
 
 
@@ -192,14 +192,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--hosts", type=int, default=3, metavar="N", help="machines (default: 3)")
     parser.add_argument("--cpus", type=int, default=1, metavar="N", help="processors of each (default: 1)")
     parser.add_argument("--memory-mb", type=int, default=512, metavar="N", help="memory of each (default: 512)")
-    parser.add_argument("--add", type=Path, action="append", default=[], metavar="PATH", help="to be in the image")
+    parser.add_argument("--add", type=Path, action="append", default=[], metavar="PATH", help="copy it into the image")
     split = arguments.index("--") if "--" in arguments else len(arguments)
     options, command_words = parser.parse_args(arguments[:split]), arguments[split + 1 :]
     problem = missing()
     if problem is not None:
         print(f"vm_lab: {problem}", file=sys.stderr)
         return 254
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # and so through every `finally`
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that every `finally` runs
     shell = command_words or [os.environ.get("SHELL", "/bin/sh")]
     try:
         with vm_lab(
