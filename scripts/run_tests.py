@@ -98,7 +98,7 @@ class Stages:
         try:
             self._wait_for_signal(None)
         except Interrupted as interrupted:
-            if interrupted.number == signal.SIGINT:  # it may be younger than the Ctrl-C; `end` sends SIGTERM on
+            if interrupted.number == signal.SIGINT:  # it may be younger than the Ctrl-C; else `end` interrupts it
                 process.terminate()  # it has nothing to take down yet
             raise
         return len(self._processes) - 1
