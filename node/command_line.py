@@ -1,9 +1,9 @@
-"""What the command line does: read options and configuration, run a broker or a name server until told to stop, or
-have a group change its leader or its members.
+"""The command line: reads options and configuration, then runs a broker or a name server until told to stop, has a
+group change its leader or its members, or converts a store.
 
 The only module that knows it is a process on a real machine: it takes the data directory's lock, raises the limit
-of open files, and turns signals and failures into an exit status. What a command does is imported by that command:
-a name server has no use for a broker, which takes a tenth of a second to load.
+of open files, and turns signals and failures into an exit status. Each command imports what it needs itself: a name
+server needs no broker, which takes a tenth of a second to load.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ logger = logging.getLogger("node")
 EXIT_FAILED = 1
 """The node cannot go on: its store is damaged, or its disk fails."""
 EXIT_OPERATOR = 254
-"""Somebody has to mend options, configuration or the machine."""
+"""Someone has to fix the options, the configuration or the machine."""
 
 _INTERRUPTED = "interrupted; the group may do it yet, or have done it"
 
@@ -74,7 +74,7 @@ _OPERATOR_ERRNOS = frozenset(
 
 
 class OperatorError(Exception):
-    """Something that only whoever runs the node can mend. `lines` are shown as they are."""
+    """Something that only whoever runs the node can fix. `lines` are printed as they are."""
 
     def __init__(self, *lines: str) -> None:
         super().__init__("; ".join(lines))
@@ -82,17 +82,17 @@ class OperatorError(Exception):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Bad options are one line and status 254, with a hint where a word is mistyped."""
+    """Reports bad options in one line, with status 254 and a hint for a mistyped word."""
 
     def error(self, message: str) -> NoReturn:
         raise OperatorError(f"{message} (see {self.prog} --help)")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """As the base class does, but nothing may be left over: the parser whose words they are says so, and before it
-        says that an option is missing, which may be the one that is mistyped."""
+        """Like the base class, but rejects leftover arguments: the (sub)parser they belong to reports them, and does so
+        before it reports a missing option, which may be the mistyped one."""
         for word in args or ():
             if not word.startswith("-"):
-                if self._subparsers is not None:  # what follows is the command's
+                if self._subparsers is not None:  # the rest belongs to the command
                     break
             elif word == "--":
                 break
@@ -150,8 +150,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def overrides_of(environment: Mapping[str, str]) -> list[str]:
-    """What the environment sets, as "dotted.key=value": SPLITBRAIN_NODE_LIMITS__MAX_CONNECTIONS=50 is
-    limits.max_connections=50. Stronger than the file, weaker than --set."""
+    """Overrides from the environment, as "dotted.key=value": SPLITBRAIN_NODE_LIMITS__MAX_CONNECTIONS=50 is
+    limits.max_connections=50. They override the file and are overridden by --set."""
     return [
         f"{name.removeprefix(ENVIRONMENT_PREFIX).lower().replace('__', '.')}={value}"
         for name, value in sorted(environment.items())
@@ -165,7 +165,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         parser = _parser()
         options = parser.parse_args(arguments)
-        if options.command is None:  # required, said after what is wrong with the options before it
+        if options.command is None:  # required, but reported only after problems with the options before it
             parser.error("a command is missing")
         overrides = overrides_of(os.environ)
         if options.command == "nameserver" and options.listen:
@@ -191,7 +191,7 @@ def _complain(lines: Sequence[str], status: int) -> int:
     for line in lines:
         try:
             print(f"node: {' '.join(line.split())}", file=sys.stderr, flush=True)
-        except OSError:  # a full disk: the status says it alone, and what is left must not change it at exit
+        except OSError:  # stderr is on a full disk: only the status is left, and unflushed text must not change it
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, sys.stderr.fileno())
             os.close(nowhere)
@@ -199,13 +199,13 @@ def _complain(lines: Sequence[str], status: int) -> int:
 
 
 def _complete_streams() -> None:
-    """Have whatever of standard input, output and error is closed lead nowhere, before the first file is opened: that
-    one would be taken for it, and what the interpreter itself prints would come to stand in the commit log."""
+    """Open /dev/null for each closed standard stream before the first file is opened. That file would otherwise get
+    its descriptor, and what the interpreter prints would end up in the commit log."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest that is free, so this one
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor, which is this one
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (open to the end)
@@ -298,7 +298,7 @@ def _exchange(config: BrokerConfig, options: argparse.Namespace) -> int:
         what = _not_a_file(error) or f"{error.filename or target}: {error.strerror or error}"
         return _complain([what], EXIT_OPERATOR if error.errno in _OPERATOR_ERRNOS else EXIT_FAILED)
     except KeyboardInterrupt:
-        is_there = target.is_dir() and any(target.iterdir())  # it came at the very end
+        is_there = target.is_dir() and any(target.iterdir())  # the interrupt came at the very end
         left = f"{target} is there, and whole" if is_there else f"nothing is left of {target}"
         return _complain([f"interrupted; {left}"], EXIT_OPERATOR)
     finally:
@@ -306,7 +306,7 @@ def _exchange(config: BrokerConfig, options: argparse.Namespace) -> int:
             signal.signal(number, handler)
     try:
         print("\n".join(lines), flush=True)
-    except OSError:  # nobody reads what it holds, or there is no room for it: the store is there all the same
+    except OSError:  # nobody reads the output, or the disk is full: the store is complete all the same
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
@@ -318,20 +318,20 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def _run(serve: Callable[[], Coroutine[Any, Any, int]], uvloop: str, key: str, path: str | None) -> int:
-    """Run `serve` on the chosen event loop; failures become a line and a status. `path`, as `key` of the configuration
-    says, is where it keeps what it keeps."""
+    """Run `serve` on the chosen event loop; failures become a line and a status. `path` is where it keeps its data,
+    the value of the configuration's `key`."""
     _raise_open_files_limit()
     try:
         with asyncio.Runner(loop_factory=_loop_factory(uvloop)) as runner:
             loop = runner.get_loop()
             loop.set_exception_handler(_LoopErrors(loop.time))
             return runner.run(serve())
-    except KeyboardInterrupt:  # before SIGINT had a handler of the node's own: nothing had begun
+    except KeyboardInterrupt:  # SIGINT came before the node installed its own handler: nothing had begun
         return 0
     except OperatorError as error:
         return _complain(error.lines, EXIT_OPERATOR)
     except OSError as error:
-        # Newer releases of asyncio say this of an address that the machine has not, without a number.
+        # Newer releases of asyncio raise this, without an errno, for an address that the machine does not have.
         no_address = error.errno is None and str(error).startswith("could not bind")
         status = EXIT_OPERATOR if no_address or error.errno in _OPERATOR_ERRNOS else EXIT_FAILED
         reason = _no_port(error) or _not_a_file(error) or _no_place(error, key, path) or str(error)
@@ -343,8 +343,8 @@ def _run(serve: Callable[[], Coroutine[Any, Any, int]], uvloop: str, key: str, p
 
 
 class _LoopErrors:
-    """What the loop tells of errors that nobody else sees. Where no file can be opened any more it fails to accept
-    connections, hundreds of times a second: one line is enough, and what it waits for closes by itself."""
+    """Handles errors in the loop that nobody else sees. While no file can be opened, the loop fails to accept
+    connections, hundreds of times a second: one line is enough, and it recovers as descriptors are closed."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._limiter = LogLimiter(now_s)
@@ -359,19 +359,19 @@ class _LoopErrors:
 
 
 def _no_port(error: OSError) -> str:
-    """Why a port cannot be opened, and the key to change; "" where an error says something else."""
+    """Why a port cannot be opened, and the key to change; "" if the error is about something else."""
     key = key_of(error)
     if not key:
         return ""
-    mend = f"change {key}"
+    fix = f"change {key}"
     if key == "fast_port":  # a switch: it is 2 below listen
-        mend = "change listen, which is 2 above it, or switch fast_port off"
+        fix = "change listen, which is 2 above it, or switch fast_port off"
     if error.errno == errno.EADDRINUSE:
-        mend = f"stop what uses it, or {mend}"
-    return f"{error.strerror or error}; {mend}"
+        fix = f"stop what uses it, or {fix}"
+    return f"{error.strerror or error}; {fix}"
 
 
-_MENDS: Mapping[int, str] = {
+_FIXES: Mapping[int, str] = {
     errno.EEXIST: "it has to be a directory",
     errno.ENOTDIR: "what is above it has to be a directory",
     errno.EROFS: "mount it for writing",
@@ -382,23 +382,23 @@ _MENDS: Mapping[int, str] = {
     errno.ENAMETOOLONG: "name it shorter",
     errno.ELOOP: "its links lead in a circle",
 }
-"""What helps where a node cannot use a file or directory, beside another place."""
+"""What helps if a node cannot use a file or directory, besides moving it elsewhere."""
 
 
 def _no_place(error: OSError, key: str, path: str | None) -> str:
-    """What is wrong with the place of `key`, and its mend; "" where an error is of something else, or of the disk."""
-    mend = _MENDS.get(error.errno or 0)
-    if mend is None or path is None:
+    """What is wrong with the path of `key`, and the fix; "" if the error is about something else, or a disk failure."""
+    fix = _FIXES.get(error.errno or 0)
+    if fix is None or path is None:
         return ""
     found = error.filename2 or error.filename or path  # a write names no file
     if not isinstance(found, str):
         return ""
     place = path if found == path else f"{path}: {found}"
-    return f"{key} {place}: {error.strerror}; {mend}, or change {key}"
+    return f"{key} {place}: {error.strerror}; {fix}, or change {key}"
 
 
 def _not_a_file(error: OSError) -> str:
-    """What is in the place of one of the store's files, in words; "" where an error says something else."""
+    """Explains that a directory stands where the store has a file; "" if the error is about something else."""
     path = error.filename2 or error.filename
     if error.errno != errno.EISDIR or path is None:
         return ""
@@ -409,7 +409,7 @@ def _not_a_file(error: OSError) -> str:
 
 
 def _loop_factory(uvloop: str) -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's loop where it is wanted and installed; None means asyncio's own."""
+    """uvloop's loop if it is wanted and installed; None means asyncio's own."""
     if uvloop == "off":
         return None
     try:
@@ -440,7 +440,7 @@ def _stop_on_signals() -> asyncio.Event:
 def _lock_data_directory(path: str, disk: Disk) -> int:
     """Take the lock that keeps a second broker off the same files; returns its descriptor.
 
-    A directory that is made here is made durably: all that the broker stores is worth no more than its name.
+    A directory created here is created durably: if a power cut lost its name, everything in it would be lost.
     """
     disk.make_dirs(path)
     descriptor = os.open(f"{path}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -453,7 +453,7 @@ def _lock_data_directory(path: str, disk: Disk) -> int:
 
 
 def _refuse_apache_store(path: str) -> None:
-    """Raises OperatorError where the directory is a store of Apache's: it looks like a damaged one of ours."""
+    """Raises OperatorError if the directory is an Apache RocketMQ store: it looks like a damaged store of ours."""
     from node.exchange.recognition import mark_of_apache
 
     mark = mark_of_apache(Path(path))
@@ -465,8 +465,8 @@ def _refuse_apache_store(path: str) -> None:
 
 
 def _refuse_other_log(config: BrokerConfig) -> None:
-    """Raises OperatorError where the directory has a log of the other kind: a broker that began an empty one beside it
-    would have consumers begin anew, and none of their messages."""
+    """Raises OperatorError if the directory has a log of the other kind: a broker that started an empty log beside it
+    would have consumers start over, without any of the old messages."""
     kinds = {"classic": "commitlog", "dledger": "dledger/data"}
     wanted, other = sorted(kinds, reverse=config.classic is None)
     place = Path(config.data_dir, kinds[other])
@@ -478,7 +478,7 @@ def _refuse_other_log(config: BrokerConfig) -> None:
 
 
 async def _serve_broker(config: BrokerConfig) -> int:
-    stop = _stop_on_signals()  # before what takes longest of a start, or a signal would end it there and then
+    stop = _stop_on_signals()  # before the slowest part of a start; a signal would kill the process there
     from node.serving import serve_broker
 
     runtime = real_runtime()

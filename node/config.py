@@ -78,9 +78,9 @@ MAX_DIAL_ENTRIES: Final = 1000
 MAX_TOPIC_LENGTH: Final = 127
 """A record stores the topic's length in a signed byte (R)."""
 MAX_MESSAGE_SIZE_BYTES: Final = 8 << 20
-"""What a message's body may be allowed to have."""
+"""Upper bound of the configurable size of a message's body."""
 MAX_RECORD_OVERHEAD_BYTES: Final = 33_120
-"""What a message can cost in the log beside its body: entry header, record, topic and properties, rounded up."""
+"""What a message can take up in the log besides its body: entry header, record, topic and properties, rounded up."""
 
 _TOPIC_NAME = re.compile(r"[%a-zA-Z0-9_-]+")
 
@@ -94,14 +94,14 @@ class TopicConfig:
     """Queues that producers choose from (R: writeQueueNums)."""
     perm: int = DEFAULT_PERM
     read_queues: int = 0
-    """Queues that consumers read, 0: the same ones (R: readQueueNums). More of them while a topic shrinks: what the
-    last queues hold is read, and nothing new goes there."""
+    """Queues that consumers read; 0: the same ones (R: readQueueNums). More than `queues` while a topic shrinks: the
+    last queues are still read, but nothing new is written to them."""
     order: bool = False
     """Given to clients that ask (R)."""
     sys_flag: int = 0
     """Given to clients that ask (R: topicSysFlag)."""
     message_type: str = ""
-    """Given to clients that ask (R: attribute message.type of RocketMQ 5, by which its proxy takes messages)."""
+    """Given to clients that ask (R: attribute message.type of RocketMQ 5; its proxy accepts messages by it)."""
 
     def __post_init__(self) -> None:
         if self.read_queues == 0:
@@ -140,24 +140,24 @@ class LimitsConfig:
     index_entries: int = 20_000_000
     """Entries of 20 bytes in one index file (R: 20 000 000)."""
     disk_full_percent: int = 90
-    """Share of the disk in use, by anybody, from which on no messages are taken (R: diskSpaceWarningLevelRatio)."""
+    """Disk usage, by anyone, from which on no messages are accepted (R: diskSpaceWarningLevelRatio)."""
     in_memory_percent: int = 40
-    """Share of the machine's memory that is taken to hold the newest part of the log (R:
+    """Share of the machine's memory that is assumed to hold the newest part of the log (R:
     accessMessageInMemoryMaxRatio)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionsConfig:
-    """How transactions whose end does not come are asked about."""
+    """How producers are asked about transactions that neither commit nor roll back."""
 
     reject: bool = False
     """Refuse transactional messages altogether (R: rejectTransactionMessage)."""
     timeout_s: int = 6
-    """From a half message to the first question (R: transactionTimeOut)."""
+    """From a half message to its first check (R: transactionTimeOut)."""
     check_interval_s: int = 60
-    """Between two questions (R: transactionCheckInterval)."""
+    """Between two checks (R: transactionCheckInterval)."""
     max_checks: int = 15
-    """Questions after which a transaction is given up (R: transactionCheckMax)."""
+    """Checks after which a transaction is given up (R: transactionCheckMax)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,14 +165,14 @@ class ClassicConfig(RetentionConfig):
     """A commit log of this node's own instead of DLedger."""
 
     transient_pool: bool = False
-    """With asynchronous flush: acknowledge what is in memory, and write it a moment later (R)."""
+    """With asynchronous flush: acknowledge messages that are only in memory, and write them a moment later (R)."""
     ha: HaConfig | None = None
-    """This broker's part in classic HA; None: it has no slaves and is none."""
+    """This broker's part in classic HA; None: it has no slaves and is not one itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
-    """Everything that one broker process is told. Addresses are "ip:port" ("[ip6]:port")."""
+    """The whole configuration of one broker process. Addresses are "ip:port" ("[ip6]:port")."""
 
     self_id: str
     group: str
@@ -191,7 +191,7 @@ class BrokerConfig:
     """Asynchronous flush: unsynced pages of 4 KiB at which a sync is worth it (R: flushCommitLogLeastPages, 4;
     DLedger: 0)."""
     flush_thorough_interval_ms: int
-    """Asynchronous flush: after which everything is synced (R: flushCommitLogThoroughInterval, 10 s)."""
+    """Asynchronous flush: interval after which everything is synced (R: flushCommitLogThoroughInterval, 10 s)."""
     timing: str
     uvloop: str
     log_level: str
@@ -202,27 +202,27 @@ class BrokerConfig:
     """Member id -> address at which clients reach it, for the hint "ask that one"; may be empty."""
     topics: tuple[TopicConfig, ...]
     members_may_change: bool = False
-    """Whether members may be added to and removed from the group while it works."""
+    """Whether members may be added to and removed from the group while it runs."""
     joins: bool = False
     """Whether this node belongs to the group only once its log says so."""
     preferred_leaders: tuple[str, ...] = ()
-    """Members that any other leader gives its lead to when they can have it, the first one first (R)."""
+    """Members to which any other leader hands over the lead when they can take it, most preferred first (R)."""
     retention: RetentionConfig = field(default_factory=RetentionConfig)
     """How long a DLedger log is kept."""
     snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
-    """Of what is made of a DLedger log."""
+    """Snapshots of the state built from a DLedger log."""
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     classic: ClassicConfig | None = None
     """A single master's log instead of DLedger; None means DLedger."""
     dial: Mapping[str, str] = field(default_factory=dict)
-    """Where this node dials what others advertise, by advertised address; for those not named it is the same."""
+    """Where this node dials what others advertise, by advertised address; others are dialled as advertised."""
     transactions: TransactionsConfig = field(default_factory=TransactionsConfig)
     metrics_listen: str = ""
-    """Where Prometheus finds the figures; empty: nowhere."""
+    """Where Prometheus scrapes the metrics; empty: nowhere."""
     auto_create_topics: bool = True
-    """Whether a message to an unknown topic makes it, when its client names TBW102 as the example (R)."""
+    """Whether a message to an unknown topic creates it, if its client names TBW102 as the template (R)."""
     auto_create_groups: bool = True
-    """Whether a consumer group is made by its first heartbeat (R)."""
+    """Whether a consumer group is created by its first heartbeat (R)."""
     fast_port: bool = False
     """Listen for everything but pulls on the port of `listen` minus 2 as well (R: the VIP channel of its clients)."""
     slave_read_enable: bool = False
@@ -230,22 +230,22 @@ class BrokerConfig:
     start_accept_send_timestamp_ms: int = 0
     """Milliseconds of the epoch before which sends are refused (R: startAcceptSendRequestTimeStamp)."""
     broker_permission: int = DEFAULT_PERM
-    """R4 + W2: what clients may do here at most. Name servers are told of no more for any topic, pulls are refused
-    without R, sends to an ordered topic without W (R: brokerPermission)."""
+    """R4 + W2: upper bound on what clients may do here. Topics are registered at name servers with no more than this;
+    without R pulls are refused, without W sends to an ordered topic (R: brokerPermission)."""
     region_id: str = "DefaultRegion"
-    """What answers to sends say in MSG_REGION (R: regionId)."""
+    """MSG_REGION in answers to sends (R: regionId)."""
     trace_on: bool = True
-    """What answers to sends say in TRACE_ON (R: traceOn)."""
+    """TRACE_ON in answers to sends (R: traceOn)."""
     acl: AclConfig | None = None
     """Who may do what; None lets everybody do everything."""
     tls: TlsConfig | None = None
     """TLS on the port that clients use; None means plain text."""
     mutant: str = NO_MUTANT
-    """A known bug to be put in (node.mutants), for tests of the tests."""
+    """A known bug to inject (node.mutants), for tests of the tests."""
 
     @property
     def ha(self) -> HaConfig | None:
-        """The part in classic HA; None: there is none."""
+        """This broker's part in classic HA; None if it has none."""
         return self.classic.ha if self.classic is not None else None
 
     @property
@@ -258,15 +258,15 @@ class BrokerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameServerConfig:
-    """Everything that one name server process is told."""
+    """The whole configuration of one name server process."""
 
     listen: str
     uvloop: str
     log_level: str
     broker_expiry_s: int = 120
-    """A broker that was not heard of for so long is removed (R)."""
+    """A broker not heard from for this long is removed (R)."""
     scan_interval_s: int = 10
-    """How often that is looked at (R)."""
+    """Time between two scans for such brokers (R)."""
     kv_config_path: str | None = None
     """File of the key-value configuration; None keeps it in memory."""
     max_connections: int = 2000
@@ -276,7 +276,7 @@ class NameServerConfig:
 
 
 def check_topic_name(name: str) -> str:
-    """`name` itself when a topic may be called so; raises ValueError (R: TopicValidator)."""
+    """`name` itself if it is a valid topic name; raises ValueError (R: TopicValidator)."""
     if not name:
         raise ValueError("a topic name is empty")
     if len(name) > MAX_TOPIC_LENGTH:
@@ -333,17 +333,17 @@ def _classic(reader: ConfigReader | None) -> ClassicConfig | None:
 
 
 def _no_ledger(value: Any) -> str:
-    """For the key that every DLedger log has, in a configuration that asks for the other kind."""
-    raise ValueError("[dledger] and [classic] are two kinds of log and exclude each other: leave one table away")
+    """Rejects the key that every DLedger log has, in a configuration that asks for a classic one."""
+    raise ValueError("[dledger] and [classic] are two kinds of log and exclude each other: leave one table out")
 
 
 def _flush_mode(reader: ConfigReader, classic: ConfigReader | None) -> str:
-    """`flush_mode`, or in [classic] RocketMQ's own name for it."""
+    """`flush_mode`, or RocketMQ's own name for it in [classic]."""
     mode: str = reader.take("flush_mode", one_of(("", *FLUSH_MODES)), "")
     kind = classic.take("flush_disk_type", one_of(("", *FLUSH_DISK_TYPES)), "") if classic is not None else ""
     meant = FLUSH_DISK_TYPES.get(kind, "")
     if mode and meant and mode != meant:
-        reader.problem("flush_mode", f"is {mode!r} and classic.flush_disk_type {kind!r}: leave one away")
+        reader.problem("flush_mode", f"is {mode!r} and classic.flush_disk_type {kind!r}: leave one out")
     return mode or meant or "sync"
 
 
@@ -449,7 +449,7 @@ def parse_broker_config(text: str, overrides: Sequence[str] = ()) -> BrokerConfi
 
 
 def _flush_policy(reader: ConfigReader, *, is_dledger: bool) -> dict[str, int]:
-    """When the asynchronous flush syncs; DLedger's defaults are its own (R)."""
+    """When the asynchronous flush syncs; DLedger has its own defaults (R)."""
     return {
         "flush_interval_ms": reader.take("flush_interval_ms", integer_in(1, 3_600_000), 10 if is_dledger else 500),
         "flush_least_pages": reader.take("flush_least_pages", integer_in(0, 1 << 20), 0 if is_dledger else 4),
@@ -458,7 +458,7 @@ def _flush_policy(reader: ConfigReader, *, is_dledger: bool) -> dict[str, int]:
 
 
 def _relations(config: BrokerConfig) -> list[str]:
-    """What is wrong between keys that are fine each by itself."""
+    """Conflicts between keys that are each valid on their own."""
     problems = []
     if config.classic is None and config.self_id not in config.dledger_peers:
         problems.append(f"dledger.peers: has no entry for this node, {config.self_id}")

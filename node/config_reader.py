@@ -1,4 +1,4 @@
-"""What configurations are read with: a reader that notes every problem, and checks of single values.
+"""Reading of configurations: a reader that notes every problem, and checks of single values.
 
 A file that is wrong in five places is reported in five lines at once, and an unknown key is named together
 with the known one it resembles. Nothing here reads a file or a clock: the text comes from the caller, so a
@@ -35,8 +35,8 @@ __all__ = [
 ]
 
 MAX_CONFIGURED_MEMBERS: Final = 7
-"""Of a group as it begins. Larger ones only add latency; elections and commits are tested up to this size. By changes a
-group may become larger (node.dledger.membership), as while one of its members is replaced."""
+"""Members that a group may start with. Larger ones only add latency; elections and commits are tested up to this size.
+Membership changes may make a group larger (node.dledger.membership), for example while a member is replaced."""
 _SELF_ID = re.compile(r"n[0-9]{1,4}")
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,100}")
 
@@ -72,7 +72,7 @@ _REQUIRED: Final = _Missing()
 
 
 class ConfigReader:
-    """Takes keys out of one table, noting what is wrong; `finish` reports the keys nobody asked for."""
+    """Takes keys out of one table, noting what is wrong; `finish` reports keys that were not taken."""
 
     def __init__(self, table: Mapping[str, Any], problems: list[str], prefix: str = "") -> None:
         self._table = table
@@ -103,7 +103,7 @@ class ConfigReader:
         return ConfigReader(value, self._problems, f"{self._prefix}{key}.")
 
     def optional_table(self, key: str) -> ConfigReader | None:
-        """A reader of a sub-table that switches something on by being there; None when it is absent."""
+        """A reader of a sub-table whose presence switches something on; None when it is absent."""
         return self.table(key) if key in self._table else self.take(key, check_table, None)
 
     def tables(self, key: str) -> list[ConfigReader]:
@@ -157,7 +157,7 @@ def check_member_id(value: Any) -> str:
 
 
 def check_member_ids(value: Any) -> tuple[str, ...]:
-    """Different ids of members, in an order that means something."""
+    """Distinct member ids, whose order matters."""
     if not isinstance(value, list) or len(set(map(str, value))) != len(value):
         raise ValueError("must be a list of different member ids")
     return tuple(check_member_id(each) for each in value)
@@ -201,8 +201,8 @@ def check_absolute_path(value: Any) -> str:
 
 
 def one_of(choices: Sequence[str]) -> Callable[[Any], str]:
-    """A check that lets only these texts through; the nearest is named in the error. An empty one, which stands for a
-    key that is absent, is let through and not offered."""
+    """A check that accepts only these texts; its error names the nearest one. An empty choice stands for an absent
+    key: it is accepted but not listed."""
     offered = [choice for choice in choices if choice]
 
     def check(value: Any) -> str:
@@ -214,7 +214,7 @@ def one_of(choices: Sequence[str]) -> Callable[[Any], str]:
 
 
 def integer_in(lowest: int, highest: int) -> Callable[[Any], int]:
-    """A check that lets whole numbers of this range through."""
+    """A check that accepts whole numbers in this range."""
 
     def check(value: Any) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= highest:
@@ -228,7 +228,7 @@ def load_toml(text: str, overrides: Sequence[str]) -> dict[str, Any]:
     """The TOML `text` with `overrides` ("dotted.key=value") applied on top. Raises ConfigError."""
     try:
         table = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # numbers of thousands of digits and deep nesting have their own
+    except (ValueError, RecursionError) as error:  # also huge integers (ValueError) and deep nesting (RecursionError)
         raise ConfigError([f"not TOML: {error}"]) from error
     problems = []
     for override in overrides:
@@ -245,7 +245,7 @@ def load_toml(text: str, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    """`text` as a TOML value; anything that is none is a bare string (`--set read_mode=lease`)."""
+    """`text` as a TOML value; if it is not one, it is taken as a bare string (`--set read_mode=lease`)."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):

@@ -1,10 +1,10 @@
-"""A thread that works for the event loop: the loop stands still for what is very short, and is woken for the rest.
+"""A thread that runs disk operations for the event loop: the loop blocks on very short ones, and is woken for the rest.
 
 Handing an operation to a pool and being woken by it costs the loop far more than a write into the page cache does, and
-nearly every write is one. So the loop stands still for it, up to a bound that nobody notices; where the disk takes
-longer, it goes on with other things, is told by the pool, and does not try again for a while. A disk that stalls
-therefore never takes more from the loop than `BLOCKING_TIMEOUT_S` out of each `REST_S`. What waits for the disk in any
-case, a sync, is begun at once and its end told, which one thread of its own does at half the price of a pool.
+nearly every write is one. So the loop blocks on it, up to a bound that nobody notices; if the disk takes longer, the
+loop goes on with other things, is notified by the pool, and does not block again for a while. A disk that stalls
+therefore never takes more from the loop than `BLOCKING_TIMEOUT_S` out of each `REST_S`. A sync has to wait for the
+disk in any case: it is started at once and its end reported, which a dedicated thread does at half the price of a pool.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from node.runtime import Ended
 __all__ = ["BLOCKING_TIMEOUT_S", "REST_S", "DiskThread"]
 
 BLOCKING_TIMEOUT_S = 0.002
-"""The longest that the loop stands still: a fiftieth of the shortest time in which anybody misses a heartbeat."""
+"""The longest that the loop blocks: a fiftieth of the shortest time in which anybody misses a heartbeat."""
 REST_S = 0.1
-"""From an operation that took longer until the loop stands still for one again."""
+"""From an operation that took longer until the loop blocks on one again."""
 
 
 class _Hand:
-    """What loop and thread share. Without a reference to the `DiskThread`, whose end is that of the thread."""
+    """State that loop and thread share. Holds no reference to the `DiskThread`, whose finalizer ends the thread."""
 
     def __init__(self) -> None:
         self.begin = threading.Lock()
@@ -70,7 +70,7 @@ class _Hand:
 
 
 class DiskThread:
-    """One operation at a time, begun by one thread: that of the loop."""
+    """One operation at a time, started by one thread: that of the loop."""
 
     def __init__(self) -> None:
         self._hand = _Hand()
@@ -86,7 +86,7 @@ class DiskThread:
 
     @property
     def is_quick(self) -> bool:
-        """Whether the loop may stand still for an operation: nothing is under way, and none took long just now."""
+        """Whether the loop may block on an operation: nothing is under way, and none took long just now."""
         return not self._is_busy and (not self._rests_until_s or time.monotonic() >= self._rests_until_s)
 
     def _begin(self, operation: Callable[[], None]) -> None:
@@ -98,8 +98,8 @@ class DiskThread:
         self._hand.begin.release()
 
     def run_blocking(self, operation: Callable[[], None]) -> bool:
-        """Do it while the loop stands still. True when it is done; raises what it raised. False when it takes longer:
-        then `wait` must be called, from another thread, before anything else is begun here."""
+        """Run `operation` while the loop blocks. True when it is done; raises what it raised. False if it takes longer:
+        then `wait` must be called, from another thread, before anything else is started here."""
         self._begin(operation)
         if not self._hand.done.acquire(True, BLOCKING_TIMEOUT_S):
             self._rests_until_s = time.monotonic() + REST_S
@@ -109,20 +109,20 @@ class DiskThread:
         return True
 
     def wait(self) -> None:
-        """Wait for the end of the operation that took longer; raises what it raised."""
+        """Wait for the end of the operation that took too long; raises what it raised."""
         self._hand.done.acquire()
         try:
             self._hand.outcome()
-        finally:  # not before: the loop begins the next operation as soon as this thread is free
+        finally:  # not earlier: the loop starts the next operation as soon as `_is_busy` is False
             self._rests_until_s = time.monotonic() + REST_S
             self._is_busy = False
 
     def begin(self, first: Callable[[], None], then: Callable[[], None], tell: Ended) -> None:
-        """Do `first` while the loop stands still, as long as that is short, and `then` while it goes on; `tell` is
-        called in a later turn of the loop with what they raised, or None.
+        """Run `first` while the loop blocks, as long as that is short, and `then` while it goes on; `tell` is called
+        in a later turn of the loop with what they raised, or None.
 
-        Standing still gives the thread the interpreter's lock at once: a thread that is woken beside a busy loop waits
-        for it longer than a sync takes.
+        Blocking gives the thread the interpreter's lock at once: a thread that is woken beside a busy loop waits
+        longer for it than a sync takes.
         """
         loop = asyncio.get_running_loop()
         has_begun = threading.Lock()
@@ -150,8 +150,8 @@ class DiskThread:
             self._rests_until_s = time.monotonic() + REST_S
 
     async def run(self, first: Callable[[], None], then: Callable[[], None]) -> None:
-        """The same, awaited; raises what they raised. Both run to their end even when the waiting task is cancelled,
-        and the task then waits for the end as well before it passes the cancellation on."""
+        """`begin`, awaited; raises what they raised. Both run to their end even if the waiting task is cancelled, which
+        then waits for that end before it passes the cancellation on."""
         loop = asyncio.get_running_loop()
         has_ended = False
         raised: BaseException | None = None

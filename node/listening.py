@@ -1,4 +1,4 @@
-"""Which key of the configuration an address comes from, said with the error where one cannot listen there."""
+"""Adds the configuration key of an address to the error raised when a node cannot listen on it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _NOTE = "the address is that of "
 
 @contextmanager
 def listening(key: str) -> Iterator[None]:
-    """Note `key` with an OSError that opening a port raises: a broker opens up to five, and nothing else in the error
-    says whose address it is."""
+    """Add `key` as a note to an OSError raised on opening a port: a broker opens up to five, and nothing else in the
+    error tells which key the address came from."""
     try:
         yield
     except OSError as error:
@@ -22,6 +22,6 @@ def listening(key: str) -> Iterator[None]:
 
 
 def key_of(error: OSError) -> str:
-    """The key that was noted; "" where it is no error of a port."""
+    """The key that was noted; "" if the error is not about a port."""
     notes = (note for note in getattr(error, "__notes__", ()) if note.startswith(_NOTE))
     return next(notes, "").removeprefix(_NOTE)

@@ -1,4 +1,4 @@
-"""Logging of a node process: one line per event on stderr, and a brake for lines that a peer could flood.
+"""Logging of a node process: one line per event on stderr, and a rate limit for lines that a peer could cause.
 
 A line is `2026-01-31T12:00:00.000Z LEVEL logger message`. Control characters are escaped, so that bytes sent by
 a stranger cannot forge a line.
@@ -21,11 +21,11 @@ LIMITER_KEYS = 1024
 """Distinct keys that a limiter remembers; it starts over beyond, which only lets more lines through."""
 
 
-codecs.lookup("unicode_escape")  # loads it: a line about files that cannot be opened must need none
+codecs.lookup("unicode_escape")  # load it now: logging that no file can be opened must not open one
 
 
 class LineFormatter(logging.Formatter):
-    """Formats a record as one line in UTC; a traceback is appended to it with escaped line ends."""
+    """Formats a record as one line in UTC; a traceback is appended with escaped line ends."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = record.getMessage()
@@ -48,7 +48,7 @@ def configure_logging(level: str, stream: TextIO) -> None:
 
 
 class LogLimiter:
-    """Lets through one line per key and interval, and says how many were held back in between.
+    """Lets one line per key and interval through, and reports how many were held back in between.
 
     `now_s` is a clock in seconds, usually the running loop's `time`.
     """

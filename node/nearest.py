@@ -9,6 +9,6 @@ __all__ = ["nearest"]
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint: "; did you mean 'x'?", or "" where no known word is near."""
+    """A hint: "; did you mean 'x'?", or "" if no known word is near."""
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.55)
     return f"; did you mean {matches[0]!r}?" if matches else ""

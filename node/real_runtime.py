@@ -1,7 +1,7 @@
-"""The world as a node process meets it: the machine's clocks, its files, and a few threads to wait for the disk.
+"""The runtime of a node process: the machine's clocks, its files, and a few threads that wait for the disk.
 
 Whatever may wait for a disk runs in a small pool of threads, so that a stalled disk leaves the event loop free. Writes
-that are not synced nearly always only copy into the page cache: the loop waits for them, a little (`disk_thread`).
+that are not synced nearly always only copy into the page cache: the loop blocks on them briefly (`disk_thread`).
 Reads need no thread: they come from the page cache in all but rare cases. What has to survive a power cut is synced
 with fdatasync, which also makes a file's new length durable; creations, renames and removals additionally sync
 the directory, without which a file's name may be gone after the cut.
@@ -29,10 +29,10 @@ __all__ = ["DISK_THREADS", "RealClock", "RealDisk", "RealFile", "real_runtime"]
 T = TypeVar("T")
 
 DISK_THREADS = 4
-"""Disk operations under way at once: log, index, term file and queues each have one at most."""
+"""Disk operations under way at once: log, index, term file and queues have one each at most."""
 
 TEMPORARY_SUFFIX = ".tmp"
-"""Of a file that is to replace another one; what a crash leaves of it is overwritten by the next replacement."""
+"""Suffix of a file that is to replace another; a leftover of a crash is overwritten by the next replacement."""
 
 
 class RealClock:
@@ -46,7 +46,7 @@ class RealClock:
 
 
 class RealFile:
-    """A file of the machine, positioned reads inline, everything that may wait in the disk's threads."""
+    """A file of the machine: positioned reads run inline, everything that may wait runs in the disk's threads."""
 
     def __init__(self, path: str, pool: ThreadPoolExecutor, own: DiskThread) -> None:
         self._path = path
@@ -77,7 +77,7 @@ class RealFile:
                 missing_bytes -= len(data)
             return b"".join(pieces)
         except OSError as error:
-            error.filename = self._path  # which the system does not say, of a descriptor
+            error.filename = self._path  # the system does not report it for a descriptor
             raise
 
     async def write(self, offset: int, data: bytes, *, sync: bool = False) -> None:
@@ -133,7 +133,7 @@ class RealFile:
             self._sync()
 
     def _sync(self) -> None:
-        if self._descriptor < 0:  # which the calls below take for an error of the program
+        if self._descriptor < 0:  # the calls below would raise ValueError
             raise OSError(errno.EBADF, os.strerror(errno.EBADF), self._path)
         if self._length_was_cut:  # fdatasync need not write a length that only became smaller
             os.fsync(self._descriptor)
@@ -191,7 +191,7 @@ class RealDisk:
             _sync_directory(os.path.dirname(made))
 
     def read_file(self, path: str) -> bytes:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would be waited for
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a FIFO would block
         try:
             mode = os.fstat(descriptor).st_mode
             if stat.S_ISDIR(mode):
@@ -242,10 +242,10 @@ class RealDisk:
 
 
 async def _in_pool(pool: ThreadPoolExecutor, operation: Callable[[], T]) -> T:
-    """Run `operation` in a thread; it runs to its end even when the waiting task is cancelled.
+    """Run `operation` in a thread; it runs to its end even if the waiting task is cancelled.
 
-    A cancelled waiter waits for the end as well before it passes the cancellation on: the caller may close
-    the file then, and the number of its descriptor may go to another file.
+    A cancelled waiter waits for that end before it passes the cancellation on: the caller may close the file then,
+    and its descriptor may be reused for another file.
     """
     future = asyncio.get_running_loop().run_in_executor(pool, operation)
     try:

@@ -1,4 +1,4 @@
-"""How long a log is kept: the rule by which its oldest file may go (R: CleanCommitLogService); how many snapshots."""
+"""How long a log is kept: the rule for removing its oldest file (R: CleanCommitLogService), and how many snapshots."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from node.config_reader import ConfigReader, integer_in
 __all__ = ["EXPIRY_CHECK_S", "RetentionConfig", "SnapshotConfig", "read_retention", "read_snapshots"]
 
 EXPIRY_CHECK_S: Final = 60.0
-"""Between two looks for files to remove; the hour for it has sixty of them (R: 10 s)."""
+"""Time between two checks for files to remove; the delete hour has sixty of them (R: 10 s)."""
 
 HOUR_MS: Final = 3_600_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionConfig:
-    """A file goes when what follows it is older than the retention, at the hour for it; or, at any hour, when the log
-    takes more than its share of the space it may use. There is no other policy: nothing refuses writes instead."""
+    """A file is removed when what follows it is older than the retention, in the delete hour; or, at any hour, when the
+    log takes more than its share of the space it may use. No policy refuses writes instead of removing files."""
 
     retention_hours: int = 72
-    """Age at which a file of the log may go (R: fileReservedTime)."""
+    """Age at which a file of the log may be removed (R: fileReservedTime)."""
     delete_hour: int = 4
-    """Hour of the day, in UTC, at which old files go (R: deleteWhen)."""
+    """Hour of the day, in UTC, at which old files are removed (R: deleteWhen)."""
     disk_capacity_bytes: int = 0
-    """Space that the log lives in; 0 means that nobody counts."""
+    """Space available to the log; 0: its size is not limited."""
     disk_max_ratio_percent: int = 75
-    """Share of that space beyond which files go at any hour and age (R: diskMaxUsedSpaceRatio)."""
+    """Share of that space beyond which files are removed at any hour and age (R: diskMaxUsedSpaceRatio)."""
 
     def lets_go(self, *, now_ms: int, next_stored_ms: int | None, log_bytes: int) -> bool:
-        """Whether the oldest file may go: `next_stored_ms` is when the first message behind it was stored, None where
-        there is none, `log_bytes` the size of the whole log."""
+        """Whether the oldest file may be removed: `next_stored_ms` is when the first message after it was stored (None
+        if none follows), `log_bytes` the size of the whole log."""
         allowed_bytes = int(self.disk_capacity_bytes * self.disk_max_ratio_percent / 100)
         if allowed_bytes and log_bytes > allowed_bytes:
             return True
@@ -41,17 +41,17 @@ class RetentionConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotConfig:
-    """When a member of a DLedger group takes snapshots by itself, and how many it keeps."""
+    """When a member of a DLedger group takes snapshots on its own, and how many it keeps."""
 
     threshold_entries: int = 100_000
     """Entries after which one is taken (R: snapshotThreshold, 1000, and off); 0: only when one is needed, before the
-    log loses its beginning and for a follower."""
+    beginning of the log is removed or for a follower."""
     kept: int = 3
     """Snapshots that are kept (R: maxSnapshotReservedNum)."""
 
 
 def read_snapshots(reader: ConfigReader) -> SnapshotConfig:
-    """A SnapshotConfig, from the table that has it among others."""
+    """A SnapshotConfig, from a table that also has other keys."""
     defaults = SnapshotConfig()
     return SnapshotConfig(
         threshold_entries=reader.take("snapshot_threshold", integer_in(0, 1_000_000_000), defaults.threshold_entries),
@@ -60,7 +60,7 @@ def read_snapshots(reader: ConfigReader) -> SnapshotConfig:
 
 
 def read_retention(reader: ConfigReader) -> dict[str, Any]:
-    """The fields of a RetentionConfig, from the table that has them among others."""
+    """The fields of a RetentionConfig, from a table that also has other keys."""
     defaults = RetentionConfig()
     return {
         "retention_hours": reader.take("retention_hours", integer_in(1, 87_600), defaults.retention_hours),

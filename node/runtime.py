@@ -1,9 +1,9 @@
-"""What a node may use of the world: clocks, a disk, randomness.
+"""What a node may use of the outside world: clocks, a disk, randomness.
 
 Everything else a node does with the outside goes through the running asyncio event loop (timers,
 connections, servers). A node that takes its time, files and random numbers only from here, and its
 network only from the loop, runs unchanged on real hosts and inside a deterministic simulation, which
-hands it another `Runtime` and another loop.
+gives it another `Runtime` and another loop.
 
 Two clocks, because faults tell them apart: `wall_ms` may jump (an operator, NTP, a nemesis) and is only
 good for stamping messages; `monotonic_ns` never goes backwards and is what timeouts and leases use.
@@ -24,7 +24,7 @@ from typing import NamedTuple, Protocol
 __all__ = ["Clock", "Disk", "DiskUsage", "Ended", "File", "Runtime"]
 
 Ended = Callable[[BaseException | None], object]
-"""Told that an operation is over: None, or what went wrong (OSError). Must not raise."""
+"""Called when an operation is over, with None or what went wrong (OSError). Must not raise."""
 
 
 class Clock(Protocol):
@@ -65,8 +65,8 @@ class File(Protocol):
         ...
 
     def begin_write(self, offset: int, data: bytes, on_done: Ended, *, sync: bool = False) -> None:
-        """The same without a task that waits: `on_done` is called once, in a later turn of the loop, and never where
-        this raises. What is under way goes on to its end whatever becomes of the caller. Raises OSError (EBADF)."""
+        """Like `write`, but no task waits: `on_done` is called once, in a later turn of the loop, and never if this
+        call raises. A write under way runs to its end whatever becomes of the caller. Raises OSError (EBADF)."""
         ...
 
     async def sync(self) -> None:
@@ -83,7 +83,7 @@ class File(Protocol):
 
 
 class DiskUsage(NamedTuple):
-    """How much room a file system has, and how much of it anybody uses."""
+    """Size of a file system, and how much of it is in use by anyone."""
 
     total_bytes: int
     used_bytes: int
@@ -145,10 +145,10 @@ class Disk(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What one node process lives on. `random` is seeded by whoever makes the runtime."""
+    """What one node process runs on. `random` is seeded by whoever makes the runtime."""
 
     clock: Clock
     disk: Disk
     random: random.Random
     memory_bytes: int = 4 << 30
-    """Physical memory of the machine, of which a share is taken to hold the newest part of the log."""
+    """Physical memory of the machine, a share of which is assumed to hold the newest part of the log."""

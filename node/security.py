@@ -1,7 +1,7 @@
-"""Access control and TLS as they are configured: accounts with their permissions, certificates, and their checks.
+"""Configuration of access control and TLS: accounts with their permissions, certificates, and their checks.
 
 Both are off unless their table is given. The permissions are those of RocketMQ's plain ACL (R: plain_acl.yml):
-PUB and SUB by topic and by consumer group, a default for what is not named, admin accounts, and addresses
+PUB and SUB by topic and by consumer group, a default for all others, admin accounts, and addresses
 that need no key.
 """
 
@@ -37,7 +37,7 @@ MAX_ACCOUNTS: Final = 1000
 MAX_PERMISSIONS: Final = 10_000
 """Topics or groups that one account names, as many as a broker may have topics."""
 MAX_WHITE_ADDRESSES: Final = 1000
-"""Address patterns, tried one after the other for a request without a good key."""
+"""Address patterns, tried one by one for a request without a valid key."""
 MIN_ACCESS_KEY_LENGTH: Final = 7
 MIN_SECRET_KEY_LENGTH: Final = 7
 """Both longer than 6 characters (R: PlainPermissionManager)."""
@@ -58,7 +58,7 @@ class AddressPattern:
         self.matches("0.0.0.0")
 
     def matches(self, host: str) -> bool:
-        """Whether the address `host` (without port) fits. Raises ValueError when the pattern is none."""
+        """Whether the address `host` (without port) matches. Raises ValueError if the pattern is invalid."""
         text = self.text.strip()
         if text in ("*", "*.*.*.*"):
             return True
@@ -99,7 +99,7 @@ def _octet_matches(octet: str, number_text: str, pattern: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountConfig:
-    """One access key and what it may do. Permissions are PERM_DENY, or PERM_PUB and PERM_SUB added up."""
+    """One access key and what it may do. Permissions are PERM_DENY, or PERM_PUB and PERM_SUB combined."""
 
     access_key: str
     secret_key: str = field(repr=False)
@@ -114,7 +114,7 @@ class AccountConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AclConfig:
-    """Who may do what at a broker. Whoever comes from a white-listed address may do everything without a key."""
+    """Who may do what at a broker. Clients from a white-listed address may do everything without a key."""
 
     accounts: tuple[AccountConfig, ...]
     white_addresses: tuple[AddressPattern, ...] = ()
@@ -127,15 +127,15 @@ class AclConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsConfig:
-    """TLS of the port for clients, and of the connections that this node makes itself."""
+    """TLS on the port for clients, and on the connections that this node opens itself."""
 
     certificate: str
     key: str
     client_ca: str | None = None
-    """Certificates that clients must be signed by; without it clients need none."""
+    """Certificates that must have signed those of clients; without it clients need none."""
     ca: str | None = None
-    """What this node dials (name servers, its group's master) is dialled with TLS and must be signed by these
-    certificates; without it, in plain text."""
+    """Peers that this node dials (name servers, its group's master) are dialled with TLS and need a certificate signed
+    by one of these; without it, they are dialled in plain text."""
 
     def server_context(self) -> ssl.SSLContext:
         """For listening. Raises ConfigError when a file cannot be used."""
@@ -147,10 +147,10 @@ class TlsConfig:
         return context
 
     def dialling_context(self) -> ssl.SSLContext | None:
-        """For dialling, None where that is done in plain text. Raises ConfigError.
+        """For dialling; None if that is done in plain text. Raises ConfigError.
 
-        Addresses are bare IPs, so it is the signature that is checked, not a host name; this node shows its
-        own certificate where it is asked for one.
+        Addresses are bare IPs, so the signature is checked rather than a host name; this node presents its
+        own certificate when asked for one.
         """
         if self.ca is None:
             return None
@@ -215,7 +215,7 @@ def read_acl(reader: ConfigReader | None) -> AclConfig | None:
             entry.problem("access_key", "is given twice")
         accounts[account.access_key] = account
     if not accounts:
-        reader.problem("accounts", "there are none; leave the table away to switch access control off")
+        reader.problem("accounts", "there are none; leave the table out to switch access control off")
     if len(accounts) > MAX_ACCOUNTS:
         reader.problem("accounts", f"{len(accounts)} accounts, at most {MAX_ACCOUNTS} are supported")
     config = AclConfig(accounts=tuple(accounts.values()), white_addresses=reader.take("white_addresses", _patterns, ()))

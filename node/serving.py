@@ -1,7 +1,7 @@
-"""A broker from its configuration to its end, on whatever runtime and event loop it is given.
+"""Runs a broker from its configuration to its end, on whatever runtime and event loop it is given.
 
-Here it is not yet a process: no signals, no locks, no exit status (`command_line.py` adds those). A simulation
-runs these very coroutines.
+It does not know that it is a process: no signals, no locks, no exit status (`command_line.py` adds those). A
+simulation runs these same coroutines.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def test_what_is_wrong_is_named(keys: str, problem: str) -> None:
 
 
 def test_keys_that_contradict_each_other() -> None:
-    with pytest.raises(ConfigError, match="leave one away"):
+    with pytest.raises(ConfigError, match="leave one out"):
         parse_broker_config(BASE + 'flush_disk_type = "ASYNC_FLUSH"', ["flush_mode=sync"])
     with pytest.raises(ConfigError, match="is required where no name_servers say where the master is"):
         parse_broker_config(BASE + 'broker_role = "SLAVE"', ["name_servers=[]"])
