@@ -31,9 +31,9 @@ class KvConfig:
         self._lock: asyncio.Lock | None = None
 
     async def load(self) -> None:
-        """Read the file, if there is one, and make its directory, as a broker does its own: an entry that cannot be
-        stored is said at the start and not to whoever sends it. Raises OSError, and ValueError when it is no such
-        table."""
+        """Read the file, if there is one, and create its directory, as a broker does its own: if entries cannot be
+        stored, that is reported at the start and not to whoever sends one. Raises OSError, and ValueError if the file
+        is no such table."""
         if self._path is None:
             return
         directory = posixpath.dirname(self._path) or "."
@@ -41,7 +41,7 @@ class KvConfig:
         content = read_table(self._disk, self._path)
         if content is None:
             return
-        # The process before may have replaced the file and been killed before its name was synced: now it counts.
+        # The previous process may have replaced the file and been killed before its name was synced: sync it now.
         await self._disk.sync_dir(directory)
         try:
             table = content["configTable"]

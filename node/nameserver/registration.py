@@ -1,6 +1,6 @@
-"""What a broker tells a name server about itself (request code 103), read from the wire.
+"""A broker's registration with a name server (request code 103), read from the wire.
 
-The body is JSON, or deflated: then R packs it into a format of its own (lengths and lines of text), and other
+The body is plain JSON or deflated. R deflates a packed format of its own (lengths and lines of text), other
 brokers deflate the JSON. All three are read.
 """
 
@@ -21,11 +21,11 @@ __all__ = ["MASTER_ID", "QueueData", "Registration", "parse_json_object", "read_
 MASTER_ID: Final = 0
 """Broker id of a master; slaves have others (R)."""
 MAX_INFLATED_BYTES: Final = 64 * 1024 * 1024
-"""What a deflated body may grow to: 100,000 topics take 20 MB. A bomb stops here."""
+"""Limit of an inflated body: 100,000 topics take 20 MB. A zip bomb stops here."""
 MAX_NAME_CHARS: Final = 255
 """Longest cluster, broker or topic name, or address, that is kept."""
 MAX_TOPIC_CHARS: Final = 255
-"""Longest topic name that is kept: stored topics have 127 bytes at most, names of retry topics a prefix."""
+"""Longest topic name that is kept: stored topics have 127 bytes at most, retry topics add a prefix."""
 
 _INT = Struct(">i")
 
@@ -42,7 +42,7 @@ class QueueData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """One broker's word about itself. `topics` is None when it said nothing about topics."""
+    """What one broker registers about itself. `topics` is None if it sent nothing about topics."""
 
     cluster: str
     broker_name: str
@@ -165,7 +165,7 @@ def _filter_servers(value: Any) -> tuple[str, ...]:
 
 
 def _read_packed(data: bytes) -> Body:
-    """R's compressed form: three parts, each behind its length: data version (JSON), topics (a count, then
+    """R's compressed format: three parts, each preceded by its length: data version (JSON), topics (a count, then
     "name readQueues writeQueues perm filterType" each), filter servers (JSON)."""
     try:
         version, at = _part(data, 0)

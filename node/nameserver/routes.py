@@ -2,8 +2,8 @@
 
 Modelled on RocketMQ's RouteInfoManager (R), with three differences that role switches need:
 an address is listed in one place only, whatever it registered as before; a registration as master with a lower
-DLedger term than the known master's leaves the table alone; and a new master's topics count at once, also when
-their version is the one that its predecessor had.
+DLedger term than the known master's leaves the table alone; and a new master's topics count at once, even if
+their version equals its predecessor's.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class RouteTable:
         return RegisterResult(self._live[master].ha_address, master) if master is not None else RegisterResult()
 
     def unregister(self, broker_name: str, broker_id: int, address: str) -> bool:
-        """Remove an address that signs off; False when it is not listed so (any more)."""
+        """Remove an address that unregisters; False if it is not listed under this name and id (any more)."""
         live = self._live.get(address)
         if live is None or (live.broker_name, live.broker_id) != (broker_name, broker_id):
             return False
@@ -126,14 +126,14 @@ class RouteTable:
         return True
 
     def owner_gone(self, owner: Hashable) -> list[str]:
-        """Remove the addresses that registered last over a connection which is now closed; returns them."""
+        """Remove the addresses whose last registration came over a connection that is now closed; returns them."""
         addresses = list(self._owned.get(owner, ()))
         for address in addresses:
             self._unlist(address)
         return addresses
 
     def expire(self) -> list[tuple[str, Hashable]]:
-        """Remove what was not heard of for too long; returns each address with its connection."""
+        """Remove addresses not heard of for too long; returns each with its connection."""
         before_ns = self._now_ns() - self._expiry_ns
         expired = [(address, live.owner) for address, live in self._live.items() if live.updated_ns < before_ns]
         for address, _ in expired:
@@ -156,7 +156,7 @@ class RouteTable:
             self._topics.pop(topic, None)
 
     def set_write_permission(self, broker_name: str, *, allowed: bool) -> int:
-        """Allow or forbid writing to every topic of a broker, until its topics change; how many there are."""
+        """Allow or forbid writing to every topic of a broker, until its topics change; returns how many it has."""
         count = 0
         for queues in self._topics.values():
             data = queues.get(broker_name)
@@ -245,13 +245,13 @@ class RouteTable:
                 del self._owned[owner]
 
     def _unlist(self, address: str, keep_name: str | None = None) -> None:
-        """Remove an address, and its broker name with its topics when that was its last one."""
+        """Remove an address; with its last address, a broker name other than `keep_name` goes, and its topics."""
         live = self._live.pop(address)
         self._disown(address, live.owner)
         broker = self._brokers[live.broker_name]
         del broker.addresses[live.broker_id]
         if live.broker_id == MASTER_ID:
-            broker.topics_of = None  # the next process may have other ones by the same version (R: registerFirst)
+            broker.topics_of = None  # the next process may have other topics under the same version (R: registerFirst)
         if not broker.addresses and live.broker_name != keep_name:
             del self._brokers[live.broker_name]
             for topic in [topic for topic, queues in self._topics.items() if live.broker_name in queues]:

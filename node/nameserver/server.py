@@ -1,5 +1,5 @@
-"""The name server: brokers register with it, clients ask it for routes. It keeps nothing that it is not told
-again within 30 seconds, so any number of them run side by side and know nothing of each other."""
+"""The name server: brokers register with it, clients ask it for routes. Brokers repeat their registrations within
+30 seconds, so any number of name servers run side by side without knowing of each other."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameServerOptions:
-    """What may differ between name servers. Defaults are RocketMQ's (R)."""
+    """Settings of one name server. Defaults are RocketMQ's (R)."""
 
     broker_expiry_s: float = 120.0
-    """A broker that was not heard of for this long is removed."""
+    """A broker not heard of for this long is removed."""
     scan_interval_s: float = 10.0
-    """How often that is looked at."""
+    """Time between two scans for such brokers."""
     kv_config_path: str | None = None
     """File of the key-value configuration; None keeps it in memory."""
     limits: ServerLimits = field(default_factory=ServerLimits)
@@ -51,7 +51,7 @@ class NameServerOptions:
 
 
 class NameServer:
-    """One name server on one address. Port 0 lets the system choose; `port` tells."""
+    """One name server on one address. Port 0 lets the system choose; see `port`."""
 
     def __init__(self, host: str, port: int, runtime: Runtime, *, options: NameServerOptions | None = None) -> None:
         self._options = options or NameServerOptions()
@@ -90,7 +90,7 @@ class NameServer:
         return self._server.connection_count
 
     async def start(self) -> None:
-        """Listen. Raises OSError (address in use, unreadable file), ValueError (a file that is no configuration)."""
+        """Listen. Raises OSError (address in use, unreadable file), ValueError (the file is no such configuration)."""
         await self._kv.load()
         with listening("listen"):
             await self._server.start()
@@ -145,7 +145,7 @@ class NameServer:
         return command.reply(ResponseCode.SUCCESS)
 
     def _query_data_version(self, command: Command, connection: Connection) -> Command:
-        """Whether a broker must register again because its topics changed; counts as a sign of life (R)."""
+        """Whether a broker must register again because its topics changed; if not, this is a sign of life (R)."""
         address = command.get_str("brokerAddr")
         theirs = json.dumps(parse_json_object(command.body, "the data version"), sort_keys=True)
         ours = self.routes.data_version(address)
@@ -196,7 +196,7 @@ class NameServer:
         return command.reply(ResponseCode.SUCCESS, body=_json({"topicList": topics}))
 
     def _own_topics(self, command: Command, connection: Connection) -> Command:
-        """Names that are no topics and that no topic should have, and a broker that knows its own (R)."""
+        """Names of clusters and brokers, which no topic should have, and a broker that knows its own such names (R)."""
         info = self.routes.cluster_info()
         names = [name for cluster, brokers in info["clusterAddrTable"].items() for name in (cluster, *brokers)]
         addresses = [
@@ -206,7 +206,7 @@ class NameServer:
         return command.reply(ResponseCode.SUCCESS, body=_json(body))
 
     def _configuration(self, command: Command, connection: Connection) -> Command:
-        """The settings that tools of RocketMQ know, one NAME=VALUE a line."""
+        """The settings that RocketMQ's tools know, one NAME=VALUE per line."""
         settings = {"listenPort": self.port, "kvConfigPath": self._options.kv_config_path or ""}
         return command.reply(
             ResponseCode.SUCCESS, body="".join(f"{name}={value}\n" for name, value in settings.items()).encode()

@@ -1,4 +1,4 @@
-"""A name server from its configuration to its end, as `node/serving.py` has a broker's: without a broker's modules."""
+"""Runs a name server from its configuration to its end, as `node/serving.py` does a broker, without its modules."""
 
 from __future__ import annotations
 

@@ -7,13 +7,13 @@ from typing import Generic, TypeVar
 __all__ = ["NOTABLE_BYTES", "ByteAccount"]
 
 NOTABLE_BYTES = 16 * 1024
-"""Holders of less are only part of the total: thousands of them would not fill any limit."""
+"""Smaller holders are only counted in the total: thousands of them would not fill any limit."""
 
 HolderT = TypeVar("HolderT")
 
 
 class ByteAccount(Generic[HolderT]):
-    """Bytes held by each of many holders. `set` is O(1); `greediest` looks at all and is for emergencies."""
+    """Bytes held by each of many holders. `set` is O(1); `greediest` scans all and is for emergencies."""
 
     __slots__ = ("_held", "total_bytes")
 
@@ -30,8 +30,8 @@ class ByteAccount(Generic[HolderT]):
             self._held.pop(holder, None)
 
     def change(self, holder: HolderT, before_bytes: int, now_bytes: int) -> None:
-        """`holder`, of which this account is told in no other way, holds `now_bytes` in all. Cheaper than `set`: who
-        holds little is not noted."""
+        """`holder` now holds `now_bytes` in all. For holders that are not also given to `set`, and cheaper: small ones
+        are not recorded."""
         self.total_bytes += now_bytes - before_bytes
         if now_bytes > NOTABLE_BYTES:
             self._held[holder] = now_bytes

@@ -1,4 +1,4 @@
-"""The dialling side: one connection for each address, many requests under way on each."""
+"""The dialling side: one connection per address, with many requests under way on each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["RemotingClient"]
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of "host:port" or "[ip6]:port". Raises ConnectFailed (definite) when it is none."""
+    """Host and port of "host:port" or "[ip6]:port". Raises ConnectFailed (definite) if it is malformed."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise ConnectFailed(f"{address!r} is no address of the form host:port")
@@ -26,13 +26,13 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 class RemotingClient(Endpoint):
-    """Sends requests to any number of peers. `register` gives processors for requests that peers send back.
+    """Sends requests to any number of peers. `register` sets processors for requests that peers send back.
 
-    Connections are made when first needed, shared by all requests to an address, and made again after they
+    Connections are opened when first needed, shared by all requests to an address, and reopened after they
     were lost. Nothing is sent twice: a request whose fate is unknown ends in an indefinite error.
 
-    With `tls` every connection is encrypted. `sign` is called with each request before it is sent, to put the
-    fields in that say who asks.
+    With `tls` every connection is encrypted. `sign` is called with each request before it is sent, to add the
+    fields that say who asks.
     """
 
     limits: ClientLimits
@@ -76,9 +76,8 @@ class RemotingClient(Endpoint):
         return await connection.invoke(command, timeout_ms=timeout_ms)
 
     def ask(self, address: str, command: Command, on_done: OutcomeCallback, *, timeout_ms: float) -> None:
-        """As `invoke` without a task: `on_done` is called once, in a later turn of the loop, with the reply or with the
-        error that `invoke` would raise. The frame is written at once: the caller has batched
-        what goes together."""
+        """Like `invoke`, without a task: `on_done` is called once, in a later turn of the loop, with the reply or the
+        error that `invoke` would raise. The frame is written at once: the caller has batched what belongs together."""
         if self._sign is not None:
             self._sign(command)
         connection = self._connections.get(address)
@@ -111,7 +110,7 @@ class RemotingClient(Endpoint):
     async def send_oneway(self, address: str, command: Command) -> None:
         """Send a request that nobody answers; marks it as one-way. Returns once it is queued.
 
-        Raises ConnectFailed or FrameError, both definite. That it returns says nothing of arrival.
+        Raises ConnectFailed or FrameError, both definite. Returning says nothing about arrival.
         """
         command.flag |= FLAG_ONEWAY
         if self._sign is not None:
@@ -148,7 +147,7 @@ class RemotingClient(Endpoint):
             await asyncio.wait(gone)
 
     async def _connect(self, address: str, timeout_ms: float) -> Connection:
-        """The connection to `address`, dialled at most once at a time however many ask for it."""
+        """The connection to `address`, dialled only once however many callers ask for it at the same time."""
         if self._closed:
             raise ConnectFailed("this client is closed")
         dial = self._dials.get(address)
@@ -176,7 +175,7 @@ class RemotingClient(Endpoint):
             return f"no connection to {address} within {timeout_ms} ms"
         except OSError as error:
             return f"no connection to {address}: {error.strerror or error}"
-        except ValueError as error:  # of a host name that cannot be one
+        except ValueError as error:  # raised for a host name that cannot be one
             return f"no connection to {address}: {error}"
         self._evict_unused()
         self._connections[address] = connection

@@ -48,13 +48,13 @@ _BARE_BYTES: Final = _BARE.size
 _BARE_BODY_BYTES: Final = MAX_FRAME_BYTES - _BARE_REST_BYTES
 
 MAX_TEMPLATES: Final = 8
-"""Templates of headers that one parser knows: a client uses one or two. The oldest goes when there are more."""
+"""Header templates that one parser keeps: a client uses one or two. The oldest is dropped when there are more."""
 LEARN_AT: Final = frozenset(2**power for power in range(1, 20))
-"""A template is made of the header that is the second, fourth, eighth ... to be decoded: making one costs as much as
-decoding hundreds, and must not cost much with a client whose headers have no template."""
+"""A template is made from the second, fourth, eighth ... header that had to be decoded: making one costs as much as
+decoding hundreds, and must stay cheap for a client whose headers have no template."""
 
 _scan = JSONDecoder().scan_once if c_make_scanner is not None else None  # type: ignore[attr-defined]
-"""None on PyPy, which has this in Python only and reads a whole text ten times as fast."""
+"""None on PyPy, where the scanner is pure Python and json.loads is ten times as fast."""
 _language_names: Final = {int(code): code.name for code in LanguageCode}
 _language_codes: Final = {code.name: int(code) for code in LanguageCode}
 
@@ -65,7 +65,7 @@ def encode(command: Command) -> bytes:
         header = _json_header(command)
         word = len(header)
     elif not command.ext_fields and command.remark is None and len(command.body) < _BARE_BODY_BYTES:
-        body = command.body  # alone: so members of a group write to each other
+        body = command.body  # nothing else: members of a group exchange such frames
         try:
             return (
                 _BARE.pack(
@@ -105,7 +105,7 @@ def _json_header(command: Command) -> bytes:
 
 
 def _binary_header(command: Command) -> bytes:
-    # "replace": a lone surrogate can arrive through a JSON escape but has no UTF-8 template.
+    # "replace": a lone surrogate can arrive through a JSON escape but cannot be encoded in UTF-8.
     remark = (command.remark or "").encode("utf-8", "replace")
     parts: list[bytes] = []
     try:
@@ -179,7 +179,7 @@ def _decode_json(header: bytes, body: bytes) -> Command:
         raise FrameError("extFields is no JSON object")
     else:
         try:
-            "".join(fields.values())  # the quickest way to see that all are texts
+            "".join(fields.values())  # the quickest check that all are strings
         except TypeError:
             fields = {
                 name: value if value.__class__ is str else _json_text(value)
@@ -204,7 +204,7 @@ def _whole_number(name: str, value: object) -> int:
 
 
 def _json_text(value: Any) -> str:
-    """Text of a JSON value that stands where text is expected: numbers in decimal, true and false, and
+    """Text of a JSON value found where a string is expected: numbers in decimal, true and false, and
     anything else as compact JSON (which is what RocketMQ's own JSON library makes of it)."""
     if value is True:
         return "true"
@@ -263,10 +263,10 @@ class FrameParser:
     """Turns a byte stream, cut anywhere, into commands.
 
     It holds at most one unfinished frame, and of that only the bytes that really arrived: a length word
-    reserves nothing. Lengths are judged as soon as they are there, before the frame is complete.
+    reserves nothing. Lengths are checked as soon as they arrive, before the frame is complete.
 
-    Of requests whose codes are among `variable` it learns `header_template`s, and their layouts: these come as
-    TemplateRequests.
+    For requests whose codes are in `variable` it learns `header_template`s and their layouts; requests read by
+    these are returned as TemplateRequests.
     """
 
     __slots__ = (
@@ -293,10 +293,10 @@ class FrameParser:
         self._variable: Mapping[int, VariableFields] = {} if variable is None else variable
         self._templates: list[HeaderTemplate] = []
         self.layouts = LayoutTable()
-        """What is known of headers that are much alike; for looking at only."""
+        """Layouts of headers that are much alike; others may only read it."""
         self._without_template = 0
         self.pending = bytearray()
-        """What there is of a frame that is not complete yet; for looking at only."""
+        """The bytes of a frame that is not complete yet; others may only read it."""
         self._needed_bytes = 0
 
     @property
@@ -324,7 +324,7 @@ class FrameParser:
                 word == _BARE_WORD and length == size - 4 and not remark_size and not fields_size
                 and length <= self._max_bare_bytes
             ):  # fmt: skip
-                body = data[_BARE_BYTES:]  # nearly all that members of a group hear from each other is one such frame
+                body = data[_BARE_BYTES:]  # nearly all that members of a group send each other is one such frame
                 return [Command(code, {}, body, opaque, flag, None, language, version, "binary")]
         commands: list[Command] = []
         at = 0

@@ -11,8 +11,8 @@ from enum import IntEnum
 __all__ = ["PROTOCOL_VERSION", "LanguageCode", "RequestCode", "ResponseCode"]
 
 PROTOCOL_VERSION = 409
-"""What the node calls itself in `version`: the ordinal of 4.9.8 (R). Clients compare it with the version
-that brought a feature (filtering by SQL92 needs 4.1.0), so 0 would switch features off in them."""
+"""What the node reports as its `version`: the ordinal of 4.9.8 (R). Clients compare it with the version
+that introduced a feature (filtering by SQL92 needs 4.1.0), so 0 would switch features off in them."""
 
 
 class LanguageCode(IntEnum):

@@ -103,7 +103,7 @@ class Command:
     def get_str(self, name: str, default: None) -> str | None: ...
 
     def get_str(self, name: str, default: object = _REQUIRED) -> str | None:
-        """Field `name` as text. Raises RequestError (SYSTEM_ERROR, as R does) when it is absent without default."""
+        """Field `name` as text. Raises RequestError (SYSTEM_ERROR, as R does) if it is absent and has no default."""
         value = self.ext_fields.get(name)
         if value is not None:
             return value
@@ -113,8 +113,8 @@ class Command:
         return default
 
     def get_int(self, name: str, default: int | None = None) -> int:
-        """Field `name` as a whole number of 64 bits; an empty value counts as absent. Raises RequestError
-        (SYSTEM_ERROR) when it is none, or absent without default."""
+        """Field `name` as a signed 64-bit integer; an empty value counts as absent. Raises RequestError
+        (SYSTEM_ERROR) if it is not an integer, or absent without a default."""
         value = self.ext_fields.get(name)
         if value is None or value == "":
             if default is None:
@@ -131,8 +131,8 @@ class Command:
         return number
 
     def get_bool(self, name: str, default: bool = False) -> bool:
-        """Field `name` as a truth value: "true" and "1" alike, in any case. Raises RequestError (SYSTEM_ERROR)
-        when it is neither."""
+        """Field `name` as a boolean: "true", "1" or "yes", "false", "0", "no" or "", in any case. Raises RequestError
+        (SYSTEM_ERROR) if it is none of these."""
         value = self.ext_fields.get(name)
         if value is None:
             return default
@@ -145,10 +145,10 @@ class Command:
 
 
 class FrameError(RemotingError):
-    """Bytes that are no frame of this protocol, or a command that does not fit into one.
+    """Bytes that are not a frame of this protocol, or a command that does not fit into one.
 
-    Raised by the parser, `commands` holds the commands that were complete before the bad bytes. Raised
-    when encoding, nothing was sent, hence definite.
+    When the parser raises it, `commands` holds the commands that were complete before the bad bytes. When
+    encoding raises it, nothing was sent, hence definite.
     """
 
     is_definite = True

@@ -1,4 +1,4 @@
-"""Log lines about peers, at a bounded rate: a flood of garbage must not become a flood of log."""
+"""Log lines about peers, at a bounded rate: a flood of garbage must not flood the log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from node.logs import LogLimiter
 __all__ = ["Complaints"]
 
 INTERVAL_S = 1.0
-"""At most one line of each kind in this time: enough to see what goes on, too little to fill a disk."""
+"""At most one line of each kind in this time: enough to see what is going on, too little to fill a disk."""
 
 
 class Complaints:
@@ -21,6 +21,6 @@ class Complaints:
         self._limiter = LogLimiter(now_s, interval_s=INTERVAL_S)
 
     def warn(self, kind: str, message: str, *, error: BaseException | None = None) -> None:
-        """Log `message` unless one of its `kind` (a fixed word of the program's, never a peer's) was logged
+        """Log `message` unless one of the same `kind` (a constant of the program, never a peer's text) was logged
         within the last second. With `error`, its traceback follows in the log."""
         self._limiter.warning(self._logger, kind, "%s", message, error=error)

@@ -1,10 +1,10 @@
-"""One connection of the remoting protocol, the same on the listening and the dialling side, and what all connections
-of one side share.
+"""One connection of the remoting protocol, the same on the listening and the dialling side, and the state that all
+connections of one side share.
 
 Requests that arrive go to the endpoint's processors; replies that arrive go to whoever sent the request with
-that opaque. A processor that answers at once costs no task, nor does one that returns a DeferredReply; one that returns
-an awaitable is answered when that is done, in whatever order. Everything that is to be sent within one turn of the
-loop leaves in one write.
+that opaque. A processor that answers at once or returns a DeferredReply costs no task; if it returns an awaitable, the
+reply is sent when that is done, in any order. All frames that are queued within one turn of the loop leave in one
+write.
 
 What a peer can make the node hold is bounded (`limits.py`). Timers are armed lazily: one for idleness that
 looks at the time of the last byte when it fires, one while a frame is incomplete, one while the peer does not
@@ -41,17 +41,17 @@ _PAUSED_BY_REQUESTS, _PAUSED_BY_WRITES, _PAUSED_BY_TURN = 1, 2, 4
 
 Processor = Callable[[Command, "Connection"], Reply | Awaitable[Reply]]
 Guard = Callable[[Command, "Connection"], None]
-"""Raises a RequestError where a request may not be processed."""
+"""Raises a RequestError if a request may not be processed."""
 BatchProcessor = Callable[[Sequence[TemplateRequest], "Connection"], DeferredReply | None]
-"""Processes the first ones of some requests of one code together, those in the reply's `requests`; None where even the
+"""Processes the first few of some requests of one code together (the reply's `requests`); returns None if even the
 first one is to be processed alone."""
 
 
 class Connection(asyncio.Protocol):
     """A connection to a peer. Made by a `RemotingServer` or `RemotingClient`, used by processors.
 
-    `state` is for the processors: whatever they want to remember of this peer. `address` is what was dialled, if this
-    side did: the name of a peer that is gone before it could be asked for its own.
+    `state` is for the processors: whatever they want to remember about this peer. `address` is what was dialled, if
+    this side dialled: it names a peer that is gone before its own address could be read.
     """
 
     def __init__(self, endpoint: Endpoint, address: str = GONE) -> None:
@@ -121,9 +121,9 @@ class Connection(asyncio.Protocol):
         return future
 
     def ask(self, command: Command, on_done: OutcomeCallback, *, timeout_ms: float, at_once: bool = False) -> None:
-        """The same without a future: `on_done` is called with the reply, in the turn of the loop in which it comes, or
-        with RequestTimeout or ConnectionLost. What is raised here is not passed to `on_done`. `at_once`: write the
-        frame now, because no other request follows in this turn that could be written together with it."""
+        """Like `invoke`, without a future: `on_done` is called with the reply, in the turn of the loop in which it
+        arrives, or with RequestTimeout or ConnectionLost. Errors raised here are not passed to `on_done`. `at_once`:
+        write the frame now, because no other request follows in this turn that could share the write."""
         if self.is_closing:
             error = ConnectionLost(f"the connection to {self.remote_address} is closed")
             error.is_definite = True
@@ -141,7 +141,7 @@ class Connection(asyncio.Protocol):
         self._write(frame, at_once or not count)
 
     def on_close(self, callback: Callable[[Connection], object]) -> None:
-        """Call `callback(connection)` once when the connection is gone; at once (next turn) if it is already."""
+        """Call `callback(connection)` once when the connection is gone; in the next turn if it already is."""
         if self.is_closing and self._transport is None:
             self.loop.call_soon(callback, self)
         else:
@@ -283,7 +283,7 @@ class Connection(asyncio.Protocol):
                 if command.__class__ is not TemplateRequest or at < together_at:
                     self._dispatch(command)
                 elif not (count := self._process_together(commands, at, left)):
-                    together_at, alone, count = at + alone, 2 * alone, 1  # not to be asked in vain for each
+                    together_at, alone, count = at + alone, 2 * alone, 1  # back off after a refusal
                     self._dispatch(command)
                 left -= count
             at += count
@@ -300,8 +300,8 @@ class Connection(asyncio.Protocol):
         )
 
     def _process_together(self, commands: list[Command], at: int, left: int) -> int:
-        """Let requests of one kind that came together, from `at` on and at most `left`, be processed together; returns
-        how many."""
+        """Offer requests of one code that came together, from `at` on and at most `left`, to their batch processor;
+        returns how many it took."""
         endpoint, code = self._endpoint, commands[at].code
         batch_processor = endpoint.batch_processors.get(code)
         if batch_processor is None or endpoint.guard is not None:
@@ -335,7 +335,7 @@ class Connection(asyncio.Protocol):
         if isinstance(result, Command):
             self.write_reply((command,), result)
             if self._outgoing_bytes > self._limits.write_high_water_bytes:
-                self.flush()  # which pauses us where the peer takes replies more slowly than we make them
+                self.flush()  # pauses reading if the peer takes replies more slowly than we make them
             return
         size_bytes = size_of(command)
         if isinstance(result, DeferredReply):
@@ -347,7 +347,7 @@ class Connection(asyncio.Protocol):
         self._account_requests(running_change=size_bytes)
 
     def _account_requests(self, *, running_change: int = 0, backlog_change: int = 0) -> None:
-        """Count bytes of requests that are being worked on or wait, here and over all connections."""
+        """Count bytes of requests that are being processed or wait, here and over all connections."""
         endpoint = self._endpoint
         held = endpoint.held
         before_bytes = self._running_bytes + self._backlog_bytes
@@ -374,7 +374,7 @@ class Connection(asyncio.Protocol):
         self._end((command,), size_bytes, result)
 
     def end_deferred(self, deferred: DeferredReply, reply: Command | bytes) -> None:
-        """The requests of a deferred reply are done."""
+        """Send a deferred reply; its requests are done."""
         self._end(deferred.requests, deferred.size_bytes, reply)
 
     def _end(self, requests: Sequence[Command], size_bytes: int, reply: Command | bytes | None) -> None:
@@ -391,8 +391,8 @@ class Connection(asyncio.Protocol):
             self._endpoint.room_made()
 
     def write_reply(self, requests: Sequence[Command], reply: Command | bytes, is_alone: bool = False) -> None:
-        """Send the reply to the only request, unless that is one-way, or the whole frames of the replies to several,
-        none of which may be. `is_alone`: see `_write`."""
+        """Send the reply to a single request, unless that is one-way, or the whole frames of the replies to several
+        requests, none of which may be one-way. `is_alone`: see `_write`."""
         if self.is_closing or requests[0].flag & FLAG_ONEWAY:
             return
         try:
@@ -417,7 +417,7 @@ class Connection(asyncio.Protocol):
         self._pause_reasons |= reason
 
     def _pause_for_room(self, is_full: bool) -> None:
-        """Begin no more until there is room or the next turn: too much is under way, or this turn is over."""
+        """Start no more requests until there is room, if `is_full`; otherwise this turn is over: until the next one."""
         if not is_full:
             self._pause(_PAUSED_BY_TURN)
             self.loop.call_soon(self._resume, _PAUSED_BY_TURN)
@@ -427,7 +427,7 @@ class Connection(asyncio.Protocol):
             self._endpoint.wait_for_room(self)
 
     def retry_backlog(self) -> None:
-        """Go on with requests that waited for room, if there is some now."""
+        """Resume requests that waited for room, if there is some now."""
         if not self._pause_reasons & _PAUSED_BY_REQUESTS:
             return
         if self._has_room():
@@ -436,7 +436,7 @@ class Connection(asyncio.Protocol):
             self._endpoint.wait_for_room(self)
 
     def _resume(self, reason: int) -> None:
-        """Take back one reason for not reading; work off the backlog when it was the last."""
+        """Withdraw one reason for not reading; if it was the last, work off the backlog and read again."""
         self._pause_reasons &= ~reason
         backlog = self._backlog
         left = self._limits.max_turn_requests
@@ -455,7 +455,7 @@ class Connection(asyncio.Protocol):
             self._frames.begin_again()
 
     def _write(self, frame: bytes, is_alone: bool = False) -> None:
-        """Queue a frame until the turn is over; at once where it `is_alone`, so that none may follow."""
+        """Queue a frame until the turn is over; write it at once if it `is_alone`, with no other frame to wait for."""
         transport = self._transport
         if self._in_turn or self._flush_scheduled or not is_alone or self._outgoing or transport is None:
             self._outgoing.append(frame)
@@ -470,7 +470,7 @@ class Connection(asyncio.Protocol):
                 self._check_unsent()
 
     def flush(self) -> None:
-        """Hand what is queued to the transport."""
+        """Pass queued frames to the transport."""
         self._flush_scheduled = False
         outgoing = self._outgoing
         if not outgoing or self._transport is None or self.is_closing:
@@ -498,7 +498,7 @@ class Connection(asyncio.Protocol):
             greediest.give_up("too many bytes are unsent over all connections, most of them here")
 
     def give_up(self, reason: str) -> None:
-        """Close at once, and say why in the node's log."""
+        """Close at once, and log why."""
         self._endpoint.complaints.warn("closed", f"closing {self.remote_address}: {reason}")
         self.abort(reason)
 
@@ -528,7 +528,7 @@ class _FrameWatch:
         """Whether there was an unfinished frame when `look` was last called."""
 
     def look(self, frame_completed: bool) -> None:
-        """Keep the account and the timer of the unfinished frame after new bytes have come."""
+        """Update the account and the timer of the unfinished frame after new bytes have come."""
         connection, endpoint = self._connection, self._endpoint
         pending_bytes = connection.pending_bytes
         if frame_completed or not self.is_unfinished:
@@ -545,7 +545,7 @@ class _FrameWatch:
             self._timer = connection.loop.call_later(endpoint.limits.frame_timeout_s, self._check)
 
     def begin_again(self) -> None:
-        """Reading goes on after we did not: the time counts from now."""
+        """Reading was resumed after a pause: the time counts from now."""
         self._started_s = self._connection.loop.time()
 
     def end(self) -> None:
@@ -573,13 +573,13 @@ class _FrameWatch:
 
 
 def peer_name(transport: asyncio.BaseTransport, otherwise: str = GONE) -> str:
-    """The address at the other end; `otherwise` where it has reset the connection by now, so that nobody knows it."""
+    """The address at the other end; `otherwise` if the peer has already reset the connection and it is unknown."""
     peer = transport.get_extra_info("peername")
     return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else otherwise
 
 
 def tls_options(context: ssl.SSLContext | None, limits: ConnectionLimits) -> dict[str, Any]:
-    """What the loop's create_connection is told of TLS: nothing at all where there is none."""
+    """TLS arguments for the loop's create_connection; empty without TLS."""
     if context is None:
         return {}
     return {
@@ -596,11 +596,11 @@ def _not_supported(command: Command, connection: Connection) -> Command:
 
 
 class Endpoint:
-    """Holds what connections share. Connections report to it; subclasses decide what becomes of them."""
+    """State that connections share. Connections report to it; subclasses decide what becomes of them."""
 
     stops_reading_when_unread = False
-    """Whether a peer that does not take what is sent to it is not read either. A server must: each request read
-    makes another reply. A client must not: two ends that both wait for the other to read wait for ever."""
+    """Whether to stop reading from a peer that does not take what is sent to it. A server must: each request it reads
+    makes another reply. A client must not: two ends that each wait for the other to read wait for ever."""
 
     def __init__(self, limits: ConnectionLimits, name: str) -> None:
         self.limits = limits
@@ -631,14 +631,14 @@ class Endpoint:
     def register_template(
         self, code: int, variable: VariableFields, batch_processor: BatchProcessor | None = None
     ) -> None:
-        """Read requests of `code` by a template of their headers, and let `batch_processor` have those that come
-        together before `processor` sees one of them; not where there is a guard, which looks at each."""
+        """Read requests of `code` by a template of their headers, and offer those that come together to
+        `batch_processor` before `processor` sees any of them; not if there is a guard, which checks each one."""
         self.variable_fields[int(code)] = variable
         if batch_processor is not None:
             self.batch_processors[int(code)] = batch_processor
 
     def register_guard(self, guard: Guard) -> None:
-        """Let `guard` look at every request before its processor does; what it raises is the answer."""
+        """Let `guard` check every request before its processor runs; what it raises is the answer."""
         self.guard = guard
 
     # Called by connections
@@ -654,8 +654,8 @@ class Endpoint:
         self.waiting_for_room.pop(connection, None)
 
     def flush_soon(self, connection: Connection) -> None:
-        """Hand what `connection` has queued to its transport at the end of this turn of the loop, together with what
-        others have: a message to all peers takes one callback."""
+        """Flush `connection` at the end of this turn of the loop, together with others: a message to all peers takes
+        one callback."""
         if not self._to_flush:
             connection.loop.call_soon(self._flush)
         self._to_flush.append(connection)
@@ -670,18 +670,18 @@ class Endpoint:
 
     def run(self, result: Awaitable[Reply]) -> asyncio.Future[Reply]:
         """The future of what an asynchronous processor returned. A coroutine becomes a task that is kept until
-        `finished` is called with it, and is cancelled when the endpoint stops; a future belongs to who made it."""
+        `finished` is called with it, and is cancelled when the endpoint stops; a future belongs to whoever made it."""
         future: asyncio.Future[Reply] = asyncio.ensure_future(result)
         if future is not result:
             self._tasks[future] = None
         return future
 
     def finished(self, future: asyncio.Future[Reply]) -> None:
-        """What `run` returned is done."""
+        """The future that `run` returned is done."""
         self._tasks.pop(future, None)
 
     def wait_for_room(self, connection: Connection) -> None:
-        """`connection` has requests to run when the bytes being worked on over all connections allow it."""
+        """`connection` has requests to run once the bytes being worked on over all connections allow it."""
         self.waiting_for_room[connection] = None
 
     def room_made(self) -> None:

@@ -1,4 +1,4 @@
-"""Replies that are given by a call."""
+"""Replies that a processor sends by a call, usually after it has returned."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ class ReplyWriter(Protocol):
         ...
 
     def end_deferred(self, deferred: DeferredReply, reply: Command | bytes) -> None:
-        """The requests of a deferred reply are done: send it."""
+        """Send a deferred reply; its requests are done."""
         ...
 
 
 class DeferredReply:
     """The reply to one request, or the replies to several of one connection, none of them one-way, that are answered
-    together: given by a call in some later turn of the loop or before. A processor returns it that has neither a task
-    nor a future to wait for. `send` must be called exactly once."""
+    together. A processor that has neither a task nor a future to wait for returns it. `send` must be called exactly
+    once, in some later turn of the loop or before the processor returns."""
 
     __slots__ = ("_connection", "_observer", "_reply", "requests", "size_bytes")
 
     def __init__(self, requests: Sequence[Command]) -> None:
         self.requests = requests
         self.size_bytes = 0
-        """What the requests are counted for until the reply is sent."""
+        """Bytes that the requests count for until the reply is sent."""
         self._observer: Callable[[Command | bytes], None] | None = None
         self._connection: ReplyWriter | None = None
         self._reply: Command | bytes | None = None
@@ -47,14 +47,14 @@ class DeferredReply:
             self._connection.end_deferred(self, reply)
 
     def observe(self, observer: Callable[[Command | bytes], None]) -> None:
-        """Call `observer` with the reply when it is sent, at once where it was already."""
+        """Call `observer` with the reply when it is sent; at once if it was sent before `attach`."""
         if self._reply is not None:
             observer(self._reply)
         else:
             self._observer = observer
 
     def attach(self, connection: ReplyWriter, size_bytes: int) -> bool:
-        """Called by the connection when the processor has returned, with what the requests are counted for; True when
+        """Called by the connection when the processor has returned, with the bytes that the requests count for; True if
         the reply was sent before, and is written now."""
         if self._reply is not None:
             connection.write_reply(self.requests, self._reply)

@@ -1,4 +1,4 @@
-"""What can go wrong between two peers of the remoting protocol.
+"""Errors between two peers of the remoting protocol.
 
 `is_definite` says whether the request certainly had no effect at the peer. Everything that was handed to a
 socket and not answered is indefinite: it may have happened, or may still happen.

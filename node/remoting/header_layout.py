@@ -1,9 +1,9 @@
-"""Requests taken apart by one struct, many at once: those of a template whose values all have the same sizes.
+"""Many requests parsed at once by one struct: those of a template whose values all have the same sizes.
 
-The requests that a client sends one behind the other are even more alike than their template says: every value has the
-size that it had before, and the properties differ in one key. So each value has its place, what lies between is the
-same, and all of it is looked at column by column. A layout is made of one header that the template has read; it reads
-what the template would, and nothing that the template would not.
+The requests that a client sends in a row are even more alike than their template says: every value has the same size as
+before, and the properties differ in one key. So each value has a fixed offset, the bytes between values are constant,
+and both are checked column by column over all requests. A layout is made from one header that the template has read; it
+accepts only headers that the template would accept, and reads them alike.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from node.remoting.header_template import REQUEST_BYTES, HeaderTemplate, Templat
 __all__ = ["HeaderLayout", "LayoutTable"]
 
 MAX_HEADER_BYTES: Final = 1024
-"""Longer headers are left to their templates; what clients send has some 300 to 400 bytes."""
+"""Longer headers are left to their templates; clients send headers of some 300 to 400 bytes."""
 MAX_SIZES: Final = 32
-"""Sizes of headers for which a connection has layouts, a few kB each. All are forgotten when there are more."""
+"""Header sizes for which a connection keeps layouts, a few kB each. All are dropped when there are more."""
 LAYOUTS_OF_SIZE: Final = 2
-"""Layouts of headers of one size that are tried: the number of a queue may be longer, and the opaque shorter."""
+"""Layouts tried per header size: with a longer queue number and a shorter opaque a header has the same size."""
 MAX_STRUCTS: Final = 512
-"""Layouts with a size of body that are remembered, of all connections together."""
+"""Layouts with a body size that are cached, over all connections together."""
 
 MAX_TOGETHER: Final = 64
-"""Requests that are taken apart at once."""
+"""Requests that are parsed at once."""
 LEAST_TOGETHER: Final = 4
-"""Requests; below these columns cost more."""
+"""Fewest requests that are parsed as columns; below that, columns cost more."""
 
 _PREFIX_BYTES: Final = 8
 _INT: Final = Struct(">i")
@@ -38,8 +38,8 @@ _struct_of = lru_cache(maxsize=MAX_STRUCTS)(Struct)
 
 
 class HeaderLayout:
-    """Headers of one template that are the same but for opaque, numbers, texts before the last one, and one key in the
-    last text, if there is one; of a size that each of these has."""
+    """Headers of one template that differ only in opaque, numbers, texts before the last one, and one key in the last
+    text, if there is one; each of these has a fixed size."""
 
     __slots__ = (
         "_after", "_before", "_common", "_constants", "_is_json", "_least_opaque", "_numbers", "_pick", "_struct",
@@ -47,15 +47,15 @@ class HeaderLayout:
     )  # fmt: skip
 
     def __init__(self, template: HeaderTemplate, header: bytes, spans: Sequence[tuple[int, int]]) -> None:
-        """`spans` are those of opaque, numbers and texts. `header` is one that the template reads."""
+        """`spans` are those of opaque, numbers and texts. `header` is one that the template has read."""
         *places, (start, end) = spans
         raw = header[start:end]
         self._template = template
         self._is_json = template.serializer == "json"
         self._numbers = template.number_count
         self._common: bytes | None = None
-        """The last text without its key, None where the whole text is the same each time; what stands around the key
-        follows."""
+        """The last text without its key; None if the whole text is the same each time. `_before` and `_after` are what
+        surrounds the key."""
         self._before, self._after = template.plain(raw), b""
         key = template.key_span(raw)
         if key is not None:
@@ -67,15 +67,15 @@ class HeaderLayout:
             layout += f"{start - at}s{end - start}s"
             at = end
         self._struct = Struct(f"{layout}{len(header) - at}s")
-        """A frame without its body: what all have in common at even places, values at odd ones."""
+        """A frame without its body: constant parts at even positions, values at odd ones."""
         self._constants = self._struct.unpack(bytes(_PREFIX_BYTES) + header)[::2]
         self._pick = itemgetter(*[2 * ordered.index(place) + 1 for place in places])
         opaque_bytes = places[0][1] - places[0][0]
         self._least_opaque = 10 ** (opaque_bytes - 1) if self._is_json and opaque_bytes > 1 else 0
 
     def requests(self, data: bytes, at: int, frame_bytes: int, count: int) -> list[TemplateRequest] | None:
-        """The requests of that many frames, the first of which begins at `at`, all of this size and with headers of the
-        layout's, or the first one; None where the template has to read one of them."""
+        """The requests of `count` frames from offset `at` on, all of size `frame_bytes`; only the first one below
+        LEAST_TOGETHER. None if one of them does not fit the layout: the template has to read it."""
         body_at = self._struct.size
         if count < LEAST_TOGETHER:
             return self._request(self._struct.unpack_from(data, at), data[at + body_at : at + frame_bytes])
@@ -111,7 +111,7 @@ class HeaderLayout:
         ]
 
     def _request(self, parts: tuple[bytes, ...], body: bytes) -> list[TemplateRequest] | None:
-        """The same for one."""
+        """The request of one frame that is unpacked into `parts`; None as in `requests`."""
         if parts[::2] != self._constants:
             return None
         digits, *values = self._pick(parts)
@@ -142,17 +142,17 @@ def _ints(digits: Sequence[bytes]) -> list[int]:
 
 
 class LayoutTable(dict[bytes, Sequence[HeaderLayout]]):
-    """The layouts that one parser knows, by the word that stands before their headers: serializer and size."""
+    """The layouts that one parser knows, by the word before their headers: serializer and header size."""
 
     def __init__(self) -> None:
         super().__init__()
         self._misses: dict[bytes, int] = {}
         self._most = MAX_TOGETHER
-        """Requests that are tried at once: fewer after each try in vain, and then more again."""
+        """Requests that are tried at once: halved after a try in vain, doubled again after a success."""
 
     def requests(self, data: bytes, at: int, end: int) -> list[TemplateRequest]:
-        """Those of the frame from `at` to `end` and of frames behind it whose lengths are the same; none where no
-        layout reads them."""
+        """Requests of the frame from `at` to `end` and of the frames after it that start with the same two words; empty
+        if no layout reads them."""
         prefix, frame_bytes, count = data[at : at + _PREFIX_BYTES], end - at, 1
         layouts = self.get(prefix[4:])
         if layouts is None:
@@ -170,8 +170,8 @@ class LayoutTable(dict[bytes, Sequence[HeaderLayout]]):
         return []
 
     def learn(self, word: bytes, template: HeaderTemplate, header: bytes) -> None:
-        """A header that no layout has read and this template has. Not each time: where they differ in more than a
-        layout can tell, it would be in vain."""
+        """Make a layout of a header that this template, but no layout, has read; only at misses 1, 2, 4, 8 ... of its
+        size: headers may differ in more than a layout allows, and each new one would be in vain."""
         if len(header) > MAX_HEADER_BYTES:
             return
         misses = self._misses[word] = self._misses.get(word, 0) + 1

@@ -1,10 +1,10 @@
-"""Request headers read by a template: what a client's headers have in common is read once, the rest by a regular
+"""Request headers read by a template: what a client's headers have in common is parsed once, the rest by a regular
 expression.
 
-The headers of one client's sends differ in a few fields only (opaque, queue, time, properties). A template is made of
-one such header that was read on the slow path, by the decoder: its bytes, with a place for each value that may differ.
-What matches it is read by it; everything else, and everything unusual (escapes, signs, text beyond ASCII), takes the
-slow path. Both read the same: that the values lie where they seem to was proved by decoding the header with others.
+The headers of one client's sends differ in a few fields only (opaque, queue, time, properties). A template is made from
+one such header that the decoder has read: its bytes, with a group for each value that may differ. Headers that match
+are read by it; everything else, and everything unusual (escapes, signs, text beyond ASCII), takes the slow path, the
+decoder. Both give the same result: decoding the header with probe values proved that the values are where they seem.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from node.remoting.command import Command, FrameError
 __all__ = ["HeaderTemplate", "TemplateRequest", "VariableFields", "make_template"]
 
 MAX_TEMPLATE_HEADER_BYTES: Final = 4096
-"""Longer headers are decoded: a template is for the many small ones, and the interpreter holds on to the last 512
-patterns that it has compiled, some 20 kB each of the longest."""
+"""Longer headers are decoded: templates are for the many small ones, and the interpreter caches the last 512 patterns
+that it has compiled, some 20 kB each for the longest."""
 
 MAX_TEXTS: Final = 256
-"""Values of texts, topics in sends, that are remembered for layouts; all are forgotten when there are more."""
+"""Values of texts (topics, in sends) that are remembered for layouts; all are dropped when there are more."""
 MAX_TEXT_BYTES: Final = 255
-"""Longer ones are not remembered."""
+"""Longer values are not remembered."""
 
 REQUEST_BYTES: Final = 512
-"""What a request costs beside its text and body: the objects that hold it."""
+"""What a request costs besides its text and body: the objects that hold it."""
 
 _SEPARATORS: Final = ((b"\\u0001", b"\x01"), (b"\\u0002", b"\x02"))
 _VALUE_END: Final = b"\x02"
@@ -41,7 +41,7 @@ _SHORT: Final = Struct(">h")
 _INT: Final = Struct(">i")
 _OPAQUE_AT, _FLAG_AT, _FIELDS_SIZE_AT = 5, 9, 17
 _ABSENT: Final = b"(?:(?!)())?"
-"""A group that is never found."""
+"""A group that never matches."""
 
 Decode = Callable[[bytes], Command]
 """The slow path: a header to its command, without a body. Raises FrameError."""
@@ -53,11 +53,11 @@ class VariableFields(NamedTuple):
     numbers: tuple[str, ...]
     texts: tuple[str, ...]
     key_name: bytes = b""
-    """What stands before a key in the last of the texts, which is otherwise often the same; a key ends with \\x02."""
+    """What precedes a key in the last of the texts, which is otherwise often the same; a key ends with \\x02."""
 
 
 class HeaderTemplate:
-    """Headers of one request code that differ in opaque and in the values of `variable` only."""
+    """Headers of one request code that differ only in opaque and in the values of `variable`."""
 
     __slots__ = (
         "_escapes", "_fields", "_key_end", "_key_name", "_match", "_names", "_order", "code", "is_json",
@@ -74,7 +74,7 @@ class HeaderTemplate:
         self.number_count = len(variable.numbers)
         self._order = tuple(order)
         self.is_json = sample.serializer == "json"
-        """Whether that is the serializer; the frame's word says it, and the header does not."""
+        """Whether the serializer is JSON; the frame's word tells it, the header itself does not."""
         self._match = re.compile(pattern, re.DOTALL).fullmatch
         self._escapes = _SEPARATORS if self.is_json else ()
         self._key_name, self._key_end = variable.key_name, _VALUE_END
@@ -82,11 +82,11 @@ class HeaderTemplate:
             self._key_name = self._key_name.replace(character, escape)
             self._key_end = self._key_end.replace(character, escape)
         self.texts: dict[bytes, bytes] = {}
-        """Texts before the last one that were read and mean what they are in the header: a layout takes them so."""
+        """Texts before the last one that were read and stand in the header unescaped: a layout accepts only these."""
 
     def request(self, data: bytes, start: int, body_at: int, end: int) -> TemplateRequest | None:
-        """The request whose header is `data[start:body_at]` and whose body ends at `end`; None where it takes the slow
-        path."""
+        """The request whose header is `data[start:body_at]` and whose body ends at `end`; None if it has to take the
+        slow path."""
         found = self._match(data, start, body_at)
         if found is None:
             return None
@@ -112,14 +112,14 @@ class HeaderTemplate:
         return TemplateRequest(self, opaque, values, None, None, data[body_at:end], end - start + REQUEST_BYTES)
 
     def plain(self, raw: bytes) -> bytes:
-        """What a text of a header means, where it holds no other escapes than clients write."""
+        """A text of a header without its escapes; only those that clients write are replaced."""
         for escape, character in self._escapes:
             raw = raw.replace(escape, character)
         return raw
 
     def spans(self, header: bytes) -> list[tuple[int, int]] | None:
-        """Where opaque, numbers and texts stand in a header that was read; None where not all do, or a number could
-        not begin with a zero."""
+        """Spans of opaque, numbers and texts in a header that was read; None if one is absent, or a number is unquoted
+        and so could not begin with a zero."""
         found = self._match(header)
         places = self._order if self.is_json else (self._order[0], *self._order[3::2])
         spans = [found.span(place) for place in places] if found is not None else []
@@ -128,7 +128,7 @@ class HeaderTemplate:
         return spans if is_quoted and spans and (-1, -1) not in spans else None
 
     def key_span(self, raw: bytes) -> tuple[int, int] | None:
-        """Where the only key in a last text stands, if it stands there as clients write it."""
+        """Span of the only key in a last text; None unless it is written there as clients do."""
         at = raw.find(self._key_name) if self._key_name else -1
         if at < 0 or not (at == 0 or raw[:at].endswith(self._key_end)) or raw.count(self._key_name) != 1:
             return None
@@ -137,7 +137,7 @@ class HeaderTemplate:
         return (start, start + len(key)) if key.isalnum() else None
 
     def fields(self, values: Sequence[bytes | None]) -> dict[str, str]:
-        """All fields of a header with these values in its variable fields."""
+        """All fields of a header whose variable fields have these values."""
         fields = dict(self._fields)
         for name, value in zip(self._names, values, strict=True):
             if value is not None:
@@ -146,7 +146,7 @@ class HeaderTemplate:
 
 
 def _sizes_agree(fields_bytes: bytes, pairs: Sequence[bytes | None], header_bytes: int) -> bool:
-    """Whether the sizes in a binary header are those of what it holds; `pairs` are sizes and values."""
+    """Whether the sizes in a binary header match its contents; `pairs` are sizes and values."""
     if _INT.unpack(fields_bytes)[0] != header_bytes - _BINARY_FIXED.size:
         return False
     for size, value in zip(pairs[::2], pairs[1::2], strict=True):
@@ -156,7 +156,7 @@ def _sizes_agree(fields_bytes: bytes, pairs: Sequence[bytes | None], header_byte
 
 
 class TemplateRequest(Command):
-    """A request that was read by its template: its fields are made when somebody asks for them."""
+    """A request that was read by its template: its fields are built when first used."""
 
     __slots__ = ("_made", "common", "key", "size_bytes", "template", "values")
 
@@ -181,13 +181,13 @@ class TemplateRequest(Command):
         self.serializer = template.serializer
         self.template = template
         self.values = values
-        """Of the variable fields: ASCII, digits where it is a number; None where there is no such field."""
+        """Values of the variable fields: ASCII, only digits for a number; None if there is no such field."""
         self.common = common
-        """The last of the values without its key, the same object for many requests; None where that is not known."""
+        """The last of the values without its key, the same object for many requests; None if that is not known."""
         self.key = key
         """The key: letters and digits."""
         self.size_bytes = size_bytes
-        """About what it takes to hold it."""
+        """About how many bytes it takes to hold the request."""
         self._made: dict[str, str] | None = None
 
     @property
@@ -202,7 +202,7 @@ class TemplateRequest(Command):
 
 
 def make_template(header: bytes, sample: Command, variable: VariableFields, decode: Decode) -> HeaderTemplate | None:
-    """The template of a request's header, which reads as `sample`; None where it has none that is safe."""
+    """The template of a request's header, which decodes to `sample`; None if it has none that is safe."""
     if sample.flag or sample.remark is not None or len(header) > MAX_TEMPLATE_HEADER_BYTES:
         return None
     found = (_json_spots if sample.serializer == "json" else _binary_spots)(header, variable)
@@ -226,7 +226,7 @@ def make_template(header: bytes, sample: Command, variable: VariableFields, deco
 
 
 class _Spot(NamedTuple):
-    """A place in a header, what may stand there, what stands there in the proof, and what it is."""
+    """A span of a header, the pattern of its values, its value in the probe, and a key for what it holds."""
 
     start: int
     end: int
@@ -260,7 +260,7 @@ def _probed(header: bytes, spots: list[_Spot]) -> bytes:
 
 
 def _json_spots(header: bytes, variable: VariableFields) -> tuple[list[_Spot], bytes] | None:
-    """The variable fields of a JSON header, in the order of the header, and the header with other values in them."""
+    """The variable fields of a JSON header, in the order of the header, and the header with probe values in them."""
     opaque = _JSON_OPAQUE.search(header)
     if opaque is None:
         return None

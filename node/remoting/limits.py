@@ -16,7 +16,7 @@ MEBIBYTE = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """What holds for each connection, on either side, and for all connections of one endpoint together."""
+    """Limits of each connection, on either side, and of all connections of one endpoint together."""
 
     max_frame_bytes: int = MAX_FRAME_BYTES
     """A longer frame closes the connection."""
@@ -30,19 +30,19 @@ class ConnectionLimits:
     idle_timeout_s: float = 120.0
     """A connection without a byte in either direction is closed (120 s in R)."""
     max_turn_requests: int = 256
-    """Requests of one connection that are begun in one turn of the loop, a few milliseconds of work: the others wait
+    """Requests of one connection that are started in one turn of the loop, a few milliseconds of work: the others wait
     until every connection has had its turn."""
     max_running_requests: int = 4096
     """Requests of one connection in the hands of asynchronous processors; beyond it nothing more is read from
     that connection. A consumer holds one pull for each of its queues, so hundreds are ordinary."""
     max_running_bytes: int = 64 * MEBIBYTE
-    """The same, by size: four frames of the largest kind."""
+    """The same, by size: four of the largest frames."""
     max_total_running_bytes: int = 256 * MEBIBYTE
     """Bytes of requests being worked on over all connections. Beyond it a connection runs one request
     at a time and is not read meanwhile."""
     max_total_held_bytes: int = 512 * MEBIBYTE
-    """The same, counting also what had been read when reading stopped; the connection that holds most is
-    closed. What a node may spend on requests at the worst moment."""
+    """The same, including requests that had been read when reading stopped; the connection that holds most is
+    closed. The most that a node may spend on requests at the worst moment."""
     max_total_unfinished_bytes: int = 128 * MEBIBYTE
     """Bytes of half-received frames over all connections. Beyond it the connection that holds most is closed."""
     write_high_water_bytes: int = MEBIBYTE
@@ -60,7 +60,7 @@ class ConnectionLimits:
     """Requests that may time out with not one byte received since before the connection is given up: after a
     partition the old connection sits in the kernel's retransmission back-off while a new one works at once."""
     tls_handshake_timeout_s: float = 10.0
-    """How long a TLS handshake may take, as long as a frame of plain text."""
+    """How long a TLS handshake may take: the same as a frame of plain text."""
     close_linger_s: float = 1.0
     """How long a closing connection may take to get its last bytes out to a peer that reads slowly."""
 
@@ -70,8 +70,8 @@ class ServerLimits(ConnectionLimits):
     """Limits of a listening endpoint."""
 
     max_connections: int = 4096
-    """Open connections, those in a TLS handshake too. When full, the oldest one that never sent a whole frame makes
-    room; when each has, the newcomer is refused. Each costs about 3 KB and a file descriptor."""
+    """Open connections, including those in a TLS handshake. When full, the oldest one that never sent a whole frame is
+    closed; if each has sent one, the newcomer is refused. Each costs about 3 KB and a file descriptor."""
     accept_backlog: int = 1024
     """Connections that the kernel may hold until they are accepted."""
 

@@ -1,7 +1,7 @@
 """The requests that one side of a connection has sent and the other has not answered yet.
 
 One timer serves all of them: it is armed for the earliest deadline, looks at all requests when it fires, and is armed
-again for the earliest that is left. So a request costs no timer of its own, which it would all but always cancel.
+again for the earliest that is left. So a request needs no timer of its own, which it would nearly always cancel.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ __all__ = ["Outcome", "OutcomeCallback", "Outstanding", "settle"]
 
 Outcome = Command | RemotingError
 OutcomeCallback = Callable[[Outcome], object]
-"""Called once, with the reply or with why there is none. Must not raise."""
+"""Called once, with the reply or with the error that took its place. Must not raise."""
 
 OPAQUE_MASK = 0x7FFFFFFF
 
 TIMER_STEP_S = 0.005
-"""The timer fires at most this often, so that thousands of requests with deadlines of their own, which all go
-unanswered, are not looked at thousands of times. A deadline is missed by no more than this."""
+"""The timer fires at most this often, so that thousands of unanswered requests with different deadlines are not scanned
+thousands of times. A request times out late by no more than this."""
 
 TIMER_SLACK_S = 0.001
-"""What is due within this is due: clocks and timers are rounded."""
+"""Deadlines within this are due: clocks and timers are rounded."""
 
 
 def settle(future: asyncio.Future[Command], outcome: Outcome) -> None:
-    """Hand an outcome to a future whose owner may have given it up."""
+    """Pass an outcome to a future whose owner may have given it up."""
     if future.done():
         return
     if isinstance(outcome, Command):
@@ -50,13 +50,13 @@ class Outstanding:
         self._peer = peer
         self._on_timeouts = on_timeouts
         self.waiting: dict[int, tuple[OutcomeCallback, float, float]] = {}
-        """By opaque; to be looked at only."""
+        """By opaque; others may only read it."""
         self._next_opaque = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0
 
     def next_opaque(self) -> int:
-        """A number that no open request has."""
+        """An opaque that no open request has."""
         opaque = self._next_opaque
         while opaque in self.waiting:  # only after 2^31 requests can one from the last round still be open
             opaque = (opaque + 1) & OPAQUE_MASK
@@ -74,13 +74,13 @@ class Outstanding:
             self._arm(deadline_s)
 
     def answered(self, reply: Command) -> None:
-        """A reply has come; that to a request which was given up is dropped."""
+        """A reply has come; it is dropped if its request was given up."""
         entry = self.waiting.pop(reply.opaque, None)
         if entry is not None:
             entry[0](reply)
 
     def fail_all(self, error: Callable[[], RemotingError]) -> None:
-        """Nothing will be answered any more."""
+        """End every request with `error()`: nothing will be answered any more."""
         waiting, self.waiting = self.waiting, {}
         if self._timer is not None:
             self._timer.cancel()

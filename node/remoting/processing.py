@@ -15,7 +15,7 @@ _MAX_REMARK_CHARS = 256
 """Length of the remark made of an exception: enough for its sentence, too little to leak a data dump."""
 
 _REQUEST_OVERHEAD_BYTES = 512
-"""What a request costs beside its text and body: the objects that hold it."""
+"""What a request costs besides its text and body: the objects that hold it."""
 
 Reply = Command | DeferredReply | None
 
@@ -30,8 +30,8 @@ def size_of(command: Command) -> int:
 
 
 def failure_reply(command: Command, error: BaseException, peer: str, complaints: Complaints) -> Command:
-    """The answer to the request of a peer whose processor raised `error`; what it was not meant to raise is complained
-    of."""
+    """The answer to a request whose processor raised `error`; anything but a RequestError is also logged, as a
+    complaint about `peer`."""
     if isinstance(error, RequestError):
         return command.reply(error.code, remark=error.remark)
     summary = f"{type(error).__name__}: {error}"[:_MAX_REMARK_CHARS]

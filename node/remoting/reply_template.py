@@ -1,6 +1,6 @@
-"""Frames of replies that differ in little: those to sends, of which a broker gives tens of thousands a second.
+"""Frames of replies that differ little: those to sends, of which a broker gives tens of thousands a second.
 
-A template is a reply without body whose fields have the same names each time, the last ones the same values too. Its
+A template is a reply without a body: its fields always have the same names, and the last ones the same values too. Its
 frames are those that `encode` makes of such a command.
 """
 
@@ -17,7 +17,7 @@ from node.remoting.command import FLAG_RESPONSE, Command
 __all__ = ["ReplyTemplate", "framed"]
 
 _OPAQUE = 1_234_567_890
-"""Stands for the opaque in the frame that a template is cut out of."""
+"""Stands for the opaque in the encoded sample from which a template is made."""
 _SHORT = Struct(">h")
 _INT = Struct(">i")
 _PREFIX = Struct(">iI")
@@ -32,7 +32,7 @@ def framed(header: bytes) -> tuple[bytes, bytes]:
 
 
 class ReplyTemplate:
-    """Replies with fields `names`, plain words, whose values are given each time, and with `common` behind them."""
+    """Replies with fields `names`, plain words, whose values vary, followed by the constant fields `common`."""
 
     def __init__(
         self,
@@ -69,8 +69,8 @@ class ReplyTemplate:
         return b"".join(framed((self._json % (opaque, *map(_quote, values))).encode("ascii")))
 
     def json_format(self, patterns: Sequence[str]) -> bytes:
-        """A JSON header as a format: of the opaque, a number, and of what `patterns` want, formats for the values, none
-        of which may need an escape. `framed` makes a frame of what it gives."""
+        """A JSON header as a %-format: for the opaque, a number, and for what `patterns`, the formats of the values,
+        take; no value may need an escape. `framed` makes a frame of the result."""
         return (self._json.replace("%%", "%%%%") % ("%d", *[f'"{pattern}"' for pattern in patterns])).encode("ascii")
 
     def binary_frame(self, opaque: int, values: Sequence[str]) -> bytes:

@@ -92,7 +92,7 @@ class RemotingServer(Endpoint):
         )
 
     def _encrypted(self, handshake: TlsHandshake) -> Connection:
-        for known in (self._connections, self._silent):  # so that there is room for what it is now
+        for known in (self._connections, self._silent):  # makes room for the connection that replaces it
             known.pop(handshake, None)
         return Connection(self)
 
@@ -124,7 +124,7 @@ class RemotingServer(Endpoint):
             self._drained.set_result(None)
 
     def _evict(self) -> bool:
-        """Make room by closing the oldest connection that never said anything; False when there is none."""
+        """Make room by closing the oldest connection that never sent a frame; False if there is none."""
         victim = next(iter(self._silent), None)
         if victim is None:
             return False

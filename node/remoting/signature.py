@@ -1,8 +1,8 @@
 """The signature of a request: who asks, proven by a secret that both sides know.
 
 As RocketMQ's clients sign (R: AclClientRPCHook, AclUtils): HMAC-SHA1 over the values of all extension fields in the
-order of their names, one after the other, and the body; Base64 of it goes into the field Signature, the name of
-the key into AccessKey, which is signed too. That says nothing of the request's code, and nothing stops a replay:
+order of their names, one after the other, and the body; its Base64 goes into the field Signature, the name of
+the key into AccessKey, which is signed too. The request's code is not covered, and nothing stops a replay:
 on a network that others can listen to, use TLS as well.
 """
 
@@ -25,7 +25,7 @@ SIGNATURE: Final = "Signature"
 
 
 def signature_of(fields: Mapping[str, str], body: bytes, secret_key: str) -> str:
-    """The signature of a request with these fields (of which Signature itself is left out) and this body."""
+    """The signature of a request with these fields (except Signature itself) and this body."""
     text = "".join([value for name, value in sorted(fields.items(), key=_utf16_order) if name != SIGNATURE])
     digest = hmac.new(secret_key.encode(), text.encode("utf-8", "replace") + body, hashlib.sha1).digest()
     return base64.b64encode(digest).decode()
@@ -44,7 +44,7 @@ class Credentials:
     security_token: str | None = None
 
     def sign(self, command: Command) -> None:
-        """Put AccessKey, SecurityToken and Signature into a request, replacing what is there."""
+        """Set AccessKey, SecurityToken and Signature in a request, replacing what is there."""
         fields = command.ext_fields
         fields[ACCESS_KEY] = self.access_key
         if self.security_token is not None:

@@ -1,7 +1,7 @@
 """A connection that was accepted, until its TLS handshake is over.
 
-The loop's own TLS shows a server nothing of a connection before that, so that strangers who open connections and say
-nothing would not count towards the most that may be open, and could take every descriptor of the process.
+The loop's own TLS hides a connection from the server until then, so strangers who open connections and stay silent
+would not count towards the limit of open connections, and could take every descriptor of the process.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ __all__ = ["TlsHandshake"]
 
 
 class TlsHandshake(asyncio.Protocol):
-    """`on_opened(self)` is called when the connection is there, then either `on_done(self)`, which gives the protocol
-    that goes on inside TLS, and `on_ended(self)`, or only this."""
+    """`on_opened(self)` is called when the connection is open. If the handshake succeeds, `on_done(self)` follows and
+    returns the protocol that goes on inside TLS. `on_ended(self)` comes last, in either case."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class TlsHandshake(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._inside: asyncio.Protocol | None = None
         self._early = bytearray()
-        """What came inside TLS with the end of the handshake."""
+        """Bytes that came inside TLS together with the end of the handshake."""
         self._is_lost = False
         self.remote_address = ""
 
@@ -61,7 +61,7 @@ class TlsHandshake(asyncio.Protocol):
             self._on_ended(self)
 
     def close(self) -> None:
-        """The same as `abort`: nothing was said yet."""
+        """The same as `abort`: nothing was sent yet."""
         self.abort()
 
     def abort(self, reason: str = "") -> None:
@@ -81,7 +81,7 @@ class TlsHandshake(asyncio.Protocol):
                 ssl_shutdown_timeout=limits.close_linger_s,
             )
         except OSError:
-            pass  # no peer of ours, or one that does not trust us: it knows
+            pass  # not a peer of ours, or one that does not trust us: the peer knows
         finally:
             if encrypted is None or self._is_lost:
                 transport.abort()

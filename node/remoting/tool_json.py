@@ -1,7 +1,7 @@
-"""JSON as R's tools write it and read it: fastjson's, in which the key of an object may itself be an object.
+"""JSON as R's tools write and read it: fastjson's dialect, in which the key of an object may itself be an object.
 
 {"offsetTable":{{"brokerName":"a","queueId":0,"topic":"t"}:{"maxOffset":7}}} is what RocketMQ calls a table by message
-queue. That is no JSON, and both brokers and clients send it to each other.
+queue. That is not JSON, yet brokers and clients send it to each other.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 __all__ = ["Place", "parse_queue_table", "queue_row", "queue_table", "to_json"]
 
 MAX_TABLE_CHARACTERS = 4 << 20
-"""Of a table that a client sends: one line for each of its queues."""
+"""Limit of a table that a client sends: one entry for each of its queues."""
 
 
 class Place(NamedTuple):
@@ -29,24 +29,24 @@ class Place(NamedTuple):
 
 
 def to_json(value: object) -> str:
-    """Without blanks."""
+    """Compact JSON."""
     return json.dumps(value, separators=(",", ":"))
 
 
 def queue_row(place: Place, value: object) -> str:
-    """A queue's row of a table by queue; the value is JSON."""
+    """A queue's entry in a table by queue; `value` is encoded as JSON."""
     return f"{to_json(place.document())}:{to_json(value)}"
 
 
 def queue_table(rows: Iterable[str]) -> str:
-    """A table by queue of such rows."""
+    """A table by queue, of such entries."""
     return f"{{{','.join(rows)}}}"
 
 
 def parse_queue_table(body: bytes, name: str) -> list[tuple[Place, Any]]:
-    """The table by queue that is member `name` of an object, all other members of which are JSON.
+    """The table by queue that is member `name` of an object whose other members are all JSON.
 
-    Raises ValueError when there is none, or it cannot be read.
+    Raises ValueError if there is none, or it cannot be read.
     """
     text = body.decode()
     if len(text) > MAX_TABLE_CHARACTERS:
