@@ -1,4 +1,4 @@
-"""Bytes that a disk does not give back any more, told from errors that pass."""
+"""Tells data that a disk has lost from read errors that pass."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Final
 __all__ = ["is_of_a_bad_sector"]
 
 _ERRNOS: Final = frozenset((errno.EIO, errno.EBADMSG, errno.EUCLEAN))
-"""What the kernel says of a sector that cannot be read, and file systems of a block whose checksum is another."""
+"""Reported by the kernel for an unreadable sector, and by file systems for a block with a wrong checksum."""
 
 
 def is_of_a_bad_sector(error: OSError) -> bool:
-    """Whether a read failed because what was written is not there any more: as good as bytes that are damaged, of a
-    file that has a predecessor or can be made anew."""
+    """Whether a read failed because the stored bytes are lost. That is the same as damaged bytes for a file that has a
+    predecessor or can be rebuilt."""
     return error.errno in _ERRNOS

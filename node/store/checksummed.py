@@ -1,4 +1,4 @@
-"""Bodies whose checksums are known: counted once, where they are made, for whoever is to store them."""
+"""Bodies with their checksums: computed once, where the bodies are made, for whoever stores them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["ChecksummedBodies", "crcs_of"]
 
 
 class ChecksummedBodies(list[bytes]):
-    """Bodies with the CRC-32 of each: `crcs`, or counted here."""
+    """Bodies with the CRC-32 of each: `crcs`, or computed here."""
 
     __slots__ = ("crcs",)
 

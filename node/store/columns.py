@@ -1,6 +1,6 @@
-"""Tables of numbers, made column by column: what a loop does for each row, a built-in does for a whole column.
+"""Tables of numbers, built column by column: what a loop does for each row, a built-in does for a whole column.
 
-A row has a fixed number of 32-bit words, and most of them are the same in all rows.
+A row has a fixed number of 32-bit words, most of them equal in all rows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def pack_longs(numbers: Sequence[int]) -> bytes:
 
 
 def pack_table(row: Sequence[int], count: int, columns: Sequence[tuple[int, array[int]]]) -> bytes:
-    """So many times `row`, unsigned numbers of 32 bits, but for some columns (number of the word, and its `count`
+    """`count` times `row`, unsigned numbers of 32 bits, with some columns replaced (number of the word, and its `count`
     values, as an array of type "I"); big-endian. Raises OverflowError for other numbers."""
     width = len(row)
     table = array("I", row) * count
@@ -44,8 +44,8 @@ def pack_table(row: Sequence[int], count: int, columns: Sequence[tuple[int, arra
 
 
 def progression(first: int, count: int, step: int) -> tuple[int, array[int]] | None:
-    """The upper word of `first`, `first + step` and so on, which are numbers of 63 bits, and their lower words. None
-    where they have different upper words, or are no such numbers."""
+    """The upper word of `first`, `first + step` and so on, `count` numbers of 63 bits, and their lower words. None if
+    their upper words differ, or they are no such numbers."""
     upper = first >> 32
     last = first + (count - 1) * step
     if not 0 <= upper < 1 << 31 or last >> 32 != upper:

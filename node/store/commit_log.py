@@ -1,17 +1,17 @@
 """The commit log of a broker that does not replicate through DLedger: one record after another, in files of one size.
 
-A file is named by the 20-digit position of its first byte. No record straddles two files: where the next one and
-the eight bytes of a blank one's head no longer fit, a blank record fills the file up (S1, CommitLog and MappedFile).
+A file is named by the 20-digit position of its first byte. No record straddles two files: if the next record and
+the eight-byte head of a blank one no longer fit, a blank record fills the file up (S1, CommitLog and MappedFile).
 
-Appending is synchronous and goes to memory; one task carries what has come together to the file in a single write.
+Appending is synchronous and goes to memory; one task writes what has accumulated to the file in a single write.
 When a record counts as stored depends on the flush mode (S1, R):
 
-    sync       written and synced, for all records of a group at once; after 5 s the sender hears FLUSH_DISK_TIMEOUT
-    async      written; synced when four pages have come together, looked at each 500 ms, and after 10 s in any case
-    transient  in memory; written each 200 ms or when four pages have come together, then as async
+    sync       written and synced, for all records of a group at once; after 5 s the sender gets FLUSH_DISK_TIMEOUT
+    async      written; synced when four pages have accumulated, checked every 500 ms, and after 10 s in any case
+    transient  in memory; written every 200 ms or when four pages have accumulated, then as async
 
-Recovery: a checkpoint says how far the log is known to be durable and whether the last stop was an orderly one. After
-any other, everything behind the checkpoint is read, and the log ends before the first record that is not whole.
+Recovery: a checkpoint tells up to where the log is known to be durable and whether the last stop was clean. After an
+unclean one, everything after the checkpoint is read, and the log ends before the first record that is not whole.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ logger = logging.getLogger("node.store")
 BLANK_HEAD_SIZE_BYTES = 8
 """Size and magic of a blank record; every file keeps room for it (R: END_FILE_MIN_BLANK_LENGTH)."""
 FLUSH_TIMEOUT_S = 5.0
-"""Until the sender of a record that is not yet synced is told so (R: syncFlushTimeout)."""
+"""After which the sender of a record that is not yet synced is told so (R: syncFlushTimeout)."""
 PAGE_BYTES = 4096
 WRITE_LEAST_BYTES = 4 * PAGE_BYTES
 """Bytes in memory at which the write does not wait for more (R: commitCommitLogLeastPages)."""
 COMMIT_INTERVAL_S = 0.2
-"""Between two writes of the transient buffer (R: commitIntervalCommitLog)."""
+"""Time between two writes of the transient buffer (R: commitIntervalCommitLog)."""
 BUSY_S = 1.0
 """A write that takes longer means that the disk is busy: appends are refused (R: osPageCacheBusyTimeOutMills)."""
 RETRY_S = 1.0
-"""Until a write that failed is tried again."""
+"""Time until a failed write is tried again."""
 MAX_PENDING_BYTES = 64 << 20
-"""Records in memory only; beyond it appends are refused."""
+"""Bytes of records in memory only; beyond it appends are refused."""
 RECENT_BYTES = 8 << 20
-"""Newest records kept in memory, for dispatch and consumers that keep up."""
+"""Bytes of the newest records kept in memory, for dispatch and consumers that keep up."""
 SCAN_BYTES = 4 << 20
-"""Read at once by recovery."""
+"""Bytes that recovery reads at once."""
 
 
 class CommitLog:
@@ -87,7 +87,7 @@ class CommitLog:
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self.recent = RecentRecords(RECENT_BYTES)
-        """The newest records; for looking at only."""
+        """The newest records; others may only read it."""
         self._waiters: deque[tuple[int, float, OnDone]] = deque()
         self._late_timer: asyncio.TimerHandle | None = None
         self._work = asyncio.Event()
@@ -103,7 +103,7 @@ class CommitLog:
         self.failure: OSError | None = None
         self.flushes = 0
         self.truncated_bytes = 0
-        """Bytes that recovery cut off."""
+        """Bytes that recovery truncated."""
 
     @property
     def begin_position(self) -> int:
@@ -115,7 +115,7 @@ class CommitLog:
 
     @property
     def pending_bytes(self) -> int:
-        """Records in memory only."""
+        """Bytes of records in memory only."""
         return self._pending_bytes
 
     @property
@@ -130,9 +130,9 @@ class CommitLog:
 
     async def open(self, *, durable_position: int, is_clean: bool, is_known: bool = True) -> None:
         """Recover the log. `durable_position` is where a record ended at the last checkpoint; after a clean stop it is
-        the end. Where a whole record lies across it, the checkpoint is not of this log, and nothing is cut off. Without
-        a checkpoint (not `is_known`) everything is read, and what a crash explains is cut off: the end of the last
-        file, never a damaged place before it. Raises LogDamaged, SegmentError, OSError."""
+        the end. If a whole record straddles it, the checkpoint belongs to another log, and nothing is truncated.
+        Without a checkpoint (not `is_known`) everything is read, and only what a crash explains is truncated: the end
+        of the last file, never a damaged place before it. Raises LogDamaged, SegmentError, OSError."""
         self._loop = asyncio.get_running_loop()
         self._segments.open()
         segments = self._segments
@@ -145,7 +145,7 @@ class CommitLog:
         if gap:
             raise LogDamaged(f"{gap}; restore it, or the data directory from another copy")
         start = max(durable_position, segments.begin_position)
-        is_clean = is_clean and durable_position == segments.end_position  # else something has come or gone since
+        is_clean = is_clean and durable_position == segments.end_position  # otherwise the files have changed since
         end = start if is_clean else self._scan(start)
         self.end_position = segments.end_position
         if end == start < segments.end_position and self._is_within_record(start):
@@ -164,7 +164,7 @@ class CommitLog:
             logger.warning("cutting %d bytes off the log at %d: they hold no whole record", self.truncated_bytes, end)
             await segments.truncate(end)
         if not is_clean:
-            await segments.write_again(start)  # a failed sync of the former process may have dropped it
+            await segments.write_again(start)  # a failed sync of the previous process may have dropped it
         else:
             await segments.sync()
         self.end_position = self.committed_position = end
@@ -194,13 +194,13 @@ class CommitLog:
         return position
 
     def _is_within_record(self, position: int) -> bool:
-        """Whether a whole record begins before `position` and ends behind it."""
+        """Whether a whole record begins before `position` and ends after it."""
         try:
             begin = self.record_before(position)
         except OSError as error:
             if error.errno != errno.EBADMSG:
                 raise
-            return False  # damaged before it: nobody can tell
+            return False  # something before it is damaged: unknown
         data = self._segments.read(begin, self._segments.room_at(begin)) if begin < position else b""
         return bool(data) and self._is_whole(data, 0, begin, int.from_bytes(data[:4], "big"))
 
@@ -216,10 +216,10 @@ class CommitLog:
     def append_batch(
         self, sizes: Sequence[int], encode: Callable[[Sequence[int]], Sequence[bytes]], on_done: OnDone
     ) -> Sequence[int]:
-        """Append records of these sizes, one behind the other; `encode` gets their positions. Returns the positions.
+        """Append records of these sizes, one after another; `encode` gets their positions. Returns the positions.
 
-        `on_done` is called once when all count as stored: with None, or with the NotYetDurable or OSError that a future
-        would fail with; at once, before this returns, in flush mode `transient`. Raises LogRefuses: nothing was
+        `on_done` is called once: with None when all count as stored, or with a NotYetDurable or OSError; in flush mode
+        `transient` at once, before this returns. Raises LogRefuses: nothing was
         appended.
         """
         size_bytes = sum(sizes)
@@ -251,7 +251,7 @@ class CommitLog:
         return positions
 
     def _lay_out(self, sizes: Sequence[int], size_bytes: int) -> tuple[Sequence[int], dict[int, bytes]]:
-        """Where records of these sizes will begin, and the blank record before each that begins a file."""
+        """Positions of records of these sizes, and the blank record to write before each that begins a file."""
         position = self.end_position
         room = self._segments.room_at(position)
         if size_bytes + BLANK_HEAD_SIZE_BYTES <= room:
@@ -271,8 +271,8 @@ class CommitLog:
         return positions, blanks
 
     def append_copy(self, record: bytes) -> None:
-        """Append a whole record, a blank one too, as another log has it at `end_position`: a slave's append. Nobody
-        waits for it; `committed_position` tells. Raises LogRefuses: nothing was appended."""
+        """Append a whole record, or a blank one, that another log has at `end_position`: a slave's append. Nobody
+        waits for it; see `committed_position`. Raises LogRefuses: nothing was appended."""
         self._check_room(len(record))
         self._add(record)
         if self._flush_mode == "transient":
@@ -314,13 +314,13 @@ class CommitLog:
                     await self._write_pending()
                     if self.failure is not None:
                         await asyncio.sleep(RETRY_S)
-            except Exception:  # appends would be taken, and never written, after the end of this task
+            except Exception:  # if this task ended, appends would be accepted and never written
                 logger.exception("the writer of the log met an error of its own")
                 self._work.set()
                 await asyncio.sleep(RETRY_S)
 
     async def _write_pending(self) -> None:
-        """Write what waits; where the disk refuses it, `failure` says so."""
+        """Write pending records; if the disk refuses, `failure` is set."""
         group = self._writing = self._pending
         self._pending = []
         data = b"".join(group)
@@ -346,13 +346,13 @@ class CommitLog:
         if self._flush_mode != "transient":
             self.committed_position = self._segments.end_position
             self._complete()
-        self._on_progress()  # in mode `transient` too: only what is written goes to slaves
+        self._on_progress()  # in mode `transient` too: slaves get only what is written
 
     def _put_back(self) -> None:
         self._pending, self._writing = [*self._writing, *self._pending], []
 
     def _failed(self, error: OSError) -> None:
-        """What waits may or may not be stored in the end: it stays in memory and is written again."""
+        """Pending records may or may not be stored in the end: they stay in memory and are written again."""
         if self.failure is None:
             logger.error("the log could not be written: %s", error)
         self.failure = error
@@ -385,7 +385,7 @@ class CommitLog:
             self._unsynced.clear()
             try:
                 await self.sync()
-            except Exception as error:  # of whatever kind: nothing would be synced any more after the end of this task
+            except Exception as error:  # of any kind: if this task ended, nothing would be synced any more
                 logger.error("the log could not be synced: %s", error, exc_info=not isinstance(error, OSError))
                 self._unsynced.set()
                 await asyncio.sleep(RETRY_S)
@@ -409,7 +409,7 @@ class CommitLog:
         return self._segments.read(position, min(size_bytes, self._segments.room_at(position)))
 
     def read_range(self, position: int, size_bytes: int) -> bytes:
-        """Up to `size_bytes` from `position` on, in one file, wherever records begin there. Raises OSError."""
+        """Up to `size_bytes` from `position` on, within one file; no record need begin there. Raises OSError."""
         if position < self._segments.end_position:
             return self._segments.read(position, min(size_bytes, self._segments.room_at(position)))
         at = self.end_position - self._pending_bytes
@@ -420,8 +420,8 @@ class CommitLog:
         return b""
 
     def record_before(self, position: int) -> int:
-        """Where the record begins that holds the byte at `position`, the end of the log for one behind it. Found from
-        the beginning of the file. Raises OSError: EBADMSG where no record begins."""
+        """Position of the record that contains the byte at `position`; the end of the log for a byte past it. Scans
+        from the beginning of the file. Raises OSError: EBADMSG if no record begins where one should."""
         at = max(position - position % self._segments.segment_size_bytes, self.begin_position)
         data, data_at = b"", at
         while at < min(position, self.end_position):
@@ -431,7 +431,7 @@ class CommitLog:
                 head = data[:BLANK_HEAD_SIZE_BYTES]
             size_bytes = int.from_bytes(head[:4], "big")
             if size_bytes < BLANK_HEAD_SIZE_BYTES:
-                size_bytes = len(self.record_at(at)[0])  # says what is wrong
+                size_bytes = len(self.record_at(at)[0])  # raises, and names the damage
             if at + size_bytes > position:
                 return at
             at += size_bytes
@@ -452,8 +452,8 @@ class CommitLog:
         return record, magic == RECORD_MAGIC
 
     def first_timestamp_ms(self, position: int) -> int | None:
-        """Store timestamp of the first message of the file that holds `position`; where that begins with none, or with
-        a damaged one, that of a later file, which is no older. None where no file tells. Raises OSError."""
+        """Store timestamp of the first message of the file that holds `position`; if that file begins with a blank or
+        damaged record, that of a later file, which is no older. None if no file tells. Raises OSError."""
         segment = self.segment_size_bytes
         for base in range(max(position - position % segment, self.begin_position), self.end_position, segment):
             try:
@@ -468,8 +468,8 @@ class CommitLog:
         return None
 
     async def cut(self, position: int) -> None:
-        """Forget everything from `position` on, where a record begins, or all of it where `position` is outside the
-        log: it is then empty and begins there. Durable on return. Nobody may append meanwhile. Raises OSError."""
+        """Truncate the log at `position`, where a record begins. If `position` is outside the log, drop everything: the
+        log is then empty and begins there. Durable on return. Nobody may append meanwhile. Raises OSError."""
         while self._pending_bytes:
             if self.failure is not None:
                 raise self.failure
@@ -484,12 +484,12 @@ class CommitLog:
             self.recent.clear()
 
     async def remove_before(self, position: int) -> None:
-        """Remove the files that hold nothing at or behind `position`. Raises OSError."""
+        """Remove the files that hold nothing at or after `position`. Raises OSError."""
         async with self._disk_lock:
             await self._segments.remove_before(position)
 
     async def close(self) -> None:
-        """Write and sync what is pending, unless the disk refuses that once more, and release the files."""
+        """Write and sync what is pending, unless the disk fails once more, and release the files."""
         self._stopping = True
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + FLUSH_TIMEOUT_S
@@ -502,7 +502,7 @@ class CommitLog:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._late_timer is not None:
             self._late_timer.cancel()
-        if self._tasks and self._pending and self.failure is not None:  # the next try was not due yet
+        if self._tasks and self._pending and self.failure is not None:  # the next retry was not due yet
             with suppress(TimeoutError):
                 async with asyncio.timeout(FLUSH_TIMEOUT_S):
                     await self._write_pending()

@@ -1,4 +1,4 @@
-"""Consume queues: for each queue of a topic, where in the commit log its messages lie.
+"""Consume queues: for each queue of a topic, where its messages are in the commit log.
 
 A queue is a dense sequence of 20-byte units, big-endian, one per message in queue order:
 
@@ -9,16 +9,16 @@ A queue is a dense sequence of 20-byte units, big-endian, one per message in que
 
 Unit n lies at byte 20 n of the queue, in files named by the 20-digit offset of their first byte, under
 `<directory>/<topic>/<queue id>/` (seed S1, ConsumeQueue; R: 300 000 units a file). Files grow as they are
-written and are not filled up in advance, so two nodes with the same log have the same bytes.
+written and are not preallocated, so two nodes with the same log have the same bytes.
 
 Queues are derived: they hold nothing that the commit log does not, and can be rebuilt from it. So appends go to
-memory, a lazy flush carries them to the files, and a checkpoint says how far the files can be trusted. At
-start the queues are cut back to the checkpoint and what the log holds beyond is dispatched again; if files and
-checkpoint do not fit together, everything is rebuilt. The checkpoint has a checksum of every file: a unit with a
-flipped bit may look like any other, and a wrong hash of tags would hide a message from its consumers without a trace.
+memory, a lazy flush writes them to the files, and a checkpoint says how far the files can be trusted. At
+start the queues are cut back to the checkpoint, and what the log holds beyond it is dispatched again; if files and
+checkpoint do not match, everything is rebuilt. The checkpoint has a checksum of every file: a unit with a
+flipped bit may look valid, and a wrong tag hash would silently hide a message from its consumers.
 
-Beside each queue lies a second sequence with the CRC-32 of every record, four bytes a message, in `<directory>.crc/`. A
-record in the log has a CRC of its body alone (R); this one covers its head and its properties, too.
+Beside each queue a second sequence holds the CRC-32 of every record, four bytes per message, in `<directory>.crc/`. A
+record in the log has a CRC of its body only (R); this one covers its head and its properties, too.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ _UNIT = struct.Struct(">qiq")
 _CRC = struct.Struct(">I")
 LONG_MASK = (1 << 64) - 1
 LEAST_UNIFORM = 10
-"""Units that are the same but for their positions; below these a loop is as quick."""
+"""Fewest units, equal but for their positions, that are packed as a table; for fewer a loop is as quick."""
 
 
 def pack_unit(position: int, size_bytes: int, tag_hash: int, crc: int) -> tuple[bytes, bytes]:
-    """The unit of one message, and the CRC of its record, as files have them."""
+    """The unit of one message, and the CRC of its record, as stored in files."""
     return _UNIT.pack(position, size_bytes, tag_hash), _CRC.pack(crc)
 
 
 def pack_units(
     positions: Sequence[int], sizes: Sequence[int], tag_hashes: Sequence[int], crcs: Sequence[int]
 ) -> tuple[bytes, bytes]:
-    """The units of messages that follow each other in a queue, and the CRCs of their records, as files have them."""
+    """The units of messages that follow each other in a queue, and the CRCs of their records, as stored in files."""
     if len(positions) == 1:
         return _UNIT.pack(positions[0], sizes[0], tag_hashes[0]), _CRC.pack(crcs[0])
     size, tag_hash = sizes[0], tag_hashes[0]
@@ -76,9 +76,9 @@ class Unit(NamedTuple):
 
 
 class QueueGap(Exception):
-    """The log holds a message that lies further on in its queue than the next free place.
+    """The log holds a message whose number in its queue is beyond the next free one.
 
-    Serving the queue would give messages wrong offsets, so whoever meets this stops and says so.
+    Serving the queue would give messages wrong offsets, so whoever meets this stops and reports it.
     """
 
 
@@ -106,12 +106,12 @@ class ConsumeQueue:
 
     @property
     def unflushed_bytes(self) -> int:
-        """Size of what exists in memory only."""
+        """Bytes that exist in memory only."""
         return sum(column.unflushed_bytes for column in self._columns)
 
     @property
     def is_unsynced(self) -> bool:
-        """Whether files hold something written that is not yet durable."""
+        """Whether the files hold anything that was written but is not yet durable."""
         return any(column.is_unsynced for column in self._columns)
 
     def begin_at(self, offset: int) -> None:
@@ -123,14 +123,14 @@ class ConsumeQueue:
             column.begin_at(offset)
 
     def sums(self) -> list[list[list[int]]]:
-        """Checksums of the files of units and of CRCs as of this moment; see UnitFiles."""
+        """Current checksums of the files of units and of CRCs; see UnitFiles."""
         return [column.sums(self.min_offset) for column in self._columns]
 
     def append(self, queue_offset: int, physical_offset: int, size_bytes: int, tag_hash: int, crc: int = 0) -> bool:
-        """Add the unit of the message that the log calls number `queue_offset` of this queue, and its record's CRC.
+        """Add the unit of the message with number `queue_offset` in this queue, and its record's CRC.
 
-        Returns False, and changes nothing, when the queue already holds that number (a repetition, R).
-        Raises QueueGap when numbers in between are missing.
+        Returns False, and changes nothing, if the queue already holds that number (a repetition, R).
+        Raises QueueGap if numbers in between are missing.
         """
         if queue_offset != self.max_offset:
             if queue_offset < self.max_offset:
@@ -143,8 +143,8 @@ class ConsumeQueue:
         return True
 
     def append_units(self, queue_offset: int, units: bytes, crcs: bytes) -> bool:
-        """Add packed units whose first is number `queue_offset`. False, and nothing is changed, when that is not the
-        next one: `append` then says for each message what it is."""
+        """Add packed units, the first with number `queue_offset`. Returns False, and changes nothing, if that is not
+        the next number: `append` then decides for each message."""
         if queue_offset != self.max_offset:
             return False
         self._units.append(units)
@@ -154,7 +154,7 @@ class ConsumeQueue:
         return True
 
     def trim(self, physical_offset: int) -> None:
-        """Begin with the first message that lies at or behind `physical_offset`. Raises OSError."""
+        """Let the queue begin with the first message at or after `physical_offset`. Raises OSError."""
         low, high = self.min_offset, self.max_offset
         while low < high:
             middle = (low + high) // 2
@@ -167,7 +167,7 @@ class ConsumeQueue:
     def read(self, offset: int, count: int) -> list[Unit]:
         """Up to `count` units from `offset` on; none outside [min_offset, max_offset).
 
-        Raises OSError when a file cannot be read or is shorter than it was.
+        Raises OSError if a file cannot be read or is shorter than it was.
         """
         if not self.min_offset <= offset < self.max_offset:
             return []
@@ -175,8 +175,8 @@ class ConsumeQueue:
         return [Unit(*fields) for fields in _UNIT.iter_unpack(data)]
 
     def read_crcs(self, offset: int, count: int) -> Sequence[int | None]:
-        """The CRC-32 of the records behind the units that `read` gives for the same arguments; None for each where
-        none are kept. Raises OSError."""
+        """The CRC-32 of the records of the units that `read` returns for the same arguments; None for each if none
+        are kept. Raises OSError."""
         if not self.min_offset <= offset < self.max_offset:
             return ()
         count = min(count, self.max_offset - offset)
@@ -185,7 +185,7 @@ class ConsumeQueue:
         return [crc for (crc,) in _CRC.iter_unpack(self._crcs.read(offset, count))]
 
     async def flush(self) -> None:
-        """Carry what is in memory to the files; it then survives a crash of the process. Raises OSError."""
+        """Write what is in memory to the files; it then survives a crash of the process. Raises OSError."""
         for column in self._columns:
             await column.flush()
 
@@ -195,14 +195,14 @@ class ConsumeQueue:
             await column.sync()
 
     async def remove_before(self, offset: int) -> None:
-        """Delete the files that only hold units before `offset`, which `trim` has taken away. Raises OSError."""
+        """Delete the files that only hold units before `offset`, which `trim` has dropped. Raises OSError."""
         for column in self._columns:
             await column.remove_before(offset)
 
     async def restore(self, min_offset: int, max_offset: int, sums: Sequence[Sequence[Sequence[int]]]) -> bool:
-        """Take the units [min_offset, max_offset) from the files and delete everything behind them.
+        """Take over the units [min_offset, max_offset) from the files and delete everything after them.
 
-        Returns False when the files do not hold that many, or others than those of `sums`; they are then of no use.
+        Returns False if the files do not hold that many, or others than those of `sums`; they are then of no use.
         Raises OSError.
         """
         if len(sums) != len(self._columns):

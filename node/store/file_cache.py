@@ -22,7 +22,7 @@ class FileCache:
         self._pinned: str | None = None
 
     def open(self, path: str) -> File:
-        """The file at `path`, which exists. Valid until the next `open` or `create` unless pinned."""
+        """The file at `path`, which must exist. Valid until the next `open` or `create` unless pinned."""
         file = self._files.get(path)
         if file is None:
             return self._keep(path, self._disk.open(path))
@@ -30,7 +30,7 @@ class FileCache:
         return file
 
     async def create(self, path: str) -> File:
-        """The file at `path`, made durably when there is none; its directories too."""
+        """The file at `path`; if it does not exist, it and its directories are created durably."""
         if path not in self._files:
             file = await self._disk.create(path)
             if path not in self._files:  # a reader may have opened it meanwhile
@@ -47,7 +47,7 @@ class FileCache:
         return file
 
     def pin(self, path: str | None) -> None:
-        """Keep this one file open while a write to it is awaited; None lets go of it."""
+        """Keep this one file open while a write to it is awaited; None releases it."""
         self._pinned = path
 
     def forget(self, path: str) -> None:

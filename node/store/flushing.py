@@ -1,4 +1,4 @@
-"""When what was appended to a log counts as stored, and what its sender is told when it does not."""
+"""When an appended record counts as stored, and the errors reported when it does not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = [
 ]
 
 OnDone = Callable[[Exception | None], object]
-"""Called once, with None when something is stored, or with why that is not known. Must not raise."""
+"""Called once: with None when something is stored, or with the reason why that is not known. Must not raise."""
 
 
 class LogRefuses(Exception):
@@ -29,26 +29,26 @@ class FlushPolicy:
     """When an asynchronous flush syncs."""
 
     interval_ms: int = 500
-    """Between two looks whether it is worth it (R: flushIntervalCommitLog)."""
+    """Time between two checks whether a sync is worth it (R: flushIntervalCommitLog)."""
     least_pages: int = 4
-    """Unsynced pages that make it so (R: flushCommitLogLeastPages)."""
+    """Unsynced pages at which it is (R: flushCommitLogLeastPages)."""
     thorough_interval_ms: int = 10_000
-    """After which everything is synced however little it is (R: flushCommitLogThoroughInterval)."""
+    """Time after which everything is synced, however little it is (R: flushCommitLogThoroughInterval)."""
 
 
 class NotYetDurable(Exception):
-    """The record is in the log, and was not synced in time."""
+    """The record is in the log but was not synced in time."""
 
 
 DEFAULT_FLUSH = FlushPolicy()
 
 
 class LogDamaged(ValueError):
-    """The log does not hold what its checkpoint says; the text names the file and the byte."""
+    """The log does not match its checkpoint; the text names the file and the byte."""
 
 
 def settle(stored: asyncio.Future[None], error: Exception | None) -> None:
-    """Tell a future what a `OnDone` is told."""
+    """Settle a future as an OnDone would be called, unless its owner has given it up."""
     if stored.done():
         return
     if error is None:

@@ -1,4 +1,4 @@
-"""The message index: from a key to the places of its messages in the log, in RocketMQ's file format.
+"""The message index: from a key to the log positions of its messages, in RocketMQ's file format.
 
 A file is a hash table with chains (S4; R: IndexFile), all integers big-endian:
 
@@ -9,12 +9,12 @@ A file is a hash table with chains (S4; R: IndexFile), all integers big-endian:
          .   20*count  entry n (entry 0 is not used): key hash (4), physical offset (8), seconds since the begin
                        timestamp (4), number of the slot's entry before this one (4)
 
-The key is "topic#key", its hash Java's String.hashCode made positive. A file that is full is followed by another, named
-by the physical offset of its first message, so that a rebuilt index has the same files byte for byte.
+The key is "topic#key", its hash Java's String.hashCode made positive. When a file is full, another follows, named by
+the physical offset of its first message, so that a rebuilt index has the same files byte for byte.
 
-Like the consume queues the index is derived. Entries go to memory and are carried to the files at a checkpoint, entries
-first and slots after them; a slot that is ahead of the checkpoint after a crash is led back along its chain. The
-checkpoint has checksums of the entries and of the slots, because a flipped bit would only make a query find nothing.
+Like the consume queues the index is derived. Entries go to memory and are written to the files at a checkpoint, entries
+first and slots after them; slots that are ahead of the checkpoint after a crash are rolled back along their chains. The
+checkpoint has checksums of entries and slots, because a flipped bit would only make a query find nothing.
 """
 
 from __future__ import annotations
@@ -41,29 +41,29 @@ from node.store.record import RecordSummary
 __all__ = ["DEFAULT_ENTRIES", "DEFAULT_SLOTS", "KeyRun", "MessageIndex", "keys_of"]
 
 DEFAULT_SLOTS = 5_000_000
-"""R: maxHashSlotNum. The newest file's slots are held in memory, of which only touched pages cost anything."""
+"""R: maxHashSlotNum. The newest file's slots are held in memory, four bytes each."""
 DEFAULT_ENTRIES = 20_000_000
-"""R: maxIndexNum, one more than a file holds."""
+"""R: maxIndexNum; a file holds one less."""
 MAX_KEYS_PER_MESSAGE = 64
 """Keys of one message that are indexed."""
 MAX_CHAIN = 200_000
-"""Entries of one chain that a query follows in one file."""
+"""Entries of one chain that a query follows in one file at most."""
 
 _HEADER = struct.Struct(">qqqqii")
 _ENTRY = struct.Struct(">iqii")
 _PAGE_SLOTS = 1024
 _CHUNK_BYTES = 1 << 22
-"""Read at once when checksums are compared."""
+"""Bytes read at once when checksums are compared."""
 _UNWRITTEN, _UNSUMMED = 1, 2
 _CHANGED = _UNWRITTEN | _UNSUMMED
 _MAX_INT = 0x7FFFFFFF
 _NAME = re.compile(r"\d{20}")
 LEAST_TOGETHER = 4
-"""Keys from which on filing them together costs less."""
+"""Fewest keys that are filed together; for fewer a loop costs less."""
 
 
 def keys_of(properties_text: str) -> list[str]:
-    """The keys of a message: its unique one, and those in KEYS, which blanks separate (R)."""
+    """The keys of a message: its unique one, and those in KEYS, which are separated by blanks (R)."""
     keys = []
     unique = property_value(properties_text, UNIQUE_KEY)
     if unique:
@@ -81,7 +81,7 @@ class KeyRun(NamedTuple):
     keys: list[bytes]
     """In UTF-8."""
     physical_offsets: list[int]
-    """Of the message of each key."""
+    """For each key, the offset of its message."""
     store_timestamp_ms: int
 
 
@@ -108,7 +108,7 @@ class _Header:
 
 
 def _pages(slots: array[int], first: int, last: int | None = None) -> bytes:
-    """Pages of slots, up to and with the last one, as they lie in a file."""
+    """Pages of slots from `first` to `last` (included; None: only the first), as stored in a file."""
     piece = slots[first * _PAGE_SLOTS : ((first if last is None else last) + 1) * _PAGE_SLOTS]
     if sys.byteorder == "little":
         piece.byteswap()
@@ -116,7 +116,7 @@ def _pages(slots: array[int], first: int, last: int | None = None) -> bytes:
 
 
 def _used_pages(data: bytes) -> list[int]:
-    """The pages of slots, as they lie in a file, that hold anything."""
+    """The pages that hold anything, of slots as stored in a file."""
     size = 4 * _PAGE_SLOTS
     empty = bytes(size)
     starts = range(0, len(data), size)
@@ -124,7 +124,7 @@ def _used_pages(data: bytes) -> list[int]:
 
 
 class _IndexFile:
-    """One file. Everything from entry `flushed` on is in memory, the slots wholly while the file is written to."""
+    """One file. Entries from `flushed` on are in memory, and all slots while the file is written to."""
 
     def __init__(self, path: str, slots: int, header: _Header) -> None:
         self.path = path
@@ -134,7 +134,7 @@ class _IndexFile:
         self.tail = bytearray()
         self.slots: array[int] | None = None
         self.marks = bytearray(-(-slots // _PAGE_SLOTS))
-        """Of each page of slots: whether it has changed since it was written, and since its checksum was taken."""
+        """For each page of slots: whether it has changed since it was written, and since its checksum was taken."""
         self.file: File | None = None
         self.summed = header.count
         """Entries before this one are in `entries_crc`."""
@@ -144,7 +144,7 @@ class _IndexFile:
 
     @property
     def is_dirty(self) -> bool:
-        """Whether there is anything that the file has not."""
+        """Whether anything is not in the file yet."""
         return bool(self.tail) or any(marks & _UNWRITTEN for marks in self.marks)
 
     def entry_at(self, number: int) -> int:
@@ -165,7 +165,7 @@ class _IndexFile:
         header.end_ms, header.end_offset = stored_ms, physical_offset
 
     def add_run(self, hashes: Sequence[int], physical_offsets: Sequence[int], stored_ms: int) -> None:
-        """The same for keys of messages that were stored in the same millisecond."""
+        """`add` for keys of messages that were stored in the same millisecond."""
         assert self.slots is not None
         header, slots, count = self.header, self.slots, self.header.count
         size = self.slot_count
@@ -189,7 +189,7 @@ class _IndexFile:
         header.end_ms, header.end_offset = stored_ms, physical_offsets[-1]
 
     def sum(self) -> tuple[int, int]:
-        """CRC-32 of the entries and of the slots as they are now, both as the file has them once it is flushed."""
+        """CRC-32 of the current entries and slots, as the file has them once it is flushed."""
         self.sum_entries()
         if self.slots is not None:
             for page in self.pages_marked(_UNSUMMED):
@@ -198,28 +198,28 @@ class _IndexFile:
         return self.entries_crc, self.slots_crc
 
     def pages_marked(self, mark: int) -> list[int]:
-        """The pages with this mark, which they lose."""
+        """The pages with this mark, which is cleared."""
         pages = [page for page, marks in enumerate(self.marks) if marks & mark]
         for page in pages:
             self.marks[page] &= ~mark
         return pages
 
     def sum_entries(self) -> None:
-        """Take every entry that was added into their checksum."""
+        """Include every entry added since in the entries' checksum."""
         if self.summed < self.header.count:
             fresh = self.tail[_ENTRY.size * (self.summed - self.flushed) :]
             self.entries_crc, self.summed = zlib.crc32(fresh, self.entries_crc), self.header.count
 
     def sum_anew(self, slots: array[int], used: Iterable[int]) -> int:
-        """The checksum of `slots`, noted page by page; all but the `used` pages are empty."""
+        """The checksum of `slots`, computed page by page; all but the `used` pages are empty."""
         self.sum_empty()
         for page in used:
             self._page_crcs[page] = zlib.crc32(_pages(slots, page))
         return zlib.crc32(self._page_crcs.tobytes())
 
     def sum_empty(self) -> None:
-        """The same for slots that are all empty: their pages are alike, and millions of slots are not looked at while
-        everybody waits."""
+        """Set the page checksums of empty slots: all full pages have the same, so that millions of slots are not read
+        while everybody waits."""
         pages = len(self._page_crcs)
         last_slots = self.slot_count - (pages - 1) * _PAGE_SLOTS
         self._page_crcs = array("I", [zlib.crc32(bytes(4 * _PAGE_SLOTS))]) * pages
@@ -244,7 +244,7 @@ class _IndexFile:
 
 
 class MessageIndex:
-    """The index files below `directory`, as something that the dispatcher derives from the log."""
+    """The index files below `directory`, one of the things that the dispatcher derives from the log."""
 
     def __init__(
         self, disk: Disk, directory: str, *, slots: int = DEFAULT_SLOTS, entries: int = DEFAULT_ENTRIES
@@ -256,9 +256,9 @@ class MessageIndex:
         self._files: list[_IndexFile] = []
         self._stale: list[str] = []
         self._begin_offset = 0
-        """Where the log begins: files may have entries of messages that are gone."""
+        """Where the log begins: files may have entries of messages that were removed."""
         self._writing = asyncio.Lock()
-        """Of whoever writes files or removes them."""
+        """Held by whoever writes files or removes them."""
 
     @property
     def last_update(self) -> tuple[int, int]:
@@ -269,7 +269,7 @@ class MessageIndex:
         return header.end_ms, header.end_offset
 
     def dispatch(self, record: RecordSummary) -> None:
-        """File the keys of a message."""
+        """Index the keys of a message."""
         text = record.properties_text
         if KEYS not in text and UNIQUE_KEY not in text:
             return
@@ -278,11 +278,11 @@ class MessageIndex:
         self.dispatch_keys((run,))
 
     def dispatch_batch(self, batch: HasKeyRuns) -> None:
-        """File the keys of a batch of messages."""
+        """Index the keys of a batch of messages."""
         self.dispatch_keys(batch.key_runs)
 
     def dispatch_keys(self, runs: Iterable[KeyRun]) -> None:
-        """File keys of messages, in the order of the log."""
+        """Index keys of messages, in the order of the log."""
         for stored_ms, same_time in groupby(runs, key=attrgetter("store_timestamp_ms")):
             hashes: list[int] = []
             offsets: list[int] = []
@@ -298,7 +298,7 @@ class MessageIndex:
                 at = end
 
     def _roll(self, physical_offset: int) -> None:
-        # Two files may begin with keys of the same message: the number behind the offset keeps their names apart.
+        # Two files may begin with keys of the same message: the offset plus 1 keeps their names apart.
         path = f"{self._directory}/{physical_offset:020d}"
         if self._files and self._files[-1].path == path:
             path = f"{self._directory}/{physical_offset + 1:020d}"
@@ -308,8 +308,8 @@ class MessageIndex:
         self._files.append(made)
 
     def find(self, topic: str, key: str, *, begin_ms: int, end_ms: int, most: int) -> list[int]:
-        """Physical offsets of at most `most` messages that may have this key and were stored in this time, the newest
-        ones, in the order of the log. Another key may have the same hash, so the caller looks at the messages.
+        """Physical offsets of the newest messages, at most `most`, that may have this key and were stored in this time,
+        in log order. Another key may have the same hash, so the caller checks the messages.
 
         Raises OSError.
         """
@@ -322,7 +322,7 @@ class MessageIndex:
             for entry_hash, offset, seconds, _ in self._chain(index_file, hashed):
                 stored_ms = header.begin_ms + 1000 * seconds
                 if offset < self._begin_offset:
-                    break  # a chain leads back
+                    break  # a chain only leads to older entries
                 if entry_hash == hashed and begin_ms - 999 <= stored_ms <= end_ms:
                     found.append(offset)
                     if len(found) >= most:
@@ -341,14 +341,14 @@ class MessageIndex:
                 entry = index_file.entry(number, file)
                 yield entry
                 if entry[3] >= number:
-                    return  # a damaged link; a chain only ever leads back
+                    return  # a damaged link: a chain only leads to older entries
                 number = entry[3]
         finally:
             if file is not None and file is not index_file.file:
                 file.close()
 
     def snapshot(self) -> Any:
-        """Which files there are, and their headers."""
+        """The existing files, with their headers and checksums."""
         return {
             "slots": self._slots,
             "entries": self._entries,
@@ -358,9 +358,9 @@ class MessageIndex:
         }
 
     def restore(self, state: Any) -> None:
-        """Go on from a snapshot, None: from nothing. Files that the snapshot does not name are removed by the next
-        `flush`. Raises ValueError when the files do not hold what the snapshot says; everything must be derived anew
-        then."""
+        """Continue from a snapshot; None: from nothing. Files that the snapshot does not name are removed by the next
+        `flush`. Raises ValueError if the files do not match the snapshot; everything must then be derived anew.
+        """
         self.close()
         self._files = []
         self._begin_offset = 0
@@ -407,8 +407,8 @@ class MessageIndex:
             raise ValueError(f"{index_file.path} is damaged: the checksum of its entries is another")
 
     def _read_slots(self, index_file: _IndexFile, file: File) -> tuple[array[int], list[int]]:
-        """The slots, led back to the entries that the snapshot knows, and the pages of them that are not empty: few of
-        a file's millions of slots are used for long, and a start need not look at each."""
+        """The slots, rolled back to the entries that the snapshot knows, and their pages that are not empty: for a long
+        time few of a file's millions of slots are used, and a start need not look at each."""
         data = file.read(_HEADER.size, 4 * self._slots)
         if len(data) != 4 * self._slots:
             raise ValueError(f"{index_file.path} is too short for its slots")
@@ -435,7 +435,7 @@ class MessageIndex:
         return slots, used
 
     async def flush(self) -> None:
-        """Carry what is in memory to the files, durably. Raises OSError; what failed is written again next time."""
+        """Write what is in memory to the files, durably. Raises OSError; what failed is written again next time."""
         async with self._writing:
             await self._flush()
 
@@ -447,7 +447,7 @@ class MessageIndex:
             if index_file.is_dirty:
                 await self._flush_file(index_file)
             if index_file is not self._files[-1] and not index_file.is_dirty and index_file.slots is not None:
-                index_file.sum()  # entries may have come since the snapshot
+                index_file.sum()  # entries may have been added since the snapshot
                 index_file.slots = None
                 if index_file.file is not None:
                     index_file.file.close()
@@ -474,7 +474,7 @@ class MessageIndex:
 
     @staticmethod
     def _page_bytes(index_file: _IndexFile, pages: Sequence[int]) -> list[tuple[int, bytes]]:
-        """The changed slots as runs of bytes to write, as they are at this moment; `pages` ascend."""
+        """The changed slots as contiguous runs of bytes to write, as they are now; `pages` ascend."""
         assert index_file.slots is not None
         runs: list[tuple[int, bytes]] = []
         start = 0
@@ -487,12 +487,12 @@ class MessageIndex:
         return runs
 
     def begin_at(self, physical_offset: int) -> None:
-        """The log begins at `physical_offset` now: find nothing before it."""
+        """The log now begins at `physical_offset`: find nothing before it."""
         self._begin_offset = physical_offset
 
     async def remove_before(self, physical_offset: int) -> None:
-        """As `begin_at`, and remove the files that have nothing else; the newest stays. Raises OSError: one that could
-        not be removed is tried again next time."""
+        """Like `begin_at`, and remove the files that have only older entries; the newest file stays. Raises OSError: a
+        file that could not be removed is tried again next time."""
         self.begin_at(physical_offset)
         async with self._writing:
             while len(self._files) > 1 and self._files[0].header.end_offset < physical_offset:

@@ -1,8 +1,8 @@
 """The hash of a key in the message index: Java's String.hashCode of "topic#key", made positive (R: IndexFile).
 
-The hash is a polynomial of the characters. For keys of one size it is counted column by column: a big number has 64
-bits for each key, in which the terms of all characters are added, and its lower words are the hashes. A client's unique
-keys begin alike (address, process, class loader, and most of the time): only their last characters have columns.
+The hash is a polynomial of the characters. For keys of one size it is computed column by column: a big number has 64
+bits for each key, into which the terms of all characters are added; its lower words are the hashes. A client's unique
+keys begin alike (address, process, class loader, and most of the time): only their last characters are columns.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from node.store.record import java_string_hash
 __all__ = ["key_hash", "key_hashes"]
 
 ENDING_CHARS = 12
-"""In which the keys of a client differ: four bytes of the time and two of a counter, in hexadecimal."""
+"""Characters in which a client's keys differ: four bytes of the time and two of a counter, in hexadecimal."""
 LEAST_TOGETHER = 8
-"""Keys; below these a loop over their last characters is as quick."""
+"""Fewest keys that are hashed together; for fewer a loop over their last characters is as quick."""
 MAX_KEY_CHARS = 1024
-"""Of keys whose terms, of 39 bits, are added: the sum has to fit into 64."""
+"""Longest keys whose terms, of 39 bits each, are added: the sum has to fit into 64 bits."""
 
 _MASK = 0xFFFFFFFF
 _MAX_INT = 0x7FFFFFFF
@@ -30,18 +30,18 @@ _POWERS = [pow(31, exponent, 1 << 32) for exponent in range(MAX_KEY_CHARS, -1, -
 
 
 def key_hash(topic: str, key: str) -> int:
-    """The hash under which a key of a topic is filed."""
+    """The hash under which a key of a topic is indexed."""
     return _positive(java_string_hash(f"{topic}#{key}"))
 
 
 def _positive(number: int) -> int:
-    """Math.abs of the signed number that the lowest 32 bits are, 0 for the one that has none (R)."""
+    """Math.abs of the lowest 32 bits as a signed number; 0 for the one that has no positive counterpart (R)."""
     unsigned = number & _MASK
     return unsigned if unsigned <= _MAX_INT else -unsigned & _MAX_INT
 
 
 def key_hashes(topic: str, keys: Sequence[bytes]) -> list[int]:
-    """The same for keys in UTF-8."""
+    """The `key_hash` of each key; keys are UTF-8."""
     count, size, together = len(keys), len(keys[0]) if keys else 0, b"".join(keys)
     if not count or size > MAX_KEY_CHARS or set(map(len, keys)) != {size} or not together.isascii():
         return [key_hash(topic, key.decode()) for key in keys]

@@ -1,4 +1,4 @@
-"""Message properties, the way RocketMQ writes them into a record: `key \\x01 value \\x02`, repeated.
+"""Message properties, as RocketMQ writes them into a record: `key \\x01 value \\x02`, repeated.
 
 Java clients write a separator after every pair; some others leave the last one out, and some stores carry
 an extra one at the end. All of these decode alike. A name without a separator is dropped, as in Java.
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 _LONG_DIGITS = 19
-"""Of Java's long; Python refuses to read numbers of some thousands of digits, which fit into a property."""
+"""Of a Java long; a property may hold numbers of thousands of digits, which Python refuses to read."""
 
 NAME_VALUE_SEPARATOR = "\x01"
 PROPERTY_SEPARATOR = "\x02"
@@ -58,21 +58,21 @@ TIMER_DELIVER_MS = "TIMER_DELIVER_MS"
 TIMER_PROPERTIES = (TIMER_DELAY_MS, TIMER_DELAY_S, TIMER_DELIVER_MS)
 """Any of these makes a timer message of RocketMQ 5: deliver after so many ms or s, or at this ms of the epoch."""
 TIMER_TAKE_BACK = "TIMER_DEL_UNIQKEY"
-"""Makes it one that takes another timer message back."""
+"""Makes it a message that cancels another timer message."""
 TIMER_DELIVERED = "TIMER_OUT_MS"
-"""When a timer message was to be delivered, in ms of the epoch: one that has it is not to wait again."""
+"""When a timer message was to be delivered, in ms of the epoch: a message that has it must not wait again."""
 REAL_TOPIC = "REAL_TOPIC"
 REAL_QUEUE_ID = "REAL_QID"
 RETRY_TOPIC = "RETRY_TOPIC"
 FIRST_POP_TIME = "1ST_POP_TIME"
-"""When a POP consumer first got a message that came again, in ms of the epoch."""
+"""When a POP consumer first got a message that was redelivered, in ms of the epoch."""
 ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
 TRANSACTION_PREPARED = "TRAN_MSG"
 PRODUCER_GROUP = "PGROUP"
 CLUSTER = "CLUSTER"
-"""The cluster of a message that wants a reply: where the reply is to go."""
+"""The cluster to which the reply to a message has to go."""
 REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
-"""The id of the client that sent a request, and waits for the reply."""
+"""The id of the client that sent a request and waits for the reply."""
 PUSH_REPLY_TIME = "PUSH_REPLY_TIME"
 """When the broker passed a reply on, in ms of the epoch."""
 CHECK_IMMUNITY_S = "CHECK_IMMUNITY_TIME_IN_SECONDS"
@@ -118,7 +118,7 @@ def decode_properties(text: str) -> dict[str, str]:
 def property_value(text: str, name: str) -> str | None:
     """The value of one property without decoding the others; None when it is absent.
 
-    Agrees with `decode_properties(text).get(name)`: where a name occurs twice, the last one counts.
+    Agrees with `decode_properties(text).get(name)`: if a name occurs twice, the last one counts.
     """
     needle = f"{name}{NAME_VALUE_SEPARATOR}"
     if needle not in text:
@@ -131,5 +131,5 @@ def property_value(text: str, name: str) -> str | None:
 
 
 def whole_number(text: str | None) -> int | None:
-    """A property's value as a number; None where it is none, or has more digits than a long of Java's."""
+    """A property's value as a number; None if it is not decimal, or has more digits than a Java long."""
     return int(text) if text is not None and text.isdecimal() and len(text) <= _LONG_DIGITS else None

@@ -5,7 +5,7 @@ last log entry that was dispatched (index and term, which together identify the 
 every queue at that moment. At start the queues are restored to exactly those bounds. A checkpoint that is
 missing, damaged, or that does not fit the files or the log means: delete the queues and dispatch the log again.
 (RocketMQ keeps a store checkpoint of three timestamps for the same purpose, seed S1. They are here too, for whoever
-inspects a store: how far log, queues and index are durable, in the store timestamps of their newest messages. Recovery
+inspects a store: up to which store timestamp the newest messages of log, queues and index are durable. Recovery
 goes by the entry, which is exact.)
 """
 
@@ -28,7 +28,7 @@ __all__ = ["NOTHING_DISPATCHED", "DispatchMark", "QueueStore", "StoreTimestamps"
 logger = logging.getLogger("node.store")
 
 CHECKPOINT_VERSION = 5
-"""Of the checkpoint's content; another one is not read, and the queues are rebuilt."""
+"""Version of the checkpoint's content; a checkpoint with another one is not read, and the queues are rebuilt."""
 
 
 class DispatchMark(NamedTuple):
@@ -37,7 +37,7 @@ class DispatchMark(NamedTuple):
     `store_timestamp_ms` is the newest store timestamp up to there.
     """
 
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks of this
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody calls here
     term: int
     store_timestamp_ms: int
 
@@ -79,16 +79,16 @@ class QueueStore:
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._unflushed_bytes = 0
         self._presumed: dict[tuple[str, int], bool] = {}
-        """Queues whose next number is presumed, and whether it may as well be a later one."""
+        """Queues whose next number is presumed, and whether the real one may also be higher."""
         self._is_trusted = True
         self.timestamps = StoreTimestamps()
         """Those of the last checkpoint that was written or restored."""
         self.derived: dict[str, Any] = {}
-        """After `restore`: what else the checkpoint says was derived from the log up to its mark."""
+        """After `restore`: what else was derived from the log up to the checkpoint's mark."""
 
     @property
     def unflushed_bytes(self) -> int:
-        """Units that exist in memory only."""
+        """Bytes of units that exist in memory only."""
         return self._unflushed_bytes
 
     def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
@@ -130,7 +130,7 @@ class QueueStore:
         return added
 
     def append_units(self, topic: str, queue_id: int, queue_offset: int, units: bytes, crcs: bytes) -> bool:
-        """Add packed units to a queue that exists, see `ConsumeQueue.append_units`. False too where there is none."""
+        """Add packed units to a queue, see `ConsumeQueue.append_units`. False also if the queue does not exist."""
         queue = self._queues.get((topic, queue_id))
         if queue is None or not queue.append_units(queue_offset, units, crcs):
             return False
@@ -140,9 +140,9 @@ class QueueStore:
         return True
 
     def presume(self, topic: str, queue_id: int, offset: int | None, *, may_be_later: bool = False) -> None:
-        """The next message of a queue that is not here is number `offset`, unless the log still holds earlier ones,
-        which then come first; `may_be_later` where it may be another log's by now. None: that was said before, of a
-        queue that is here."""
+        """Make an empty queue whose next message has number `offset`, unless the log still holds earlier ones, which
+        then come first; with `may_be_later` its number may also be higher, when `offset` may stem from another log.
+        None: the queue exists, and was presumed before."""
         if offset is not None:
             queue = self._queues[topic, queue_id] = self._make(topic, queue_id)
             queue.begin_at(offset)
@@ -150,11 +150,11 @@ class QueueStore:
 
     @property
     def presumed(self) -> list[tuple[str, int]]:
-        """Queues of which that was said and that no message has entered since."""
+        """Presumed queues that no message has entered since."""
         return sorted(self._presumed)
 
     def may_begin_later(self, topic: str, queue_id: int) -> bool:
-        """Whether the next number of the queue is presumed, and may be a later one: no message has entered it yet."""
+        """Whether the queue's next number is presumed and may also be higher: no message has entered it yet."""
         return self._presumed.get((topic, queue_id), False)
 
     def _make(self, topic: str, queue_id: int) -> ConsumeQueue:
@@ -173,15 +173,15 @@ class QueueStore:
         flush_derived: Callable[[], Awaitable[None]] | None = None,
         timestamps: Callable[[], StoreTimestamps] = StoreTimestamps,
     ) -> None:
-        """Make the queues as they are now durable, and say that they hold the log up to `mark`.
+        """Make the queues durable as they are now, and record that they hold the log up to `mark`.
 
-        `derived` is what else was made from the log up to there, as JSON values; `restore` gives it back.
-        `flush_derived` makes durable what `derived` speaks of, `timestamps` tells what is durable then.
+        `derived` is what else was derived from the log up to there, as JSON values; `restore` returns it.
+        `flush_derived` makes durable what `derived` refers to; `timestamps` then reports what is durable.
 
-        Files of units that were trimmed away by then go once it is in force.
+        Files whose units were all trimmed by then are removed once the checkpoint is in force.
 
-        What is appended meanwhile stays for the next time. Raises OSError; the former checkpoint then
-        stays in force. After a failed fsync it stays in force for good: the system may have dropped the
+        What is appended meanwhile is left for the next checkpoint. Raises OSError; the former checkpoint then
+        stays in force. After a failed fsync it stays in force permanently: the system may have dropped the
         pages that it could not write, so a later fsync that succeeds would prove nothing.
         """
         bounds: dict[str, dict[str, list[Any]]] = {}
@@ -211,19 +211,19 @@ class QueueStore:
             separators=(",", ":"),
         ).encode()
         await self._disk.write_file_atomic(self._checkpoint_path, b"%08x\n%s\n" % (zlib.crc32(text), text))
-        if not self._is_trusted:  # since just now: `distrust` may have removed the file before this one came
+        if not self._is_trusted:  # changed meanwhile: `distrust` may have removed the file before this one came
             await self._disk.remove(self._checkpoint_path)
             return
         self.timestamps = durable
         await self._remove_trimmed(bounds)
 
     async def _remove_trimmed(self, bounds: Mapping[str, Mapping[str, Sequence[Any]]]) -> None:
-        """Delete the files that lie before what the checkpoint with these bounds needs, which is durable by now."""
+        """Delete the files before the bounds of a checkpoint, which is durable by now."""
         try:
             for (topic, queue_id), queue in list(self._queues.items()):
                 min_offset, *_ = bounds.get(topic, {}).get(str(queue_id), (0,))
                 await queue.remove_before(min_offset)
-        except OSError as error:  # the next checkpoint tries it again, and a restart
+        except OSError as error:  # the next checkpoint tries again, and so does a restart
             logger.warning("old files of consume queues could not be removed: %s", error)
 
     async def _flush_queues(self) -> None:
@@ -238,7 +238,7 @@ class QueueStore:
                     raise
 
     async def distrust(self) -> None:
-        """The files were found to hold something wrong: let the next start rebuild every queue from the log.
+        """The files were found to be wrong: let the next start rebuild every queue from the log.
 
         Raises OSError.
         """
@@ -247,7 +247,7 @@ class QueueStore:
             await self._disk.remove(self._checkpoint_path)
 
     def trim(self, physical_offset: int) -> int:
-        """The log begins at `physical_offset` now: let every queue begin with its first message from there on (R:
+        """The log now begins at `physical_offset`: let every queue begin with its first message from there on (R:
         correctMinOffset). Returns how many messages are gone. Raises OSError."""
         dropped = 0
         for queue in self._queues.values():
@@ -259,15 +259,15 @@ class QueueStore:
         return dropped
 
     async def discard(self) -> None:
-        """Delete every queue, because what belongs to them cannot be restored. Raises OSError."""
+        """Delete every queue, because state that belongs to them cannot be restored. Raises OSError."""
         await self._delete_all()
         self.derived = {}
 
     async def restore(self, is_in_log: Callable[[int, int], bool]) -> DispatchMark:
-        """Bring the queues back to the last checkpoint; returns what they hold.
+        """Restore the queues to the last checkpoint; returns its mark.
 
-        `is_in_log(index, term)` says whether the log has this very entry. Where checkpoint, files and log do
-        not agree the queues are deleted and NOTHING_DISPATCHED is returned: dispatch then starts over.
+        `is_in_log(index, term)` tells whether the log has exactly this entry. If checkpoint, files and log do
+        not agree, the queues are deleted and NOTHING_DISPATCHED is returned: dispatch then starts over.
         Raises OSError.
         """
         content = self._read_checkpoint()

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 __all__ = ["RecentRecords"]
 
 KEPT_SHARE = 0.75
-"""Of the bytes allowed, what is kept when there are more: so the oldest go many at a time."""
+"""Share of the allowed bytes that is kept when there are more, so that many old records are dropped at a time."""
 
 
 class RecentRecords:
-    """Records in batches, as they were appended; at most `max_bytes`, and the newest batch in any case."""
+    """Records in batches, as they were appended: at most `max_bytes`, but always the newest batch."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -21,7 +21,7 @@ class RecentRecords:
         self._size_bytes = 0
 
     def add(self, positions: Sequence[int], data: bytes) -> None:
-        """Records that begin at these positions, one behind the other, behind all others."""
+        """Add a batch of adjacent records that begin at these positions, after all others."""
         self._firsts.append(positions[0])
         self._batches.append((positions, data))
         self._size_bytes += len(data)
@@ -29,7 +29,7 @@ class RecentRecords:
             self._trim()
 
     def get(self, position: int) -> bytes | None:
-        """The record that begins at a position; None where none is known to."""
+        """The record that begins at a position; None if none is known to."""
         number = bisect_right(self._firsts, position) - 1
         if number < 0:
             return None

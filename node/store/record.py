@@ -1,4 +1,4 @@
-"""The message record: how one message lies in the commit log, bit for bit as RocketMQ 4.x stores it.
+"""The message record: the layout of one message in the commit log, bit for bit as RocketMQ 4.x stores it.
 
 All integers are big-endian. With IPv4 hosts the fixed fields take 91 bytes:
 
@@ -14,7 +14,7 @@ All integers are big-endian. With IPv4 hosts the fixed fields take 91 bytes:
         40     8  born timestamp, ms
 
 System flag bits 16 and 32 say that the born or the store host is an IPv6 address and takes 20 bytes.
-A blank record (magic 0xCBD43194) fills the rest of a file that the next message would not fit into.
+A blank record (magic 0xCBD43194) fills the rest of a file into which the next message would not fit.
 
 Records are read here; they are made in batches (`node.store.record_batch`).
 
@@ -84,7 +84,7 @@ HASH_CACHE_ENTRIES = 4096
 _HEAD = struct.Struct(">IIIiiqqiq")
 _TAIL = struct.Struct(">iqi")
 _V4_HEAD = struct.Struct(">IIIi4xqqi16xq8x4xqi")
-"""What a summary takes from everything before the body of a record with IPv4 hosts."""
+"""The fields that a summary needs of everything before the body of a record with IPv4 hosts."""
 _INT64 = struct.Struct(">q")
 _UINT32_PAIR = struct.Struct(">II")
 _INT16 = struct.Struct(">h")
@@ -95,7 +95,7 @@ _V6_HOST_SIZE_BYTES = 20
 
 
 class RecordError(Exception):
-    """Bytes that are no intact record, or a message that cannot be written as one.
+    """Bytes that are not an intact record, or a message that cannot be written as one.
 
     `position` is the offset in the given buffer at which the bad record begins (0 when encoding).
     """
@@ -138,7 +138,7 @@ class Message:
 
 
 class RecordSummary(NamedTuple):
-    """Where a record belongs, and its tags: what building and reading queues and indexes need of it."""
+    """Where a record belongs, and its tags: what is needed of it to build and read queues and indexes."""
 
     topic: str
     queue_id: int
@@ -150,17 +150,17 @@ class RecordSummary(NamedTuple):
     properties_text: str
     prepared_transaction_offset: int
     body: bytes = b""
-    """Given for topics whose messages tell the broker something, empty for all others."""
+    """Given for topics whose messages tell the broker something; empty for all others."""
 
 
 def body_crc(body: bytes) -> int:
-    """CRC-32 of a body with the sign bit cleared, as the record carries it (R: UtilAll.crc32)."""
+    """CRC-32 of a body with the sign bit cleared, as stored in the record (R: UtilAll.crc32)."""
     return zlib.crc32(body) & 0x7FFFFFFF
 
 
 def record_parts(topic: str, sys_flag: int, born_host: str, store_host: str) -> tuple[bytes, bytes, bytes, int]:
-    """Topic, born host and store host as a record has them, and the system flag with the IPv6 bits that the hosts ask
-    for. Raises RecordError for a topic that is too long, empty or no text, and for a host that is no "ip:port"."""
+    """Topic, born host and store host as stored in a record, and the system flag with the IPv6 bits for these hosts.
+    Raises RecordError for a topic that is too long, empty or not valid text, and for a host that is not "ip:port"."""
     try:
         topic_bytes = topic.encode()
     except UnicodeEncodeError as error:
@@ -177,7 +177,7 @@ def record_parts(topic: str, sys_flag: int, born_host: str, store_host: str) -> 
 
 
 class _Layout(NamedTuple):
-    """Where the parts of one record lie, relative to the buffer."""
+    """Offsets and sizes of the parts of one record; offsets are relative to the buffer."""
 
     start: int
     end: int
@@ -254,9 +254,9 @@ def _check_crc(data: bytes | memoryview, layout: _Layout, stored: int) -> None:
 
 
 def decode_record(data: bytes | memoryview, position: int = 0) -> tuple[Message, int]:
-    """The record at `position` and the offset just behind it.
+    """The record at `position` and the offset just after it.
 
-    Raises RecordError when the structure or the body's CRC is wrong.
+    Raises RecordError if the structure or the body's CRC is wrong.
     """
     layout = _layout(data, position)
     _, _, crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born_timestamp_ms = _HEAD.unpack_from(
@@ -299,9 +299,9 @@ def decode_records(data: bytes) -> list[Message]:
 
 
 def summarize_record(data: bytes | memoryview) -> RecordSummary:
-    """The summary of the one record that `data` is, with structure and CRC checked; cheaper than decoding it.
+    """The summary of the one record in `data`, with structure and CRC checked; cheaper than decoding it.
 
-    Raises RecordError; also when bytes follow the record.
+    Raises RecordError, also if bytes follow the record.
     """
     size = len(data)
     if size >= FIXED_SIZE_BYTES:
@@ -333,7 +333,7 @@ def summarize_record(data: bytes | memoryview) -> RecordSummary:
 
 
 def _summarize_any(data: bytes | memoryview) -> RecordSummary:
-    """The same for every record: also those with IPv6 hosts, and those that are none, of which it says why."""
+    """`summarize_record` for any record, also with IPv6 hosts; raises RecordError if `data` is not exactly one."""
     layout = _layout(data, 0)
     if layout.end != len(data):
         raise RecordError(f"{len(data) - layout.end} bytes behind the record", position=0)
@@ -355,7 +355,7 @@ def _summarize_any(data: bytes | memoryview) -> RecordSummary:
 
 @lru_cache(maxsize=HASH_CACHE_ENTRIES)
 def java_string_hash(text: str) -> int:
-    """`String.hashCode` of Java: over UTF-16 code units, as a signed 32-bit number."""
+    """Java's `String.hashCode`: over UTF-16 code units, as a signed 32-bit number."""
     value = 0
     units = text.encode("utf-16-be", "surrogatepass")
     for at in range(0, len(units), 2):
@@ -364,7 +364,7 @@ def java_string_hash(text: str) -> int:
 
 
 def tag_hash(tags: str | None) -> int:
-    """The hash that a consume queue unit carries: of the TAGS property, 0 without tags (R)."""
+    """The hash in a consume queue unit: that of the TAGS property, 0 without tags (R)."""
     return java_string_hash(tags) if tags else 0
 
 

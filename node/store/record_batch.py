@@ -1,6 +1,6 @@
 """Batches of records: messages of one queue and sender, with topic, hosts and times in common.
 
-What they share is packed once and remembered, so that a message costs one struct, one CRC of its body and one join. A
+What they share is packed once and cached, so that a message costs one struct, one CRC of its body and one join. A
 message that comes alone is a batch of one.
 """
 
@@ -20,28 +20,28 @@ from node.store.unique_keys import common_text
 __all__ = ["RecordBatch", "RecordMaker", "batch_of_one", "encode_record", "record_maker"]
 
 MAKER_CACHE_ENTRIES = 4096
-"""One for each queue and connection that sends; a few hundred bytes each."""
+"""One for each sending connection and queue; a few hundred bytes each."""
 
 _INT16 = Struct(">h")
 WHOLE_STRUCTS = 256
-"""Sizes of records remembered that batches consist of."""
+"""Structs that are cached, one for each combination of sizes in a uniform batch."""
 
 
 @lru_cache(maxsize=4)
 def _head(born_size: int, store_size: int) -> Struct:
-    """Everything before the body. There are four of them: hosts have four or sixteen bytes and a port."""
+    """Struct of everything before the body. There are four: hosts have four or sixteen bytes and a port."""
     return Struct(f">IIIiiqq{_same(born_size, store_size).format[1:]}")
 
 
 @lru_cache(maxsize=4)
 def _same(born_size: int, store_size: int) -> Struct:
-    """What comes between position and body: the same in all records of a batch whose bodies are of one size."""
+    """Struct of what comes between position and body: equal in all records of a batch whose bodies are of one size."""
     return Struct(f">iq{born_size}sq{store_size}siqi")
 
 
 @lru_cache(maxsize=WHOLE_STRUCTS)
 def _whole(same_size: int, size: int, tail_size: int, text_size: int) -> Struct:
-    """A record of a batch of uniform size: what they have in common goes in as it is."""
+    """Struct of a whole record of a uniform batch: what the records have in common goes in as it is."""
     return Struct(f">8sI8sqq{same_size}s{size}s{tail_size}s{text_size}s")
 
 
@@ -50,12 +50,12 @@ _BEFORE_CRC = Struct(">II")
 _AFTER_CRC = Struct(">ii")
 """Queue id and flag."""
 LEAST_UNIFORM = 6
-"""Messages of the same sizes; below these a loop is as quick."""
+"""Fewest messages of the same sizes that are packed together; for fewer a loop is as quick."""
 
 
 class RecordBatch:
     """Messages for one queue, in columns: flag, body and property text (UTF-8) of each. `common` and `keys` are given
-    of a message whose properties are known to have one key; `is_uniform` where it is known."""
+    if each message is known to have exactly one key in its properties; `is_uniform` if that is known."""
 
     __slots__ = (
         "bodies", "born_timestamp_ms", "common", "count", "flags", "is_uniform", "keys", "maker",
@@ -85,13 +85,13 @@ class RecordBatch:
         self.prepared_transaction_offset = prepared_transaction_offset
         self.count = count = len(bodies)
         self.record_bytes = maker.fixed_bytes + len(bodies[0]) + len(texts[0])
-        """Size of the first record, and of all where they are uniform."""
+        """Size of the first record, and of all if they are uniform."""
         self.is_uniform = is_uniform or count == 1 or (_are_of_one_size(texts) and _are_of_one_size(bodies))
-        """Whether all bodies are of one size, and all property texts."""
+        """Whether all bodies are of one size, and all property texts too."""
         self.common = common
-        """What the properties of the messages have in common, without their keys; None where that is not known."""
+        """What the properties of the messages have in common, without their keys; None if that is not known."""
         self.keys = keys
-        """The only key of each message, where `common` is known; None where none has one."""
+        """The only key of each message, if `common` is known; None if no message has one."""
         if common is None and self.is_uniform and count > 1:
             known = common_text(texts)
             if known is not None:
@@ -105,9 +105,9 @@ class RecordBatch:
         return [fixed + body + text for body, text in zip(map(len, self.bodies), map(len, self.texts), strict=True)]
 
     def records(self, positions: Sequence[int], *, queue_offset: int, store_timestamp_ms: int) -> ChecksummedBodies:
-        """The records, which get consecutive numbers from `queue_offset` on and lie at `positions`.
+        """The records: they get consecutive queue offsets from `queue_offset` on and begin at `positions`.
 
-        Raises struct.error when a number does not fit its field.
+        Raises struct.error if a number does not fit its field.
         """
         flags = self.flags
         if self.is_uniform and self.count >= LEAST_UNIFORM and flags.count(flags[0]) == self.count:
@@ -117,7 +117,7 @@ class RecordBatch:
         )
 
     def record(self, position: int, queue_offset: int, store_timestamp_ms: int, at: int = 0) -> bytes:
-        """The record of message number `at` of the batch. Raises as `records`."""
+        """The record of message number `at` of the batch. Raises like `records`."""
         maker, body, text = self.maker, self.bodies[at], self.texts[at]
         size = len(body)
         head = maker.pack_head(
@@ -128,7 +128,7 @@ class RecordBatch:
         return b"".join((head, body, maker.topic_field, _INT16.pack(len(text)), text))
 
     def _uniform(self, positions: Sequence[int], queue_offset: int, store_timestamp_ms: int) -> ChecksummedBodies:
-        """The same for messages that have one flag and are of the same sizes."""
+        """`records` for messages with equal flags and equal sizes."""
         bodies, texts, flag, maker = self.bodies, self.texts, self.flags[0], self.maker
         count, size, text_size = len(bodies), len(bodies[0]), len(texts[0])
         same = maker.same.pack(
@@ -151,7 +151,7 @@ def _are_of_one_size(columns: Sequence[bytes]) -> bool:
 
 
 class RecordMaker:
-    """What the records of one queue and sender have in common. Made by `record_maker`."""
+    """What the records of one queue and sender have in common. Create it with `record_maker`."""
 
     __slots__ = (
         "born", "fixed_bytes", "pack_head", "queue", "queue_id", "same", "store", "sys_flag", "topic", "topic_field",
@@ -171,7 +171,7 @@ class RecordMaker:
 
 record_maker = lru_cache(maxsize=MAKER_CACHE_ENTRIES)(RecordMaker)
 """The maker for a topic, queue id, system flag, born host and store host. Raises RecordError for a topic that is too
-long, empty or no text, and for a host that is no "ip:port"."""
+long, empty or not valid text, and for a host that is not "ip:port"."""
 
 
 def batch_of_one(
@@ -188,10 +188,10 @@ def batch_of_one(
     reconsume_times: int = 0,
     prepared_transaction_offset: int = 0,
 ) -> RecordBatch:
-    """A message that is put alone.
+    """A batch of a single message.
 
-    The IPv6 bits of `sys_flag` are set from the hosts, whatever the caller passed. Raises RecordError when the topic or
-    the properties are too long or no text, the topic is empty, or a host is no "ip:port".
+    The IPv6 bits of `sys_flag` are set from the hosts, whatever the caller passed. Raises RecordError if the topic or
+    the properties are too long or not valid text, the topic is empty, or a host is not "ip:port".
     """
     try:
         text = properties_text.encode()
@@ -206,8 +206,8 @@ def batch_of_one(
 
 
 def encode_record(message: Message) -> bytes:
-    """The bytes of `message`; `body_crc` and the IPv6 bits are computed, not taken. Raises RecordError; struct.error
-    where a number does not fit its field."""
+    """The bytes of `message`; `body_crc` and the IPv6 bits are computed, not copied. Raises RecordError; struct.error
+    if a number does not fit its field."""
     batch = batch_of_one(
         topic=message.topic,
         queue_id=message.queue_id,

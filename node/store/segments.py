@@ -1,18 +1,18 @@
-"""A long row of bytes in files of one size: the storage below the log and its index.
+"""A long sequence of bytes in files of one size: the storage below the log and its index.
 
-The row is addressed by position, counted from the very first byte that was ever written. Segment n holds the
+The sequence is addressed by position, counted from the very first byte that was ever written. Segment n holds the
 positions from n*S up to (n+1)*S, in a file whose name is its first position in 20 digits (seed S1, MappedFile and
 MappedFileQueue; S4). Files grow as they are written; every file but the last is full. What the bytes mean, where a
-record may begin and how an unfinished one is told from a whole one is the caller's business: after a crash it
-scans, and cuts the row to what it believes.
+record may begin and how to tell an unfinished one from a whole one is the caller's business: after a crash it
+scans, and truncates the sequence to what it trusts.
 
-Old segments can be removed from the front, and the row can be cut at the end; positions never change.
+Old segments can be removed from the front, and the sequence can be truncated at the end; positions never change.
 
-A sync that fails says nothing about which bytes are on the disk, and on Linux a second sync may succeed without
+A failed sync says nothing about which bytes are on the disk, and on Linux a second sync may succeed without
 having written them. So everything that was written since the last successful sync is kept until the next
-one, and after a failure it is written again first. A write that fails may have left a part of itself behind the end.
-That is cut off before the next one, durably: whoever scans after a crash may rely on nothing but zeros behind what was
-written last.
+one, and after a failure it is written again first. A failed write may have left a part of itself after the end.
+That is truncated, durably, before the next one: whoever scans after a crash may rely on finding nothing but zeros after
+what was written last.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from node.runtime import Disk, Ended, File
 __all__ = ["MAX_OPEN_SEGMENTS", "SegmentError", "SegmentedFile", "segment_name"]
 
 MAX_OPEN_SEGMENTS = 64
-"""Files held open at once by one row. Reads far back open others; a process usually gets 1024 descriptors."""
+"""Files held open at once by one sequence. Reads far back open others; a process usually gets 1024 descriptors."""
 
 _NAME = re.compile(r"\d{20}")
 
 
 class SegmentError(Exception):
-    """The files in a directory cannot be one row of segments of the configured size; the text says why."""
+    """The files in a directory cannot be segments of the configured size; the text says why."""
 
 
 def segment_name(position: int) -> str:
@@ -45,10 +45,10 @@ def segment_name(position: int) -> str:
 
 
 class SegmentedFile:
-    """A row of bytes in `directory`. Positions and sizes are bytes.
+    """A sequence of bytes in `directory`. Positions and sizes are bytes.
 
-    Reads are synchronous and may run at any time. The operations that change the row are awaited one after
-    the other by their caller; when one raises OSError the row is as long as before, and it may be repeated.
+    Reads are synchronous and may run at any time. The operations that change the sequence are awaited one after
+    the other by their caller; if one raises OSError the length is as before, and the operation may be repeated.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class SegmentedFile:
         self._dirty: dict[int, None] = {}
         self._rewrite = False
         self._has_remains = False
-        """Whether a write that failed may have left bytes behind the end."""
+        """Whether a failed write may have left bytes after the end."""
         self._may_come_back = False
-        """Whether a power cut may bring back a file that was removed: its directory would not be synced."""
+        """Whether a power cut may bring back a removed file, because its directory could not be synced."""
         self._begin = 0
         self._end = 0
         self._synced = 0
@@ -82,7 +82,7 @@ class SegmentedFile:
 
     @property
     def begin_position(self) -> int:
-        """The first position held; equal to `end_position` when the row is empty."""
+        """The first position held; equal to `end_position` if the sequence is empty."""
         return self._begin
 
     @property
@@ -96,11 +96,11 @@ class SegmentedFile:
         return self._synced
 
     def open(self) -> None:
-        """Find the files that exist. Creates the directory when there is none.
+        """Find the files that exist. Creates the directory if it does not exist.
 
-        The end is that of the last file; gaps and short files in between stay, `read` stops there and
-        the caller judges. Raises SegmentError for files that another segment size must have made, OSError; a directory
-        in the place of any of them is one now, and not when a reader comes there.
+        The end is that of the last file; gaps and short files before it stay: `read` stops there and the caller
+        decides. Raises SegmentError for files that must have been made with another segment size, and OSError, also
+        for a directory in the place of any file: now, and not when a reader gets there.
         """
         self._disk.make_dirs(self._directory)
         self._bases = [int(name) for name in self._disk.list(self._directory) if _NAME.fullmatch(name)]
@@ -110,7 +110,7 @@ class SegmentedFile:
                     f"{self._directory}/{segment_name(base)} does not begin at a multiple of"
                     f" {self._segment_size_bytes}: the store was written with another segment size"
                 )
-            if self._disk.exists(f"{self.path_at(base)}/."):  # of a directory alone
+            if self._disk.exists(f"{self.path_at(base)}/."):  # true only for a directory
                 raise OSError(errno.EISDIR, "Is a directory", self.path_at(base))
         if not self._bases:
             self._begin = self._end = self._synced = 0
@@ -127,7 +127,7 @@ class SegmentedFile:
         self._dirty = dict.fromkeys(self._bases[-2:])
 
     def first_gap(self, end: int) -> str:
-        """What is wrong with the first file below `end` that is missing or has another size; "" when all are whole."""
+        """The first file below `end` that is missing or has the wrong size, and which it is; "" if all are whole."""
         for base in range(self._base_of(self._begin), self._base_of(end), self._segment_size_bytes):
             if base not in self._bases:
                 return f"{self.path_at(base)} is missing"
@@ -145,7 +145,7 @@ class SegmentedFile:
         return self._segment_size_bytes - position % self._segment_size_bytes
 
     def read(self, position: int, size_bytes: int) -> bytes:
-        """Up to `size_bytes` bytes from `position`: fewer at the end, and where a file is short or missing.
+        """Up to `size_bytes` bytes from `position`: fewer at the end, and if a file is short or missing.
 
         Raises OSError.
         """
@@ -162,10 +162,10 @@ class SegmentedFile:
         return b"".join(pieces)
 
     async def append(self, data: bytes, *, sync: bool = False, trailer: bytes = b"") -> None:
-        """Write `data` at the end; with `sync` it, and all before it, survives a power cut on return.
+        """Write `data` at the end; with `sync`, it and all before it survive a power cut on return.
 
-        `trailer` is written right behind, if it fits into the segment, in the same operation; it is no part of
-        the row and is overwritten by the next append. Raises OSError; the row is then as it was, as
+        `trailer` is written right after it in the same operation, if it fits into the segment; it does not belong
+        to the sequence and is overwritten by the next append. Raises OSError; the sequence is then unchanged, as
         far as this object is concerned.
         """
         start = self._end
@@ -196,8 +196,8 @@ class SegmentedFile:
             raise
 
     def begin_append(self, data: bytes, on_done: Ended, *, sync: bool = False, trailer: bytes = b"") -> None:
-        """The same, told of by a call: `on_done(error)`, in a later turn of the loop. Raises OSError where it cannot
-        even begin; `on_done` is not called then."""
+        """`append` with a callback: `on_done(error)` is called in a later turn of the loop. Raises OSError if it cannot
+        even begin; `on_done` is then not called."""
         start, segment = self._end, self._segment_size_bytes
         base = start - start % segment
         size_bytes = len(data) + len(trailer)
@@ -223,7 +223,7 @@ class SegmentedFile:
             raise
 
     def _appended(self, start: int, data: bytes, sync: bool, on_done: Ended, error: BaseException | None) -> None:
-        """An append that one write was enough for is over."""
+        """An append that took a single write is over."""
         self._busy = None
         if error is not None:
             self._rewrite = bool(self._unsynced)
@@ -231,7 +231,7 @@ class SegmentedFile:
         else:
             self._end = start + len(data)
             if sync:
-                self._dirty.clear()  # there was no other
+                self._dirty.clear()  # there was no other file
                 self._unsynced.clear()
                 self._synced = self._end
             else:
@@ -249,10 +249,10 @@ class SegmentedFile:
             raise
 
     async def write_again(self, position: int) -> None:
-        """Write what lies from `position` to the end once more, and sync, also the names of the files.
+        """Write everything from `position` to the end once more, and sync it and the names of the files.
 
-        For recovery: what reads back after a crash may never reach the disk by a sync alone, if a sync of the
-        former process had failed. Raises OSError.
+        For recovery: if a sync of the previous process had failed, data that reads back after a crash may not be on
+        the disk, and syncing alone may never write it. Raises OSError.
         """
         await self._disk.sync_dir(self._directory)
         position = max(position, self._begin)
@@ -261,8 +261,8 @@ class SegmentedFile:
         await self.sync()
 
     async def truncate(self, position: int) -> None:
-        """Cut the row so that it ends at `position`, durably. Files beyond are removed, the last one first,
-        so that a crash in between leaves a row without a gap. Raises OSError, ValueError outside the row.
+        """Truncate the sequence to end at `position`, durably. Files beyond are removed, the last one first,
+        so that a crash in between leaves no gap. Raises OSError, and ValueError outside the sequence.
         """
         if not self._begin <= position <= self._end:
             raise ValueError(f"cannot cut at {position}: {self._directory} holds {self._begin} to {self._end}")
@@ -279,7 +279,7 @@ class SegmentedFile:
         self._has_remains = False
 
     async def reset(self, position: int) -> None:
-        """Forget everything, durably; the row is empty and begins at `position`. Raises OSError."""
+        """Drop everything, durably; the sequence is then empty and begins at `position`. Raises OSError."""
         while self._bases:
             await self._remove(self._bases[-1])
         await self._sync_removals()
@@ -288,16 +288,16 @@ class SegmentedFile:
         self._begin = self._end = self._synced = position
 
     async def remove_before(self, position: int) -> None:
-        """Remove, from the front, the files that hold nothing at or behind `position`; the last file stays.
+        """Remove, from the front, the files that hold nothing at or after `position`; the last file stays.
 
-        The row begins behind a file from the moment on at which that begins to go. Raises OSError.
+        As soon as the removal of a file begins, the sequence begins after it. Raises OSError.
         """
         while len(self._bases) > 1 and self._bases[1] <= position:
             base, self._begin = self._bases[:2]
             try:
                 await self._remove(base)
             finally:
-                self._begin = self._bases[0]  # the former one, where it could not be removed
+                self._begin = self._bases[0]  # the file's own again, if it could not be removed
 
     def close(self) -> None:
         """Release the files; writes nothing."""
@@ -338,8 +338,8 @@ class SegmentedFile:
             self._dirty.pop(base, None)
 
     async def _write_again(self) -> None:
-        """Repeat what was written since the last good sync and not removed, because the failed one may have dropped
-        it."""
+        """Repeat what was written since the last successful sync and not removed, because the failed sync may have
+        dropped it."""
         for position, data in self._unsynced:
             for begin, end in self._split(max(position, self._begin), position + len(data)):
                 await self._write(begin, data[begin - position : end - position], sync=False)
@@ -358,7 +358,7 @@ class SegmentedFile:
         file = self._open.pop(base, None)
         if file is not None:
             file.close()
-        self._bases.remove(base)  # before it goes: a reader who opened it meanwhile would make it again, without bytes
+        self._bases.remove(base)  # before the file: a reader opening it meanwhile would create it again, empty
         try:
             await self._disk.remove(self.path_at(base))
         except OSError:
@@ -370,7 +370,7 @@ class SegmentedFile:
         self._dirty.pop(base, None)
 
     async def _sync_removals(self) -> None:
-        """Make removals durable that an earlier try has left undone."""
+        """Make removals durable whose sync failed in an earlier try."""
         if self._may_come_back:
             await self._disk.sync_dir(self._directory)
             self._may_come_back = False

@@ -1,13 +1,13 @@
-"""Small tables as JSON files that say when they are damaged, each with its predecessor beside it.
+"""Small tables as JSON files that detect when they are damaged, each with its predecessor beside it.
 
-A table is replaced as a whole, so a crash leaves the old one or the new one. Against everything else that can befall a
-file (a flipped bit may leave perfect JSON with another number in it) the text ends in a checksum of itself, as
+A table is replaced as a whole, so a crash leaves the old one or the new one. Against everything else that can happen to
+a file (a flipped bit may leave valid JSON with another number in it) the text ends in a checksum of itself, as
 one more member of the object:
 
     {"offsetTable":{"t@g":{"0":17}},"crc32":"5b1c0c4e"}
 
-RocketMQ's own tables have none and are read as well, as is one that somebody wrote by hand. Before a table is replaced,
-what was there is kept under the same name with `.bak` behind it (R: ConfigManager), and read where the table itself is
+RocketMQ's own tables have no checksum and are read as well, as are tables written by hand. Before a table is replaced,
+the old one is kept under the same name with the suffix `.bak` (R: ConfigManager); it is read if the table itself is
 damaged or gone.
 """
 
@@ -32,7 +32,7 @@ _CHECKSUM = re.compile(rb',"crc32":"([0-9a-f]{8})"\}\s*\Z')
 
 
 class TableDamaged(ValueError):
-    """A file is not the table that was written; the text says what is wrong with it."""
+    """A file is not the table that was written; the text says why."""
 
 
 def encode_table(table: dict[str, Any]) -> bytes:
@@ -71,9 +71,9 @@ def _is_whole(data: bytes) -> bool:
 
 
 def read_table(disk: Disk, path: str) -> dict[str, Any] | None:
-    """The table at `path`; where it is damaged or gone, its predecessor; None when there is neither.
+    """The table at `path`; if it is damaged or gone, its predecessor; None if neither exists.
 
-    Raises OSError, TableDamaged when neither can be read: nobody knows then what the table held.
+    Raises OSError, or TableDamaged if neither can be read: the contents are then unknown.
     """
     problem = ""
     if disk.exists(path):
@@ -99,7 +99,7 @@ def read_table(disk: Disk, path: str) -> dict[str, Any] | None:
 
 
 async def write_table(disk: Disk, path: str, table: dict[str, Any]) -> None:
-    """Replace the table at `path`, and keep what was there, if it is whole, as its predecessor. Raises OSError."""
+    """Replace the table at `path`, and keep the old one, if it is whole, as its predecessor. Raises OSError."""
     data = encode_table(table)
     if disk.exists(path):
         try:
@@ -108,6 +108,6 @@ async def write_table(disk: Disk, path: str, table: dict[str, Any]) -> None:
             if not is_of_a_bad_sector(error):
                 raise
             before = b""
-        if before != data and _is_whole(before):  # a predecessor that is there is worth more than a damaged one
+        if before != data and _is_whole(before):  # an existing predecessor is worth more than a damaged table
             await disk.write_file_atomic(path + BACKUP_SUFFIX, before)
     await disk.write_file_atomic(path, data)

@@ -1,7 +1,7 @@
 """The unique keys of many messages at once.
 
-RocketMQ's clients put a UNIQ_KEY into every message, so property texts that are otherwise the same differ in it. What
-they have in common is then looked at once, and the keys are a column.
+RocketMQ's clients put a UNIQ_KEY into every message, so property texts that are otherwise equal differ in it. What
+they have in common is then checked once, and the keys are a column.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _END = b"\x02"
 
 
 class CommonText(NamedTuple):
-    """What property texts have in common, without their keys, and the key of each message; None where none has one."""
+    """What property texts have in common, without their keys, and the key of each message; None if they have none."""
 
     text: bytes
     keys: Sequence[bytes] | None
 
 
 def unique_key_span(text: bytes) -> tuple[int, int] | None:
-    """Where the value of UNIQ_KEY begins and ends in a property text that has no other key; None where it has none,
-    or more than one."""
+    """Start and end of the value of UNIQ_KEY in a property text that has no other key; None if it has no UNIQ_KEY, or
+    more than one key."""
     at = text.find(_UNIQUE)
     if at < 0 or (at and text[at - 1 : at] != _END) or _KEYS in text:
         return None
@@ -39,7 +39,7 @@ def unique_key_span(text: bytes) -> tuple[int, int] | None:
 
 
 def unique_key(text: bytes) -> bytes | None:
-    """The value of UNIQ_KEY in a property text that has no other key; None where it has none, or more than one."""
+    """The value of UNIQ_KEY in a property text that has no other key; None if it has no UNIQ_KEY, or more keys."""
     if text.startswith(_UNIQUE) and _KEYS not in text:  # as clients write it
         key = text[len(_UNIQUE) :].partition(_END)[0]
         return key if key and text.count(_UNIQUE) == 1 else None
@@ -48,8 +48,8 @@ def unique_key(text: bytes) -> bytes | None:
 
 
 def common_text(texts: Sequence[bytes]) -> CommonText | None:
-    """What the texts, which are of one size, have in common, if they are the same but for the value of UNIQ_KEY, which
-    is ASCII, and hold no KEYS; None where that is not so."""
+    """What the texts, which are of one size, have in common, if they are equal but for the value of UNIQ_KEY, which
+    is ASCII, and hold no KEYS; otherwise None."""
     first, count = texts[0], len(texts)
     span = unique_key_span(first)
     if span is None:

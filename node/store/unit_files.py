@@ -1,8 +1,8 @@
 """A dense sequence of units of one size, in files of one size: what consume queues are made of.
 
-Appends go to memory; `flush` carries them to the files, `sync` makes them durable. `sums` has a checksum of every file,
-and `restore` brings them back to given bounds if the files are as their checksums say. Files grow as they are
-written and are not filled up in advance, so two sequences of the same units have the same bytes.
+Appends go to memory; `flush` writes them to the files, `sync` makes them durable. `sums` has a checksum of every file,
+and `restore` brings them back to given bounds if the files match their checksums. Files grow as they are
+written and are not preallocated, so two sequences of the same units have the same bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["UnitFiles"]
 logger = logging.getLogger("node.store")
 
 SUM_CHUNK_BYTES = 1 << 20
-"""Read at once when checksums are compared."""
+"""Bytes read at once when checksums are compared."""
 
 
 class UnitFiles:
@@ -49,12 +49,12 @@ class UnitFiles:
 
     @property
     def unflushed_bytes(self) -> int:
-        """Size of the units that exist in memory only."""
+        """Bytes of units that exist in memory only."""
         return len(self._tail)
 
     @property
     def is_unsynced(self) -> bool:
-        """Whether files hold written units that are not yet durable."""
+        """Whether the files hold written units that are not yet durable."""
         return bool(self._unsynced)
 
     def begin_at(self, offset: int) -> None:
@@ -68,8 +68,8 @@ class UnitFiles:
         self._tail += units
 
     def sums(self, min_offset: int) -> list[list[int]]:
-        """Checksums of the files from that of unit `min_offset` on, as of this moment: the position that each begins
-        with, and the CRC-32 of everything from there to the end of the file or of the units."""
+        """Current checksums of the files from that of unit `min_offset` on: the position at which each checksum
+        starts, and the CRC-32 of everything from there to the end of the file or of the units."""
         self._sum()
         first = self._first_file(min_offset)
         self._sums = {base: entry for base, entry in self._sums.items() if base >= first}
@@ -79,7 +79,7 @@ class UnitFiles:
         return offset * self._unit_size_bytes // self._file_size_bytes * self._file_size_bytes
 
     def _sum(self) -> None:
-        """Take everything that was appended into the checksums."""
+        """Include everything that was appended since in the checksums."""
         end = self._written_bytes + len(self._tail)
         while self._summed_bytes < end:
             start = self._summed_bytes
@@ -93,7 +93,7 @@ class UnitFiles:
     def read(self, offset: int, count: int) -> bytes:
         """The bytes of `count` units from `offset` on, all of which are held.
 
-        Raises OSError when a file cannot be read or is shorter than it was.
+        Raises OSError if a file cannot be read or is shorter than it was.
         """
         start, end = offset * self._unit_size_bytes, (offset + count) * self._unit_size_bytes
         data = b"".join(self._read_files(start, min(end, self._written_bytes)))
@@ -116,7 +116,7 @@ class UnitFiles:
         return f"{self._directory}/{base:020d}"
 
     async def flush(self) -> None:
-        """Carry the units in memory to the files; they then survive a crash of the process. Raises OSError."""
+        """Write the units in memory to the files; they then survive a crash of the process. Raises OSError."""
         while self._tail:
             self._sum()
             base = self._written_bytes - self._written_bytes % self._file_size_bytes
@@ -144,8 +144,8 @@ class UnitFiles:
             self._unsynced.pop(path, None)
 
     async def remove_before(self, offset: int) -> None:
-        """Delete the files that hold nothing of unit `offset` or later, but never the last. A crash in between leaves
-        files that `restore` deletes, once it is given that minimum. Raises OSError."""
+        """Delete the files that hold nothing of unit `offset` or later, but never the last file. A crash in between
+        leaves files that `restore` deletes when it is given that minimum. Raises OSError."""
         first = self._first_file(offset)
         if first > self._removed_before:
             names = [name for name in self._disk.list(self._directory) if name.isascii() and name.isdigit()]
@@ -157,15 +157,15 @@ class UnitFiles:
             self._removed_before = first
 
     async def restore(self, min_offset: int, max_offset: int, sums: Sequence[Sequence[int]]) -> bool:
-        """Take the units [min_offset, max_offset) from the files and delete everything behind them.
+        """Take over the units [min_offset, max_offset) from the files and delete everything after them.
 
-        Returns False when the files do not hold that many, or others than those of `sums`; they are then of no use.
+        Returns False if the files do not hold that many, or others than those of `sums`; they are then of no use.
         Raises OSError.
         """
         end = max_offset * self._unit_size_bytes
         first = self._first_file(min_offset)
         if min_offset == max_offset:
-            first, sums = end, []  # nothing is held, whatever the files say
+            first, sums = end, []  # nothing is held, whatever is in the files
         names = self._disk.list(self._directory)
         for base in range(first, end, self._file_size_bytes):
             expected = min(end - base, self._file_size_bytes)
@@ -192,7 +192,7 @@ class UnitFiles:
         return True
 
     def _are_as_summed(self, first: int, end: int) -> bool:
-        """Whether every file from position `first` to `end` has the checksum that it should have."""
+        """Whether every file from position `first` to `end` matches its checksum in `_sums`."""
         for base in range(first, end, self._file_size_bytes):
             if base not in self._sums:
                 logger.warning("the checkpoint says nothing of %s", self._path(base))
