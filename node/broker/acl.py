@@ -1,12 +1,12 @@
-"""Access control: who may do what, looked at before any processor sees a request.
+"""Access control: who may do what, checked before any processor sees a request.
 
 RocketMQ's plain ACL (R: PlainAccessValidator, PlainPermissionManager). A request from a white-listed address passes.
-Any other must name an account and carry its signature; then what the request does to which topic and which consumer
-group is held against the account's permissions. Refused is with NO_PERMISSION, before anything was done.
+Any other must name an account and carry its signature; then the topics and consumer groups that the request touches
+are checked against the account's permissions. A refusal is NO_PERMISSION, before anything was done.
 
-Stricter than R in a few places, so that a key for one topic does not open others: asking for a message by its
-offset needs SUB on all topics, giving one back (36) SUB on its own, the internal topics need an admin, and so does
-every code that this table does not know.
+Stricter than R in a few places, so that a key for one topic does not open others: viewing a message by its
+offset needs SUB on all topics, sending one back (36) needs SUB on its topic, internal topics need an admin, and so
+does every code that this module does not know.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["AccessControl", "needs_of", "own_signature"]
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
 INTERNAL_PREFIXES: Final = ("RMQ_SYS_", "rmq_sys_", "SCHEDULE_TOPIC_XXXX")
-"""Topics that hold other topics' messages, half messages and delayed ones, or what consumers were given."""
+"""Topics that hold other topics' messages (half and delayed ones), or what was delivered to consumers."""
 UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
 """A field that clients up to 4.9.3 add to a query after they have signed it (R)."""
 MAX_CHECKED_RESOURCES: Final = 10_000
@@ -63,15 +63,15 @@ _GROUP_CODES: Final = {
     RequestCode.UNREGISTER_CLIENT: "consumerGroup",
     RequestCode.GET_CONSUMER_LIST_BY_GROUP: "consumerGroup",
 }
-"""With the field that their processors take the group from."""
+"""Codes, each with the field from which its processor takes the group."""
 _LOCK_CODES: Final = frozenset({RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ})
 _KEY_IS_ENOUGH: Final = frozenset({RequestCode.END_TRANSACTION, RequestCode.GET_BROKER_RUNTIME_INFO})
-"""These name no topic: a transaction's end is held against the half message, and the permission for its topic, by its
-own processor."""
+"""Codes that name no topic: a transaction's end is checked by its own processor, against the half message and the
+permission for its topic."""
 
 
 class Need(NamedTuple):
-    """A permission that a request takes: on a topic, or (`is_group`) on a consumer group."""
+    """A permission that a request needs: on a topic, or (`is_group`) on a consumer group."""
 
     name: str
     perm: int
@@ -97,22 +97,22 @@ class AccessControl:
             self._check_permissions(needs, account)
 
     def check_read(self, command: Command, connection: Connection, topic: str, group: str) -> None:
-        """Return if whoever sent the request may have a message of `topic` for `group`: of one that names a message by
-        its place its processor learns the topic. Raises RequestError (NO_PERMISSION)."""
+        """Return if the sender of the request may read a message of `topic` for `group`. For requests that name a
+        message by its offset: only their processor learns the topic. Raises RequestError (NO_PERMISSION)."""
         account = self._limited_account(command, connection)
         if account is not None:
             self._check_permissions(_read_needs(topic, group), account)
 
     def check_write(self, command: Command, connection: Connection, topic: str) -> None:
-        """Return if whoever sent the request may send messages to `topic`, which its processor learns of a half
-        message. Raises RequestError (NO_PERMISSION)."""
+        """Return if the sender of the request may send messages to `topic`. For transactions, whose processor learns
+        the topic from the half message. Raises RequestError (NO_PERMISSION)."""
         account = self._limited_account(command, connection)
         if account is not None:
             self._check_permissions(_topic_needs(topic, PERM_PUB), account)
 
     def may_be_asked(self, connection: Connection, topic: str) -> bool:
-        """Whether a producer behind this connection may be shown a half message of `topic`: anybody can say that he is
-        of a group of producers."""
+        """Whether a producer behind this connection may be shown a half message of `topic`: anybody can claim to be in
+        a producer group."""
         account: AccountConfig | None = connection.state.get(_ACCOUNT_KEY)
         try:
             if account is not None:
@@ -122,8 +122,8 @@ class AccessControl:
         return True
 
     def _limited_account(self, command: Command, connection: Connection) -> AccountConfig | None:
-        """The account whose permissions the request is held against, None where it may do everything. Raises
-        RequestError (NO_PERMISSION) where there is none, or the signature is wrong."""
+        """The account against whose permissions the request is checked, None if it may do everything. Raises
+        RequestError (NO_PERMISSION) if it names no account, or the signature is wrong."""
         host = connection.remote_address.rpartition(":")[0].removeprefix("[").removesuffix("]")
         if any(pattern.matches(host) for pattern in self._white_addresses):
             return None
@@ -155,7 +155,7 @@ class AccessControl:
 
 
 def own_signature(config: AclConfig | None) -> Callable[[Command], None] | None:
-    """What signs this broker's own requests to other brokers of its group: the first admin account."""
+    """The function that signs this broker's own requests to other brokers of its group, as the first admin account."""
     account = config.own_account if config is not None else None
     if account is None:
         return None
@@ -178,8 +178,8 @@ def _is_signed(command: Command, account: AccountConfig) -> bool:
 
 
 def needs_of(command: Command) -> Iterable[Need] | None:
-    """What a request takes; None when only an admin may send it. Raises RequestError for a request without the fields
-    that say what it touches."""
+    """The permissions that a request needs; None if only an admin may send it. Raises RequestError if it lacks the
+    fields that name what it touches."""
     code, fields = command.code, command.ext_fields
     if code in _PUB_CODES:
         topic = fields["b"] if "b" in fields else command.get_str("topic")
@@ -218,7 +218,7 @@ def needs_of(command: Command) -> Iterable[Need] | None:
 
 
 def _topic_needs(topic: str, perm: int) -> Iterator[Need]:
-    """A group's retry and dead letter topics belong to the group: reading them and writing them takes its SUB."""
+    """A group's retry and dead letter topics belong to the group: reading and writing them needs SUB on the group."""
     for prefix in (RETRY_PREFIX, DLQ_PREFIX):
         if topic.startswith(prefix):
             yield Need(topic.removeprefix(prefix), PERM_SUB, True)
@@ -227,8 +227,8 @@ def _topic_needs(topic: str, perm: int) -> Iterator[Need]:
 
 
 def _read_needs(topic: str, group: str) -> Iterator[Need]:
-    """What a group's consumer needs to be given messages of a topic. Those of another topic that come again to POP
-    consumers are that topic's: the name alone does not say where the group's ends (group a, or group a_b)."""
+    """What a group's consumer needs to receive messages of a topic. Messages redelivered to POP consumers need it on
+    their own topic: the retry topic's name alone does not tell where the group's ends (group a, or group a_b)."""
     yield from _topic_needs(topic.removeprefix(f"{RETRY_PREFIX}{group}_"), PERM_SUB)
 
 

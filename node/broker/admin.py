@@ -1,4 +1,4 @@
-"""Questions about queues and the broker itself: offsets (30, 31), the oldest message (32), units (321), runtime
+"""Queries about queues and the broker itself: offsets (30, 31), the oldest message (32), units (321), runtime
 information (28), configuration (25, 26), topics (17, 202, 215, 305, 351)."""
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from node.store.consume_queue import ConsumeQueue
 __all__ = ["AdminProcessor"]
 
 MAX_UNITS = 1000
-"""Units in one answer."""
+"""Units in one answer at most."""
 
 
 class AdminProcessor:
-    """Answers what tools ask. `describe` gives the runtime table, `on_topics_changed` tells the name servers."""
+    """Answers tools. `describe` returns the runtime table, `on_topics_changed` informs the name servers."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class AdminProcessor:
         self._on_topics_changed = on_topics_changed
 
     def processors(self) -> dict[int, Callable[[Command, Connection], Any]]:
-        """What answers which request code."""
+        """The processors, by request code."""
         code = RequestCode
         return {
             code.GET_MAX_OFFSET: self.max_offset,
@@ -132,30 +132,30 @@ class AdminProcessor:
         return self._context.queues.find(topic, queue_id)
 
     def runtime_info(self, command: Command, connection: Connection) -> Command:
-        """Code 28: {"table": {name: text}}, about this node alone and without any barrier."""
+        """Code 28: {"table": {name: text}}, about this node alone and without a read barrier."""
         table = {name: _text(value) for name, value in self._describe().items()}
         return command.reply(ResponseCode.SUCCESS, body=json.dumps({"table": table}).encode())
 
     def configuration(self, command: Command, connection: Connection) -> Command:
-        """Code 26: the settings that tools of RocketMQ know, one NAME=VALUE a line, and how often they were changed."""
+        """Code 26: the settings that RocketMQ's tools know, one NAME=VALUE per line, and how often they changed."""
         lines = "".join(f"{name}={_text(value)}\n" for name, value in self._settings().items())
         version = to_json(self._live.version)
         return command.reply(ResponseCode.SUCCESS, fields={"version": version}, body=lines.encode())
 
     async def update_configuration(self, command: Command, connection: Connection) -> Command:
-        """Code 25: change settings, as many as the body names, or none of them; durable before the answer."""
+        """Code 25: change the settings that the body names, all or none; durable before the answer."""
         await self._live.update(command.body, {name: _text(value) for name, value in self._settings().items()})
         return command.reply(ResponseCode.SUCCESS)
 
     def own_topics(self, command: Command, connection: Connection) -> Command:
-        """Code 305: the topics that the broker has for itself."""
+        """Code 305: the broker's own topics."""
         body = to_json({"topicList": self._context.topics.own_names})
         return command.reply(ResponseCode.SUCCESS, body=body.encode())
 
     async def update_topic(self, command: Command, connection: Connection) -> Command:
         """Code 17: create a topic or change its queues and permission; durable before the answer.
 
-        It concerns this broker alone, as in RocketMQ: an administrator sends it to every node of the group.
+        It concerns only this broker, as in RocketMQ: an administrator sends it to every node of the group.
         """
         try:
             name = check_topic_name(command.get_str("topic"))
@@ -184,7 +184,7 @@ class AdminProcessor:
         return command.reply(ResponseCode.SUCCESS)
 
     async def delete_topic(self, command: Command, connection: Connection) -> Command:
-        """Code 215: forget a topic. What its queues hold goes with the log."""
+        """Code 215: forget a topic. The messages in its queues are removed with the log."""
         try:
             await self._context.topics.remove(command.get_str("topic"))
         except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""What processors that put messages have in common: what a refusal is called, and what may come after the append."""
+"""Helpers of processors that put messages: replies to refused puts, waiting for the append, and checked reads."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ __all__ = [
 logger = logging.getLogger("node.broker")
 
 PUT_REFUSALS = (RecordError, NotWritable, DLedgerError)
-"""What making a record and putting it may raise; nothing was stored then."""
+"""Errors of making a record and putting it after which nothing was stored."""
 
 _SIZE_BYTES = 4
 
 
 def refusal(error: Exception, not_leader_remark: str) -> RequestError:
-    """The answer to whoever wanted something put that was refused with one of PUT_REFUSALS."""
+    """The reply to a put that was refused with one of PUT_REFUSALS."""
     if isinstance(error, RecordError):
         return RequestError(ResponseCode.MESSAGE_ILLEGAL, error.reason)
     if isinstance(error, NotWritable):
@@ -45,7 +45,7 @@ def refusal(error: Exception, not_leader_remark: str) -> RequestError:
 
 
 async def all_stored(committed: Sequence[asyncio.Future[None]]) -> None:
-    """As `stored`, for several puts; what became of the others when one of them failed is nobody's business."""
+    """`stored` for several puts; when one of them failed, the outcome of the others does not matter."""
     for each in committed:
         forget(each)
     for each in committed:
@@ -53,9 +53,9 @@ async def all_stored(committed: Sequence[asyncio.Future[None]]) -> None:
 
 
 async def stored(committed: asyncio.Future[None]) -> None:
-    """Return when a message that was put is stored, if not as safely as it should be: that counts as success (S1).
+    """Return when a message that was put is stored, even if less safely than it should be: that is a success (S1).
 
-    Raises RequestError (SYSTEM_ERROR) when nobody knows.
+    Raises RequestError (SYSTEM_ERROR) if the outcome is unknown.
     """
     try:
         await committed
@@ -66,7 +66,7 @@ async def stored(committed: asyncio.Future[None]) -> None:
 
 
 def forget(committed: asyncio.Future[None]) -> None:
-    """Nobody waits for this put: look at its failure once it is done, so that asyncio does not complain. What was
+    """Do not wait for this put: retrieve its error once it is done, so that asyncio does not complain. What was
     appended stays in the log while this node leads, so there is nothing to repeat."""
     committed.add_done_callback(_look)
 
@@ -77,8 +77,8 @@ def _look(future: asyncio.Future[None]) -> None:
 
 
 def check_crc(record: bytes, crc: int | None, physical_offset: int) -> None:
-    """Raise RecordError where a record is not, bit for bit, the one that was dispatched. Its own CRC is of its body
-    alone; this one, which its queue keeps, is of all of it."""
+    """Raise RecordError if a record is not, bit for bit, the one that was dispatched. The record's own CRC covers only
+    its body; `crc`, which its queue keeps, covers all of it."""
     if crc is not None and zlib.crc32(record) != crc:
         raise RecordError(f"the record at {physical_offset} of the log is damaged: its CRC is not that of its queue")
 
@@ -86,8 +86,8 @@ def check_crc(record: bytes, crc: int | None, physical_offset: int) -> None:
 def read_records(
     log: LedgerStore, units: Sequence[Unit], crcs: Sequence[int | None], most_bytes: int
 ) -> list[bytes] | None:
-    """The records behind `units`, at least one and no more than `most_bytes` of them; None where one of them cannot be
-    read or is not the one that was dispatched: whoever then looks at each finds out which."""
+    """The records of `units`, at least one and no more than `most_bytes` of them; None if one of them cannot be read or
+    is not the one that was dispatched: reading them one by one then tells which."""
     size_bytes, count = units[0].size_bytes, 1
     for unit in units[1:]:
         size_bytes += unit.size_bytes
@@ -105,7 +105,7 @@ def read_records(
 def read_record(log: LedgerStore, queues: QueueStore, physical_offset: int) -> tuple[Message, bytes]:
     """The message whose record begins at `physical_offset`, and the record.
 
-    It is held against its unit in its queue. Raises OSError, RecordError when there is none or it is another.
+    It is checked against its unit in its queue. Raises OSError; RecordError if there is none or it is another.
     """
     size_bytes = int.from_bytes(log.read_bytes(physical_offset, _SIZE_BYTES), "big")
     record = log.read_bytes(physical_offset, size_bytes)
@@ -119,12 +119,12 @@ def read_record(log: LedgerStore, queues: QueueStore, physical_offset: int) -> t
 
 
 def read_message(log: LedgerStore, queues: QueueStore, physical_offset: int) -> Message:
-    """The same without the record."""
+    """The message of `read_record`, without the record."""
     return read_record(log, queues, physical_offset)[0]
 
 
 def stored_at(log: LedgerStore, queues: QueueStore, queue: ConsumeQueue | None, offset: int) -> int | None:
-    """When the message at `offset` of a queue was stored, in ms of the epoch; None where none is that can be read."""
+    """When the message at `offset` of a queue was stored, in ms of the epoch; None if none is there and readable."""
     try:
         for unit in queue.read(offset, 1) if queue is not None else ():
             return read_message(log, queues, unit.physical_offset).store_timestamp_ms

@@ -1,9 +1,9 @@
-"""Which queues a consumer of RocketMQ 5 reads, where the broker decides that: codes 400 and 401 (R:
+"""Which queues a consumer of RocketMQ 5 reads, when the broker decides that: codes 400 and 401 (R:
 QueryAssignmentProcessor).
 
-A group pulls a topic, and its queues are shared out evenly, unless 401 has said that it pops. Then each client pops
-from every broker's queues together, or from its own share and those of so many clients behind it. What 401 has said is
-kept in `messageRequestMode.json`.
+A group pulls a topic, and its queues are shared out evenly, unless 401 has switched it to POP. Then each client pops
+from all queues of every broker together, or from its own share and those of the next `popShareQueueNum` clients. The
+modes that 401 has set are kept in `messageRequestMode.json`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from node.runtime import Disk
 __all__ = ["MAX_MODES", "Assignments"]
 
 MAX_MODES = 10_000
-"""Pairs of topic and group that a mode is kept for; each costs up to a kilobyte."""
+"""Pairs of topic and group whose mode is kept; each costs up to a kilobyte."""
 PERSIST_INTERVAL_S = 1.0
 ROUTE_TIMEOUT_MS = 3000
 _MODES = ("PULL", "POP")
@@ -35,7 +35,7 @@ _Place = tuple[str, int]
 
 
 class Assignments:
-    """Answers both codes."""
+    """Answers codes 400 and 401."""
 
     def __init__(
         self,
@@ -71,11 +71,11 @@ class Assignments:
         await self._file.stop()
 
     def processors(self) -> dict[int, Callable[[Command, Connection], Any]]:
-        """What answers which request code."""
+        """The processors, by request code."""
         return {RequestCode.QUERY_ASSIGNMENT: self.query, RequestCode.SET_MESSAGE_REQUEST_MODE: self.set_mode}
 
     def set_mode(self, command: Command, connection: Connection) -> Command:
-        """Code 401: how a group is to get the messages of a topic."""
+        """Code 401: set how a group receives the messages of a topic."""
         try:
             content = json.loads(command.body)
             topic, group, mode = str(content["topic"]), str(content["consumerGroup"]), _mode_of(content)
@@ -94,7 +94,7 @@ class Assignments:
         return command.reply(ResponseCode.SUCCESS)
 
     async def query(self, command: Command, connection: Connection) -> Command:
-        """Code 400: the queues of a client."""
+        """Code 400: the queues assigned to a client."""
         try:
             content = json.loads(command.body)
             topic, group, client = (str(content[name]) for name in ("topic", "consumerGroup", "clientId"))
@@ -121,8 +121,8 @@ class Assignments:
         return command.reply(ResponseCode.SUCCESS, body=body)
 
     async def _places(self, topic: str) -> list[_Place]:
-        """Every queue of a topic, those of other brokers too, as the first name server that answers knows them; without
-        one, this broker's."""
+        """Every queue of a topic, on all brokers, as the first name server that answers knows them; if none does, those
+        of this broker."""
         for address in self._name_servers:
             try:
                 request = Command.request(RequestCode.GET_ROUTE_INFO_BY_TOPIC, {"topic": topic})
@@ -161,7 +161,7 @@ def _shared(places: Sequence[_Place], members: Sequence[str], client: str, by_ci
 
 
 def _popped(places: Sequence[_Place], members: Sequence[str], client: str, share: int, by_circle: bool) -> list[_Place]:
-    """All queues of every broker, as one with the number -1; or a client's share and those of the next ones."""
+    """Each broker's queues as one with the number -1; or a client's share and those of the next `share` clients."""
     if share <= 0:
         return [(name, -1) for name, _ in places]
     index = members.index(client)

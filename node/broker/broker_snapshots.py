@@ -1,20 +1,20 @@
-"""The broker as a state machine: what its snapshots hold, and how a broker goes on from one.
+"""The broker as a state machine: what its snapshots hold, and how a broker continues from one.
 
-Most of what a broker knows it derives from its log, and as long as the log is there from its first entry on, it needs
-nothing else. A log that has lost its beginning no longer tells how queues without messages are numbered, which delayed
-messages were delivered, which transactions are open. So before files of the log go, a snapshot is taken, and a member
-whose queues have to be derived anew, because it was left behind, is new, or has lost them, begins with the newest one
-that reaches the log's beginning. It holds, as of the entry that it ends with:
+A broker derives most of what it knows from its log, and while the log exists from its first entry on, it needs
+nothing else. A log that has lost its beginning no longer tells the next offset of queues without messages, which
+delayed messages were delivered, and which transactions are open. So before files of the log are removed, a snapshot is
+taken. A member whose queues have to be derived anew, because it fell behind, is new, or has lost them, starts from the
+newest snapshot that reaches the log's beginning. It holds, as of the entry that it ends with:
 
-    queues                 the next number of every queue
-    derived                delayed messages delivered, timer messages that wait, what POP consumers have in hand, open
+    queues                 the next offset of every queue
+    derived                delayed messages delivered, timer messages that wait, messages that POP consumers hold, open
                            transactions
     position               where that entry ends in the log
     topics, offsets, groups  the tables of topics, consumers' offsets and subscription groups
 
 The log still holds messages from before that entry. They enter their queues again, which follows from the log alone,
-but nothing else is made of them: it is in the snapshot. The tables are no part of the log; a member takes of them what
-it does not know, and copies the master's within seconds anyway (`slave_sync`).
+but nothing else is derived from them: it is in the snapshot. The tables are not part of the log; a member takes over
+only entries that it does not know, and copies the master's tables within seconds anyway (`slave_sync`).
 """
 
 from __future__ import annotations
@@ -42,32 +42,32 @@ __all__ = ["BASIS", "BrokerSnapshots"]
 logger = logging.getLogger("node.broker")
 
 BASIS = "basis"
-"""What the dispatch checkpoint calls it."""
+"""Name of this derivation in the dispatch checkpoint."""
 
 IN_SNAPSHOTS = ("delay", "pop", "timers", "transactions")
-"""The derivations that snapshots hold."""
+"""The derivations that are part of snapshots."""
 
 _UNREADABLE = (KeyError, TypeError, AttributeError, ValueError, RecursionError)
 
 
 class BrokerSnapshots:
-    """What a broker on a DLedger log has to do with snapshots; on another log, nothing. `attach` once everything is
-    made that they are of, before the log starts."""
+    """The snapshots of a broker on a DLedger log; on another log, they do nothing. Call `attach` when everything that
+    they cover exists, before the log starts."""
 
     def __init__(self, ledger: Ledger, queues: QueueStore) -> None:
         self.ledger = ledger if isinstance(ledger, DLedgerServer) else None
         self._queues = queues
         self._derivations: Mapping[str, Derivation] = {}
         self.index = -1
-        """The entry that the snapshot ends with from which everything was derived; -1 where the whole log was there."""
+        """The last entry of the snapshot from which everything was derived; -1 if the whole log was there."""
         self.end_pos = 0
-        """Where that entry ends: what lies before is in the snapshot."""
+        """Where that entry ends: everything before is in the snapshot."""
         self._states: dict[str, Any] = {}
         self._tables: Tables | None = None
 
     def derivations(self, without_snapshots: Derivation, **derivations: Derivation) -> Mapping[str, Derivation]:
-        """The derivations of a dispatcher, so that they go on from a snapshot where they have to. On a log that has
-        none, another one is the basis."""
+        """The derivations of a dispatcher, wrapped so that they continue from a snapshot if they have to. On a log
+        without snapshots, `without_snapshots` is the basis."""
         if self.ledger is None:
             return {BASIS: without_snapshots, **derivations}
         self._derivations = {name: each for name, each in derivations.items() if name in IN_SNAPSHOTS}
@@ -78,30 +78,30 @@ class BrokerSnapshots:
     def attach(
         self, dispatcher: Dispatcher, topics: TopicTable, offsets: ConsumerOffsets, groups: SubscriptionGroups
     ) -> None:
-        """From now on there are snapshots, of these."""
+        """From now on, take snapshots of these."""
         if self.ledger is None:
             return
         self._tables = Tables(topics, offsets, groups)
         self.ledger.snapshots.attach(_State(self, dispatcher))
         self.ledger.add_commit_listener(self.ledger.snapshots.applied)
 
-    # As a derivation of the dispatcher's: the first one, before those that ask it
+    # As a derivation of the dispatcher: the first one, before those that query it
 
     def dispatch(self, record: RecordSummary) -> None:
-        """Nothing is made of messages here."""
+        """Nothing is derived from messages here."""
 
     def dispatch_batch(self, batch: DispatchBatch) -> None:
-        """Nothing is made of messages that are not special."""
+        """Nothing is derived from messages that are not special."""
 
     def snapshot(self) -> Any:
-        """What a restart has to know before it has dispatched the log up to the basis again."""
+        """What a restart has to know until it has dispatched the log up to the basis again."""
         return {"index": self.index, "endPos": self.end_pos, "presumed": self._queues.presumed}
 
     def restore(self, state: Any) -> None:
-        """Go on from a checkpoint; None: everything is derived anew. Raises OSError where the log's beginning is gone
+        """Continue from a checkpoint; None: everything is derived anew. Raises OSError if the log's beginning is gone
         and every snapshot that covered it is damaged."""
         self.index, self.end_pos, self._states = -1, 0, {}
-        if state is not None:  # and empty in checkpoints of earlier versions
+        if state is not None:  # it is empty in checkpoints of earlier versions
             self.index, self.end_pos = int(state.get("index", -1)), int(state.get("endPos", 0))
             for topic, queue_id in state.get("presumed", ()):
                 self._queues.presume(topic, queue_id, None)
@@ -134,14 +134,14 @@ class BrokerSnapshots:
             self._tables.fill(snapshot.files)
 
     async def flush(self) -> None:
-        """The snapshot is durable."""
+        """Nothing to do: the snapshot is durable."""
 
     def state_of(self, name: str) -> Any:
-        """What the basis has of a derivation; None where there is none."""
+        """The state of a derivation in the basis; None if it has none."""
         return self._states.get(name)
 
     def capture(self, dispatcher: Dispatcher) -> Mapping[str, bytes]:
-        """Everything, as of what is dispatched."""
+        """The files of a snapshot, as of what is dispatched."""
         assert self.ledger is not None and self._tables is not None
         queues: dict[str, dict[int, int]] = {}
         for (topic, queue_id), queue in self._queues.items():
@@ -158,7 +158,7 @@ class BrokerSnapshots:
 
 
 class _Based:
-    """A derivation that makes nothing of messages that its snapshot includes already."""
+    """A derivation that ignores messages that its snapshot already includes."""
 
     def __init__(self, name: str, derivation: Derivation, basis: BrokerSnapshots) -> None:
         self._name = name
@@ -174,14 +174,14 @@ class _Based:
             self._derivation.dispatch(record)
 
     def dispatch_batch(self, batch: DispatchBatch) -> None:
-        """None of these is special."""
+        """Ignored: none of these messages is special."""
 
     def restore(self, state: Any) -> None:
         self._derivation.restore(self._basis.state_of(self._name) if state is None else state)
 
 
 class _State:
-    """What is dispatched, as the state that snapshots are of."""
+    """What is dispatched, as the state of which snapshots are taken."""
 
     def __init__(self, snapshots: BrokerSnapshots, dispatcher: Dispatcher) -> None:
         self._snapshots = snapshots
@@ -193,7 +193,7 @@ class _State:
 
     @property
     def applied_term(self) -> int:
-        """Unknown while the queues have not come up to the basis."""
+        """-1, unknown, until the queues have caught up with the basis."""
         if self._dispatcher.dispatched_index < self._snapshots.index:
             return -1
         return self._dispatcher.dispatched_term
@@ -203,7 +203,7 @@ class _State:
 
 
 class Tables:
-    """The tables beside the log."""
+    """The tables that are kept beside the log."""
 
     def __init__(self, topics: TopicTable, offsets: ConsumerOffsets, groups: SubscriptionGroups) -> None:
         self._topics = topics
@@ -212,7 +212,7 @@ class Tables:
         self._filling: set[asyncio.Task[None]] = set()
 
     def documents(self) -> dict[str, Any]:
-        """What they hold."""
+        """Their contents."""
         return {
             "topics": self._topics.document(),
             "offsets": self._offsets.document(),
@@ -220,8 +220,8 @@ class Tables:
         }
 
     def fill(self, files: Mapping[str, bytes]) -> None:
-        """Take over what is not known here. What is known stays: it may be older or newer. Raises what reading a table
-        raises."""
+        """Take over entries that are unknown here. Known ones stay: they may be older or newer. Raises what reading a
+        table raises."""
         topics, offsets, groups = (json.loads(files[name]) for name in ("topics", "offsets", "groups"))
         self._offsets.replace({"offsetTable": _merged(offsets["offsetTable"], self._offsets.document()["offsetTable"])})
         own = self._groups.document()
@@ -241,5 +241,5 @@ class Tables:
 
 
 def _merged(theirs: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Two tables of tables in one; where both say something, `own`."""
+    """Two tables of tables merged into one; where both have an entry, `own` wins."""
     return {key: theirs.get(key, {}) | own.get(key, {}) for key in theirs.keys() | own.keys()}

@@ -1,8 +1,8 @@
-"""A broker's log without DLedger: one master, its commit log, and nobody to ask.
+"""A broker's log without DLedger: one master, its commit log, and no other members.
 
-It has the face of the replicated log, so everything above it is the same. Where DLedger counts entries, this log has
-positions: the index of an entry is the position of its last byte, so that indices grow along the log and the one
-behind an entry is where the next begins. A record's physical offset is its position.
+It has the interface of the replicated log, so everything above it is the same. Where DLedger counts entries, this log
+has positions: the index of an entry is the position of its last byte, so that indices grow along the log and the next
+entry begins at the index plus 1. A record's physical offset is its position.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ __all__ = ["ClassicLedger", "ClassicLogOptions", "ClassicStore"]
 logger = logging.getLogger("node.broker")
 
 TERM = 1
-"""There is one master for good, so there is one term."""
+"""The master never changes, so there is one term."""
 MAX_COMMITTED_BYTES = 256 * 1024
-"""Of records that are taken out of the log at once for whoever makes something of them."""
+"""Bytes of records that are read from the log at once for dispatch."""
 CHECKPOINT_INTERVAL_S = 10.0
-"""From progress to the checkpoint that notes it: what recovery has to read again after a crash."""
+"""Time from progress to the checkpoint that notes it: what recovery has to read again after a crash."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _State:
-    """What the configuration says: the master, or one of its slaves."""
+    """The role that the configuration gives this node: the master, or one of its slaves."""
 
     self_id: str
     role: Role = Role.LEADER
@@ -112,7 +112,7 @@ class ClassicStore:
 
     def read_committed(self, first_index: int, last_index: int) -> list[RecordRun]:
         """The records from position `first_index` on that end at `last_index` at most, as many as make a few
-        milliseconds of work; none where the first is too large for that. Raises OSError."""
+        milliseconds of work; none if the first is too large for that. Raises OSError."""
         size_bytes = min(last_index, self.committed_index) + 1 - first_index
         data = self._log.read_range(first_index, min(size_bytes, MAX_COMMITTED_BYTES)) if size_bytes > 0 else b""
         run = RecordRun(first_index, data, TERM)
@@ -122,7 +122,7 @@ class ClassicStore:
         return self._log.read(pos, size_bytes)
 
     def read_records(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
-        """What lies at places given as position and size; in one read where each follows on the one before and not all
+        """The bytes at places given as position and size; in one read if the places are adjacent and not all records
         are in memory. Raises OSError; what cannot be read whole may be short."""
         recent = self._log.recent
         records = [recent.get(position) for position, _ in places]
@@ -138,7 +138,7 @@ class ClassicStore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassicLogOptions:
-    """What a log of a node's own is told, a master's and a slave's alike."""
+    """Options of a classic log, the same for a master and a slave."""
 
     self_id: str
     data_dir: str
@@ -169,10 +169,10 @@ class ClassicLedger:
         self.store = ClassicStore(self.log)
         self.member_state = _State(self_id=options.self_id, role=role)
         self.before_removed: Callable[[int], Awaitable[bool]] = _may_go
-        """Asked before files go whether what lies before a position may. Raises OSError."""
+        """Asked before files are removed whether everything before a position may go. Raises OSError."""
         self.on_removed: Callable[[int], None] = lambda begin_position: None
-        """Called with the log's new begin when files are about to go: who reads while they do is to find nothing that
-        points to them. Raises OSError."""
+        """Called with the log's new begin when files are about to be removed: from then on readers must find nothing
+        that points to them. Raises OSError."""
         self._tasks: list[asyncio.Task[None]] = []
         self._dirty = asyncio.Event()
         self._checkpoint_lock = asyncio.Lock()
@@ -196,7 +196,7 @@ class ClassicLedger:
             listener()
 
     async def stop(self) -> None:
-        """Flush everything and note that the stop was an orderly one."""
+        """Flush everything and note whether the stop was clean."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -211,8 +211,8 @@ class ClassicLedger:
                 logger.error("the checkpoint could not be written: %s", error)
 
     def _read_checkpoint(self) -> tuple[int, bool] | None:
-        """Where the log was durable and whether the stop was an orderly one; None when no checkpoint says so. That of
-        before says less, and nothing of the stop."""
+        """Up to where the log was durable, and whether the stop was clean; None if no checkpoint tells. The previous
+        checkpoint tells less, and nothing about the stop."""
         disk = self._runtime.disk
         for path in (self._checkpoint_path, self._checkpoint_path + BACKUP_SUFFIX):
             if not disk.exists(path):
@@ -231,7 +231,7 @@ class ClassicLedger:
         return None
 
     async def cut(self, position: int) -> None:
-        """Forget the log from `position` on, see `CommitLog.cut`; never is more said to be durable than is there.
+        """Truncate the log at `position`, see `CommitLog.cut`; the checkpoint never claims more than is durable.
 
         Raises OSError.
         """
@@ -243,7 +243,7 @@ class ClassicLedger:
     async def _write_checkpoint(self, *, is_clean: bool) -> None:
         async with self._checkpoint_lock:
             log = self.log
-            is_empty = log.written_position == log.begin_position  # then there is no file to say where it begins
+            is_empty = log.written_position == log.begin_position  # then no file tells where it begins
             await self._write_position(0 if is_empty else log.synced_position, is_clean=is_clean)
 
     async def _write_position(self, position: int, *, is_clean: bool) -> None:
@@ -264,7 +264,7 @@ class ClassicLedger:
             except OSError as error:
                 logger.error("the checkpoint could not be written: %s", error)
                 self._dirty.set()
-            except Exception:  # a restart would read ever more of the log after the end of this task
+            except Exception:  # if this task ended, a restart would read ever more of the log
                 logger.exception("a checkpoint of the log met an error of its own")
                 self._dirty.set()
 
@@ -282,19 +282,19 @@ class ClassicLedger:
                 logger.exception("the removal of old files met an error of its own")
 
     async def expire(self) -> None:
-        """Look once for files to remove, see RetentionConfig. The newest file always stays. Raises OSError."""
+        """Check once for files to remove, see RetentionConfig. The newest file always stays. Raises OSError."""
         log = self.log
         before = log.begin_position
         try:
             while (position := self._may_be_removed()) is not None and await self.before_removed(position):
                 self.on_removed(position)
                 await log.remove_before(position)
-        finally:  # some may be gone where the next could not be removed
+        finally:  # some may be gone even if the next could not be removed
             if log.begin_position != before:
                 logger.info("removed the log up to %d", log.begin_position)
 
     def _may_be_removed(self) -> int | None:
-        """Where the oldest file ends, if it is to go."""
+        """Where the oldest file ends, if it is to be removed."""
         log = self.log
         following = log.begin_position - log.begin_position % log.segment_size_bytes + log.segment_size_bytes
         if following < log.synced_position and self._config.lets_go(
@@ -328,10 +328,10 @@ class ClassicLedger:
         self._listeners.append(listener)
 
     def add_role_listener(self, listener: Callable[[int, Role], None]) -> None:
-        """There is no change of roles to tell of."""
+        """Roles never change here."""
 
     def read_barrier_now(self) -> int | None:
-        """What `read_barrier` would return at once; None where it would raise or has to wait."""
+        """What `read_barrier` would return at once; None if it would raise or has to wait."""
         return self.store.committed_index
 
     def ask_barrier(self, mode: ReadMode, on_done: Callable[[int | DLedgerError], object]) -> bool:
@@ -342,7 +342,7 @@ class ClassicLedger:
         return index is not None
 
     async def read_barrier(self, mode: ReadMode) -> int:
-        """Nobody else can have written, so what is committed here is all there is."""
+        """Nobody else can have written, so what is committed here is everything."""
         return self.store.committed_index
 
 

@@ -1,9 +1,9 @@
-"""The clients that are here: producers and consumers by group, each with the connection it is reached over.
+"""The registered clients: producers and consumers by group, each with the connection it is reached over.
 
-A client belongs to its groups from its first heartbeat until it says goodbye, its connection closes, or nothing was
-heard of it for two minutes (R: ClientHousekeepingService, 120 s). Whenever the consumers of a group or what
-they subscribe to change, every consumer of the group is told (code 40), so that it rebalances at once instead of
-at its next turn.
+A client belongs to its groups from its first heartbeat until it unregisters, its connection closes, or nothing was
+heard of it for two minutes (R: ClientHousekeepingService, 120 s). Whenever the consumers of a group or their
+subscriptions change, every consumer of the group is notified (code 40), so that it rebalances at once instead
+of at its next turn.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ CLIENT_EXPIRY_S = 120.0
 MAX_REGISTRATIONS = 50_000
 """Clients times their groups. Each costs about half a kilobyte."""
 MAX_SUBSCRIBED_BYTES = 64 << 20
-"""What the subscriptions of all groups may cost, about; beyond it none becomes larger. Ordinary ones take 300 bytes."""
+"""Approximate size of the subscriptions of all groups; beyond it none may grow. Ordinary ones take 300 bytes."""
 SUBSCRIPTION_BYTES = 250
-"""One without its texts."""
+"""Size of a subscription without its texts."""
 
 _STATE_KEY = "client_registrations"
 
 
 @dataclass(slots=True)
 class Client:
-    """One client in one of its groups, as it was when it was last heard of."""
+    """One client in one of its groups, as of its last heartbeat."""
 
     client_id: str
     connection: Connection
@@ -52,12 +52,12 @@ class ConsumerGroup:
     consume_from: str
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
     subscribed_bytes: int = 0
-    """What the subscriptions cost, about."""
+    """Approximate size of the subscriptions."""
     clients: dict[str, Client] = field(default_factory=dict)
 
 
 class ClientManager:
-    """Who is here. `may_notify(group)` says whether a group's consumers are to be told of changes."""
+    """The registered clients. `may_notify(group)` tells whether to notify a group's consumers of changes."""
 
     def __init__(self, *, may_notify: Callable[[str], bool]) -> None:
         self._may_notify = may_notify
@@ -85,15 +85,15 @@ class ClientManager:
         return self._consumers.items()
 
     def consumer_ids(self, group: str) -> list[str]:
-        """The client ids of a group's consumers, in the order in which they came."""
+        """The client ids of a group's consumers, in the order in which they registered."""
         found = self._consumers.get(group)
         return list(found.clients) if found is not None else []
 
     def next_producer(
         self, group: str, may_ask: Callable[[Connection], bool] = lambda connection: True
     ) -> Connection | None:
-        """A connection to a producer of `group` that may be asked, another one each time (R: round robin); None when
-        there is none."""
+        """A connection to a producer of `group` for which `may_ask` holds, another one each time (R: round robin); None
+        if there is none."""
         clients = [
             client
             for client in self._producers.get(group, {}).values()
@@ -106,7 +106,7 @@ class ClientManager:
         return clients[turn % len(clients)].connection
 
     def producer(self, client_id: str) -> Connection | None:
-        """The connection of a client that is in a producer group, whichever; None when none is here."""
+        """The connection of a client that is in any producer group; None if it is in none."""
         for clients in self._producers.values():
             client = clients.get(client_id)
             if client is not None and not client.connection.is_closing:
@@ -118,20 +118,20 @@ class ClientManager:
         return self._producers.items()
 
     def heartbeat(self, beat: Heartbeat, connection: Connection, *, language: int = 0, version: int = 0) -> None:
-        """A client tells what it takes part in. Raises RequestError (SYSTEM_BUSY) when too many are here."""
+        """Register a client in its groups. Raises RequestError (SYSTEM_BUSY) if a bound is reached."""
         self._watch(connection)
         client = Client(beat.client_id, connection, asyncio.get_running_loop().time(), language, version)
         for group in beat.producer_groups:
             clients = self._producers.get(group, {})
             self._seen(clients, client)
-            self._producers[group] = clients  # not before: one that is refused leaves no empty group
+            self._producers[group] = clients  # only now: a client that is refused leaves no empty group
         for data in beat.consumers:
             self._consumer_seen(data, client)
         if self._timer is None and self._count:
             self._timer = asyncio.get_running_loop().call_later(CLIENT_EXPIRY_S, self._expire)
 
     def _seen(self, clients: dict[str, Client], client: Client) -> bool:
-        """Note that a client was heard of; whether it is new."""
+        """Record that a client was heard of; returns whether it is new."""
         is_new = client.client_id not in clients
         if is_new and self._count >= MAX_REGISTRATIONS:
             raise RequestError(ResponseCode.SYSTEM_BUSY, f"{self._count} clients are registered, no more are taken")
@@ -173,7 +173,7 @@ class ClientManager:
             connection.on_close(self._connection_closed)
 
     def unregister(self, client_id: str, producer_group: str, consumer_group: str) -> None:
-        """A client leaves a producer group, a consumer group, or both; an empty name is none."""
+        """A client leaves a producer group, a consumer group, or both; an empty name stands for none."""
         if producer_group:
             self._remove_producers(producer_group, lambda client: client.client_id == client_id)
         if consumer_group:
@@ -230,7 +230,7 @@ class ClientManager:
             client.connection.send(notice)
 
     def stop(self) -> None:
-        """Tell nobody anything any more."""
+        """Forget all clients; nobody is notified any more."""
         self._consumers.clear()
         self._producers.clear()
         self._count = self._subscribed_bytes = 0

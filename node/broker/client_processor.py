@@ -1,4 +1,4 @@
-"""Requests by which clients take part: heartbeat (34), goodbye (35), consumer list (38), locks (41, 42), consumer
+"""Requests by which clients take part: heartbeat (34), unregistering (35), consumer list (38), locks (41, 42), consumer
 offsets (14, 15), subscription groups (200, 207), and the tables that slaves copy (21, 43, 45, 201)."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger("node.broker")
 
 
 class ClientProcessor:
-    """Answers clients about their groups. `delay_offsets` gives the table of code 45."""
+    """Answers clients about their groups. `delay_offsets` returns the table of code 45."""
 
     def __init__(
         self,
@@ -49,10 +49,10 @@ class ClientProcessor:
         self._delay_offsets = delay_offsets
         self._on_topics_changed = on_topics_changed
         self.auto_create_groups = auto_create_groups
-        """Whether a heartbeat makes its groups."""
+        """Whether a heartbeat creates its groups."""
 
     def processors(self) -> dict[int, Callable[[Command, Connection], Any]]:
-        """What answers which request code."""
+        """The processors, by request code."""
         code = RequestCode
         return {
             code.HEART_BEAT: self.heartbeat,
@@ -72,7 +72,7 @@ class ClientProcessor:
         }
 
     async def heartbeat(self, command: Command, connection: Connection) -> Command:
-        """Code 34: register what the client takes part in; a new consumer group gets its retry topic."""
+        """Code 34: register the client in its groups; a new consumer group gets its retry topic."""
         beat = Heartbeat.of(command.body)
         for consumer in beat.consumers:
             if not self.auto_create_groups and self._groups.get(consumer.group) is None:
@@ -125,27 +125,27 @@ class ClientProcessor:
         return command.reply(ResponseCode.SUCCESS, body=_json(body))
 
     def unlock(self, command: Command, connection: Connection) -> Command:
-        """Code 42: give locks back."""
+        """Code 42: release locks."""
         self._require_master()
         request = LockRequest.of(command.body)
         self._locks.unlock(request.group, request.client_id, request.queues)
         return command.reply(ResponseCode.SUCCESS)
 
     def _require_master(self) -> None:
-        """Two nodes that both hand out locks would contradict each other, whatever they may answer to reads."""
+        """Two nodes that both grant locks would contradict each other, whatever reads they may answer."""
         if not self._context.gate.leads:
             raise self._context.gate.not_leader()
 
     def _require_leader(self) -> None:
-        """Two nodes that both take offsets would contradict each other, unless stale reads are asked for."""
+        """Two nodes that both accept offsets would contradict each other, unless stale reads are configured."""
         if self._context.gate.needs_leader and not self._context.gate.leads:
             raise self._context.gate.not_leader()
 
     def query_offset(self, command: Command, connection: Connection) -> Command:
-        """Code 14: where a group goes on in a queue.
+        """Code 14: where a group continues in a queue.
 
-        Unknown: 0 when the queue still holds its first message, so that nothing is skipped, and that message is not
-        so old that it has to be read from the disk; else QUERY_NOT_FOUND, and the client looks for a place itself (R:
+        If unknown: 0 when the queue still holds its first message, so that nothing is skipped, and that message is not
+        so old that it has to be read from the disk; else QUERY_NOT_FOUND, and the client chooses an offset itself (R:
         a group that is new on a queue with a long past begins at its end).
         """
         self._require_leader()
@@ -165,8 +165,8 @@ class ClientProcessor:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"the queue cannot be read: {error}") from error
 
     def update_offset(self, command: Command, connection: Connection) -> Command:
-        """Code 15: a group has consumed a queue up to here. The queue must exist: what strangers may have kept here
-        is bounded."""
+        """Code 15: a group has consumed a queue up to here. The queue must exist: that bounds what strangers may have
+        kept here."""
         self._require_leader()
         name, queue_id = command.get_str("topic"), command.get_int("queueId")
         topic = self._context.topics.get(name)
@@ -185,7 +185,7 @@ class ClientProcessor:
         return command.reply(ResponseCode.SUCCESS)
 
     async def update_group(self, command: Command, connection: Connection) -> Command:
-        """Code 200: make or change a subscription group; durable before the answer."""
+        """Code 200: create or change a subscription group; durable before the answer."""
         try:
             await self._groups.put(SubscriptionGroup.of(json.loads(command.body)))
         except OSError as error:
@@ -195,7 +195,7 @@ class ClientProcessor:
         return command.reply(ResponseCode.SUCCESS)
 
     async def delete_group(self, command: Command, connection: Connection) -> Command:
-        """Code 207: forget a subscription group, and its offsets when `removeOffset` says so."""
+        """Code 207: forget a subscription group, and with `removeOffset` its offsets."""
         name = command.get_str("groupName")
         try:
             await self._groups.remove(name)

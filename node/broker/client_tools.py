@@ -1,8 +1,8 @@
-"""What tools have a broker ask of consumers: where they are (223, 221), what they are doing (307), to handle one
-message now (309), and to go on from another place (222, 220).
+"""What tools ask of consumers through the broker: where they are (223, 221), what they are doing (307), to handle one
+message now (309), and to continue from another offset (222, 220).
 
-Whoever consumes keeps its own offsets and says every few seconds how far it is, so a place that was only written down
-here would be overwritten at once: that is why consumers have to be told (R: AdminBrokerProcessor, Broker2Client).
+Consumers keep their own offsets and commit them every few seconds, so an offset that was only changed here would be
+overwritten at once: that is why consumers have to be told (R: AdminBrokerProcessor, Broker2Client).
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ from node.store.record import RecordError
 __all__ = ["ClientTools"]
 
 CONSUMER_TIMEOUT_MS = 10_000
-"""How long a consumer may take over an answer that is passed on (R)."""
+"""How long a consumer may take to answer a request that is passed on (R)."""
 STATUS_TIMEOUT_MS = 5_000
-"""The same for where it is (R)."""
+"""How long a consumer may take to report where it is (R)."""
 MAX_ASKED_CONSUMERS = 1000
-"""Consumers that are asked where they are at once."""
+"""Consumers that are asked at once where they are."""
 END_OF_QUEUE = -1
-"""As a time: behind the last message."""
+"""The timestamp that stands for the end of a queue."""
 _MESSAGE_ID_CHARS = (32, 56)
-"""Of addresses of 4 and of 16 bytes."""
+"""Lengths of message ids with addresses of 4 and of 16 bytes."""
 _OFFSET_CHARS = 16
 
 
 class ClientTools:
-    """Passes on what tools ask."""
+    """Passes requests of tools on to consumers."""
 
     def __init__(self, context: QueryContext) -> None:
         self._context = context
 
     def processors(self) -> dict[int, Callable[[Command, Connection], Any]]:
-        """What answers which request code."""
+        """The processors, by request code."""
         code = RequestCode
         return {
             code.INVOKE_BROKER_TO_RESET_OFFSET: self.reset_offsets,
@@ -64,8 +64,8 @@ class ClientTools:
         }
 
     async def reset_offsets(self, command: Command, connection: Connection) -> Command:
-        """Code 222: the consumers of a group are to go on from the first message of `timestamp` (ms; -1: the end) or
-        later; without `isForce` only where that lies before the place where they are. The answer says from where."""
+        """Code 222: have the consumers of a group continue from the first message stored at `timestamp` (ms; -1: the
+        end) or later; without `isForce` only if that is before their offset. The answer has the new offsets."""
         topic, group = self._topic(command), command.get_str("group")
         timestamp_ms, is_forced = command.get_int("timestamp"), command.get_bool("isForce")
         await self._context.gate.enter()
@@ -117,8 +117,8 @@ class ClientTools:
         return wanted if is_forced or wanted < known else known
 
     async def consumer_status(self, command: Command, connection: Connection) -> Command:
-        """Code 223: where the consumers of a group are in the queues of a topic, each by its own word; of one of
-        them only when `clientAddr` names it."""
+        """Code 223: where the consumers of a group are in the queues of a topic, as each of them reports; with
+        `clientAddr` only one of them."""
         topic, group = command.get_str("topic"), command.get_str("group")
         only = command.get_str("clientAddr", "")
         consumers = self._context.clients.consumer_group(group)
@@ -148,13 +148,13 @@ class ClientTools:
             return None  # the others' answers are worth having without it
 
     async def running_info(self, command: Command, connection: Connection) -> Command:
-        """Code 307: what one consumer is doing, in its own words."""
+        """Code 307: what one consumer is doing, as it reports."""
         fields = {name: command.get_str(name) for name in ("consumerGroup", "clientId")}
         fields["jstackEnable"] = "true" if command.get_bool("jstackEnable") else "false"
         return await self._pass_on(command, Command.request(command.code, fields))
 
     async def consume_directly(self, command: Command, connection: Connection) -> Command:
-        """Code 309: one consumer is to handle one message now, and what came of it."""
+        """Code 309: have one consumer handle one message now, and return the outcome."""
         message_id = command.get_str("msgId")
         await self._context.gate.enter()
         try:

@@ -1,8 +1,8 @@
 """Consumer offsets: how far each group has consumed each queue.
 
-Kept in memory, written every few seconds to `consumerOffset.json` in RocketMQ's shape (R: ConsumerOffsetManager): a
-table from "topic@group" to {queue id: offset}. A broker that dies loses the last seconds of it, and a new master
-may know less than the old one did: consumers then get messages again, which is legal, but none is skipped.
+Kept in memory, written every few seconds to `consumerOffset.json` in RocketMQ's format (R: ConsumerOffsetManager): a
+table from "topic@group" to {queue id: offset}. A broker that dies loses the last seconds of changes, and a new master
+may know less than the old one did: consumers then get messages again, which is legal, but skip none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SEPARATOR = "@"
 
 
 def split_key(key: str) -> tuple[str, str]:
-    """Topic and group of a key of the table. A group's name may have the separator in it, a topic's has not."""
+    """Topic and group of a key of the table. A group's name may contain the separator, a topic's does not."""
     topic, _, group = key.partition(_SEPARATOR)
     return topic, group
 
@@ -39,13 +39,13 @@ class TooManyOffsets(Exception):
 
 
 class ConsumerOffsets:
-    """Offsets by topic, group and queue. `topics` gives the topics that exist, another object after each change: when
-    there is no more room, offsets in others, which are kept for when the topic is made again, are forgotten."""
+    """Offsets by topic, group and queue. `topics` returns the topics that exist, a new object after each change.
+    Offsets in deleted topics are kept in case these are created again, and forgotten when room runs out."""
 
     def __init__(self, disk: Disk, path: str, topics: Callable[[], Container[str] | None] = lambda: None) -> None:
         self._topics = topics
         self._looked_at: Container[str] | None = None
-        """The topics when there was no more room the last time."""
+        """The topics at the last time there was no more room."""
         self._table: dict[str, dict[int, int]] = {}
         self._count = 0
         self._taken: dict[tuple[str, int], None] | None = None
@@ -74,7 +74,7 @@ class ConsumerOffsets:
         self._table, self._count = table, count
 
     def document(self) -> dict[str, Any]:
-        """The table as it is written and sent (code 43)."""
+        """The table as it is stored and sent (code 43)."""
         return {
             "offsetTable": {
                 key: {str(queue_id): offset for queue_id, offset in queues.items()}
@@ -83,7 +83,7 @@ class ConsumerOffsets:
         }
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Remember that `group` wants to go on at `offset`. A negative offset, which some clients send before they
+        """Remember that `group` continues at `offset`. A negative offset, which some clients send before they
         know theirs, changes nothing. Raises TooManyOffsets."""
         if offset < 0 or not group or len(group) > MAX_GROUP_CHARACTERS:
             return
@@ -102,7 +102,7 @@ class ConsumerOffsets:
         self._file.touch()
 
     def _has_forgotten(self) -> bool:
-        """Forget offsets in topics that do not exist; whether there were any."""
+        """Forget offsets in topics that do not exist; returns whether there were any."""
         topics = self._topics()
         if topics is None or topics is self._looked_at:
             return False
@@ -115,37 +115,37 @@ class ConsumerOffsets:
         return bool(gone)
 
     def note_taken(self, wanted: bool) -> None:
-        """Whether to remember from now on which offsets clients commit: a slave tells its master of them."""
+        """Whether to remember from now on which offsets clients commit: a slave reports them to its master."""
         self._taken = {} if wanted else None
 
     def taken(self) -> list[tuple[str, int]]:
-        """Keys and queues whose offset was committed while that was remembered, and is there."""
+        """Keys and queues whose offset was committed while that was remembered, and still exists."""
         return [(key, queue_id) for key, queue_id in self._taken or () if queue_id in self._table.get(key, ())]
 
     def forget_taken(self, key: str, queue_id: int, offset: int | None) -> None:
-        """The master knows this offset; one that was committed meanwhile stays remembered."""
+        """The master knows this offset now; if another one was committed meanwhile, it stays remembered."""
         if self._taken is not None and self._table.get(key, {}).get(queue_id) == offset:
             self._taken.pop((key, queue_id), None)
 
     def find(self, group: str, topic: str, queue_id: int) -> int | None:
-        """The offset at which `group` goes on; None when it never said."""
+        """The offset at which `group` continues; None if it never committed one."""
         queues = self._table.get(f"{topic}{_SEPARATOR}{group}")
         return None if queues is None else queues.get(queue_id)
 
     def topics_of(self, group: str) -> list[str]:
-        """The topics of which `group` has consumed."""
+        """The topics that `group` has consumed."""
         return [topic for topic, owner in map(split_key, self._table) if owner == group]
 
     def groups_of(self, topic: str) -> list[str]:
-        """The groups that have consumed of `topic`."""
+        """The groups that have consumed `topic`."""
         return [group for name, group in map(split_key, self._table) if name == topic]
 
     def pairs(self) -> list[tuple[str, str]]:
-        """Every topic with every group that has consumed of it."""
+        """Every topic with every group that has consumed it."""
         return list(map(split_key, self._table))
 
     def of(self, group: str, topic: str) -> dict[int, int]:
-        """Where `group` goes on in the queues of `topic`, by queue id."""
+        """Where `group` continues in the queues of `topic`, by queue id."""
         return dict(self._table.get(f"{topic}{_SEPARATOR}{group}", {}))
 
     def forget_group(self, group: str) -> None:
@@ -155,8 +155,8 @@ class ConsumerOffsets:
             self._file.touch()
 
     def keep_within(self, end_of: Callable[[str, int], int]) -> None:
-        """No group is beyond the end of a queue, given by topic and number: where a log without a quorum has lost its
-        newest messages, the next ones get their numbers, and a group that had consumed those would skip these."""
+        """Reduce offsets beyond the end of their queue to that end. If a log without a quorum has lost its newest
+        messages, new ones get the same offsets, and a group that had consumed the lost ones would skip them."""
         for key, queues in self._table.items():
             topic, _ = split_key(key)
             for queue_id, offset in queues.items():

@@ -1,13 +1,13 @@
-"""The broker: a replicated log, consume queues made from it, and a server for clients.
+"""The broker: a replicated log, consume queues derived from it, and a server for clients.
 
-Wiring only. What belongs to one mechanism stands in its own module; this one makes the parts, starts them in an
-order in which each finds what it needs, and stops them in the reverse one.
+Wiring only. Each mechanism has its own module; this one creates the parts, starts them in an order in which each
+finds what it needs, and stops them in the reverse order.
 
 Start: the client port is opened first (a port in use is found before any file is touched) and answers
 SERVICE_NOT_AVAILABLE until the parts behind it are ready. Then the log recovers and joins its group, the queues are
 restored and dispatch begins, the role handler and the registrations start.
 
-Stop: no more messages are taken, name servers are told, messages under way get a moment to be committed, the
+Stop: no more messages are accepted, name servers are told, messages under way get a moment to be committed, the
 clients' connections are closed, queues and log are flushed.
 """
 
@@ -73,13 +73,13 @@ __all__ = ["BrokerController"]
 logger = logging.getLogger("node.broker")
 
 REGISTER_INTERVAL_S: Mapping[str, float] = {"default": 30.0, "fast": 1.0}
-"""Between two registrations at a name server, by timing profile (R: 30 s)."""
+"""Time between two registrations at a name server, by timing profile (R: 30 s)."""
 DRAIN_TIMEOUT_S = 3.0
 """How long a shutdown waits for messages under way: a little more than the log waits for its quorum (2.5 s)."""
 
 
 class BrokerController:
-    """One broker process. `make_ledger` gives the replicated log; the default is DLedger on the network."""
+    """One broker process. `make_ledger` creates its log; the default, `new_ledger`, goes by the configuration."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class BrokerController:
         self.groups = SubscriptionGroups(runtime.disk, f"{config.data_dir}/subscriptionGroup.json")
         self.clients = ClientManager(may_notify=self.groups.may_notify)
         self.send_hooks = SendHooks()
-        """Called around every send; add to it before clients come."""
+        """Called around every send; add to it before clients connect."""
         self._boot_ms = runtime.clock.wall_ms()
         self._live = LiveSettings(config, disk=runtime.disk, clock=runtime.clock, apply=self._configure)
         self._assemble_store()
@@ -123,7 +123,7 @@ class BrokerController:
         self._started = False
 
     def _assemble_store(self) -> None:
-        """What is put into the log, and what is derived from it."""
+        """The log's store, and what is derived from the log."""
         config, runtime = self.config, self._runtime
         self.queues = QueueStore(
             runtime.disk, f"{config.data_dir}/consumequeue", units_per_file=config.limits.queue_file_units
@@ -176,7 +176,7 @@ class BrokerController:
         self.snapshots.attach(self.dispatcher, self.topics, self.offsets, self.groups)
 
     def _assemble_role(self) -> None:
-        """What follows the role: who is told of it, and what a slave copies."""
+        """The parts that follow the role: registration, and what a slave copies."""
         config = self.config
         self._roles = RoleChangeHandler(
             ledger=self.ledger, dispatcher=self.dispatcher, store=self.store, on_changed=self._role_changed
@@ -203,7 +203,7 @@ class BrokerController:
         )
 
     def _assemble_services(self) -> None:
-        """What delivers, checks and answers."""
+        """The services that deliver and check messages and answer reads."""
         config, runtime = self.config, self._runtime
         self.delays = DelayService(
             store=self.store,
@@ -256,7 +256,7 @@ class BrokerController:
         self._masters_services = (self.delays, self.timers, self.revival, self._checks, self._pops)
 
     def _assemble_pop(self) -> None:
-        """What serves consumers of RocketMQ 5."""
+        """The parts that serve consumers of RocketMQ 5."""
         config, runtime = self.config, self._runtime
         self._retries = RetryTopics(
             topics=self.topics,
@@ -343,7 +343,7 @@ class BrokerController:
         if self.metrics is not None:
             await self.metrics.start()
         self._runtime.disk.make_dirs(self.config.data_dir)
-        # The process before may have replaced a table and been killed before its name was synced: now it counts.
+        # The previous process may have replaced a table and been killed before its name was synced: sync it now.
         await self._runtime.disk.sync_dir(self.config.data_dir)
         self._disk_watch.start()
         self._live.load()
@@ -358,7 +358,7 @@ class BrokerController:
         await self.ledger.start()
         await self.dispatcher.start()
         if isinstance(self.ledger, ClassicLedger):
-            self._log_removed(self.ledger.store.ledger_begin_index)  # where the process ended between both removals
+            self._log_removed(self.ledger.store.ledger_begin_index)  # the last process may have ended between removals
         if self.expiry is not None:
             self.expiry.start()
         self.slave.follow()
@@ -368,7 +368,7 @@ class BrokerController:
         self._started = True
 
     def _configure(self, config: BrokerConfig) -> None:
-        """Go on by another configuration: what changes in it is in LiveSettings."""
+        """Apply another configuration; LiveSettings says what may change in it."""
         self.config = config
         self._pulls.configure(config)
         self._memory.set_percent(config.limits.in_memory_percent)
@@ -504,12 +504,12 @@ class BrokerController:
         await self.ledger.stop()
 
     async def wait_failed(self) -> str:
-        """Return, once the broker cannot go on serving, why: one line that names what was found."""
+        """Wait until the broker cannot go on serving; returns why, in one line that names what was found."""
         await self.dispatcher.failed.wait()
         return f"the commit log below {self.config.data_dir} is damaged: {self.dispatcher.failure}"
 
     async def _keep_queue_ends(self, position: int) -> bool:
-        """Before files of the log go, up to that position: what is not dispatched must not."""
+        """Save the ends of queues before files of the log are removed. False if one of these is not dispatched yet."""
         if self.dispatcher.dispatched_index < position - 1:
             return False
         await self._queue_ends.save()
@@ -520,15 +520,15 @@ class BrokerController:
         return queue.max_offset if queue is not None else 0
 
     def _least_ends(self) -> Mapping[Queue, int]:
-        """Where queues go on by what the log says of their messages, should it hold none of them and nobody have told
-        where they end: a number that was delivered, or given out, would not be again."""
+        """Lower bounds of the ends of queues, from what the log says of their messages. Needed if it holds none of them
+        and nobody has reported the ends: a new message under a number already delivered would never be delivered."""
         ends = {(SCHEDULE_TOPIC, level - 1): end for level, end in enumerate(self.delay_progress.delivered) if end}
         for (_, topic, queue_id), end in self.checkpoints.next_offsets.items():
             ends[topic, queue_id] = max(end, ends.get((topic, queue_id), 0))
         return ends
 
     def _log_removed(self, begin_position: int) -> None:
-        """Files of the log go, or are gone: what points into them goes before."""
+        """Files of the log are being removed, or are gone: remove what points into them."""
         self.dispatcher.trim(begin_position)
         self.index.begin_at(begin_position)
         self._removals.append(asyncio.get_running_loop().create_task(self._remove_from_index(begin_position)))
@@ -537,7 +537,7 @@ class BrokerController:
     async def _remove_from_index(self, begin_position: int) -> None:
         try:
             await self.index.remove_before(begin_position)
-        except OSError as error:  # when the next files of the log go it is tried again, and at a restart
+        except OSError as error:  # tried again when the next files of the log are removed, and at a restart
             logger.warning("old files of the index could not be removed: %s", error)
 
     def _messages_arrived(self, queues: Iterable[Queue]) -> None:
@@ -561,7 +561,7 @@ class BrokerController:
 
     @property
     def broker_id(self) -> int:
-        """The number under which name servers know this broker now."""
+        """The broker id under which name servers know this broker now."""
         return self.slave.broker_id(self.store.is_master)
 
     def not_leader_remark(self) -> str:
@@ -601,7 +601,7 @@ class BrokerController:
         )
 
     def runtime_table(self) -> dict[str, object]:
-        """What code 28 tells about this node, about this very moment."""
+        """This node's state at this moment, for code 28."""
         config, log, state, clock = self.config, self.ledger.store, self.ledger.member_state, self._runtime.clock
         return {
             "selfId": config.self_id,

@@ -1,12 +1,12 @@
-"""Delayed delivery: messages of a level wait in that level's queue and are put where they belong when they are due.
+"""Delayed delivery: messages of a level wait in that level's queue and are put into their own when they are due.
 
 A message with a delay level is stored in queue level - 1 of SCHEDULE_TOPIC_XXXX (R: ScheduleMessageService). Its unit
 in that queue carries the time at which it is due: its store timestamp plus the level's delay. All messages of a level
-wait equally long, so only the head of each queue needs a timer. RocketMQ looks every 100 ms; here one timer per
+wait equally long, so only the head of each queue needs a timer. RocketMQ polls every 100 ms; here one timer per
 level fires when the head is due, and an empty level has none.
 
-How far each level is delivered is derived from the log (see `requeue.py`), so the numbers are exact after a restart, a
-crash and a change of masters, and there is nothing to repeat. Only the master delivers.
+How far each level is delivered is derived from the log (see `requeue.py`), so it is exact after a restart, a
+crash and a change of masters, and nothing has to be repeated. Only the master delivers.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ LEVELS = len(DELAY_LEVELS_MS)
 RECHECK_S = 1.0
 """Longest sleep while a message waits: a wall clock that was set forward is noticed within this time."""
 RETRY_S = 10.0
-"""After a message could not be read or put (R: 10 s)."""
+"""Delay after a message could not be read or put (R: 10 s)."""
 BUSY_RETRY_S = 0.5
-"""After the log took no more for the moment."""
+"""Delay when the log accepts no more for the moment."""
 DAMAGED_TRIES = 6
-"""Times that a damaged message is tried before those behind it are delivered without it: most of a minute."""
+"""Tries of a damaged message before those after it are delivered without it: most of a minute."""
 PORTION_MESSAGES = 64
-"""Delivered in one turn of the loop."""
+"""Messages delivered in one turn of the loop."""
 MAX_IN_FLIGHT = 512
 """Messages of one level that are put and not yet dispatched."""
 MAX_ARRIVALS = 1000
-"""Noted for each level; beyond that, messages that come are due when the last of them is."""
+"""Arrivals noted for each level; beyond it, further messages are due when the last of them is."""
 
 
 class DelayProgress:
-    """How far each level is delivered, as the log tells it: `delivered[level]` is the next offset to deliver."""
+    """How far each level is delivered, derived from the log: `delivered[level]` is the next offset to deliver."""
 
     def __init__(self) -> None:
         self.delivered = [0] * (LEVELS + 1)
         self.on_progress: Callable[[int], None] = lambda level: None
 
     def dispatch(self, record: RecordSummary) -> None:
-        """Note it when `record` is a delivered message."""
+        """Note the progress if `record` is a delivered message."""
         if record.prepared_transaction_offset < 0:
             source = delayed_source_of(record.prepared_transaction_offset)
             if source is not None:
@@ -69,26 +69,26 @@ class DelayProgress:
                 self.on_progress(level)
 
     def dispatch_batch(self, batch: DispatchBatch) -> None:
-        """Nothing is made of messages that are not special."""
+        """Nothing is derived from messages that are not special."""
 
     def snapshot(self) -> Any:
-        """The numbers by level."""
+        """The next offsets, by level."""
         return self.delivered[1:]
 
     def restore(self, state: Any) -> None:
-        """Go on from a snapshot, None: from nothing."""
+        """Continue from a snapshot; None: from nothing."""
         self.delivered = [0, *state] if state is not None else [0] * (LEVELS + 1)
 
     async def flush(self) -> None:
-        """The snapshot is all there is."""
+        """Nothing to do: the snapshot is the whole state."""
 
     def document(self) -> dict[str, Any]:
-        """In RocketMQ's JSON, as code 45 answers it: {"offsetTable": {level: offset}}."""
+        """RocketMQ's JSON, the answer to code 45: {"offsetTable": {level: offset}}."""
         return {"offsetTable": {str(level): self.delivered[level] for level in range(1, LEVELS + 1)}}
 
 
 class DelayService:
-    """Delivers while this node is master. `store_host` gives the address that records carry."""
+    """Delivers while this node is master. `store_host` returns the address that records carry."""
 
     def __init__(
         self,
@@ -109,20 +109,20 @@ class DelayService:
         self._running = False
         self._next = [0] * (LEVELS + 1)
         self._in_flight: list[deque[int]] = [deque() for _ in range(LEVELS + 1)]
-        """By level, the messages that are put and not yet dispatched. What is passed over, because it went with the
-        oldest files or names no place, is never dispatched, and is not among them."""
+        """By level, the messages that are put and not yet dispatched. A message that is skipped, because it was removed
+        with the oldest files or has no valid destination, is never dispatched and is not among them."""
         self._timers: list[asyncio.TimerHandle | asyncio.Handle | None] = [None] * (LEVELS + 1)
         self._arrivals: list[deque[tuple[int, int]]] = [deque() for _ in range(LEVELS + 1)]
-        """By level, of messages whose own times are ahead of the clock: what lies below the first number was there in
-        time to be due at the second, in ms. Both rise."""
+        """By level, for messages with store times ahead of the clock: messages below the first number (an offset)
+        arrived early enough to be due at the second, in ms. Both rise."""
         self._damaged = [(-1, 0)] * (LEVELS + 1)
-        """By level, the last message that was found damaged, and how often in a row."""
+        """By level, the last message that was found damaged, and how many times in a row."""
         self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
         self.delivered_total = 0
         """Messages put by this service since the start."""
 
     def start(self) -> None:
-        """This node is master now: everything of the log is dispatched, so the progress is exact."""
+        """This node is master now: the whole log is dispatched, so the progress is exact."""
         self.stop()
         self._running = True
         self._next = list(self._progress.delivered)
@@ -133,7 +133,7 @@ class DelayService:
             self._soon(level)
 
     def stop(self) -> None:
-        """Deliver nothing any more."""
+        """Stop delivering."""
         self._running = False
         for timer in self._timers:
             if timer is not None:
@@ -150,8 +150,8 @@ class DelayService:
             self._soon(queue_id + 1)
 
     def _note_arrival(self, level: int) -> None:
-        """Times in the log never go back: what is stored after a clock was ahead has the time of the last before it,
-        until the clock has come there again. When it was dispatched is what tells."""
+        """Note when a message arrived. Store times never go back: after a clock was ahead, messages get the time of the
+        last one before, until the clock has caught up. Only the time of their dispatch tells when they came."""
         queue, arrivals = self._queues.find(SCHEDULE_TOPIC, level - 1), self._arrivals[level]
         if queue is not None:
             due_ms = self._clock.wall_ms() + DELAY_LEVELS_MS[level - 1]
@@ -182,17 +182,17 @@ class DelayService:
         for _ in range(PORTION_MESSAGES):
             offset = self._next[level]
             if len(in_flight) >= MAX_IN_FLIGHT:
-                return  # the dispatch of one of them comes back here
+                return  # `_progressed` calls this again when one of them is dispatched
             try:
                 units = queue.read(offset, 1)
                 if not units:
-                    return  # the arrival of one comes back here
+                    return  # `arrived` calls this again when one comes
                 wait_ms = self._due_ms(level, offset, units[0].tag_hash, queue.max_offset) - self._clock.wall_ms()
                 if wait_ms > 0:
                     return self._later(level, min(wait_ms / 1000, RECHECK_S))
                 self._deliver(level, offset, units[0])
             except NotWritable:
-                return  # whoever makes this node master again starts anew
+                return  # `start` begins anew when this node is master again
             except DLedgerError as error:
                 self._complaints.warning(logger, "delay-put", "delay level %d waits: %s", level, error)
                 return self._later(level, BUSY_RETRY_S)
@@ -207,8 +207,8 @@ class DelayService:
         self._soon(level)
 
     def _is_given_up(self, level: int, offset: int, error: OSError | RecordError) -> bool:
-        """Whether a message that could not be delivered is to be skipped, because its record was found damaged often
-        enough. A disk that only does not give it is asked for ever. Until a later message of the level is delivered, a
+        """Whether to skip a message that could not be delivered, because its record was found damaged often enough.
+        If the disk only fails to return it, it is tried for ever. Until a later message of the level is delivered, a
         restart or another master tries it again."""
         if isinstance(error, OSError) and error.errno != errno.EBADMSG:
             return False
@@ -223,7 +223,7 @@ class DelayService:
     def _due_ms(self, level: int, offset: int, due_ms: int, end_offset: int) -> int:
         """When a message is due. A time further away than the whole delay means that the clock was set back (R:
         correctDeliverTimestamp): the message then waits its delay once more, not the hours that the clock lost, and
-        what was in the queue by then waits no longer than it does."""
+        messages that were in the queue by then wait no longer than that."""
         latest_ms = self._clock.wall_ms() + DELAY_LEVELS_MS[level - 1]
         arrivals = self._arrivals[level]
         while arrivals and arrivals[0][0] <= offset:
@@ -232,7 +232,7 @@ class DelayService:
             return min(due_ms, arrivals[0][1])
         if due_ms <= latest_ms:
             return due_ms
-        arrivals.clear()  # it was set back once more
+        arrivals.clear()  # the clock was set back once more
         arrivals.append((end_offset, latest_ms))
         return latest_ms
 

@@ -1,7 +1,7 @@
-"""How full the disk is, and how many messages a second go in and out: looked at every ten seconds.
+"""How full the disk is, and how many messages per second go in and out: sampled every ten seconds.
 
-A broker whose disk is nearly full takes no more messages (R: diskSpaceWarningLevelRatio, 90 %), while there is still
-room for what it has to write besides: consume queues, tables, an election. It goes on by itself once there is room.
+A broker whose disk is nearly full accepts no more messages (R: diskSpaceWarningLevelRatio, 90 %), while there is still
+room for what else it has to write: consume queues, tables, an election. It resumes on its own once there is room.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CHECK_INTERVAL_S = 10.0
 FULL_CHECK_INTERVAL_S = 1.0
 """The same while the disk is full: senders wait for it."""
 SPANS_S = (10, 60, 600)
-"""What rates are told over (R)."""
+"""Spans over which rates are reported (R)."""
 SAMPLES = 1 + SPANS_S[-1] // 10
 
 
@@ -36,7 +36,7 @@ class Sample(NamedTuple):
 
 
 class DiskWatch:
-    """Watches the disk below `path`. `counters` gives the messages put and handed out since the start."""
+    """Watches the disk below `path`. `counters` returns the messages put and delivered since the start."""
 
     def __init__(self, disk: Disk, path: str, *, full_percent: int, counters: Callable[[], tuple[int, int]]) -> None:
         self._disk = disk
@@ -46,15 +46,15 @@ class DiskWatch:
         self._timer: asyncio.TimerHandle | None = None
         self._samples: deque[Sample] = deque(maxlen=SAMPLES)
         self.used_ratio = 0.0
-        """Share of the disk that is in use, by anybody."""
+        """Share of the disk that is in use, by anyone."""
         self.is_full = False
 
     def start(self) -> None:
-        """Look now, and from then on."""
+        """Check now, and regularly from then on."""
         self._look()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -77,7 +77,7 @@ class DiskWatch:
         self._timer = loop.call_later(interval_s, self._look)
 
     def document(self) -> dict[str, int | float]:
-        """What the status says of it; rates over the last ten seconds."""
+        """The watch's part of the status; rates over the last ten seconds."""
         puts, gets = self.rates()
         return {
             "commitLogDiskRatio": round(self.used_ratio, 4),
@@ -87,7 +87,7 @@ class DiskWatch:
         }
 
     def rates(self) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
-        """Messages put and handed out per second, each over the last 10, 60 and 600 s, or since the start if that is
+        """Messages put and delivered per second, each over the last 10, 60 and 600 s, or since the start if that is
         less long ago."""
         now = Sample(asyncio.get_running_loop().time(), *self._counters())
         puts, gets = [], []

@@ -1,5 +1,5 @@
-"""What the dispatcher carries into the queues at once: the one format for messages that a master has just appended and
-for those that were read from the log."""
+"""Batches that the dispatcher adds to the queues: one format for messages that a master has just appended and for
+those that were read from the log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Queue = tuple[str, int]
 
 
 class QueuePart(NamedTuple):
-    """The messages of a batch that are in one queue, where they follow each other."""
+    """The messages of a batch that are in one queue; they have consecutive offsets there."""
 
     queue: Queue
     queue_offset: int
@@ -30,7 +30,7 @@ class QueuePart(NamedTuple):
 
 
 class QueueColumns:
-    """What one queue gets: a position, size, hash of tags and CRC for each message."""
+    """The messages for one queue, as columns: position, size, tag hash and CRC of each."""
 
     __slots__ = ("crcs", "first", "positions", "queue", "sizes", "tags")
 
@@ -43,19 +43,19 @@ class QueueColumns:
         self.crcs: list[int] = []
 
     def part(self) -> QueuePart:
-        """The same, packed."""
+        """The columns, packed."""
         return QueuePart(self.queue, self.first, *pack_units(self.positions, self.sizes, self.tags, self.crcs))
 
 
 class DispatchBatch(NamedTuple):
-    """Messages that follow each other in the log: none of a transaction, none delivered after a delay, none of a topic
-    of the broker's own. All that is made of them is a unit in their queue, and an entry in the index for each key."""
+    """Consecutive messages of the log, none of them special: no part of a transaction, not delivered after a delay, not
+    in an internal topic. They only yield a unit in their queue, and an entry in the index for each key."""
 
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody asks of this
-    """Messages."""
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody calls here
+    """Number of messages."""
     parts: Sequence[QueuePart]
     store_timestamp_ms: int
-    """The newest."""
+    """The newest one."""
     key_runs: Sequence[KeyRun]
     """In the order of the log."""
 
@@ -69,7 +69,7 @@ class KeyRuns:
         self.runs: list[KeyRun] = []
 
     def run(self, topic: str, store_timestamp_ms: int) -> KeyRun:
-        """The run that the next keys belong to, for adding them."""
+        """The run to which the next keys belong; add them to it."""
         last = self.runs[-1] if self.runs else None
         if last is None or last.topic != topic or last.store_timestamp_ms != store_timestamp_ms:
             last = KeyRun(topic, [], [], store_timestamp_ms)
@@ -77,7 +77,7 @@ class KeyRuns:
         return last
 
     def add(self, topic: str, text: bytes, physical_offset: int, store_timestamp_ms: int) -> None:
-        """The keys of the next message, by its property text."""
+        """Add the keys of the next message, read from its property text."""
         key = unique_key(text)
         keys = [key] if key is not None else [each.encode() for each in keys_of(text.decode())]
         if keys:
@@ -90,13 +90,13 @@ _TAGS = TAGS.encode()
 
 
 def text_tag_hash(text: bytes) -> int:
-    """The hash that a unit carries, of the TAGS in a property text."""
+    """The tag hash for a unit, of the TAGS in a property text."""
     return tag_hash(property_value(text.decode(), TAGS)) if _TAGS in text else 0
 
 
 def append_parts(queues: QueueStore, batches: Iterable[DispatchBatch]) -> dict[Queue, None] | None:
-    """Append the messages of batches to their queues and say which these are; to none, and None, where one part does
-    not follow on what its queue holds."""
+    """Append the messages of batches to their queues, and return these queues; append nothing, and return None, if one
+    part does not follow the end of its queue."""
     by_queue: dict[Queue, list[QueuePart]] = {}
     for batch in batches:
         for part in batch.parts:

@@ -1,11 +1,11 @@
-"""The dispatcher: carries committed log entries into the consume queues, in order and exactly once.
+"""The dispatcher: adds committed log entries to the consume queues, in order and exactly once.
 
-RocketMQ calls this the reput service (seed S1). It never goes beyond the committed index, on the leader as little
-as on a follower, so queues need not be rolled back when an uncommitted tail is truncated. It runs when the
-committed index advances, in portions that leave the loop responsive, and wakes whoever waits for an index.
+RocketMQ calls this the reput service (seed S1). It never goes beyond the committed index, neither on the leader nor
+on a follower, so queues need not be rolled back when an uncommitted tail is truncated. It runs when the
+committed index advances, in portions that keep the loop responsive, and wakes whoever waits for an index.
 
-An entry that is not what it should be (a record whose CRC is wrong, a number that skips ahead in its queue)
-stops it for good: `failure` then says what was found, and everything that depends on the queues refuses.
+An entry that is not what it should be (a record with a wrong CRC, a number that skips ahead in its queue) stops
+it permanently: `failure` then says what was found, and everything that depends on the queues refuses requests.
 """
 
 from __future__ import annotations
@@ -47,30 +47,30 @@ logger = logging.getLogger("node.broker")
 PORTION_ENTRIES = 256
 """Entries dispatched in one turn of the loop: a few milliseconds of work."""
 LEAST_TOGETHER = 3
-"""Entries from which on taking them together costs less."""
+"""Fewest entries that are dispatched as a batch; fewer cost less one by one."""
 CHECKPOINT_INTERVAL_S = 10.0
 """From the first new unit to the checkpoint that covers it. What lies between is dispatched again after a crash:
 at tens of thousands of messages a second that takes a second or two."""
 RETRY_INTERVAL_S = 1.0
-"""Until a log entry that the disk would not give is asked for again."""
+"""Time until a log entry that the disk failed to return is read again."""
 CHECKPOINT_SHARE = 0.1
 """Checkpoints of very many queues take at most this part of the time; the interval grows instead."""
 URGENT_UNFLUSHED_BYTES = 8 << 20
-"""Units in memory at which a checkpoint begins at once: 350,000 messages. Each writes the whole table of the
-index, 20 MB, so fewer cost less."""
+"""Bytes of units in memory at which a checkpoint begins at once: 350,000 messages. Each checkpoint writes the whole
+table of the index, 20 MB, so fewer cost less."""
 MAX_UNFLUSHED_BYTES = 64 << 20
-"""Units in memory at which dispatch waits for the disk: three million messages."""
+"""Bytes of units in memory at which dispatch waits for the disk: three million messages."""
 
 MAX_NOTED_MARKS = 100_000
-"""Turns of dispatch whose end is noted until a checkpoint; beyond it the oldest are forgotten, and what is told of the
-log's durable timestamp lags behind."""
+"""Turns of dispatch whose end is noted until a checkpoint; beyond it the oldest are forgotten, and the reported durable
+timestamp of the log lags behind."""
 
 MAX_WAITERS = 20_000
 """Reads that may wait for dispatch to catch up; each costs a few hundred bytes."""
 
 
 LATER_DERIVATIONS = frozenset(("basis", "pop", "timers"))
-"""What checkpoints of earlier versions say nothing of, and are good without."""
+"""Derivations that are missing in checkpoints of earlier versions, which are valid without them."""
 
 
 class DispatchFailed(Exception):
@@ -78,14 +78,14 @@ class DispatchFailed(Exception):
 
 
 class Derivation(Protocol):
-    """Something else that is made from the log, message by message, and saved with the queues' checkpoint."""
+    """Other state that is derived from the log, message by message, and saved with the queues' checkpoint."""
 
     def dispatch(self, record: RecordSummary) -> None:
         """The next message that entered a queue. Must not raise."""
         ...
 
     def dispatch_batch(self, batch: DispatchBatch) -> None:
-        """The next messages that entered queues, none of them special. Must not raise."""
+        """The next messages that entered queues, none of them special (see DispatchBatch). Must not raise."""
         ...
 
     def snapshot(self) -> Any:
@@ -93,21 +93,21 @@ class Derivation(Protocol):
         ...
 
     def restore(self, state: Any) -> None:
-        """Go on from a snapshot; None means from the very beginning. Raises ValueError when that is not possible;
+        """Continue from a snapshot; None: from the very beginning. Raises ValueError if that is not possible;
         then everything is derived from the beginning."""
         ...
 
     async def flush(self) -> None:
-        """Make durable what the last snapshot speaks of, if that is not the snapshot itself. Raises OSError."""
+        """Make durable what the last snapshot refers to, if that is not the snapshot itself. Raises OSError."""
         ...
 
 
 class Dispatcher:
-    """Dispatches one log into one set of queues. `on_arrival` is told which queues got messages.
+    """Dispatches one log into one set of queues. `on_arrival` is called with the queues that got messages.
 
-    `derivations` see every message after it entered its queue. `index_timestamp_ms()` says how far the key index goes,
-    which the checkpoint notes. `read_batches(first, last)` gives committed entries, as many as it likes; without it
-    they are taken out of the log one by one.
+    `derivations` see every message after it entered its queue. `index_timestamp_ms()` tells how far the key index goes,
+    for the checkpoint. `read_batches(first, last)` returns committed entries, as many as it likes; without it they are
+    read from the log one by one.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Dispatcher:
         self._on_arrival = on_arrival
         self._mark = NOTHING_DISPATCHED
         self.pending = PendingDispatch()
-        """What this node has appended itself."""
+        """Batches that this node has appended itself."""
         self._checkpointed_index = NOTHING_DISPATCHED.index
         self._scheduled = False
         self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
@@ -144,14 +144,14 @@ class Dispatcher:
         self._stopped = False
         self._is_paused = False
         self._is_trimmed = False
-        """Whether the queues begin later than the last checkpoint says."""
+        """Whether the queues begin later than in the last checkpoint."""
         self._replacing: asyncio.Task[None] | None = None
         self._checkpointing = asyncio.Lock()
         self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
         self.failure: DispatchFailed | None = None
         self.failed: asyncio.Event = asyncio.Event()
         self.repeated_total = 0
-        """Messages that the log holds twice for one place in a queue; anything but 0 is a bug of the log."""
+        """Messages in the log for a queue offset that is already taken; anything but 0 is a bug of the log."""
 
     @property
     def dispatched_index(self) -> int:
@@ -165,7 +165,7 @@ class Dispatcher:
 
     @property
     def checkpointed_index(self) -> int:
-        """Up to which log index a restart has nothing to repeat."""
+        """The log index up to which a restart has nothing to repeat."""
         return self._checkpointed_index
 
     @property
@@ -174,7 +174,7 @@ class Dispatcher:
         return self._mark.store_timestamp_ms
 
     async def start(self) -> None:
-        """Restore the queues to their checkpoint and go on from there. Raises OSError."""
+        """Restore the queues to their checkpoint and continue from there. Raises OSError."""
         self._mark = await self._queues.restore(self._log.holds)
         await self._restore_derivations()
         self._checkpointed_index = self._mark.index
@@ -183,7 +183,7 @@ class Dispatcher:
             self._mark = DispatchMark(index=self._log.ledger_begin_index - 1, term=-1, store_timestamp_ms=0)
         self._checkpoint_task = asyncio.get_running_loop().create_task(self._checkpoint_forever())
         self._restored = True
-        self.notify()  # where the log was replaced while the queues were read, this finds it out
+        self.notify()  # finds out if the log was replaced while the queues were read
 
     async def _restore_derivations(self) -> None:
         try:
@@ -205,12 +205,12 @@ class Dispatcher:
             await derivation.flush()
 
     def pause(self) -> None:
-        """Dispatch nothing until `resume`: the log is being cut."""
+        """Dispatch nothing until `resume`: the log is being truncated."""
         self._is_paused = True
         self.pending.clear()
 
     async def resume(self) -> None:
-        """The log was cut. Where entries are gone that were dispatched, everything is derived anew. Raises OSError."""
+        """The log was truncated. If dispatched entries are gone, everything is derived anew. Raises OSError."""
         async with self._checkpointing:
             self.pending.clear()
             log = self._log
@@ -237,24 +237,24 @@ class Dispatcher:
         self._queues.close()
 
     def notify(self) -> None:
-        """The committed index has advanced: dispatch soon. Cheap, and idempotent until it has run. Before `start` has
-        restored the queues it does nothing: the log tells of its progress while it recovers, before that."""
+        """The committed index has advanced: dispatch soon. Cheap, and idempotent until it has run. Does nothing before
+        `start` has restored the queues: the log already reports its progress while it recovers."""
         if self._restored and not self._scheduled and not self._stopped:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._run)
 
     def trim(self, physical_offset: int) -> None:
-        """The log begins at `physical_offset` now, and so do the queues; the next checkpoint lets their older files go.
+        """The log now begins at `physical_offset`, and so do the queues; the next checkpoint removes their older files.
         Raises OSError."""
         if self._queues.trim(physical_offset):
             self._is_trimmed = True
             self._work.set()
 
     def wait_for(self, index: int) -> asyncio.Future[None] | None:
-        """A future that is done when `index` is dispatched; None when it is already.
+        """A future that is done when `index` is dispatched; None if it already is.
 
-        The future fails with DispatchFailed when that will not happen. Raises DispatchFailed at once after
-        dispatch has failed, or when too many wait already.
+        The future fails with DispatchFailed if that will not happen. Raises DispatchFailed at once after dispatch
+        has failed or stopped, or if too many wait already.
         """
         if self.failure is not None:
             raise DispatchFailed(str(self.failure))
@@ -295,13 +295,13 @@ class Dispatcher:
             self._read_failed(error)
         except (RecordError, QueueGap, ValueError) as error:
             self._fail(DispatchFailed(f"log entry {self._mark.index + 1}: {error}"))
-        except Exception as error:  # part of the entry may be derived: trying it again would repeat that
+        except Exception as error:  # part of the entry may be derived already: a retry would repeat that
             logger.exception("dispatch met an error of its own")
             self._fail(DispatchFailed(f"log entry {self._mark.index + 1}: {error!r}"))
         if arrived:
             try:
                 self._on_arrival(arrived)
-            except Exception:  # whoever waits for dispatch would go on waiting
+            except Exception:  # it must not keep those who wait for dispatch from being woken
                 logger.exception("those who wait for messages could not be told of new ones")
         if self.failure is not None or self._mark.index < first:
             return
@@ -314,7 +314,7 @@ class Dispatcher:
             self.notify()
 
     def _begin_later(self) -> None:
-        """The log was replaced by one that begins behind what was dispatched (this node had fallen that far behind)."""
+        """The log was replaced by one that begins after what was dispatched: this node had fallen that far behind."""
         logger.warning("the log begins at entry %d now; deriving everything anew", self._log.ledger_begin_index)
         self.pause()
 
@@ -327,7 +327,7 @@ class Dispatcher:
         self._replacing.add_done_callback(done)
 
     def _read_failed(self, error: OSError) -> None:
-        """Stop where the log is damaged; try again later where the disk only did not answer."""
+        """Stop if the log is damaged; try again later if the disk only failed to answer."""
         if error.errno == errno.EBADMSG:
             self._fail(DispatchFailed(f"log entry {self._mark.index + 1}: {error}"))
         else:
@@ -336,14 +336,14 @@ class Dispatcher:
             asyncio.get_running_loop().call_later(RETRY_INTERVAL_S, self._run)
 
     def _dispatch_pending(self, last: int, arrived: dict[Queue, None]) -> int:
-        """Dispatch the next batches as far as they were appended here and are committed; returns their number."""
+        """Dispatch the next batches that were appended here and are committed; returns their number."""
         pending = self.pending.take(self._mark.index, last)
         if not pending or not self._log.holds(pending[-1].last_index, pending[-1].term):
             return 0
         return len(pending) if self._add([each.batch for each in pending], pending[-1], arrived) else 0
 
     def _dispatch_next(self, last: int, arrived: dict[Queue, None]) -> int:
-        """Dispatch the next entries as the log has them; returns their number."""
+        """Dispatch the next entries by reading them from the log; returns their number."""
         first = self._mark.index + 1
         if self._read_batches is None or last - first + 1 < LEAST_TOGETHER:
             return self._dispatch(arrived)
@@ -363,8 +363,8 @@ class Dispatcher:
         return total or self._dispatch(arrived)
 
     def _add(self, batches: Sequence[DispatchBatch], end: _End | PendingBatch, arrived: dict[Queue, None]) -> bool:
-        """Take batches into the queues and what is derived, up to the entry that they end with; False, and nothing is
-        changed, where one does not follow on what its queue holds."""
+        """Add batches to the queues and the derivations, up to the entry that they end with; False, and nothing is
+        changed, if one does not follow the end of its queue."""
         queues = append_parts(self._queues, batches)
         if queues is None:
             return False
@@ -377,7 +377,7 @@ class Dispatcher:
         return True
 
     def _dispatch(self, arrived: dict[Queue, None]) -> int:
-        """Dispatch the next entry as the log has it; returns the number of entries: 1."""
+        """Dispatch the next entry by reading it from the log; returns the number of entries: 1."""
         index = self._mark.index + 1
         entry = self._log.get(index)
         if entry is None:
@@ -455,7 +455,7 @@ class Dispatcher:
             began_s = loop.time()
             try:
                 succeeded = await self._checkpoint()
-            except Exception:  # dispatch would stand still some time after the end of this task
+            except Exception:  # if this task ended, dispatch would stall sooner or later
                 logger.exception("a checkpoint of the queues met an error of its own")
                 succeeded = False
             interval_s = max(CHECKPOINT_INTERVAL_S, (loop.time() - began_s) / CHECKPOINT_SHARE)
@@ -473,7 +473,7 @@ class Dispatcher:
         if mark.index == self._checkpointed_index and not self._is_trimmed:
             return True
         if self.failure is not None:
-            return True  # the queues may hold a part of the entry behind the mark
+            return True  # the queues may hold a part of the entry after the mark
         self._is_trimmed, was_trimmed = False, self._is_trimmed
         try:
             derived = {name: derivation.snapshot() for name, derivation in self._derivations.items()}
@@ -503,6 +503,6 @@ class _End(NamedTuple):
 
 
 def _due_ms(record: RecordSummary) -> int:
-    """When a delayed message may be delivered: what its unit carries instead of a hash of tags (R)."""
+    """When a delayed message may be delivered: its unit carries this instead of a tag hash (R)."""
     level = min(max(record.queue_id, 0), len(DELAY_LEVELS_MS) - 1)
     return record.store_timestamp_ms + DELAY_LEVELS_MS[level]

@@ -1,4 +1,4 @@
-"""Things to do at a time: whatever is due is done in portions, and tried again where the log or the disk refuses."""
+"""Tasks with a due time: what is due is done in portions, and tried again if the log or the disk refuses."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ logger = logging.getLogger("node.broker")
 RECHECK_MS = 1000
 """Longest sleep while anything waits: a wall clock that was set forward is noticed within this time."""
 RETRY_MS = 10_000
-"""After a message could not be read or put (R: 10 s)."""
+"""Delay after a message could not be read or put (R: 10 s)."""
 BUSY_RETRY_MS = 500
-"""After the log took no more for the moment."""
+"""Delay when the log accepts no more for the moment."""
 PORTION = 64
-"""Done in one turn of the loop."""
+"""Tasks done in one turn of the loop."""
 
 
 def loop_ms() -> int:
-    """The loop's time, which only goes forward."""
+    """The loop's time in ms, which never goes back."""
     return round(asyncio.get_running_loop().time() * 1000)
 
 
 class DueQueue:
     """Calls `act(number)` for each number that was added, once `now_ms` has reached its time.
 
-    What `act` raises decides: OSError and RecordError are tried again in ten seconds, DLedgerError soon, and after
-    NotWritable nothing is done until the next `start`."""
+    What `act` raises decides what follows: DLedgerError is tried again soon, after NotWritable nothing is done until
+    the next `start`, anything else is tried again in ten seconds."""
 
     def __init__(self, name: str, *, now_ms: Callable[[], int], act: Callable[[int], None]) -> None:
         self._name = name
@@ -45,11 +45,11 @@ class DueQueue:
         self._due: list[tuple[int, int]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._retries: dict[int, asyncio.TimerHandle] = {}
-        """Of what could not be done, by number."""
+        """Timers of the numbers that are tried again, by number."""
         self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
 
     def start(self, waiting: Iterable[tuple[int, int]]) -> None:
-        """Begin with these: when each is due, and its number."""
+        """Begin with these pairs of due time and number."""
         self.stop()
         self._running = True
         self._due = list(waiting)
@@ -57,7 +57,7 @@ class DueQueue:
         self._arm()
 
     def stop(self) -> None:
-        """Do nothing any more."""
+        """Stop, and forget everything that waits."""
         self._running = False
         self._due = []
         for retry in self._retries.values():
@@ -68,17 +68,17 @@ class DueQueue:
             self._timer = None
 
     def add(self, due_ms: int, number: int) -> None:
-        """One more."""
+        """Add a number; ignored unless started."""
         if self._running:
             heapq.heappush(self._due, (due_ms, number))
             if self._due[0] == (due_ms, number):
                 self._arm()
 
     def _put_off(self, due_ms: int, number: int) -> None:
-        """Try it again in a while: of the loop's time, since a wall clock that is ahead may be set back by then."""
+        """Try it again later, by the loop's time: a wall clock that is ahead may be set back by then."""
         if self._due[0] == (due_ms, number):
             heapq.heappop(self._due)
-        else:  # what it did before it failed added one that is due sooner
+        else:  # before it failed, `act` added one that is due sooner
             self._due.remove((due_ms, number))
             heapq.heapify(self._due)
         loop = asyncio.get_running_loop()
@@ -89,7 +89,7 @@ class DueQueue:
         self.add(due_ms, number)
 
     def _arm(self, least_ms: int = 0) -> None:
-        """Sleep until the first is due; not at all when there is none."""
+        """Set the timer for the first one that is due, if there is one."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -106,7 +106,7 @@ class DueQueue:
             try:
                 self._act(number)
             except NotWritable:
-                return  # whoever makes this node master again starts anew
+                return  # `start` begins anew when this node is master again
             except DLedgerError as error:
                 self._complaints.warning(logger, "put", "%s wait: %s", self._name, error)
                 return self._arm(BUSY_RETRY_MS)

@@ -1,4 +1,4 @@
-"""How many messages a second each consumer group is given, for tools that ask."""
+"""How many messages per second each consumer group receives, for tools."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 __all__ = ["GroupRates"]
 
 SPAN_S = 10.0
-"""What a rate is told over: this long, up to twice as long."""
+"""Span of a rate: this long, up to twice as long."""
 MAX_GROUPS = 10_000
 """Groups that are counted; pulls of further ones are not. As many as may exist."""
 MAX_GROUP_CHARACTERS = 255
-"""No group that exists has a longer name; a pull may bring any."""
+"""No existing group has a longer name; a pull may name anything."""
 
 
 @dataclass(slots=True)
@@ -22,20 +22,20 @@ class _Count:
     """When `messages` began to be counted."""
     before: int
     before_since_s: float
-    """The span before that one."""
+    """The count and the start of the span before that one."""
 
 
 class GroupRates:
-    """Messages given to groups. `now_s` is a clock in seconds that never goes back, such as the loop's."""
+    """Messages delivered to groups. `now_s` is a clock in seconds that never goes back, such as the loop's."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
         self._counts: dict[str, _Count] = {}
         self._next_look_s = 0.0
-        """From when on groups that get nothing any more are looked for, if there is no more room."""
+        """From when on idle groups are dropped again, if there is no more room."""
 
     def given(self, group: str, messages: int) -> None:
-        """A consumer of `group` got so many messages."""
+        """A consumer of `group` got `messages` messages."""
         count = self._counts.get(group)
         if count is None:
             now_s = self._now_s()

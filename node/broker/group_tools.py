@@ -1,7 +1,7 @@
-"""What tools ask about groups: who is here (203, 204, 328), who consumes a topic (300), how far groups are (208, 303,
-317), and that a group begin where another is (314). Clients have their expressions looked at before they use them (46).
+"""Queries of tools about groups: their clients (203, 204, 328), the consumers of a topic (300), progress (208, 303,
+317), and starting one group where another is (314). Clients have expressions checked before they use them (46).
 
-Answers are in the form that R's own tools read. Codes and fields: R (AdminBrokerProcessor, ClientManageProcessor).
+Answers are in the format that R's own tools read. Codes and fields: R (AdminBrokerProcessor, ClientManageProcessor).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["GroupTools", "subscription_document"]
 
 
 class GroupTools:
-    """Answers tools about groups. `address` is this broker's."""
+    """Answers tools about groups. `address` returns this broker's address."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class GroupTools:
         self._address = address
 
     def processors(self) -> dict[int, Callable[[Command, Connection], Any]]:
-        """What answers which request code."""
+        """The processors, by request code."""
         code = RequestCode
         return {
             code.CHECK_CLIENT_CONFIG: self.check_expression,
@@ -58,8 +58,8 @@ class GroupTools:
         }
 
     def check_expression(self, command: Command, connection: Connection) -> Command:
-        """Code 46: a consumer that filters by something other than tags asks first whether its expression can be used:
-        SUBSCRIPTION_PARSE_FAILED when it cannot."""
+        """Code 46: a consumer that filters by something other than tags asks first whether its expression is usable:
+        SUBSCRIPTION_PARSE_FAILED if it is not."""
         try:
             wanted = json.loads(command.body)["subscriptionData"]
             kind, text = str(wanted.get("expressionType") or "TAG").upper(), str(wanted.get("subString") or "")
@@ -126,7 +126,7 @@ class GroupTools:
         return command.reply(ResponseCode.SUCCESS, body=body.encode())
 
     async def all_progress(self, command: Command, connection: Connection) -> Command:
-        """Code 317: the same of every group, for ordered topics only or for all."""
+        """Code 317: the same for every group, for ordered topics only or for all."""
         ordered_only = command.get_bool("isOrder")
         await self._context.gate.enter()
         groups: dict[str, list[str]] = {}
@@ -147,7 +147,7 @@ class GroupTools:
         return command.reply(ResponseCode.SUCCESS, body=text.encode())
 
     def _consumed(self, group: str, names: Iterable[str]) -> Iterator[TopicConfig]:
-        """Those of the topics that exist and that the group, where its consumers are here, still subscribes to (R)."""
+        """Those of the topics that exist and to which the group, if it has consumers here, still subscribes (R)."""
         here = self._context.clients.consumer_group(group)
         for name in names:
             topic = self._context.topics.get(name)
@@ -173,7 +173,7 @@ class GroupTools:
         return f'{{"consumeTps":{rate:.3f},"offsetTable":{queue_table(rows)}}}', behind
 
     async def time_spans(self, command: Command, connection: Connection) -> Command:
-        """Code 303: of which times the messages are that the queues of a topic hold, and where a group is in them."""
+        """Code 303: the store times of the messages in the queues of a topic, and where a group is among them."""
         group, topic = command.get_str("group"), self._topic(command)
         await self._context.gate.enter()
         spans = []
@@ -201,7 +201,7 @@ class GroupTools:
         return topic
 
     def clone_offsets(self, command: Command, connection: Connection) -> Command:
-        """Code 314: let one group go on where another one is, in one topic or in all that the other consumes."""
+        """Code 314: let one group continue where another one is, in one topic or in all that the other consumes."""
         source, target = command.get_str("srcGroup"), command.get_str("destGroup")
         if self._context.gate.needs_leader and not self._context.gate.leads:
             raise self._context.gate.not_leader()
@@ -209,7 +209,7 @@ class GroupTools:
         for topic in self._consumed(source, [only] if only else self._context.offsets.topics_of(source)):
             here = self._context.clients.consumer_group(target)
             if here is not None and topic.name in here.subscriptions:
-                raise RequestError(  # they would go on from what they have in memory and tell that instead
+                raise RequestError(  # they would continue from the offsets in their memory and commit those instead
                     ResponseCode.SYSTEM_ERROR, f"group {target!r} has consumers here, stop them first"
                 )
             for queue_id, offset in self._context.offsets.of(source, topic.name).items():
@@ -221,7 +221,7 @@ class GroupTools:
 
 
 def check_filter(expression: str, kind: str) -> None:
-    """Return if messages can be filtered so. Raises RequestError (SUBSCRIPTION_PARSE_FAILED)."""
+    """Return if messages can be filtered by this expression. Raises RequestError (SUBSCRIPTION_PARSE_FAILED)."""
     if kind == "SQL92":
         PropertyFilter(expression)
     elif kind != "TAG":
@@ -229,7 +229,7 @@ def check_filter(expression: str, kind: str) -> None:
 
 
 def subscription_document(subscription: Subscription) -> dict[str, Any]:
-    """What a group wants of a topic, in RocketMQ's JSON (R: SubscriptionData)."""
+    """A group's subscription to a topic, in RocketMQ's JSON (R: SubscriptionData)."""
     tags = sorted(TagFilter(subscription.expression).tags) if subscription.expression_type == "TAG" else []
     return {
         "classFilterMode": False,

@@ -1,7 +1,7 @@
-"""What clients say about themselves: the bodies of heartbeats (34) and lock requests (41, 42).
+"""What clients report about themselves: the bodies of heartbeats (34) and lock requests (41, 42).
 
-Clients in other languages write the same things differently: enumerations by name or by number, booleans as text,
-lists missing or null. All of that is read; what makes no sense is refused as a whole.
+Clients in other languages encode the same things differently: enumerations by name or by number, booleans as text,
+lists missing or null. All of that is read; a body that makes no sense is refused as a whole.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ MAX_LOCK_QUEUES = 100_000
 """Queues in one lock request: more than one topic can have."""
 MAX_NAME_CHARACTERS = 255
 MAX_EXPRESSION_CHARACTERS = 8192
-"""Of a tag or SQL92 expression: as much as a pull may bring."""
+"""Length of a tag or SQL92 expression: as much as a pull may carry."""
 
 MAX_CHOICE_DIGITS = 10
-"""Of a member of an enumeration that is given by its number."""
+"""The number of an enumeration's member has fewer digits."""
 
 CONSUME_TYPES = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP")
 MESSAGE_MODELS = ("BROADCASTING", "CLUSTERING")
@@ -44,13 +44,13 @@ _ALIASES = {"PULL": "CONSUME_ACTIVELY", "PUSH": "CONSUME_PASSIVELY"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
-    """What a group wants of one topic."""
+    """A group's subscription to one topic."""
 
     topic: str
     expression: str
     expression_type: str
     version: int
-    """A number that grows with every change; clients use the time of it."""
+    """Grows with every change; clients use the time of the change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockRequest:
-    """Queues that one client of a group wants for itself, or gives back."""
+    """Queues that one client of a group wants for itself, or releases."""
 
     group: str
     client_id: str

@@ -1,4 +1,4 @@
-"""Topics that the broker itself makes: their names, and which of them clients may touch.
+"""Topics that the broker itself creates: their names, and which of them clients may touch.
 
 Names are RocketMQ's (R: TopicValidator, MixAll); tools know them.
 """
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 AUTO_CREATE_TOPIC = "TBW102"
-"""Its permission 7 says that a topic may be made after its example by sending to it (R)."""
+"""The template for new topics: its permission 7 allows creating a topic by sending to it (R)."""
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 """Where delayed messages wait; queue n holds level n + 1."""
 TIMER_TOPIC = "rmq_sys_wheel_timer"
@@ -43,13 +43,13 @@ HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 """One message for each transaction that ended without a message of its own."""
 UNRESOLVED_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
-"""Half messages whose producers never said how their transaction ended."""
+"""Half messages whose producers never reported how their transaction ended."""
 REVIVE_PREFIX = "rmq_sys_REVIVE_LOG_"
-"""Before the name of a cluster: the topic of what POP consumers were given and have acknowledged."""
+"""Followed by the name of a cluster: the topic that logs what POP consumers were given and have acknowledged."""
 REPLY_SUFFIX = "_REPLY_TOPIC"
-"""Behind the name of a cluster: the topic of the replies to requests."""
+"""Preceded by the name of a cluster: the topic of the replies to requests."""
 CLUSTER_TOPIC_QUEUES = 16
-"""R: the queues of a topic that says nothing else."""
+"""R: the default number of queues of a topic."""
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 
@@ -79,13 +79,13 @@ def dlq_topic(group: str) -> str:
 
 
 def is_internal(topic: str) -> bool:
-    """Whether clients may not send to `topic`, because the broker gives its messages a meaning."""
+    """Whether clients must not send to `topic`, because its messages mean something to the broker."""
     return topic in _INTERNAL or topic.startswith(REVIVE_PREFIX)
 
 
 def check_stored_topic(topic: str) -> None:
-    """Raise ValueError for a topic of which the log cannot hold a message. The log of what POP consumers were given is
-    called after the cluster, whose name may have dots, which no topic that clients name has."""
+    """Raise ValueError for a topic that cannot have messages in the log. The name of POP's log contains the cluster's,
+    which may have dots; topics that clients name have none."""
     if topic.startswith(REVIVE_PREFIX):
         check_name(topic.removeprefix(REVIVE_PREFIX))
     else:
@@ -93,9 +93,9 @@ def check_stored_topic(topic: str) -> None:
 
 
 def named_topics(cluster_name: str, broker_name: str) -> tuple[TopicConfig, ...]:
-    """The topics of every broker that are called after its cluster and itself (R: TopicConfigManager): tools and
-    proxies ask for their routes to find all brokers of a cluster, or this one; and the broker's own log of what POP
-    consumers were given. A name that no topic can have has none.
+    """The topics of every broker that are named after its cluster and itself (R: TopicConfigManager): tools and
+    proxies query their routes to find all brokers of a cluster, or this one; and the broker's own log of what POP
+    consumers were given. Names that are not valid for a topic are left out.
     """
     perm = PERM_READ | PERM_WRITE | PERM_INHERIT
     wanted = {
@@ -130,7 +130,7 @@ def system_topics() -> tuple[TopicConfig, ...]:
 
 
 def tells_by_body(record: RecordSummary) -> bool:
-    """Whether what is derived from the log needs a message's body: POP's, and an op message without the half message's
+    """Whether derivations need the body of this message: if it is POP's, or an op message without the half message's
     physical offset, which Apache's brokers leave 0."""
     if record.topic == OP_TOPIC:
         return record.prepared_transaction_offset == 0

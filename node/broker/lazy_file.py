@@ -1,8 +1,8 @@
 """A small JSON file that follows a table in memory: written a while after a change, replaced as a whole.
 
 RocketMQ writes its tables every few seconds whether they changed or not (R: ConfigManager, 5 s for consumer
-offsets). Here the first change arms one timer and everything that changes until it fires goes into one write, so
-an idle broker does nothing. What is not yet written is lost with the machine; each table says what that means.
+offsets). Here the first change starts a timer and all changes until it fires go into one write, so an idle broker
+does nothing. What is not yet written is lost with the machine; each table documents what that means.
 The file has a checksum and a predecessor (`node/store/table_file.py`).
 """
 
@@ -36,8 +36,8 @@ class LazyFile:
         self._stopped = False
 
     def load(self, adopt: Callable[[Any], object]) -> None:
-        """Give `adopt` the file's content, if there is a file. Raises OSError; ValueError (TableDamaged is one) where
-        it is damaged, or JSON that `adopt` finds to be another table."""
+        """Pass the file's content to `adopt`, if the file exists. Raises OSError; ValueError (TableDamaged is one) if
+        it is damaged, or is JSON that `adopt` finds to be another table."""
         content = read_table(self._disk, self._path)
         if content is None:
             return

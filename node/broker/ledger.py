@@ -1,4 +1,4 @@
-"""What the broker needs of the replicated log, as interfaces: DLedger has them, and so can a test's stand-in."""
+"""What the broker needs of its log, as interfaces: implemented by DLedger, the classic log and tests' stand-ins."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 
 class StoredInPart(Exception):
-    """A message is in the log, and not as safe as it should be: `code` is the put status that says what is missing
+    """A message is in the log but less safe than it should be: `code` is the put status that tells what is missing
     (FLUSH_DISK_TIMEOUT, SLAVE_NOT_AVAILABLE, FLUSH_SLAVE_TIMEOUT). Such an answer carries everything that a
     success does (S1)."""
 
@@ -49,7 +49,7 @@ class LedgerEntry(Protocol):
 
 
 class LedgerStore(Protocol):
-    """The log as it lies in memory and on disk."""
+    """The contents of the log, in memory and on disk."""
 
     @property
     def ledger_begin_index(self) -> int: ...
@@ -66,17 +66,17 @@ class LedgerStore(Protocol):
 
     def get(self, index: int) -> LedgerEntry | None: ...
     def holds(self, index: int, term: int) -> bool:
-        """Whether the log has this very entry."""
+        """Whether the log has exactly this entry."""
         ...
 
     def read_committed(self, first_index: int, last_index: int) -> Sequence[EntryBatch | RecordRun]:
         """Committed entries from `first_index` on and to `last_index` at most, as many as make a few milliseconds of
-        work; none where the first cannot be had so. Raises OSError."""
+        work; none if the first cannot be read this way. Raises OSError."""
         ...
 
     def read_bytes(self, pos: int, size_bytes: int) -> bytes: ...
     def read_records(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
-        """What lies at places given as position and size. Raises OSError; what cannot be read whole may be short."""
+        """The bytes at places given as position and size. Raises OSError; what cannot be read whole may be short."""
         ...
 
 
@@ -110,17 +110,17 @@ class Ledger(Protocol):
         encode: Callable[[Sequence[int]], Sequence[bytes]],
         on_done: Callable[[Exception | None], object],
     ) -> tuple[int, int, int]:
-        """Append bodies of these sizes, one behind the other, all or none; `encode` gets their positions.
+        """Append bodies of these sizes, one after another, all or none; `encode` gets their positions.
 
-        `on_done` is called once, maybe before this returns: with None when all are committed; with StoredInPart; or
-        with a DLedgerError (WAIT_QUORUM_ACK_TIMEOUT, TERM_CHANGED, DISK_ERROR): then nobody knows. Returns the first
-        index (-1 where something of the log's own lies between them), the last, and the term. Raises DLedgerError
+        `on_done` is called once, possibly before this returns: with None when all are committed; with StoredInPart; or
+        with a DLedgerError (WAIT_QUORUM_ACK_TIMEOUT, TERM_CHANGED, DISK_ERROR) if the outcome is unknown. Returns the
+        first index (-1 if something of the log's own lies between them), the last, and the term. Raises DLedgerError
         (NOT_LEADER, LEADER_PENDING_FULL, DISK_FULL, ...) and what `encode` raises: nothing was appended."""
         ...
 
     def takes_together(self, count: int, size_bytes: int) -> bool:
-        """Whether so many bodies of separate senders, `size_bytes` in all, may be appended as one batch: what becomes
-        of one becomes of each."""
+        """Whether `count` bodies of separate senders, `size_bytes` in all, may be appended as one batch: all of them
+        then have the same outcome."""
         ...
 
     def add_commit_listener(self, listener: Callable[[], None]) -> None: ...
@@ -128,6 +128,6 @@ class Ledger(Protocol):
     async def read_barrier(self, mode: ReadMode) -> int: ...
 
     def ask_barrier(self, mode: ReadMode, on_done: Callable[[int | DLedgerError], object]) -> bool:
-        """As `read_barrier` without a task: `on_done` gets the index, or the error, maybe before this returns. False,
-        and nothing is called, where only `read_barrier` can tell. Raises DLedgerError."""
+        """`read_barrier` without a task: `on_done` gets the index, or the error, possibly before this returns. Returns
+        False, without calling it, if only `read_barrier` can tell. Raises DLedgerError."""
         ...

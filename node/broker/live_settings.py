@@ -1,8 +1,8 @@
-"""Settings that change while the broker runs (code 25; R: updateBrokerConfig), under RocketMQ's names.
+"""Settings that can be changed while the broker runs (code 25; R: updateBrokerConfig), under RocketMQ's names.
 
-A request changes all that it names or nothing. What has been changed is kept in `brokerConfig.json` and wins over the
-configuration when the broker starts again, as RocketMQ writes it into its own configuration file. Every other setting
-of code 26 needs a restart, and is refused with a remark that says so.
+A request changes all settings that it names, or none. Changed ones are kept in `brokerConfig.json` and override the
+configuration when the broker starts again, as RocketMQ writes them into its own configuration file. Every other setting
+of code 26 needs a restart: changing it is refused with a remark that says so.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["LiveSettings", "with_setting"]
 logger = logging.getLogger("node.broker")
 
 MAX_SETTINGS: Final = 1000
-"""Of one request; there are some thirty."""
+"""Settings in one request; some thirty exist."""
 MAX_LISTED_PROBLEMS: Final = 3
 MAX_NAME_CHARACTERS: Final = 40
-"""Of a name or a value that a remark repeats."""
+"""Length of a name or a value that a remark repeats."""
 
 
 def _boolean(text: str) -> bool:
@@ -98,16 +98,16 @@ _LIVE: Final[Mapping[str, _Change]] = {
     "transactionCheckInterval": _transactions("check_interval_s", lambda text: _seconds(text, 86_400)),
     "transactionCheckMax": _transactions("max_checks", lambda text: _integer(text, 1, 1000)),
 }
-"""The settings that change, and the configuration with another value of each."""
+"""The settings that can be changed, each with what makes a configuration with another value of it."""
 
 
 def with_setting(config: BrokerConfig, name: str, text: str) -> BrokerConfig:
-    """The configuration with another value of a setting that changes. Raises ValueError; KeyError where it is none."""
+    """The configuration with another value of a changeable setting. Raises ValueError; KeyError if it is none."""
     return _LIVE[name](config, text)
 
 
 class LiveSettings:
-    """What was changed, on disk. `apply` gets the configuration in force, at the start and after each change."""
+    """The changed settings, on disk. `apply` gets the configuration in force, at the start and after each change."""
 
     def __init__(
         self, config: BrokerConfig, *, disk: Disk, clock: Clock, apply: Callable[[BrokerConfig], None]
@@ -123,10 +123,10 @@ class LiveSettings:
         """How often settings were changed, and when last, in ms of the epoch (R: dataVersion of code 26)."""
 
     def load(self) -> None:
-        """Apply what was changed before. Raises OSError, ValueError when the file is no table of settings.
+        """Apply earlier changes. Raises OSError, and ValueError if the file is not a table of settings.
 
-        An entry that the configuration has no place for any more, as it was changed since, is left out and named in
-        the log: it was a wish of a broker that ran, and must not keep this one from starting.
+        An entry that no longer fits the configuration, which may have changed since, is left out and logged: a change
+        made while a broker ran must not keep this one from starting.
         """
         content = read_table(self._disk, self._path)
         if content is None:
@@ -154,7 +154,7 @@ class LiveSettings:
         self._accept(config)
 
     async def update(self, text: bytes, settings: Mapping[str, str]) -> None:
-        """Change what a request's body names, NAME=VALUE a line; `settings` are all there are, with their values.
+        """Change the settings in a request's body, NAME=VALUE a line; `settings` are all that exist, with their values.
 
         Durable on return. Raises RequestError, with nothing changed.
         """
@@ -198,7 +198,7 @@ class LiveSettings:
 
 
 def _lines_of(text: bytes) -> dict[str, str]:
-    """Names and values of a body (R: MixAll.string2Properties). No value of ours holds what would need an escape."""
+    """Names and values in a body (R: MixAll.string2Properties). None of our values needs an escape."""
     try:
         lines = [line.strip() for line in text.decode().splitlines()]
     except UnicodeDecodeError as error:

@@ -1,9 +1,9 @@
-"""Batches read from the log: many messages at once, as far as nothing about them is special.
+"""Batches read from the log: many messages at once, as long as none of them is special.
 
 A message whose record has IPv4 hosts, that belongs to no transaction, was not put by the broker for a delayed one, and
 whose queue exists and has its number next, only adds a unit to its queue, and its keys to the index. Such messages,
-which are nearly all that a follower gets, make a batch. Whatever else comes is left to the dispatcher, which looks at
-it alone: so nothing is decided here that it would decide otherwise, which the tests hold against each other.
+which are nearly all that a follower gets, make a batch. Everything else is left to the dispatcher, which handles it
+alone: so nothing is decided here that the dispatcher would decide otherwise, and tests compare the two.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from node.store.unique_keys import common_text
 __all__ = ["RecordRun", "read_batch"]
 
 _RECORD_HEAD = Struct(">IIIi4xqqi16xq8x4xqi")
-"""What is wanted of everything before the body of a record with IPv4 hosts; see `node.store.record`."""
+"""The fields needed of everything before the body of a record with IPv4 hosts; see `node.store.record`."""
 _HEAD = Struct(f">{BODY_PREFIX}{_RECORD_HEAD.format[1:]}")
-"""The same behind an entry's header."""
+"""The same after an entry's header."""
 _SIZE_AND_MAGIC = Struct(">II")
 _PREPARED_AND_SIZE = Struct(">qi")
 LEAST_UNIFORM = 6
-"""Messages of the same sizes; below these a loop is as quick."""
+"""Fewest entries of one size that are read as columns; for fewer a loop is as quick."""
 RUN_LENGTH = 8
-"""Of messages of one queue: where runs are shorter, sorting them first is quicker."""
+"""Average run of messages of one queue; if runs are shorter, sorting the messages first is quicker."""
 SIZES_REMEMBERED = 64
 _SPECIAL = SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6 | SYS_FLAG_TRANSACTION_MASK
 _LEAST_BYTES = HEADER_SIZE_BYTES + FIXED_SIZE_BYTES
@@ -51,13 +51,13 @@ _LEAST_BYTES = HEADER_SIZE_BYTES + FIXED_SIZE_BYTES
 _KEYS, _UNIQUE_KEY = KEYS.encode(), UNIQUE_KEY.encode()
 
 MAX_TOPICS = 4096
-"""Names of topics held decoded."""
+"""Names of topics that are kept decoded."""
 _topics: dict[bytes, str] = {}
 
 
 class RecordRun:
-    """Records that follow each other in a log without entries, as an `EntryBatch` that has nothing before each: the
-    index of a record is the position of its last byte, and the one behind it is where the next begins."""
+    """Consecutive records of a log without entries, as an `EntryBatch` that has no header before each: the index of a
+    record is the position of its last byte, and the next one begins at the index plus 1."""
 
     __slots__ = ("ends", "first_index", "last_index", "pos", "raw", "term")
 
@@ -80,11 +80,11 @@ class RecordRun:
         self.last_index = pos + at - 1
 
     def number_of(self, index: int) -> int:
-        """The place of the record that begins at position `index`, 0 for the first."""
+        """The number of the record that begins at position `index`, 0 for the first."""
         return bisect_right(self.ends, index - self.pos)
 
     def index_behind(self, count: int) -> int:
-        """Where the record begins that follows on the first `count`."""
+        """Where the record after the first `count` begins."""
         return self.pos + (self.ends[count - 1] if count else 0)
 
     def term_of(self, index: int) -> int:
@@ -93,8 +93,8 @@ class RecordRun:
 
 
 def read_batch(entries: EntryBatch | RecordRun, first_index: int, queues: QueueStore) -> tuple[int, DispatchBatch]:
-    """The messages from entry `first_index` on, up to the first one that is special, and how many entries these are
-    (those without a message count too). Changes nothing."""
+    """The messages from entry `first_index` on, up to the first one that is special, and how many entries these are,
+    including those without a message. Changes nothing."""
     if isinstance(entries, EntryBatch) and entries.is_uniform and entries.last_index - first_index >= LEAST_UNIFORM - 1:
         uniform = _read_uniform(entries, first_index, queues)
         if uniform is not None:
@@ -175,14 +175,14 @@ def _is_text(data: bytes) -> bool:
 
 @lru_cache(maxsize=SIZES_REMEMBERED)
 def _uniform_layout(body_size: int, topic_size: int, text_size: int) -> Struct:
-    """An entry whose body, topic and properties are of these sizes; several fields are taken in one piece where they
-    are to be the same in all."""
+    """An entry whose body, topic and properties are of these sizes; adjacent fields that have to be equal in all
+    entries are read as one piece."""
     return Struct(f">{BODY_PREFIX}8sIi4xqqi16xq8x4x12s{body_size}s{topic_size + 3}s{text_size}s")
 
 
 def _read_uniform(entries: EntryBatch, first_index: int, queues: QueueStore) -> tuple[int, DispatchBatch] | None:
-    """The same for entries of one size, where all from `first_index` on are messages of one topic with bodies of one
-    size and properties that differ in their unique keys only; None where they are not, or any is special."""
+    """`_read_each` for entries of one size, if all from `first_index` on are messages of one topic with bodies of one
+    size and properties that differ in their unique keys only; None if they are not, or one is special."""
     size, at = entries.ends[0], (first_index - entries.first_index) * entries.ends[0]
     if size < _LEAST_BYTES:
         return None
@@ -238,9 +238,9 @@ def _queue_columns(
     crcs: Sequence[int],
     queues: QueueStore,
 ) -> list[QueueColumns] | None:
-    """What each queue gets of messages of one topic; None where one of them is not the next of its queue."""
+    """The columns of each queue for messages of one topic; None if one of them is not the next of its queue."""
     runs = _runs(queue_ids)
-    if len(runs) * RUN_LENGTH > len(queue_ids):  # bring those of a queue together, in their order
+    if len(runs) * RUN_LENGTH > len(queue_ids):  # group the messages by queue, in their order
         pick = itemgetter(*sorted(range(len(queue_ids)), key=queue_ids.__getitem__))
         queue_ids, offsets, positions, crcs = map(pick, (queue_ids, offsets, positions, crcs))
         runs = _runs(queue_ids)
@@ -261,12 +261,12 @@ def _queue_columns(
 
 
 def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Numbers that follow each other and are the same: the number, and how many."""
+    """Runs of equal numbers: the number, and the length of the run."""
     return [(number, len(list(run))) for number, run in groupby(numbers)]
 
 
 def _of_queue(name: bytes, queue_id: int, queues: QueueStore) -> QueueColumns | None:
-    """The place for a queue's messages; None where the queue does not exist yet or has a meaning of its own."""
+    """Empty columns for a queue's messages; None if the queue does not exist yet or is internal."""
     topic = _topics.get(name)
     if topic is None:
         try:

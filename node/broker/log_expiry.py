@@ -1,8 +1,8 @@
-"""Removing the oldest files of a DLedger log, each member for itself.
+"""Removes the oldest files of a DLedger log; every member does so on its own.
 
-What goes must be committed, durable and dispatched, and covered by the dispatch checkpoint and by a snapshot: nothing
-that a restart would need is removed. A follower that is further behind than the leader's log reaches gets the leader's
-snapshot and begins again where that log begins.
+What is removed must be committed, durable and dispatched, and covered by the dispatch checkpoint and by a snapshot:
+nothing that a restart would need is removed. A follower that is further behind than the leader's log reaches gets the
+leader's snapshot and begins again where that log begins.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = ["LogExpiry", "new_log_expiry"]
 logger = logging.getLogger("node.broker")
 
 SEARCHED_ENTRIES = 64
-"""At the beginning of a file, for one that is a message: terms begin with entries that are none."""
+"""Entries searched at the beginning of a file for a message: terms begin with entries that are none."""
 
 
 class LogExpiry:
-    """Looks for files to remove from time to time. `on_removed` gets the log's new first position when files are about
-    to go; `restate` has the log say once more who belongs to the group, if this member leads."""
+    """Checks from time to time for files to remove. `on_removed` gets the log's new first position when files are about
+    to be removed; `restate` writes the members of the group to the log once more, if this member leads."""
 
     def __init__(
         self,
@@ -53,13 +53,13 @@ class LogExpiry:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin; what points before the log goes now, in case the former process ended before it could see to it."""
+        """Begin; first drop what points before the log, in case the previous process ended before it could."""
         if self._store.begin_pos > 0:
             self._on_removed(self._store.begin_pos)
         self._task = asyncio.get_running_loop().create_task(self._expire_forever(), name="log-expiry")
 
     async def stop(self) -> None:
-        """End."""
+        """Stop checking."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -76,12 +76,12 @@ class LogExpiry:
                 logger.exception("the removal of old files met an error of its own")
 
     async def expire(self) -> None:
-        """Look once. Raises OSError, DLedgerError; ValueError where no snapshot can be taken."""
+        """Check once. Raises OSError, DLedgerError; ValueError if no snapshot can be taken."""
         store = self._store
         before = store.begin_pos
         try:
             await self._remove_what_may_go()
-        finally:  # some may be gone where the next could not be removed
+        finally:  # some may be gone even if the next could not be removed
             if store.begin_pos != before:
                 logger.info("removed the log up to %d, entry %d", store.begin_pos, store.ledger_begin_index)
 
@@ -91,14 +91,14 @@ class LogExpiry:
             first = store.first_of_next_file()
             if first is None or first.index > min(store.committed_index, self._dispatcher.checkpointed_index):
                 break
-            says_who_belongs = 0 <= store.members.index < first.index
+            holds_members = 0 <= store.members.index < first.index
             is_due = self._retention.lets_go(
                 now_ms=self._clock.wall_ms(),
                 next_stored_ms=self._stored_ms(first.index),
                 log_bytes=store.end_pos - store.begin_pos,
             )
-            if is_due and says_who_belongs:
-                await self._restate()  # and the next look finds that it may go
+            if is_due and holds_members:
+                await self._restate()  # and the next check finds that the file may be removed
                 break
             if not is_due or not await self._has_snapshot(first.index - 1):
                 break
@@ -106,12 +106,12 @@ class LogExpiry:
                 break
 
     async def _has_snapshot(self, index: int) -> bool:
-        """Whether what goes is in a snapshot; one is taken where that is not so yet."""
+        """Whether what is to be removed is in a snapshot; takes one if it is not yet."""
         return self._snapshots.covers(index) or (await self._snapshots.save() and self._snapshots.covers(index))
 
     def _stored_ms(self, index: int) -> int | None:
-        """When the first message from `index` on that can be read was stored, as one behind a damaged one is no older;
-        None where none of the next entries tells."""
+        """When the first readable message from `index` on was stored (one after a damaged message is no older); None if
+        none of the next entries tells."""
         for at in range(index, index + SEARCHED_ENTRIES):
             try:
                 entry = self._store.get(at)
@@ -120,7 +120,7 @@ class LogExpiry:
                 if entry.is_message:
                     return summarize_record(entry.body).store_timestamp_ms
             except (OSError, RecordError):
-                continue  # whoever dispatches or reads it says so
+                continue  # whoever dispatches or reads the entry reports it
         return None
 
 
@@ -131,7 +131,7 @@ def new_log_expiry(
     clock: Clock,
     on_removed: Callable[[int], None],
 ) -> LogExpiry | None:
-    """For a DLedger log; None for others, which see to it themselves."""
+    """The expiry of a DLedger log; None for others, which do this themselves."""
     if not isinstance(ledger, DLedgerServer):
         return None
     return LogExpiry(

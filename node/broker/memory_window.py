@@ -1,6 +1,6 @@
 """Which messages count as being in memory: the newest part of the log, as large as a share of the machine's memory.
 
-Nobody asks the kernel which pages it holds (R neither): what lies further back than that is taken to come from the
+The kernel is not asked which pages it holds (nor in R): everything before that part is taken to come from the
 disk. Three things depend on it: how much one pull gets, whether a consumer that lags is sent to a slave, and whether a
 new group may begin at the very start of a queue.
 """
@@ -21,9 +21,9 @@ class MemoryWindow:
         self.set_percent(percent)
 
     def set_percent(self, percent: int) -> None:
-        """Another share of the memory."""
+        """Set another share of the memory."""
         self._size_bytes = self._memory_bytes * percent // 100
 
     def is_behind(self, physical_offset: int) -> bool:
-        """Whether what lies at this offset of the log has to be read from the disk."""
+        """Whether reading at this offset of the log is assumed to go to the disk."""
         return self._log.committed_pos - physical_offset > self._size_bytes

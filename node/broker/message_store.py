@@ -1,11 +1,11 @@
-"""Putting messages: what a master may take, and the number each gets in its queue.
+"""Putting messages: which ones a master accepts, and the number each gets in its queue.
 
 A message gets its queue offset at the moment of its append, inside the log's own critical section: the log calls
 back with the position, the callback reads the next number of the queue, and the table advances only when the
-append succeeded. So numbers are dense and follow the order of the log (seed S1, topicQueueTable).
+append has succeeded. So numbers are dense and follow the order of the log (seed S1, topicQueueTable).
 
 The table is only right while this node is the master of the term for which it was rebuilt: another master may
-have appended since. So a put is refused unless the log's term is that very term.
+have appended since. So a put is refused unless the log's term is still that term.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ logger = logging.getLogger("node.broker")
 
 
 class NotWritable(Exception):
-    """This node does not take messages: it is no master (yet), or it is shutting down. Nothing was stored."""
+    """This node does not accept messages: it is not master (yet), or it is shutting down. Nothing was stored."""
 
 
 class NotTogether(Exception):
-    """What becomes of these messages may differ from one to the next. Nothing was stored."""
+    """These messages may have different outcomes, so they cannot be put together. Nothing was stored."""
 
 
 class PendingPut(NamedTuple):
@@ -55,12 +55,12 @@ class PendingPut(NamedTuple):
 
 
 Placed = tuple[int, Sequence[int]]
-"""A batch that is in the log: the number of its first message in its queue, and where each lies."""
+"""A batch that is in the log: the queue offset of its first message, and the position of each."""
 
 
 class MessageStore:
-    """Assigns queue offsets and appends records to the replicated log while this node is master. `least_ends` says
-    where queues go on at least of which this node knows nothing, or only what may be old."""
+    """Assigns queue offsets and appends records to the replicated log while this node is master. `least_ends` returns
+    lower bounds for the ends of queues of which this node knows nothing, or only what may be outdated."""
 
     def __init__(
         self,
@@ -85,56 +85,56 @@ class MessageStore:
         self._earlier_puts: dict[str, int] = {}
         self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
         self.put_times = Histogram()
-        """From a put to the answer."""
+        """From a put to its answer."""
         self.put_total = 0
         """Messages appended since the start."""
         self.committed_total = 0
         """Messages whose commit was seen here."""
 
     def note_put(self, duration_s: float, count: int = 1) -> None:
-        """Puts, so many, were answered after so long; slow ones are logged (S1: above 500 ms)."""
+        """Record that `count` puts were answered after `duration_s`; slow ones are logged (S1: above 500 ms)."""
         self.put_times.observe(duration_s, count)
         if duration_s > SLOW_PUT_S:
             self._complaints.warning(logger, "slow", "a message took %.0f ms to be stored", duration_s * 1000)
 
     @property
     def queues(self) -> QueueStore:
-        """The consume queues of what is put here."""
+        """The consume queues of the messages put here."""
         return self._queues
 
     def wall_ms(self) -> int:
-        """What this node's clock says."""
+        """This node's wall clock, in ms."""
         return self._clock.wall_ms()
 
     @property
     def last_store_timestamp_ms(self) -> int:
-        """That of the last message that was put here; ahead of `wall_ms` while the clock has been set back."""
+        """That of the last message that was put here; ahead of `wall_ms` if the clock has been set back."""
         return self._last_store_timestamp_ms
 
     @property
     def is_master(self) -> bool:
-        """Whether puts are taken now."""
+        """Whether puts are accepted now."""
         state = self._ledger.member_state
         return self._master_term is not None and state.is_leader and state.term == self._master_term
 
     def promote(self, term: int, *, last_store_timestamp_ms: int) -> None:
-        """Take puts as master of `term`. Every message of the log must be in the queues by now.
+        """Accept puts as master of `term`. Every message of the log must be in the queues by now.
 
-        `last_store_timestamp_ms` is the newest store timestamp of the log: timestamps go on from there, also
-        when this node's clock is behind the former master's.
+        `last_store_timestamp_ms` is the newest store timestamp of the log: timestamps continue from there, even
+        if this node's clock is behind the former master's.
         """
         self._earlier_puts = self.topic_puts()
         self._next_offsets = {key: queue.max_offset for key, queue in self._queues.items()}
         for queue, end in self._least_ends().items():
             known = self._next_offsets.setdefault(queue, end)
-            if end > known and self._queues.may_begin_later(*queue):  # that is of a former log, or was told long ago
+            if end > known and self._queues.may_begin_later(*queue):  # `known` is of a former log, or outdated
                 self._next_offsets[queue] = end
         self._first_offsets = dict(self._next_offsets)
         self._last_store_timestamp_ms = max(self._last_store_timestamp_ms, last_store_timestamp_ms)
         self._master_term = term
 
     def topic_puts(self) -> dict[str, int]:
-        """Messages put since the start, by topic. Costs nothing per put: the queue offsets say it."""
+        """Messages put since the start, by topic. Costs nothing per put: it follows from the queue offsets."""
         puts = dict(self._earlier_puts)
         for key, following in self._next_offsets.items():
             count = following - self._first_offsets.get(key, 0)
@@ -143,16 +143,16 @@ class MessageStore:
         return puts
 
     def demote(self) -> None:
-        """Take no more puts, from this moment on."""
+        """Refuse puts from this moment on."""
         self._master_term = None
 
     def put(
         self, batches: Sequence[RecordBatch], on_done: Callable[[Exception | None], object], *, requests: int = 1
     ) -> list[Placed]:
-        """Append batches of so many requests, one behind the other, all or none. `on_done`: see `Ledger.append_batch`.
+        """Append batches of `requests` requests, one after another, all or none. `on_done`: see `Ledger.append_batch`.
 
-        Raises NotWritable, DLedgerError (NOT_LEADER, LEADER_PENDING_FULL, DISK_FULL, ...), RecordError where a number
-        does not fit the record, NotTogether where the requests have to be put one by one: nothing was stored.
+        Raises NotWritable, DLedgerError (NOT_LEADER, LEADER_PENDING_FULL, DISK_FULL, ...), RecordError if a number
+        does not fit the record, NotTogether if the requests have to be put one by one: nothing was stored.
         """
         if not self.is_master:
             raise NotWritable("not the master")
@@ -183,14 +183,14 @@ class MessageStore:
         return made.placed
 
     def put_one(self, batch: RecordBatch) -> PendingPut:
-        """Put a message alone; as `put`, with a future of what becomes of it."""
+        """`put` for a single message, with a future of its outcome."""
         committed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         ((queue_offset, (position,)),) = self.put((batch,), partial(settle, committed))
         return PendingPut(queue_offset, position, committed)
 
 
 class _Records:
-    """The records of batches that are appended together, and what the dispatcher is to do with them."""
+    """The records of batches that are appended together, and what the dispatcher needs of them."""
 
     __slots__ = ("_batches", "_next_offsets", "_stored_ms", "columns", "is_special", "keys", "placed")
 
@@ -204,10 +204,10 @@ class _Records:
         self.keys = KeyRuns()
         self.placed: list[Placed] = []
         self.is_special = False
-        """Whether the dispatcher has to look at the messages itself."""
+        """Whether the dispatcher has to read the messages itself."""
 
     def encode(self, positions: Sequence[int]) -> ChecksummedBodies:
-        """The records, which lie at these positions."""
+        """The records, which begin at these positions."""
         records: list[bytes] = []
         crcs: list[int] = []
         stored_ms, all_columns, placed, at = self._stored_ms, self.columns, self.placed, 0
@@ -247,7 +247,7 @@ class _Records:
         sizes: Sequence[int],
         crcs: Sequence[int],
     ) -> None:
-        """Note what the dispatcher is to do with a batch."""
+        """Collect what the dispatcher needs of a batch."""
         columns.positions += positions
         columns.sizes += sizes
         columns.crcs += crcs

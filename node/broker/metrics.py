@@ -1,4 +1,4 @@
-"""Figures for whoever watches: a latency histogram, and everything that the status request tells, for Prometheus.
+"""Metrics for Prometheus: a latency histogram, and everything that the status request reports.
 
 The endpoint is a few lines of HTTP on a port of its own (`metrics_listen`), off unless configured. It answers
 GET /metrics in the text format 0.0.4 and closes the connection.
@@ -27,7 +27,7 @@ _PREFIX = "splitbrain_"
 
 
 class Histogram:
-    """Durations by size."""
+    """Durations, counted by bucket."""
 
     def __init__(self) -> None:
         self.counts = [0] * (len(LATENCY_BOUNDS_S) + 1)
@@ -36,7 +36,7 @@ class Histogram:
         self.slow_total = 0
 
     def observe(self, duration_s: float, count: int = 1) -> None:
-        """Count a duration in seconds, that of so many."""
+        """Count a duration in seconds, `count` times."""
         self.counts[bisect_left(LATENCY_BOUNDS_S, duration_s)] += count
         self.sum_s += duration_s * count
         if duration_s > self.max_s:
@@ -45,7 +45,7 @@ class Histogram:
             self.slow_total += count
 
     def lines(self, name: str) -> list[str]:
-        """In the text format; buckets are cumulative."""
+        """Lines of the text format; buckets are cumulative."""
         lines, total = [f"# TYPE {_PREFIX}{name} histogram"], 0
         for bound, count in zip((*map(str, LATENCY_BOUNDS_S), "+Inf"), self.counts, strict=True):
             total += count
@@ -62,7 +62,7 @@ def _escaped(text: str) -> str:
 
 
 def render(table: Mapping[str, Any], puts: Histogram, topic_puts: Mapping[str, int]) -> bytes:
-    """The figures of a node: numbers of the status table as gauges and counters (those that end in Total), its texts
+    """The metrics of a node: numbers of the status table as gauges and counters (those that end in Total), its texts
     as labels of one `info` line, the histogram, and puts by topic."""
     lines: list[str] = []
     texts: list[str] = []
@@ -131,9 +131,9 @@ class MetricsServer:
                 f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
             )
             writer.write(head.encode() + (b"" if parts[0] == b"HEAD" else body))
-            writer.close()  # behind what was written, as far as that is taken
+            writer.close()  # after everything written, as far as the peer takes it
             await asyncio.wait_for(writer.wait_closed(), REQUEST_TIMEOUT_S)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # whoever asks so gets no answer
+            pass  # such a request gets no answer
         finally:
             writer.transport.abort()

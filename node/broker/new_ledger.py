@@ -1,4 +1,4 @@
-"""Which log a broker keeps, by its configuration: DLedger's, or one of its own."""
+"""Which log a broker keeps, by its configuration: DLedger's, or a classic one."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = ["new_dledger", "new_ledger"]
 def new_dledger(config: BrokerConfig, runtime: Runtime) -> Ledger:
     """This broker's member of its DLedger group. Nothing is opened before it is started.
 
-    Appends from outside (the APPEND request of DLedger's own clients) are not served: an entry that is no message
-    record would end every broker that dispatches it.
+    Appends from outside (the APPEND request of DLedger's own clients) are not served: an entry that is not a message
+    record would stop every broker that dispatches it.
     """
     ledger = DLedgerServer(
         DLedgerConfig(

@@ -1,8 +1,8 @@
-"""Batches that this node has appended and that are not yet committed: what the dispatcher need not read again.
+"""Batches that this node has appended and that are not yet committed: the dispatcher need not read them again.
 
-The dispatcher carries committed entries into the queues. Of those that this very node has appended everything that the
-queues want is known already, and is packed while the message is at hand. It counts once the log has committed these
-very entries, by index and term; whatever is not known so is read from the log.
+The dispatcher adds committed entries to the queues. For entries that this node itself has appended, everything that the
+queues need is known already, and is packed while the message is at hand. It is used once the log has committed exactly
+these entries, by index and term; everything else is read from the log.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from node.broker.dispatch_batch import DispatchBatch
 __all__ = ["PendingBatch", "PendingDispatch"]
 
 MAX_BATCHES = 20_000
-"""Batches that wait for their commitment; what is beyond them is read from the log."""
+"""Batches that wait to be committed; what is beyond them is read from the log."""
 PORTION_MESSAGES = 1024
 """Messages after which no more batches are taken at once: a millisecond or two of work."""
 
 
 class PendingBatch(NamedTuple):
-    """A batch, and the entries of the log that hold it, without anything between them."""
+    """A batch, and the range of log entries that holds it and nothing else."""
 
     first_index: int
     last_index: int
@@ -44,12 +44,12 @@ class PendingDispatch:
             self._batches.append(batch)
 
     def clear(self) -> None:
-        """The log was cut, or is another one now."""
+        """The log was truncated or replaced."""
         self._batches.clear()
 
     def ends_before(self, index: int, last: int) -> int:
-        """The last entry, up to `last`, that is to be read from the log where entry `index` is: what is known here
-        behind it need not be."""
+        """The last entry, up to `last`, to read from the log together with entry `index`: the batches after it are
+        known here and need not be read."""
         batches = self._batches
         return min(last, batches[0].first_index - 1) if batches and batches[0].first_index > index else last
 

@@ -1,11 +1,11 @@
-"""POP: consumers of RocketMQ 5 ask for messages of a topic, of any queue, and get each for a time (code 200050).
+"""POP: consumers of RocketMQ 5 ask for messages from any queue of a topic, and get each for a time (code 200050).
 
-Until that time is over nobody else of the group gets the message; then it comes again, unless it was acknowledged
-(`pop_acks.py`, `pop_revive.py`). What is given out is in the log before the answer leaves (`pop_checkpoints.py`).
+Until that time is over nobody else in the group gets the message; then it is redelivered, unless it was acknowledged
+(`pop_acks.py`, `pop_revive.py`). What is popped is in the log before the answer leaves (`pop_checkpoints.py`).
 A request that finds nothing is held until something arrives, at most `pollTime` (R: PopMessageProcessor).
 
-Messages that come again are looked for first by one request of five, by the others when there is room (R:
-popFromRetryProbability). With `order` a queue's messages are given one lot after the other (`pop_order.py`).
+One request in five looks for redelivered messages first, the others do so if there is room left (R:
+popFromRetryProbability). With `order` a queue's messages are popped one lot after the other (`pop_order.py`).
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ logger = logging.getLogger("node.broker")
 RETRY_FIRST_PERCENT = 20
 """R: popFromRetryProbability."""
 MAX_INVISIBLE_MS = 24 * 3_600_000
-"""Longest time for which a message is given out: a day, twice the most that clients of RocketMQ 5 ask for."""
+"""Longest time for which a message is popped: a day, twice the most that clients of RocketMQ 5 ask for."""
 MAX_ANSWER_BYTES = 8 << 20
-"""Bytes in one answer, of all queues together, unless its first message alone is longer: half of the largest frame."""
+"""Bytes in one answer, over all queues, unless its first message alone is longer: half of the largest frame."""
 MAX_ATTEMPT_CHARACTERS = 255
-"""Of the name of an attempt, which is kept while messages are in hand in order; clients of RocketMQ 5 send a UUID."""
+"""Length of an attempt's name, kept while messages popped in order are in hand; clients of RocketMQ 5 send a UUID."""
 MAX_AHEAD = 100_000
-"""Queues of groups of which it is noted how far they were given out or looked at; at so many, all are forgotten but
-those whose checkpoints are not dispatched, of which the log takes some thousands."""
+"""Queues of groups for which it is noted up to where they were popped or scanned; at this number, all are dropped but
+those whose checkpoints are not dispatched, of which the log accepts some thousands."""
 _INIT_FROM_MIN = 0
 _QUEUE_OFFSET = slice(20, 28)
-"""Where a record has its number in its queue."""
+"""Where a record has its queue offset."""
 
 
 def _number(record: bytes) -> int:
@@ -112,7 +112,7 @@ class _PopRequest:
         try:
             check_topic_name(pop_retry_topic(group, name))
             check_topic_name(dlq_topic(group))
-        except ValueError as error:  # nothing that is not acknowledged could come again
+        except ValueError as error:  # unacknowledged messages could not be redelivered
             raise RequestError(ResponseCode.INVALID_PARAMETER, str(error)) from error
         attempt = command.get_str("attemptId", "")
         if len(attempt) > MAX_ATTEMPT_CHARACTERS:
@@ -133,22 +133,22 @@ class _PopRequest:
         )
 
     def own_queues(self) -> list[Queue]:
-        """Those that it names."""
+        """The queues that it names."""
         ids = range(self.topic.read_queues) if self.queue_id < 0 else (self.queue_id,)
         return [(self.topic.name, queue_id) for queue_id in ids]
 
     def retry_queues(self) -> list[Queue]:
-        """Where what was given out comes again, unless that is the very topic that it names."""
+        """Where unacknowledged messages are redelivered, unless that is the topic that it names."""
         name = pop_retry_topic(self.group, self.topic.name)
         return [] if self.in_order or name == self.topic.name else [(name, 0)]
 
     def queues(self) -> list[Queue]:
-        """Every queue that may have something for it."""
+        """Every queue that may have messages for it."""
         return self.own_queues() + self.retry_queues()
 
 
 class _Lot(NamedTuple):
-    """Messages of one queue that are given out together."""
+    """Messages of one queue that are popped together."""
 
     queue: Queue
     offset: int
@@ -186,13 +186,13 @@ class PopProcessor:
         self._random = runtime.random
         self.in_order = OrderedQueues()
         self._ahead: dict[QueueOfGroup, tuple[int, int]] = {}
-        """Where a group goes on, before that is dispatched, and the number of its last checkpoint; -1: nothing was
-        given out, since nothing passed the filter."""
+        """Where a group continues, noted before that is dispatched, and the number of its last checkpoint; -1: nothing
+        was popped, since nothing passed the filter."""
         self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
         checkpoints.on_consumed = self._consumed
 
     def start(self) -> None:
-        """This node is master now: everything of the log is dispatched, so what was given out is exact."""
+        """This node is master now: the whole log is dispatched, so what was popped is known exactly."""
         self._ahead.clear()
         self.in_order.clear()
         self._revive_log.go_on(self._store.queues.items())
@@ -200,22 +200,22 @@ class PopProcessor:
             self._consumed(queue, offset)
 
     def stop(self) -> None:
-        """Requests that are held hear it from the gate."""
+        """Nothing to do: held requests are refused when they wake."""
 
     def _consumed(self, queue: QueueOfGroup, offset: int) -> None:
-        """As `commit`, for a group that may have pulled since and be further."""
+        """`commit`, unless the group has pulled meanwhile and is further."""
         if offset > (self._offsets.find(*queue) or 0):
             self.commit(queue, offset)
 
     def commit(self, queue: QueueOfGroup, offset: int) -> None:
-        """A group has dealt with everything of a queue below the offset."""
+        """A group is done with everything in a queue below the offset."""
         try:
             self._offsets.commit(*queue, offset)
         except TooManyOffsets as error:
             self._complaints.warning(logger, "offsets", "%s", error)
 
     async def process(self, command: Command, connection: Connection) -> Command | None:
-        """Answer when there is something, or the time is over; None when the connection is gone by then."""
+        """Answer when there are messages, or the time is over; None if the connection is gone by then."""
         request = self._request(command)
         if not self._gate.is_open:
             await self._gate.enter()
@@ -236,7 +236,7 @@ class PopProcessor:
             request = self._request(command)  # what may be read may have changed
 
     def _request(self, command: Command) -> _PopRequest:
-        """What is asked for; raises RequestError where it may not be had now."""
+        """The request as parsed; raises RequestError if it must not be served now."""
         if not self._pulls.may_read:
             raise RequestError(ResponseCode.NO_PERMISSION, "this broker may not be read (brokerPermission)")
         return _PopRequest.of(command, self._pulls.groups, self._topics)
@@ -269,8 +269,8 @@ class PopProcessor:
         return command.reply(code, fields=fields, body=b"".join(record for lot in lots for record in lot.records))
 
     async def _give(self, request: _PopRequest, pop_time_ms: int) -> tuple[list[_Lot], int, float]:
-        """What is there for a request, given out; how many messages are left; and when it may look again, by the loop's
-        clock in ms. Raises RequestError where the log takes no checkpoint and nothing is given."""
+        """The messages popped for a request; how many are left; and when it may look again, by the loop's clock in ms.
+        Raises RequestError if the log accepts no checkpoint and nothing is popped."""
         lots: list[_Lot] = []
         written: list[asyncio.Future[None]] = []
         rest, look_again_ms, left, room_bytes = 0, float("inf"), request.max_messages, MAX_ANSWER_BYTES
@@ -307,7 +307,7 @@ class PopProcessor:
                 if lot.records:
                     lots.append(lot)
                     left -= len(lot.records)
-                elif following > offset:  # nothing passed the filter: what follows may, or has come meanwhile
+                elif following > offset:  # nothing passed the filter, but later messages may
                     look_again_ms = min(look_again_ms, loop_ms())
                 offset = following
                 if not request.wanted.passes_all:  # each of many queues may take some ten milliseconds
@@ -319,7 +319,7 @@ class PopProcessor:
         return lots, rest, look_again_ms
 
     def _in_turn(self, request: _PopRequest) -> Iterable[Queue]:
-        """Its queues, beginning with another one each time."""
+        """The queues of a request, beginning with a random one."""
         queues, again = request.own_queues(), request.retry_queues()
         first = self._random.randrange(len(queues))
         queues = queues[first:] + queues[:first]
@@ -327,19 +327,19 @@ class PopProcessor:
 
     def _position(self, request: _PopRequest, key: QueueOfGroup, queue: ConsumeQueue) -> int:
         """The offset of the next message for the group."""
-        known = [self._offsets.find(*key)]  # beyond the others where the group has pulled meanwhile
+        known = [self._offsets.find(*key)]  # beyond the others if the group has pulled meanwhile
         if not request.in_order:
             known += [self._checkpoints.next_offsets.get(key), self._ahead.get(key, (None, -1))[0]]
         following = max((offset for offset in known if offset is not None), default=None)
         if following is None:
             following = self._first(request, key[1], queue)
             self.commit(key, following)
-        if following > queue.max_offset:  # the topic was deleted and made again
+        if following > queue.max_offset:  # the topic was deleted and created again
             following = queue.min_offset
         return max(following, queue.min_offset)
 
     def _first(self, request: _PopRequest, topic: str, queue: ConsumeQueue) -> int:
-        """Where a group begins (R: getInitOffset): at the first message; at the last, where that is asked for and the
+        """Where a group begins (R: getInitOffset): at the first message; at the last, if that is requested and the
         first is not in memory any more."""
         if request.init_mode == _INIT_FROM_MIN or topic.startswith(RETRY_PREFIX) or queue.max_offset == 0:
             return queue.min_offset
@@ -351,7 +351,7 @@ class PopProcessor:
     def _read(
         self, request: _PopRequest, queue: Queue, stored_queue: ConsumeQueue, offset: int, most: int
     ) -> tuple[_Lot, int]:
-        """Messages from an offset on, and the offset to go on from."""
+        """Messages from an offset on, and the offset to continue from."""
         passes_all = queue[0] != request.topic.name
         wanted = PullRequest(
             topic=queue[0],
@@ -375,8 +375,8 @@ class PopProcessor:
     def _write(
         self, request: _PopRequest, key: QueueOfGroup, lot: _Lot, pop_time_ms: int, written: list[asyncio.Future[None]]
     ) -> tuple[_Lot, int]:
-        """Note that these messages are given out; no answer may leave before `written` is done. Returns them with the
-        number of their checkpoint, -1 where they need none. Raises PUT_REFUSALS."""
+        """Record that these messages are popped; no answer may leave before `written` is done. Returns them with the
+        number of their checkpoint, -1 if they need none. Raises PUT_REFUSALS."""
         if request.in_order:
             until_ms = loop_ms() + request.invisible_ms
             return lot._replace(tries=self.in_order.give(key, request.attempt, lot.offsets, pop_time_ms, until_ms)), -1
@@ -389,7 +389,7 @@ class PopProcessor:
         return lot, put.queue_offset
 
     def _may_give(self, request: _PopRequest) -> bool:
-        """Whether there is room to note that more is given out; said in the log where there is not."""
+        """Whether there is room to record more popped messages; logs it if not."""
         if request.in_order or not self._checkpoints.is_full:
             return True
         in_hand = self._checkpoints.open_messages
@@ -399,7 +399,7 @@ class PopProcessor:
         return False
 
     def _note_ahead(self, key: QueueOfGroup, following: int, number: int) -> None:
-        """What was given out counts at once, before it is dispatched."""
+        """Note where a group continues at once, before that is dispatched."""
         if len(self._ahead) >= MAX_AHEAD and key not in self._ahead:
             dispatched = self._checkpoints.last_number
             self._ahead = {each: noted for each, noted in self._ahead.items() if noted[1] > dispatched}

@@ -1,10 +1,10 @@
-"""What POP consumers say of the messages that they were given: acknowledged (codes 200051, 200151), or to come again at
-another time (200053).
+"""Acknowledgements of popped messages (codes 200051, 200151), and changes of the time at which one is redelivered
+(200053).
 
-An acknowledgement is answered when it is in the log. One that comes too late, or twice, changes nothing and is a
-success all the same (R: AckMessageProcessor). Another time is a new checkpoint of that one message, and then an
-acknowledgement in the old one (R: ChangeInvisibleTimeProcessor). The log takes both or none; if only the first is left
-after a crash, the message comes twice.
+An acknowledgement is answered when it is in the log. A late or repeated one changes nothing and is still a success (R:
+AckMessageProcessor). A changed time is a new checkpoint of that one message, followed by an acknowledgement in the old
+one (R: ChangeInvisibleTimeProcessor). The log takes both or none; if only the first is left after a crash, the message
+comes twice.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from node.store.record_batch import RecordBatch
 __all__ = ["MAX_ACKS", "PopAckProcessor"]
 
 MAX_ACKS = 1024
-"""Checkpoints of which one batch may acknowledge messages."""
+"""Checkpoints in one batch acknowledgement."""
 
 
 class PopAckProcessor:
@@ -76,7 +76,7 @@ class PopAckProcessor:
         self._not_leader_remark = not_leader_remark
 
     def processors(self) -> dict[int, Callable[[Command, Connection], Any]]:
-        """What answers which request code."""
+        """The processors, by request code."""
         code = RequestCode
         return {
             code.ACK_MESSAGE: self.acknowledge,
@@ -85,7 +85,7 @@ class PopAckProcessor:
         }
 
     async def acknowledge(self, command: Command, connection: Connection) -> Command:
-        """Code 200051: one message."""
+        """Code 200051: acknowledge one message."""
         handle, key, offset = self._of(command)
         if handle.revive_queue == ORDERED_REVIVE_QUEUE:
             self._acknowledge_in_order(key, offset)
@@ -94,7 +94,7 @@ class PopAckProcessor:
         return command.reply(ResponseCode.SUCCESS)
 
     async def acknowledge_many(self, command: Command, connection: Connection) -> Command:
-        """Code 200151: the body names checkpoints, and in each by a set of bits the messages from its start on."""
+        """Code 200151: the body names checkpoints, and for each, as a bit set, the messages from its start on."""
         try:
             content = json.loads(command.body)["acks"]
             if not 0 < len(content) <= MAX_ACKS:
@@ -111,7 +111,7 @@ class PopAckProcessor:
         return command.reply(ResponseCode.SUCCESS)
 
     async def change_time(self, command: Command, connection: Connection) -> Command:
-        """Code 200053: the message is to come again so long from now. The answer has what the new handle is made of."""
+        """Code 200053: redeliver the message `invisibleTime` from now. The answer has the parts of the new handle."""
         handle, key, offset = self._of(command)
         invisible_ms = command.get_int("invisibleTime")
         if not 0 <= invisible_ms <= MAX_INVISIBLE_MS:
@@ -161,7 +161,7 @@ class PopAckProcessor:
         await all_stored(put)
 
     def _put_acknowledgement(self, checkpoint: Checkpoint, held: dict[int, int]) -> asyncio.Future[None]:
-        """Acknowledge messages, by their offsets and places. They do not come again although their time may be over
+        """Acknowledge messages, given as offsets and places. They are not redelivered, even if their time is over
         before that is dispatched, however long the disk or the group takes."""
         claimed = [place for place in held.values() if self._revival.claim(checkpoint, place)]
         try:
@@ -191,7 +191,7 @@ class PopAckProcessor:
             raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, self._not_leader_remark())
 
     async def _catch_up(self) -> None:
-        """What was given out a moment ago must be known here."""
+        """Wait for dispatch: what was popped a moment ago must be known here."""
         try:
             dispatched = self._dispatcher.wait_for(self._log.committed_index)
             if dispatched is not None:
@@ -222,8 +222,8 @@ def _no_message(key: CheckpointKey, offset: int) -> RequestError:
 
 
 def _batch_ack(content: dict[str, Any]) -> tuple[bool, CheckpointKey, list[int]]:
-    """Whether it is in order, of which checkpoint, which messages (R: BatchAck; the set is that of java.util.BitSet,
-    lowest byte first, and reaches no further than a request for messages looks). Raises ValueError, KeyError,
+    """Whether it is ordered, its checkpoint, and its messages (R: BatchAck; the bit set is that of java.util.BitSet,
+    lowest byte first, and reaches no further than a request for messages scans). Raises ValueError, KeyError,
     TypeError."""
     group, topic, start = str(content["c"]), str(content["t"]), int(content["so"])
     if str(content.get("r", "0")) == "1":

@@ -1,11 +1,11 @@
-"""What POP consumers have been given and not acknowledged, as the log tells it.
+"""Messages that POP consumers were given and have not acknowledged, as derived from the log.
 
-Whatever a POP request gives out is written into the log first, as a checkpoint: a message in the topic
-rmq_sys_REVIVE_LOG_CLUSTER with tag `ck` whose body says which messages of which queue, for whom, until when (R:
-PopCheckPoint). An acknowledgement is one with tag `ack` (R: AckMsg), or `bAck` for several. A message that comes again
-because nobody acknowledged it in time is a copy that names checkpoint and place in it, where clients cannot write
-(`requeue.py`), and so closes it. Therefore every member of a group, and a restart, derive the same: what is under way,
-and from where on each queue has not been given to a group. Nothing is lost by a crash or a change of masters.
+Whatever a POP request returns is written into the log first, as a checkpoint: a message in the topic
+rmq_sys_REVIVE_LOG_CLUSTER with tag `ck` whose body tells which messages of which queue, for whom, until when (R:
+PopCheckPoint). An acknowledgement is a message with tag `ack` (R: AckMsg), or `bAck` for several. A message that is
+redelivered because nobody acknowledged it in time is a copy that names its checkpoint and place, where clients cannot
+write (`requeue.py`), and so closes it. Therefore every member of a group, and a restart, derive the same: what is open,
+and the next offset of each queue for a group. Nothing is lost by a crash or a change of masters.
 
 A client keeps a handle of each message (R: ExtraInfoUtil): start and time of its checkpoint and its own place, as text.
 """
@@ -46,20 +46,20 @@ __all__ = [
 logger = logging.getLogger("node.broker")
 
 MAX_OPEN_MESSAGES = 100_000
-"""Messages that are given out and not acknowledged; beyond it nothing more is given out. Each costs up to 400 bytes of
+"""Messages that are popped and not acknowledged; beyond it nothing more is popped. Each costs up to 400 bytes of
 memory and 100 in every checkpoint of the queues."""
 MAX_QUEUES_OF_GROUPS = 100_000
-"""Queues of groups of which the log tells how far they were given out, about 500 bytes each. When there are more, those
-given out longest ago are forgotten, unless something of them is in hand: their groups have consumer offsets."""
+"""Queues of groups whose next offset is derived from the log, about 500 bytes each. When there are more, those popped
+longest ago are forgotten, unless they have open messages: their groups have consumer offsets."""
 FORGET_LOOKS = 100
-"""Queues of groups that are looked at for one that may be forgotten, for each that comes: nearly all may be in hand."""
+"""Queues of groups that are checked for one to forget, for each new checkpoint: nearly all may have open messages."""
 PLACES = 32
 """Messages of one checkpoint (R: the most that a POP request may ask for)."""
 ORDERED_REVIVE_QUEUE = 999
-"""In a handle: given in order, which needs no checkpoint (R: POP_ORDER_REVIVE_QUEUE)."""
+"""In a handle: popped in order, which needs no checkpoint (R: POP_ORDER_REVIVE_QUEUE)."""
 
 STALE_FACTOR = 2
-"""Entries of a heap for each open checkpoint, at which those of closed ones are thrown away."""
+"""Entries of a heap for each open checkpoint at which those of closed ones are dropped."""
 
 _CHECKPOINT, _ACK, _BATCH_ACK = "ck", "ack", "bAck"
 
@@ -68,7 +68,7 @@ QueueOfGroup = tuple[str, str, int]
 
 
 class CheckpointKey(NamedTuple):
-    """What tells one checkpoint from all others; a handle has it."""
+    """Identifies a checkpoint; a handle contains it."""
 
     topic: str
     queue_id: int
@@ -79,7 +79,7 @@ class CheckpointKey(NamedTuple):
 
 @dataclass(slots=True)
 class Checkpoint:
-    """Messages that were given out together. `open` has a bit for each that is not acknowledged."""
+    """Messages that were popped together. `open` has a bit for each that is not acknowledged."""
 
     number: int
     key: CheckpointKey
@@ -95,7 +95,7 @@ class Checkpoint:
         return bool(self.open >> place & 1)
 
     def place_of(self, offset: int) -> int | None:
-        """The place of a message that is not acknowledged; None where it is no such one."""
+        """The place of an unacknowledged message; None if the offset is not one of these."""
         try:
             place = self.offsets.index(offset)
         except ValueError:
@@ -103,12 +103,12 @@ class Checkpoint:
         return place if self.is_open(place) else None
 
     def first_open_offset(self) -> int:
-        """The oldest message that is not acknowledged; there is one."""
+        """The oldest unacknowledged message; one must exist."""
         return self.offsets[(self.open & -self.open).bit_length() - 1]
 
 
 class Handle(NamedTuple):
-    """What a client gives back with an acknowledgement (R: ExtraInfoUtil)."""
+    """What a client sends with an acknowledgement (R: ExtraInfoUtil)."""
 
     start_offset: int
     pop_time_ms: int
@@ -126,29 +126,29 @@ class Handle(NamedTuple):
 
 
 class _InHand:
-    """The open checkpoints of a queue of a group, by number, and the oldest message of them in logarithmic time.
+    """The open checkpoints of a queue of a group, by number, and their oldest open message in logarithmic time.
 
-    A heap has an entry for each, with the oldest message that it once had: that one only moves on, and its entry
-    follows when it has come to the top. Entries of checkpoints that are closed leave there, or with a fresh heap."""
+    A heap has an entry for each, with an oldest message that may be outdated: it only moves on, and the entry is
+    updated at the top. Entries of closed checkpoints are dropped there, or when the heap is rebuilt."""
 
     def __init__(self) -> None:
         self._checkpoints: dict[int, Checkpoint] = {}
         self._heap: list[tuple[int, int]] = []
 
     def add(self, checkpoint: Checkpoint) -> None:
-        """One more, which has open messages."""
+        """Add a checkpoint, which has open messages."""
         self._checkpoints[checkpoint.number] = checkpoint
         heappush(self._heap, (checkpoint.first_open_offset(), checkpoint.number))
 
     def remove(self, checkpoint: Checkpoint) -> None:
-        """It has no open message any more."""
+        """Remove a checkpoint that has no open message any more."""
         del self._checkpoints[checkpoint.number]
         if len(self._heap) > STALE_FACTOR * len(self._checkpoints):
             self._heap = [(each.first_open_offset(), each.number) for each in self._checkpoints.values()]
             heapify(self._heap)
 
     def first_open_offset(self) -> int | None:
-        """The oldest message that is not acknowledged; None where there is none."""
+        """The oldest unacknowledged message; None if there is none."""
         heap = self._heap
         while heap:
             offset, number = heap[0]
@@ -163,28 +163,28 @@ class _InHand:
 
 
 class OpenCheckpoints:
-    """Derived from the log, message by message."""
+    """The open checkpoints, derived from the log, message by message."""
 
     def __init__(self) -> None:
         self.by_key: dict[CheckpointKey, Checkpoint] = {}
         self.by_number: dict[int, Checkpoint] = {}
         self.next_offsets: OrderedDict[QueueOfGroup, int] = OrderedDict()
-        """From where on a queue has not been given to a group; the one that was given out last is the last."""
+        """The next offset of a queue for a group; the one that was popped last comes last."""
         self.last_number = -1
-        """That of the last message in the log of checkpoints and acknowledgements; -1: none since the start."""
+        """Number of the last message in the log of checkpoints and acknowledgements; -1: none since the start."""
         self.open_messages = 0
         self._of_queue: dict[QueueOfGroup, _InHand] = {}
         self.on_opened: Callable[[Checkpoint], None] = lambda checkpoint: None
         self.on_consumed: Callable[[QueueOfGroup, int], None] = lambda queue, offset: None
-        """Called with the offset below which a group has dealt with everything of a queue, when it has moved."""
+        """Called with the offset below which a group is done with everything in a queue, when it has moved."""
 
     @property
     def is_full(self) -> bool:
-        """Whether there is no room to note that more is given out."""
+        """Whether there is no room to record more popped messages."""
         return self.open_messages >= MAX_OPEN_MESSAGES
 
     def dispatch(self, record: RecordSummary) -> None:
-        """Note a checkpoint, an acknowledgement, or that a message was put again."""
+        """Note a checkpoint, an acknowledgement, or a redelivered message."""
         if record.topic.startswith(REVIVE_PREFIX):
             self.last_number = record.queue_offset
             try:
@@ -221,7 +221,7 @@ class OpenCheckpoints:
         self.on_opened(checkpoint)
 
     def _forget_some(self) -> None:
-        """Forget queues of groups that were given out longest ago and have nothing in hand, if there are too many."""
+        """Forget queues of groups that were popped longest ago and have no open messages, if there are too many."""
         for _ in range(FORGET_LOOKS):
             if len(self.next_offsets) <= MAX_QUEUES_OF_GROUPS:
                 return
@@ -231,7 +231,7 @@ class OpenCheckpoints:
                 self._of_queue.pop(queue, None)
                 del self.next_offsets[queue]
             else:
-                self.next_offsets.move_to_end(queue)  # not to be looked at again so soon
+                self.next_offsets.move_to_end(queue)  # others are checked before it is checked again
 
     def _acknowledged(self, key: CheckpointKey, offsets: Iterable[int]) -> None:
         checkpoint = self.by_key.get(key)
@@ -260,14 +260,14 @@ class OpenCheckpoints:
         return self.next_offsets[queue] if first is None else first
 
     def consumed(self) -> Iterable[tuple[QueueOfGroup, int]]:
-        """Below which offset each group has dealt with everything of a queue."""
+        """The offset below which each group is done with everything in a queue."""
         return [(queue, self._consumed(queue)) for queue in self.next_offsets]
 
     def dispatch_batch(self, batch: DispatchBatch) -> None:
-        """Nothing is made of messages that are not special."""
+        """Nothing is derived from messages that are not special."""
 
     def snapshot(self) -> Any:
-        """Everything."""
+        """The whole state."""
         return {
             "open": [
                 [each.number, list(each.key), each.invisible_ms, list(each.offsets), each.open]
@@ -277,7 +277,7 @@ class OpenCheckpoints:
         }
 
     def restore(self, state: Any) -> None:
-        """Go on from a snapshot, None: from nothing."""
+        """Continue from a snapshot; None: from nothing."""
         self.by_key, self.by_number, self._of_queue, self.next_offsets = {}, {}, {}, OrderedDict()
         self.open_messages, self.last_number = 0, -1
         for number, key, invisible_ms, offsets, opened in (state or {}).get("open", ()):
@@ -287,11 +287,11 @@ class OpenCheckpoints:
         self.next_offsets = OrderedDict(((group, topic, queue_id), offset) for group, topic, queue_id, offset in ends)
 
     async def flush(self) -> None:
-        """The snapshot is all there is."""
+        """Nothing to do: the snapshot is the whole state."""
 
 
 class ReviveLog:
-    """Makes the messages that the log gets of checkpoints and acknowledgements."""
+    """Makes the messages that record checkpoints and acknowledgements in the log."""
 
     def __init__(self, topic: str, broker_name: str, store_host: Callable[[], str]) -> None:
         self.topic = topic
@@ -299,13 +299,13 @@ class ReviveLog:
         self._store_host = store_host
 
     def go_on(self, queues: Iterable[tuple[Queue, ConsumeQueue]]) -> None:
-        """Write into the topic that the log has already, where the cluster had another name then: checkpoints are told
-        apart by their numbers in it."""
+        """Keep writing into the topic that the log already has, even if the cluster had another name then: checkpoints
+        are identified by their numbers in it."""
         ends = {topic: queue.max_offset for (topic, _), queue in queues if topic.startswith(REVIVE_PREFIX)}
         self.topic = max(ends, key=ends.__getitem__, default=self.topic)
 
     def checkpoint(self, key: CheckpointKey, invisible_ms: int, offsets: Sequence[int]) -> RecordBatch:
-        """That these messages were given out."""
+        """The checkpoint of messages that are popped."""
         content = {
             **{"so": key.start_offset, "pt": key.pop_time_ms, "it": invisible_ms, "bm": 0, "n": len(offsets)},
             **{"q": key.queue_id, "t": key.topic, "c": key.group, "ro": 0, "bn": self._broker_name},
@@ -314,7 +314,7 @@ class ReviveLog:
         return self._message(_CHECKPOINT, key, content, key.start_offset)
 
     def acknowledgement(self, key: CheckpointKey, offsets: Sequence[int]) -> RecordBatch:
-        """That these of them have been dealt with."""
+        """The acknowledgement of some messages of a checkpoint."""
         content: dict[str, Any] = {
             **{"so": key.start_offset, "c": key.group, "t": key.topic, "q": key.queue_id, "pt": key.pop_time_ms},
             **{"bn": self._broker_name, "ao": offsets[0]},
@@ -336,6 +336,6 @@ class ReviveLog:
 
 
 def pop_retry_topic(group: str, topic: str) -> str:
-    """Where messages of `topic` come again that `group` did not acknowledge in time; one that came again stays there
+    """Where messages of `topic` are redelivered that `group` did not acknowledge in time; a redelivered one stays there
     (R: KeyBuilder.buildPopRetryTopic, the first form)."""
     return topic if topic.startswith(RETRY_PREFIX) else f"{RETRY_PREFIX}{group}_{topic}"

@@ -1,8 +1,8 @@
-"""Messages that a POP consumer did not acknowledge in time come again (R: PopReviveService).
+"""Redelivers messages that a POP consumer did not acknowledge in time (R: PopReviveService).
 
 Each is copied into the group's retry topic for its topic, as its next try; after the last try that the group allows, to
-the group's dead letters. Only the master does it, by a clock that only goes forward: a wall clock that is set makes
-nothing come early or late, except that a new master has no other for what its predecessor gave out.
+the group's dead letters. Only the master does this, by a monotonic clock: setting a wall clock makes nothing early or
+late, except that a new master only has the wall clock for what its predecessor popped.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ __all__ = ["PopRevival"]
 
 
 FORGET_AT = 2 * MAX_OPEN_MESSAGES
-"""Messages that are noted as being dealt with; at so many, those are forgotten that are not open any more."""
+"""Messages that are noted as being closed; at this number, those that are not open any more are forgotten."""
 
 
 class PopRevival:
-    """Puts messages again while this node is master. `store_host` gives the address that records carry."""
+    """Redelivers messages while this node is master. `store_host` returns the address that records carry."""
 
     def __init__(
         self,
@@ -56,10 +56,10 @@ class PopRevival:
         self._closing: set[tuple[int, int]] = set()
         self._queue = DueQueue("messages of POP consumers", now_ms=lambda: loop_ms(), act=self._revive)
         self.revived_total = 0
-        """Messages put again since the start."""
+        """Messages redelivered since the start."""
 
     def start(self) -> None:
-        """This node is master now: everything of the log is dispatched, so what is open is exact."""
+        """This node is master now: the whole log is dispatched, so what is open is exact."""
         self._closing.clear()
         self._checkpoints.on_opened = self._opened
         wall_ms, now_ms = self._store.wall_ms(), loop_ms()
@@ -69,12 +69,12 @@ class PopRevival:
         )
 
     def stop(self) -> None:
-        """Put nothing again any more."""
+        """Stop redelivering."""
         self._queue.stop()
 
     def claim(self, checkpoint: Checkpoint, place: int) -> bool:
-        """Whether nobody deals with this message yet. From then on whoever asked does, by putting what closes it: an
-        acknowledgement, or a message instead of it. Until that is dispatched nobody else puts it again."""
+        """Whether nobody else is closing this message; if so, the caller is from now on. It has to put what closes the
+        message: an acknowledgement, or a copy. Until that is dispatched nobody else redelivers it."""
         if (checkpoint.number, place) in self._closing:
             return False
         if len(self._closing) >= FORGET_AT:
@@ -84,15 +84,15 @@ class PopRevival:
         return True
 
     def give_up_claim(self, checkpoint: Checkpoint, place: int) -> None:
-        """Nothing was put after all."""
+        """Release a claim: nothing was put after all."""
         self._closing.discard((checkpoint.number, place))
 
     def _opened(self, checkpoint: Checkpoint) -> None:
         self._queue.add(loop_ms() + checkpoint.invisible_ms, checkpoint.number)
 
     def _revive(self, number: int) -> None:
-        """Put again what is open of a checkpoint. One message that cannot be read keeps no other back; the first such
-        error is raised at the end."""
+        """Redeliver what is open of a checkpoint. A message that cannot be read does not hold up the others; the first
+        such error is raised at the end."""
         checkpoint = self._checkpoints.by_number.get(number)
         failure: Exception | None = None
         for place in range(len(checkpoint.offsets) if checkpoint is not None else 0):
@@ -102,7 +102,7 @@ class PopRevival:
                 except Exception as error:
                     self.give_up_claim(checkpoint, place)
                     if isinstance(error, (NotWritable, DLedgerError)):
-                        raise  # the log takes nothing for the moment
+                        raise  # the log accepts nothing for the moment
                     failure = failure or error
         if failure is not None:
             raise failure
@@ -110,7 +110,7 @@ class PopRevival:
     def _put_again(self, checkpoint: Checkpoint, place: int) -> None:
         key, offset = checkpoint.key, checkpoint.offsets[place]
         queue = self._store.queues.find(key.topic, key.queue_id)
-        if queue is None or offset < queue.min_offset:  # it went with the oldest files of the log
+        if queue is None or offset < queue.min_offset:  # it was removed with the oldest files of the log
             forget(self._store.put_one(self._revive_log.acknowledgement(key, (offset,))).committed)
             return
         units = queue.read(offset, 1)
@@ -123,7 +123,7 @@ class PopRevival:
         properties = {name: value for name, value in message.properties.items() if name != DELAY_LEVEL}
         added = {RETRY_TOPIC: message.topic, FIRST_POP_TIME: str(key.pop_time_ms)}
         if len(join_properties(added | properties).encode()) <= MAX_PROPERTIES_SIZE_BYTES:
-            properties = added | properties  # else it has to come again without them
+            properties = added | properties  # otherwise it has to be redelivered without them
         copy = copy_of(
             message,
             topic=topic,

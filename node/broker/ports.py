@@ -1,7 +1,7 @@
-"""The ports that clients use: the broker's own, and the fast one beside it, two below, where no pulls are taken.
+"""The ports that clients use: the broker's own, and the fast one, two below it, which takes no pulls.
 
 R's clients send over the fast port when told to (the VIP channel), so that a crowd of consumers cannot hold up senders.
-Here both are served by one loop, so it is the same service under another number; it is there for those clients.
+Here one loop serves both, so it is the same service under another number; it exists for those clients.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ __all__ = ["FAST_PORT_BELOW", "PULL_CODES", "Ports"]
 FAST_PORT_BELOW = 2
 """How far below the broker's port the fast one is (R: fastListenPort)."""
 PULL_CODES = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
-"""What the fast port does not take."""
+"""Codes that the fast port does not take."""
 
 
 class Ports:
-    """One or two servers with the same processors. `guard` looks at every request first."""
+    """One or two servers with the same processors. `guard` checks every request first."""
 
     def __init__(self, config: BrokerConfig, *, guard: Callable[[Command, Connection], None] | None) -> None:
         host, port = split_address(config.listen)
@@ -60,22 +60,22 @@ class Ports:
         return sum(server.connection_count for server in self._servers)
 
     def register(self, code: int, processor: Processor) -> None:
-        """Answer requests of this code."""
+        """Answer requests of this code with `processor`."""
         for server in self._servers[: 1 if code in PULL_CODES else None]:
             server.register(code, processor)
 
     def register_template(self, code: int, variable: VariableFields, batch_processor: BatchProcessor) -> None:
-        """Read requests of this code by a template, and let `batch_processor` have those that come together."""
+        """Read requests of this code by a template, and offer those that come together to `batch_processor`."""
         for server in self._servers:
             server.register_template(code, variable, batch_processor)
 
     def register_default(self, processor: Processor) -> None:
-        """Answer requests of every other code."""
+        """Answer requests of every other code with `processor`."""
         for server in self._servers:
             server.register_default(processor)
 
     async def start(self) -> None:
-        """Listen. Raises OSError when an address is in use or not this machine's."""
+        """Listen. Raises OSError if an address is in use or not this machine's."""
         for server, key in zip(self._servers, ("listen", "fast_port"), strict=False):
             with listening(key):
                 await server.start()

@@ -1,14 +1,14 @@
 """Pulling: code 11, with long polling and tag filters.
 
-A pull passes the read gate and is then answered in one synchronous step. Where it asks to be suspended and its
+A pull passes the read gate and is then answered in one synchronous step. If it asks to be suspended and its
 queue has nothing new, it is held until a message arrives, its time is over, or this node stops leading. A
 held pull that a message wakes needs no second barrier: the message was committed after the pull's own barrier, so
-the queue's state with it was the current one at some moment while the pull was under way.
+the queue's state with it was current at some moment while the pull was under way.
 
 Status codes (seed S1 and R, PullMessageProcessor): SUCCESS; PULL_NOT_FOUND at the end of the queue;
-PULL_RETRY_IMMEDIATELY when the filter let nothing through; PULL_OFFSET_MOVED outside the queue's bounds,
+PULL_RETRY_IMMEDIATELY when no message passed the filter; PULL_OFFSET_MOVED outside the queue's bounds,
 with the nearest bound as nextBeginOffset. A slave of classic HA may have begun later than its master, or lag: it sends
-whoever wants what it does not have back to the master, with PULL_RETRY_IMMEDIATELY and the same offset.
+a consumer that wants what it lacks back to the master, with PULL_RETRY_IMMEDIATELY and the same offset.
 """
 
 from __future__ import annotations
@@ -60,21 +60,21 @@ MAX_DISK_MESSAGES = 8
 MAX_DISK_BYTES = 64 * 1024
 """Bytes in such a reply, unless its first message alone is longer (R: maxTransferBytesOnMessageInDisk)."""
 COLD_SHARE = 0.05
-"""Part of the time that pulls from the disk may take while messages come in: who reads a long backlog does it beside
-the senders, not instead of them. The copying to the socket comes on top, about as much again."""
+"""Share of the time that pulls from the disk may take while messages come in: a long backlog is read beside the
+senders, not instead of them. Copying to the socket comes on top, about as much again."""
 MAX_COLD_WAIT_S = 2.0
-"""Longest wait of such a pull for its turn, however many there are; clients wait for seconds."""
+"""Longest wait of a pull from the disk for its turn, however many there are; clients wait for seconds."""
 HOLD_RECHECK_S = 5.0
-"""A held pull looks again after this time, whatever it was told (R: PullRequestHoldService)."""
+"""A held pull checks its queue again after this time in any case (R: PullRequestHoldService)."""
 PLACES_OF_HELD = 64
-"""Queues at which a held pull waits, on average at most; each takes some 150 bytes."""
+"""Queues at which a held pull waits, at most, on average; each takes some 150 bytes."""
 MAX_SCANNED_UNITS = 800
-"""Units that one filtered pull looks at (R: maxFilterMessageCount 16000 bytes of 20-byte units)."""
+"""Units that one filtered pull scans (R: maxFilterMessageCount 16000 bytes of 20-byte units)."""
 MAX_SCANNED_MESSAGES = 128
-"""Messages that one pull with a property filter looks at: each has to be read, a few milliseconds in all."""
+"""Messages that one pull with a property filter scans: each has to be read, a few milliseconds in all."""
 MAX_FILTER_EFFORT = 16_000_000
-"""Characters of the expression times those of properties, over all messages that such a pull looks at, but for the last
-one: LIKE may take as many steps, some ten milliseconds in all. Ordinary pulls need a tenth of it."""
+"""Characters of the expression times those of properties, summed over all messages that such a pull scans except the
+last one: LIKE may take as many steps, some ten milliseconds in all. Ordinary pulls need a tenth of it."""
 MAX_SUSPEND_MS = 60_000
 """Longest time a pull is held, whatever it asks for: clients use 15 to 30 s."""
 MAX_SUBSCRIPTION_CHARACTERS = 8192
@@ -92,8 +92,8 @@ SYS_FLAG_SUBSCRIPTION = 4
 class TagFilter:
     """A tag expression: "*" or "" lets everything through, "a || b" messages whose tag is a or b.
 
-    A unit is first judged by its hash, which may let a stranger with the same hash through; the message itself
-    is judged by the true tag.
+    A unit is first checked by its hash, which another tag may share; the message itself is then checked by its
+    tag.
     """
 
     __slots__ = ("_hashes", "_tags")
@@ -107,7 +107,7 @@ class TagFilter:
 
     @property
     def tags(self) -> frozenset[str]:
-        """The tags that pass; none when all do."""
+        """The tags that pass; empty if all do."""
         return self._tags
 
     @property
@@ -115,7 +115,7 @@ class TagFilter:
         return not self._tags
 
     def may_pass(self, tag_hash: int) -> bool:
-        """Whether a unit with this hash can be of a message that passes."""
+        """Whether a unit with this hash can belong to a message that passes."""
         return not self._tags or tag_hash in self._hashes
 
     def passes(self, record: RecordSummary) -> bool:
@@ -123,12 +123,12 @@ class TagFilter:
         return not self._tags or record.tags in self._tags
 
     def effort(self, record: RecordSummary) -> int:
-        """What it takes to judge a message, see MAX_FILTER_EFFORT."""
+        """The cost of checking a message, see MAX_FILTER_EFFORT."""
         return 0
 
 
 class PropertyFilter:
-    """A SQL92 expression over the properties. Units say nothing of them, so every message is looked at."""
+    """A SQL92 expression over the properties. Units do not have these, so every message is read."""
 
     __slots__ = ("_sql",)
     passes_all = False
@@ -143,16 +143,16 @@ class PropertyFilter:
         return True
 
     def passes(self, record: RecordSummary) -> bool:
-        """Whether the expression is true of the message's properties."""
+        """Whether the expression is true for the message's properties."""
         return self._sql.matches(decode_properties(record.properties_text))
 
     def effort(self, record: RecordSummary) -> int:
-        """What it takes to judge a message, see MAX_FILTER_EFFORT."""
+        """The cost of checking a message, see MAX_FILTER_EFFORT."""
         return len(self._sql.expression) * len(record.properties_text)
 
 
 def message_filter(expression: str, expression_type: str) -> TagFilter | PropertyFilter:
-    """What a subscription lets pass. Raises RequestError (SUBSCRIPTION_PARSE_FAILED)."""
+    """The filter of a subscription. Raises RequestError (SUBSCRIPTION_PARSE_FAILED)."""
     if expression_type not in ("TAG", "SQL92"):
         raise RequestError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"{expression_type[:40]!r} is neither TAG nor SQL92")
     if len(expression) > MAX_SUBSCRIPTION_CHARACTERS:
@@ -162,7 +162,7 @@ def message_filter(expression: str, expression_type: str) -> TagFilter | Propert
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullRequest:
-    """Which messages of a queue are wanted, by whom."""
+    """Which messages of a queue are wanted, and by whom."""
 
     topic: str
     queue_id: int
@@ -173,7 +173,7 @@ class PullRequest:
     suspend_ms: int = 0
     commit_offset: int = -1
     is_known: bool = False
-    """The client knows from an answer that there is a message at the offset, and wants no more than what is there."""
+    """The client knows from an answer that a message exists at the offset, and wants only messages that exist."""
 
     @classmethod
     def of(cls, command: Command, groups: ConsumingGroups) -> PullRequest:
@@ -207,10 +207,10 @@ class ConsumingGroups:
         self._groups = groups
         self._clients = clients
         self.auto_create = auto_create
-        """Whether a pull may come from a group that nobody has made."""
+        """Whether a pull may come from a group that was not created."""
 
     def slow_broker_id(self, name: str) -> int:
-        """Where a consumer of the group that lags far behind had better read (R: whichBrokerWhenConsumeSlowly)."""
+        """The broker for a consumer of the group that lags far behind (R: whichBrokerWhenConsumeSlowly)."""
         group = self._groups.get(name)
         return group.slow_broker_id if group is not None else DEFAULT_SLOW_BROKER_ID
 
@@ -230,7 +230,7 @@ class ConsumingGroups:
                 raise RequestError(ResponseCode.NO_PERMISSION, f"group {name!r} may not consume by broadcast")
 
     def subscription(self, name: str, topic: str, version: int) -> tuple[str, str]:
-        """Expression and its type that a group's heartbeats gave for `topic`, for a pull that brings none."""
+        """The expression and its type in a group's heartbeats for `topic`, for a pull without one."""
         consumers = self._clients.consumer_group(name)
         known = consumers.subscriptions.get(topic) if consumers is not None else None
         if known is None:
@@ -246,7 +246,7 @@ class ConsumingGroups:
 
 
 class _Unreadable(RequestError):
-    """Messages of a queue cannot be read. `accuses_queue` when the log is fine and the queue's file is not: the next
+    """Messages of a queue cannot be read. With `accuses_queue` the log is fine but the queue's file is not: the next
     start then rebuilds the queues."""
 
     def __init__(self, place: str, error: RecordError | OSError) -> None:
@@ -255,7 +255,7 @@ class _Unreadable(RequestError):
 
 
 class PullHolds:
-    """Pulls that wait for a message, by queue. One of POP waits at every queue of its topic."""
+    """Pulls that wait for a message, by queue. A POP request waits at every queue of its topic."""
 
     def __init__(self, *, max_held: int) -> None:
         self._max_held = max_held
@@ -305,7 +305,7 @@ class PullHolds:
             self._wake(waiting)
 
     def close(self) -> None:
-        """Hold nothing any more: pulls that wait are answered with what there is."""
+        """Hold nothing any more: pulls that wait are answered with what exists."""
         self._max_held = 0
         self.wake_all()
 
@@ -355,23 +355,23 @@ class PullProcessor:
         self._holds = holds
         self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
         self.get_total = 0
-        """Messages handed out since the start."""
+        """Messages delivered since the start."""
         self.rates = GroupRates(lambda: asyncio.get_running_loop().time())
 
     def configure(self, config: BrokerConfig) -> None:
-        """Answer as `config` says from now on."""
+        """Apply `config` from now on."""
         self.groups.auto_create = config.auto_create_groups
         self._slave_read_enable = config.slave_read_enable
         self.may_read = bool(config.broker_permission & PERM_READ)
 
     def process(self, command: Command, connection: Connection) -> Command | Awaitable[Command | None]:
-        """Answer now, or later where the pull may be held; None when its connection is gone by then."""
+        """Answer now, or later if the pull may have to wait; None if its connection is gone by then."""
         request = PullRequest.of(command, self.groups)
         self._check(request)
         may_read = (request.is_known and self._has(request)) or self._gate.is_open
         if not may_read or request.commit_offset >= 0 or self._is_cold(request):
             return self._answer_later(command, connection, request, may_read=may_read)
-        with suppress(_Unreadable):  # which is then met once more, and told
+        with suppress(_Unreadable):  # `_answer_later` meets it again, and reports it
             reply = self._answer(command, request)
             if reply.code != ResponseCode.PULL_NOT_FOUND or request.suspend_ms == 0:
                 return reply
@@ -416,7 +416,7 @@ class PullProcessor:
                 raise self._gate.not_leader()
 
     def _check(self, request: PullRequest) -> None:
-        """Refuse what may not be read: from this broker, of the topic, or because there is no such queue."""
+        """Refuse what must not be read: from this broker, or of the topic, or because there is no such queue."""
         if not self.may_read:
             raise RequestError(ResponseCode.NO_PERMISSION, "this broker may not be read (brokerPermission)")
         topic = self._topics.get(request.topic)
@@ -431,11 +431,11 @@ class PullProcessor:
             )
 
     def _has(self, request: PullRequest) -> bool:
-        """Whether what the client knows to be there is here, on a node that takes itself for the leader.
+        """Whether the message that the client knows to exist is here, on a node that believes it leads.
 
-        Then it is answered without asking a quorum. The queues hold only what is committed, and a committed message
-        never changes, so the client gets the same answer from whoever leads; only the bounds in it may be old. That
-        the read is linearizable rests on how the client has come to know the offset: by an answer that was.
+        Such a pull is answered without asking a quorum. The queues hold only what is committed, and a committed message
+        never changes, so the client gets the same answer from whoever leads; only the bounds in it may be old. The
+        read is linearizable because the client learned the offset from an answer that was.
         """
         queue = self._queues.find(request.topic, request.queue_id)
         return queue is not None and queue.min_offset <= request.offset < queue.max_offset and self._gate.leads
@@ -446,7 +446,7 @@ class PullProcessor:
         try:
             units = queue.read(request.offset, 1) if queue is not None else []
         except OSError:
-            return False  # the answer says so
+            return False  # the answer reports it
         return bool(units) and self._memory.is_behind(units[0].physical_offset)
 
     async def _cold_turn(self) -> None:
@@ -468,8 +468,8 @@ class PullProcessor:
         body = b""
         suggested_id = MASTER_ID
         if self._is_slave and not low <= offset <= high:
-            # The master may have what this log began behind, or does not have yet, and sends whoever is far behind
-            # here. A consumer that went by these bounds would skip messages, or have them once more (R:
+            # The master may have what precedes this log, or what this log does not have yet, and sends consumers that
+            # are far behind here. A consumer that went by these bounds would skip messages, or get them again (R:
             # offsetCheckInSlave).
             code, following = ResponseCode.PULL_RETRY_IMMEDIATELY, offset
         elif offset < low:
@@ -501,10 +501,10 @@ class PullProcessor:
         )
 
     def collect(self, queue: ConsumeQueue, request: PullRequest) -> tuple[list[bytes], int, int]:
-        """Records that pass the filter from the offset on, within the caps; the offset to go on from; and where in the
-        log the last message lies that was looked at.
+        """Records from the offset on that pass the filter, within the caps; the offset to continue from; and the log
+        position of the last message that was scanned.
 
-        Stops before a message that cannot be read; raises RecordError or OSError when that is the first one.
+        Stops before a message that cannot be read; raises RecordError or OSError if that is the first one.
         """
         passes_all = request.tag_filter.passes_all
         wanted = request.max_messages
@@ -515,8 +515,8 @@ class PullProcessor:
         records: list[bytes] = []
         most, most_bytes = request.max_messages, MAX_BATCH_BYTES
         if units and self._memory.is_behind(units[0].physical_offset):
-            # Reading from the disk must not take long (R: isTheBatchFull). What follows may be in memory again: that
-            # comes with the next pull.
+            # Reading from the disk must not take long (R: isTheBatchFull). Later messages may be in memory again: they
+            # come with the next pull.
             most, most_bytes = min(most, MAX_DISK_MESSAGES), MAX_DISK_BYTES
         whole = read_records(self._log, units[:most], crcs, most_bytes) if units and passes_all else None
         if whole is not None:
@@ -545,12 +545,12 @@ class PullProcessor:
     def _read_record(
         self, unit: Unit, crc: int | None, request: PullRequest, offset: int
     ) -> tuple[bytes, RecordSummary | None]:
-        """The record behind `unit`, checked to be the one that the queue means, bit for bit; with its summary unless
-        the filter does not need it. Raises RecordError."""
+        """The record of `unit`, checked bit for bit to be the one that was dispatched; with its summary unless the
+        filter does not need it. Raises RecordError."""
         record = self._log.read_bytes(unit.physical_offset, unit.size_bytes)
         check_crc(record, crc, unit.physical_offset)
         if crc is not None and request.tag_filter.passes_all:
-            return record, None  # nothing in it can be other than it was when it was dispatched
+            return record, None  # nothing in it can differ from what was dispatched
         summary = summarize_record(record)
         if summary.queue_offset != offset or summary.queue_id != request.queue_id or summary.topic != request.topic:
             raise RecordError(

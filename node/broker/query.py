@@ -1,6 +1,6 @@
-"""Finding messages: by key (12), by their place in the log (33), by time (29).
+"""Finding messages: by key (12), by offset in the log (33), by time (29).
 
-All of them pass the read gate like pulls. A search by key goes through the index; messages whose key only has the
+All of them pass the read gate like pulls. A search by key uses the index; messages whose key only has the
 same hash are left out here, where RocketMQ leaves that to its client.
 """
 
@@ -73,7 +73,7 @@ class QueryProcessor:
         return records
 
     async def by_id(self, command: Command, connection: Connection) -> Command:
-        """Code 33: the record at a physical offset, as the message's id names it."""
+        """Code 33: the record at a physical offset, which clients take from the message's id."""
         offset = command.get_int("offset")
         await self._gate.enter()
         try:
@@ -86,7 +86,7 @@ class QueryProcessor:
 
     async def by_time(self, command: Command, connection: Connection) -> Command:
         """Code 29: the first offset of a queue whose message was stored at `timestamp` or later; the queue's end
-        when all are older."""
+        if all are older."""
         topic, queue_id, timestamp_ms = (
             command.get_str("topic"), command.get_int("queueId"), command.get_int("timestamp")
         )  # fmt: skip
@@ -100,9 +100,9 @@ class QueryProcessor:
 
 
 def offset_by_time(log: LedgerStore, queues: QueueStore, queue: ConsumeQueue, timestamp_ms: int) -> int:
-    """The first offset whose message was stored at `timestamp_ms` or later; the queue's end when all are older.
+    """The first offset whose message was stored at `timestamp_ms` or later; the queue's end if all are older.
 
-    Store timestamps never go back along the log, so half of the rest can be left out each time. Raises OSError,
+    A binary search: store timestamps never go back along the log. Raises OSError,
     RecordError.
     """
     low, high = queue.min_offset, queue.max_offset

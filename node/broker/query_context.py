@@ -1,4 +1,4 @@
-"""What a broker holds and whom it serves, as those see it who answer questions about that."""
+"""The parts of a broker that processors of queries use."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class QueryContext:
     broker_name: str
 
     async def each_queue(self, topic: str, count: int) -> AsyncIterator[tuple[int, ConsumeQueue | None]]:
-        """The first `count` queues of a topic by their numbers, None for one that never held a message. Others have a
-        turn after each: there may be thousands, and whoever asks reads messages of each."""
+        """The first `count` queues of a topic by their ids, None for one that never held a message. Lets others run
+        after each: there may be thousands, and callers read messages of each."""
         for queue_id in range(count):
             yield queue_id, self.queues.find(topic, queue_id)
             await asyncio.sleep(0)

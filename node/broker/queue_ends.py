@@ -1,12 +1,12 @@
-"""How queues without messages go on, on a log of a node's own.
+"""Where queues without messages continue, on a classic log.
 
-Everything else about a queue follows from the log, whenever its files are lost or contradict it. The number that the
-next message gets does not, once all messages of a queue have gone with the log's oldest files: it would begin at 0
-again, and a group that had consumed up to 100 would be given nothing of the next hundred. So before files go, the ends
+Everything else about a queue follows from the log, should its files be lost or contradict it. The offset of the next
+message does not, once all messages of a queue were removed with the log's oldest files: it would begin at 0 again, and
+a group that had consumed up to 100 would get none of the next hundred messages. So before files are removed, the ends
 of all queues are written into a table. A DLedger log has its snapshots for this (`broker_snapshots.py`).
-A slave whose log has begun anew, as a copy of a master's that goes on much further, still has the table of its former
-one: then the first message of each queue says what its number is. And of queues that have no message in a slave's log,
-because that begins with the newest of the master's files, the master says where they end, before the slave may be one.
+A slave whose log has begun anew, as a copy of a master's log much further on, still has the table of its former log:
+then the first message of each queue tells its own offset. For queues without messages in a slave's log, because that
+begins with the newest of the master's files, the master reports where they end, before the slave may become master.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger("node.broker")
 
 
 class QueueEnds:
-    """A derivation of the dispatcher's, of queues in `queues`; the table is the file at `path`."""
+    """A derivation of the dispatcher, for the queues in `queues`; the table is the file at `path`."""
 
     def __init__(self, disk: Disk, path: str, queues: QueueStore, log: LedgerStore) -> None:
         self._disk = disk
@@ -36,17 +36,17 @@ class QueueEnds:
         self._queues = queues
         self._log = log
         self._told: set[Queue] = set()
-        """Queues of which the master has said where they end, since everything was derived anew."""
+        """Queues whose ends the master has reported since everything was derived anew."""
 
     async def save(self) -> None:
-        """Note where every queue ends. Raises OSError."""
+        """Store where every queue ends. Raises OSError."""
         ends: dict[str, dict[int, int]] = {}
         for (topic, queue_id), queue in self._queues.items():
             ends.setdefault(topic, {})[queue_id] = queue.max_offset
         await write_table(self._disk, self._path, {"queueEnds": ends})
 
     def unknown(self, queues: Iterable[Queue]) -> list[Queue]:
-        """Those among `queues` of which this log does not tell how they go on, nor has the master yet."""
+        """Those of `queues` whose ends neither this log tells nor the master has reported yet."""
         if self._log.ledger_begin_index <= 0:
             return []
         presumed = set(self._queues.presumed)
@@ -57,8 +57,8 @@ class QueueEnds:
         ]
 
     async def learn(self, ends: Mapping[Queue, int]) -> None:
-        """The master says that queues end there; durable on return. A message that has come meanwhile says better what
-        its number is, as does one that is still to come of those that the master had. Raises OSError."""
+        """The master reports where queues end; durable on return. A message that came meanwhile, or one of the master's
+        that is still to come, tells its own offset, which wins. Raises OSError."""
         presumed = set(self._queues.presumed)
         for queue, end in ends.items():
             self._told.add(queue)
@@ -67,18 +67,18 @@ class QueueEnds:
         await self.save()
 
     def dispatch(self, record: RecordSummary) -> None:
-        """Nothing is made of messages here."""
+        """Nothing is derived from messages here."""
 
     def dispatch_batch(self, batch: DispatchBatch) -> None:
-        """Nothing is made of messages that are not special."""
+        """Nothing is derived from messages that are not special."""
 
     def snapshot(self) -> Any:
         """The queues that no message has entered since their end was taken from the table."""
         return {"presumed": self._queues.presumed}
 
     def restore(self, state: Any) -> None:
-        """Go on from a checkpoint, whose state is {} where an earlier version wrote it; None: everything is derived
-        anew. The table may know more than the checkpoint of queues that no message has entered: what was learned since.
+        """Continue from a checkpoint, whose state is {} if an earlier version wrote it; None: everything is derived
+        anew. For queues that no message has entered the table may know more than the checkpoint: what came since.
         Raises OSError."""
         self._told.clear()
         presumed = {(topic, queue_id) for topic, queue_id in (state or {}).get("presumed", ())}
@@ -95,10 +95,10 @@ class QueueEnds:
     def _read(self, which: str) -> dict[str, dict[str, int]]:
         try:
             table: dict[str, dict[str, int]] = (read_table(self._disk, self._path) or {}).get("queueEnds", {})
-        except TableDamaged as error:  # the messages that are there are worth more than these numbers
+        except TableDamaged as error:  # the existing messages are worth more than these numbers
             logger.error("%s begin at 0 again: %s", which, error)
             return {}
         return table
 
     async def flush(self) -> None:
-        """The table says what the log does not, and nothing of the checkpoint."""
+        """Nothing to do: the table is independent of the checkpoint."""

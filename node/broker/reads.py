@@ -1,12 +1,12 @@
-"""What makes a read current: the barrier of the configured read mode, then dispatch up to its index.
+"""Makes reads current: the barrier of the configured read mode, then dispatch up to its index.
 
-    read_index   a majority confirms after the read came in that this node still leads (Raft, section 6.4)
+    read_index   a majority confirms after the read arrived that this node still leads (Raft, section 6.4)
     lease        the leader trusts the answers of the last heartbeats for a bounded time
     log          the read waits for an entry of its own to be committed
     unsafe       whatever this node has, also on a follower: stale reads are possible
 
-After the barrier the read waits until the entries it may not miss are dispatched, and then answers in one
-synchronous step, so that messages and bounds are of one moment.
+After the barrier the read waits until the entries that it must not miss are dispatched, and then answers in one
+synchronous step, so that messages and bounds are of the same moment.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from node.remoting import RequestError, ResponseCode
 __all__ = ["ReadGate"]
 
 DISPATCH_TIMEOUT_S = 5.0
-"""Longest wait for dispatch to catch up. After a start it may have far to go; clients had better ask again."""
+"""Longest wait for dispatch to catch up. After a start it may have far to go; clients should rather ask again."""
 
 
 class ReadGate:
-    """Lets reads through once they may be answered. `not_leader_remark` says whom to ask instead."""
+    """Lets reads through once they may be answered. `not_leader_remark` names whom to ask instead."""
 
     def __init__(
         self,
@@ -49,11 +49,11 @@ class ReadGate:
 
     @property
     def leads(self) -> bool:
-        """Whether this node takes itself for the leader."""
+        """Whether this node believes it is the leader."""
         return self._ledger.member_state.is_leader
 
     def not_leader(self) -> RequestError:
-        """What a read gets on a node that may not answer it."""
+        """The refusal of a read on a node that must not answer it."""
         return RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, self._not_leader_remark())
 
     @property
@@ -67,8 +67,8 @@ class ReadGate:
     async def enter(self) -> None:
         """Return when the queues hold everything that a read starting now must see.
 
-        Raises RequestError: SERVICE_NOT_AVAILABLE when this node does not lead, SYSTEM_ERROR when it could
-        not find that out in time or dispatch is stuck. A refused read has no effect, so either is harmless.
+        Raises RequestError: SERVICE_NOT_AVAILABLE if this node does not lead, SYSTEM_ERROR if it could not find
+        that out in time or dispatch is stuck. A refused read has no effect, so either is harmless.
         """
         try:
             index = await self._ledger.read_barrier(self._mode)
@@ -79,8 +79,8 @@ class ReadGate:
             raise self._refusal(error) from error
 
     def ask(self, on_done: Callable[[RequestError | None], object]) -> bool:
-        """As `enter` without a task: `on_done` is called once, with None or with what `enter` would raise, maybe before
-        this returns. False, and nothing is called, where only `enter` can tell. Raises RequestError."""
+        """`enter` without a task: `on_done` is called once, with None or with what `enter` would raise, possibly before
+        this returns. Returns False, without calling it, if only `enter` can tell. Raises RequestError."""
         try:
             return self._ledger.ask_barrier(self._mode, partial(self._passed, on_done))
         except DLedgerError as error:

@@ -1,7 +1,7 @@
 """Rebalance locks: which client of a group may consume a queue in order (codes 41 and 42).
 
-A lock is a lease (R: RebalanceLockManager, 60 s) that its owner renews; when it is not renewed, another client of
-the group gets it. The locks live in memory: after a change of masters every client has to ask again.
+A lock is a lease (R: RebalanceLockManager, 60 s) that its owner renews; once it has expired, another client of
+the group can get it. The locks live in memory: after a change of masters every client has to ask again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RebalanceLocks:
             if lock is not None and lock.client_id != client_id and now - lock.renewed_s < LEASE_S:
                 continue
             if lock is None:
-                if self._count >= MAX_LOCKS and not has_looked:  # once: each look is at all of them
+                if self._count >= MAX_LOCKS and not has_looked:  # only once: it scans all locks
                     self._drop_expired(now)
                     has_looked = True
                 if self._count >= MAX_LOCKS:
@@ -58,13 +58,13 @@ class RebalanceLocks:
             held[queue] = _Lock(client_id, now)
             owned.append(queue)
         if held:
-            self._locks[group] = held  # dropping expired locks may have dropped an empty group
+            self._locks[group] = held  # dropping expired locks may have removed the group while it was empty
         else:
             self._locks.pop(group, None)
         return owned
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """Give back those of `queues` that the client owns."""
+        """Release those of `queues` that the client owns."""
         held = self._locks.get(group, {})
         for queue in queues:
             lock = held.get(queue)

@@ -1,4 +1,4 @@
-"""Telling the name servers: who this broker is, which role it has, which topics it serves.
+"""Registering at the name servers: who this broker is, which role it has, which topics it serves.
 
 One task per name server registers at the start, at once when the role or the topics change, and every
 `interval_s` in between (seed S1: 30 s). A name server that does not answer neither disturbs the others nor is
@@ -23,19 +23,19 @@ __all__ = ["Identity", "NameServerRegistrar", "registration_body"]
 logger = logging.getLogger("node.broker")
 
 REGISTER_TIMEOUT_MS = 3000
-"""For one registration (R: 6 s, with a 30 s interval)."""
+"""Timeout of one registration (R: 6 s, with a 30 s interval)."""
 UNREGISTER_TIMEOUT_MS = 1000
-"""At shutdown nobody waits long: the entry expires by itself."""
+"""At shutdown nobody waits long: the entry expires on its own."""
 RETRY_INTERVAL_S = 1.0
-"""After a failed registration, unless the regular interval is shorter."""
+"""Delay after a failed registration, unless the regular interval is shorter."""
 
 Identity = dict[str, str | int | bool]
 """The fields of a registration: brokerName, brokerAddr, clusterName, haServerAddr, brokerId, dledgerTerm."""
 
 
 def registration_body(topics: dict[str, Any], data_version: int, *, started_ms: int) -> bytes:
-    """The body of a registration (R: RegisterBrokerBody): topic table, its version, no filter servers. When the broker
-    was started is part of the version: what its configuration says of topics may be something else since."""
+    """The body of a registration (R: RegisterBrokerBody): topic table, its version, no filter servers. The broker's
+    start time is part of the version: its configuration may give other topics than before."""
     return json.dumps(
         {
             "topicConfigSerializeWrapper": {
@@ -49,8 +49,8 @@ def registration_body(topics: dict[str, Any], data_version: int, *, started_ms: 
 
 
 class NameServerRegistrar:
-    """Keeps one broker registered at all its name servers. `describe` gives fields and body of the moment;
-    `on_registered` gets the fields of each answer, which tell a slave of its master (R)."""
+    """Keeps one broker registered at all its name servers. `describe` returns the current fields and body;
+    `on_registered` gets the fields of each answer, which tell a slave its master (R)."""
 
     def __init__(
         self,

@@ -1,13 +1,13 @@
-"""Replies to requests: codes 324 and 325 (the same with one-letter fields), and 326 by which they are passed on.
+"""Replies to requests: codes 324 and 325 (the same with one-letter fields), and 326, which passes them on.
 
-Whoever sends a request puts its client id (REPLY_TO_CLIENT), a number (CORRELATION_ID) and how long it waits (TTL)
-into a message like any other. This broker adds its cluster (CLUSTER), and the consumer sends its reply to the topic of
-that cluster's replies. The broker stores the reply there and pushes it to the client that waits, over the connection by
-which that one sends (R: ReplyMessageProcessor, which pushes first and stores then). The answer to the consumer is
-SUCCESS once the client has taken the reply.
+The sender of a request puts its client id (REPLY_TO_CLIENT), a number (CORRELATION_ID) and how long it waits (TTL)
+into an ordinary message. This broker adds its cluster (CLUSTER), and the consumer sends its reply to the reply topic of
+that cluster. The broker stores the reply there and pushes it to the client that waits, over the connection on which
+that client sends (R: ReplyMessageProcessor, which pushes first and then stores). The answer to the consumer is
+SUCCESS once the client has accepted the reply.
 
-The reply reaches the client only where this broker has heard of it: clients send their heartbeats to the masters that
-they know, so in a cluster of several masters a request's sender must know the one that takes the reply (R).
+The reply reaches the client only if it is registered at this broker: clients send their heartbeats to the masters that
+they know, so in a cluster of several masters a request's sender must know the one that receives the reply (R).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from node.store.properties import PUSH_REPLY_TIME, REPLY_TO_CLIENT, decode_prope
 __all__ = ["ReplyMessageProcessor"]
 
 PUSH_TIMEOUT_MS = 10_000
-"""How long a client may take to take a reply (R: Broker2Client.callClient). What waits for it is bounded by the
-requests that each connection may have under way."""
+"""How long a client may take to accept a reply (R: Broker2Client.callClient). The number of replies that wait for this
+is bounded by the requests that each connection may have under way."""
 _OPTIONAL = ("defaultTopic", "defaultTopicQueueNums", "reconsumeTimes", "unitMode")
 
 
 class ReplyMessageProcessor:
-    """Answers codes 324 and 325. `address` is this broker's, as its messages have it."""
+    """Answers codes 324 and 325. `address` returns this broker's address, as stored in its messages."""
 
     def __init__(
         self, sends: SendProcessor, clients: ClientManager, clock: Clock, *, address: Callable[[], str]
@@ -43,7 +43,7 @@ class ReplyMessageProcessor:
         self._address = address
 
     def processors(self) -> dict[int, Callable[[Command, Connection], Any]]:
-        """What answers which request code."""
+        """The processors, by request code."""
         return {RequestCode.SEND_REPLY_MESSAGE: self.process, RequestCode.SEND_REPLY_MESSAGE_V2: self.process}
 
     async def process(self, command: Command, connection: Connection) -> Command:

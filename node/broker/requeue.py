@@ -1,9 +1,9 @@
 """New messages made from stored ones: delivered after a delay, sent back for another try, committed by a transaction.
 
-A copy keeps what its sender gave (body, flags, keys, born host and time) and gets another place. What it came
-from is written where clients cannot write: into the field for the prepared transaction's offset. A committed
-message has the offset of its half message there (R). A delayed one that was delivered has a negative number there,
-made of its level and its offset in the level's queue; RocketMQ leaves the field 0. So the log itself says what was
+A copy keeps what its sender gave (body, flags, keys, born host and time) and gets another topic and queue. Its source
+is written where clients cannot write: into the field for the prepared transaction's offset. A committed
+message has the offset of its half message there (R). A delayed message that was delivered has a negative number there,
+made of its level and its offset in the level's queue; RocketMQ leaves the field 0. So the log itself tells what was
 delivered, and neither a crash nor a change of masters delivers twice.
 """
 
@@ -51,17 +51,17 @@ __all__ = [
 MAX_TIMER_DELAY_MS = 3 * 24 * 3_600_000
 """R: timerMaxDelaySec."""
 _KINDS = 32
-"""Kinds that the source number has room for."""
+"""Number of kinds that a source number has room for."""
 POP_SOURCE = 30
 """The kind of a message that a POP consumer did not acknowledge in time."""
 TIMER_SOURCE = 31
 """The kind of a timer message; a delay level is its own kind."""
 _LONG_DIGITS = 19
-"""Digits of a time that a client may give: beyond them it is no long of Java's."""
+"""Digits of a time that a client may give: more do not fit into a Java long."""
 
 
 class IllegalTimer(ValueError):
-    """A timer message that cannot be taken."""
+    """A timer message that cannot be accepted."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -71,23 +71,23 @@ class IllegalTimer(ValueError):
 
 
 def source_number(kind: int, number: int) -> int:
-    """The number that says what a message was made from: the message with this number, among those of a kind."""
+    """The number that identifies the source of a message: the message `number` among those of `kind`."""
     return -(number * _KINDS + kind)
 
 
 def source_of(number: int) -> tuple[int, int]:
-    """Kind and number in such a number, which is negative."""
+    """Kind and number in a source number, which is negative."""
     source, kind = divmod(-number, _KINDS)
     return kind, source
 
 
 def delay_source(level: int, queue_offset: int) -> int:
-    """The number that says which delayed message a delivered one was."""
+    """The source number of a delivered delayed message."""
     return source_number(level, queue_offset)
 
 
 def delayed_source_of(number: int) -> tuple[int, int] | None:
-    """Level and queue offset in such a number; None when it is none."""
+    """Level and queue offset in the source number of a delayed message; None if it is no such number."""
     if number >= 0:
         return None
     level, offset = source_of(number)
@@ -95,7 +95,7 @@ def delayed_source_of(number: int) -> tuple[int, int] | None:
 
 
 def real_place(message: Message) -> tuple[str, int]:
-    """Topic and queue that a message is meant for which waits elsewhere. Raises RecordError when it does not say."""
+    """Topic and queue for which a message that waits elsewhere is meant. Raises RecordError if it names none."""
     topic, queue_id = message.properties.get(REAL_TOPIC), whole_number(message.properties.get(REAL_QUEUE_ID))
     if not topic or queue_id is None:
         raise RecordError("the message names no place to go to")
@@ -103,9 +103,9 @@ def real_place(message: Message) -> tuple[str, int]:
 
 
 def delay_level(text: str) -> int:
-    """The level that a DELAY property asks for, 0 for none; too high a one means the highest (R).
+    """The level that a DELAY property asks for, 0 for none; above the highest level it is the highest (R).
 
-    Raises ValueError when it is no number.
+    Raises ValueError if it is not a number.
     """
     return max(0, min(int(text), len(DELAY_LEVELS_MS))) if text else 0
 
@@ -113,7 +113,7 @@ def delay_level(text: str) -> int:
 def _delayed_place(
     topic: str, queue_id: int, properties: Mapping[str, str], level: int
 ) -> tuple[str, int, dict[str, str]]:
-    """Where a message waits for `level`, and its properties there, which say where it is to go; a level overrides a
+    """Where a message waits for `level`, and its properties there, which name its destination; a level overrides a
     timer (R: checkIfTimerMessage)."""
     others = {name: value for name, value in properties.items() if name not in TIMER_PROPERTIES}
     waiting = {**others, DELAY_LEVEL: str(level), REAL_TOPIC: topic, REAL_QUEUE_ID: str(queue_id)}
@@ -121,9 +121,9 @@ def _delayed_place(
 
 
 def timer_due_ms(properties: Mapping[str, str], now_ms: int) -> int | None:
-    """When a message asks to be delivered, in ms of the epoch; None: at once, also where that is over (R: HookUtils).
+    """When a message asks to be delivered, in ms of the epoch; None: at once, also if the time is over (R: HookUtils).
 
-    Raises IllegalTimer where that is no number or too far away, and for one that is to take another back."""
+    Raises IllegalTimer if the time is no number or too far away, and for a message that cancels another one."""
     if TIMER_DELIVERED in properties:
         return None
     for name, begin_ms, unit_ms in (
@@ -143,7 +143,7 @@ def timer_due_ms(properties: Mapping[str, str], now_ms: int) -> int | None:
 def timer_place(
     properties: Mapping[str, str], topic: str, queue_id: int, due_ms: int
 ) -> tuple[str, int, dict[str, str]]:
-    """Where a timer message waits, and its properties there, given where it is to go."""
+    """Where a timer message waits, and its properties there, given its destination."""
     waiting = {**properties, TIMER_DELIVERED: str(due_ms), REAL_TOPIC: topic, REAL_QUEUE_ID: str(queue_id)}
     return TIMER_TOPIC, 0, waiting
 
@@ -160,10 +160,10 @@ def copy_of(
     prepared_transaction_offset: int = 0,
     now_ms: int | None = None,
 ) -> RecordBatch:
-    """A copy of `message` for this place, ready to be put.
+    """A copy of `message` for this topic and queue, ready to be put.
 
-    When `properties` ask for a delay the copy goes to that level's queue first; given the time, also to those that
-    wait for a time where they ask for that. Raises RecordError when the properties have grown too long.
+    If `properties` ask for a delay, the copy goes to that level's queue first; with `now_ms`, it goes to the timer
+    queue first if they ask for a time. Raises RecordError if the properties have grown too long.
     """
     try:
         level = delay_level(properties.get(DELAY_LEVEL, ""))
@@ -172,13 +172,13 @@ def copy_of(
     if level > 0:
         topic, queue_id, properties = _delayed_place(topic, queue_id, properties, level)
     elif now_ms is not None:
-        with suppress(IllegalTimer):  # which is refused when it is sent
+        with suppress(IllegalTimer):  # such a timer is refused when it is sent
             due_ms = timer_due_ms(properties, now_ms)
             if due_ms is not None:
                 topic, queue_id, properties = timer_place(properties, topic, queue_id, due_ms)
     text = join_properties(properties)
     if len(text.encode()) > MAX_PROPERTIES_SIZE_BYTES:
-        text = text.removesuffix(PROPERTY_SEPARATOR)  # whoever sent the message may have left it out
+        text = text.removesuffix(PROPERTY_SEPARATOR)  # the sender of the message may have left it out
     return batch_of_one(
         topic=topic,
         queue_id=queue_id,
@@ -195,6 +195,6 @@ def copy_of(
 
 
 def delay_text(properties_text: str, topic: str, queue_id: int, level: int) -> tuple[str, int, str]:
-    """Topic, queue and properties of a message that a client sends with a delay, given where it is to go."""
+    """Topic, queue and properties of a message that a client sends with a delay, given its destination."""
     place, waiting_id, properties = _delayed_place(topic, queue_id, decode_properties(properties_text), level)
     return place, waiting_id, join_properties(properties)

@@ -1,12 +1,12 @@
-"""The role switch: what a broker does when its replicated log becomes leader, follower or candidate.
+"""Role changes: what a broker does when its replicated log becomes leader, follower or candidate.
 
 Changes are handled one at a time, in order, by one task (seed S3, DLedgerRoleChangeHandler). Losing the lead takes
 effect at once, before anything is awaited: a broker that was master a moment ago must not number messages from a
 table that another master has outdated. Gaining it takes time: promotion waits until everything that the log
-held at the election is committed and in the queues, then rebuilds the queue offsets and only then takes
-messages. Where RocketMQ looks every 100 ms, this one is woken by commits and dispatch.
+held at the election is committed and in the queues, then rebuilds the queue offsets and only then accepts
+messages. Where RocketMQ polls every 100 ms, this task is woken by commits and dispatch.
 
-A change that is overtaken by a newer one before its turn came is skipped: only the newest role counts.
+A change that is superseded by a newer one before its turn is skipped: only the newest role counts.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RoleChangeHandler:
         self._task = asyncio.get_running_loop().create_task(self._handle_forever())
 
     async def stop(self) -> None:
-        """Take no more messages and handle no more changes."""
+        """Accept no more messages and handle no more changes."""
         self._store.demote()
         task, self._task = self._task, None
         if task is not None:
@@ -59,7 +59,7 @@ class RoleChangeHandler:
             await asyncio.gather(task, return_exceptions=True)
 
     def handle(self, term: int, role: Role) -> None:
-        """The log has changed its role or term. Synchronous; what takes time is left to the task."""
+        """The log has changed its role or term. Synchronous; slow work is left to the task."""
         self._store.demote()
         self._newest = (term, role)
         self._changed.set()
@@ -87,11 +87,11 @@ class RoleChangeHandler:
                 logger.info("slave in term %d (%s)", term, role.name)
                 try:
                     self._on_changed()
-                except Exception:  # whoever ends this task keeps the broker from ever being master again
+                except Exception:  # if this task ended, the broker could never become master again
                     logger.exception("what follows from being slave in term %d failed", term)
 
     async def _change_to_master(self, term: int) -> None:
-        """Wait for commit and dispatch of what the log holds, then take messages."""
+        """Wait until what the log holds is committed and dispatched, then accept messages."""
         last_index = self._ledger.store.ledger_end_index
         logger.info("leader of term %d, dispatching up to %d before taking messages", term, last_index)
         try:

@@ -1,13 +1,13 @@
 """Sending: codes 10, 310 (the same with one-letter fields) and 320 (a batch).
 
-Every request becomes a batch of records, or part of one, put into the log in one piece. What requests of one connection
-have in common (topic, queue, flags) is judged once and remembered, and requests that came together are put together:
-one append, one write of all answers. Requests that need more checks (a delay, a transaction, a retry, a topic to be
-made) are judged one by one, and then go the same way.
+Every request becomes a batch of records, or part of one, appended to the log in one piece. What requests of one
+connection have in common (topic, queue, flags) is checked once and remembered, and requests that arrived together are
+put together: one append, one write of all answers. Requests that need more checks (a delay, a transaction, a retry, a
+topic to be created) are checked one by one, and then take the same path.
 
-Everything that can be refused is refused before the append, with a code that says "certainly not stored". After
-the append only two answers are possible: SUCCESS once the entry is committed, or SYSTEM_ERROR, which says that
-nobody knows (quorum timeout, change of term, disk error). Order of the checks and codes: seed S1
+Everything that can be refused is refused before the append, with a code that means "certainly not stored". After the
+append the answer is SUCCESS once the entry is committed, a code for "stored, but less safely" (StoredInPart), or
+SYSTEM_ERROR: the outcome is unknown (quorum timeout, change of term, disk error). Checks and codes in order: seed S1
 (SendMessageProcessor.msgCheck, DefaultMessageStore.putMessage) and the table of send outcomes.
 """
 
@@ -75,9 +75,9 @@ VARIABLE_FIELDS = {
     RequestCode.SEND_BATCH_MESSAGE: VariableFields(("e", "g"), ("b", "i"), _KEY_NAME),
     RequestCode.SEND_MESSAGE: VariableFields(("queueId", "bornTimestamp"), ("topic", "properties"), _KEY_NAME),
 }
-"""What differs between the sends of a client: queue, born timestamp, topic and properties, mostly in their key only."""
+"""Fields that differ between the sends of a client: queue, born timestamp, topic, properties (mostly in one key)."""
 MAX_ROUTES = 1024
-"""Kinds of requests remembered for one connection: a sender uses as many as it has queues. All are forgotten when there
+"""Kinds of requests remembered for one connection: a sender uses as many as it has queues. All are dropped when there
 are more."""
 
 _STATE_KEY = "send_routes"
@@ -85,29 +85,29 @@ _KEYS = f"{KEYS}\x01".encode()
 _TIMER = "TIMER_"
 _NAMES_THAT_NEED_CHECKS = f"{TRANSACTION_PREPARED}|{DELAY_LEVEL}|{_TIMER}"
 _needs_checks = re.compile(_NAMES_THAT_NEED_CHECKS.encode()).search
-"""Whether a property text may hold one of these names, or a value that looks like it."""
+"""Whether a property text may contain one of these names, or a value that looks like it."""
 _request_needs_checks = re.compile(
     f"{_NAMES_THAT_NEED_CHECKS}|{REPLY_TO_CLIENT}|{WAIT_STORE}\x01(?!true\x02)".encode()
 ).search
-"""The same for the text of a request: its sender may wait for a reply, or not until the message is stored."""
+"""The same for the text of a request: its sender may want a reply, or not wait until the message is stored."""
 
 
 class _NeedsChecks(Exception):
-    """A message of a batch has to be looked at more closely."""
+    """A message of a batch needs more checks."""
 
 
 class _Route(NamedTuple):
-    """Where requests of one kind go, or why they go nowhere."""
+    """What requests of one kind become, or why they are refused."""
 
     maker: RecordMaker | None
     flags: tuple[int, ...] = ()
-    """Of a message that comes alone: one."""
+    """The client's flag of a message that is not in a batch, as a tuple of one."""
     reconsume_times: int = 0
     is_batch: bool = False
     needs_checks: bool = False
-    """Whether each request of this kind does."""
+    """Whether each request of this kind needs more checks."""
     common: bytes | None = None
-    """What the properties of a message that comes alone have in common where UNIQ_KEY is its only key."""
+    """What the properties of a message that is not in a batch have in common, if UNIQ_KEY is its only key."""
     refusal: RequestError | None = None
 
 
@@ -115,7 +115,7 @@ _Kind = tuple[HeaderTemplate, bytes | None, bytes | None, bytes | None]
 
 
 class _Alike(NamedTuple):
-    """Requests of one kind, for one queue and born at the same time, without another of that queue between them."""
+    """Requests of one kind, for one queue and born at the same time, with no other request for that queue between."""
 
     kind: _Kind
     born: bytes | None
@@ -124,7 +124,7 @@ class _Alike(NamedTuple):
 
 
 class _Routes(dict[_Kind, _Route]):
-    """The routes of one connection, good for one state of the topic table."""
+    """The routes of one connection, valid for one state of the topic table."""
 
     def __init__(self, topics: Mapping[str, TopicConfig]) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class _Routes(dict[_Kind, _Route]):
 
 
 class SendProcessor:
-    """Answers send requests. `not_leader_remark` says whom to ask instead; `store_host` is this broker's address."""
+    """Answers send requests. `not_leader_remark` names whom to ask instead; `store_host` is this broker's address."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class SendProcessor:
         self._refusals = RefusalTemplates(common)
 
     def configure(self, config: BrokerConfig, transactions: OpenTransactions) -> None:
-        """Answer as `config` says from now on; `transactions` are those of the broker."""
+        """Apply `config` from now on; `transactions` are those of the broker."""
         self._max_message_size_bytes = config.limits.max_message_size_bytes
         self._auto_create_topics = config.auto_create_topics
         self._accept_from_ms = config.start_accept_send_timestamp_ms
@@ -190,7 +190,7 @@ class SendProcessor:
         await self._replies.drain(timeout_s)
 
     def process(self, command: Command, connection: Connection) -> Answer:
-        """Check, append, and answer when the message is committed. Every answer says which region this is and whether
+        """Check, append, and answer when the message is committed. Every answer names this region and tells whether
         messages are traced here (S1)."""
         context = None
         try:
@@ -214,13 +214,13 @@ class SendProcessor:
     def _refuse(self, command: Command, error: RequestError) -> Command:
         return command.reply(error.code, remark=error.remark, fields=self._common_reply_fields)
 
-    # Requests that came together
+    # Requests that arrived together
 
     def process_together(self, requests: Sequence[TemplateRequest], connection: Connection) -> DeferredReply | None:
-        """Store the first ones of `requests` that need no more checks; or refuse the first ones, whose kinds are
-        refused. None, and nothing is changed, where the first is neither, or a message of a batch needs checks.
+        """Store the first few of `requests` that need no more checks; or refuse the first few, whose kinds are refused.
+        None, and nothing is changed, if the first is neither, or a message of a batch needs checks.
 
-        Messages of one queue stay in their order; those of several queues come into the log queue by queue."""
+        Messages of one queue stay in their order; those of different queues may change places in the log."""
         if self._hooks or not self._takes_now or not self._may_write:
             return None
         if not self._store.is_master:
@@ -258,7 +258,7 @@ class SendProcessor:
         return self._put_together(together) if together else None
 
     def _put_together(self, together: Sequence[_Alike]) -> DeferredReply | None:
-        """Store requests, kind by kind; None, and nothing is changed, where they have to be looked at one by one."""
+        """Store requests, group by group; None, and nothing is changed, if they have to be checked one by one."""
         own: list[TemplateRequest] = []
         batches: list[RecordBatch] = []
         counts: list[int] = []
@@ -272,10 +272,10 @@ class SendProcessor:
                 queue_ids += [batch.maker.queue_id] * len(own_counts)
             return self._put(own, batches, counts, queue_ids)
         except (_NeedsChecks, NotTogether, RequestError, RecordError, NotWritable, DLedgerError):
-            return None  # nothing was stored; one by one it shows why
+            return None  # nothing was stored; one by one, the reason shows
 
     def _needs_no_checks(self, route: _Route, request: TemplateRequest, text: bytes | None) -> bool:
-        """Whether a request may be stored as its kind says."""
+        """Whether a request may be stored by its route alone."""
         if route.needs_checks or len(request.body) > self._max_message_size_bytes:
             return False
         if text is None:
@@ -285,7 +285,7 @@ class SendProcessor:
         return request.common is not None or _request_needs_checks(text) is None
 
     def _route(self, request: TemplateRequest, born_host: str) -> _Route | None:
-        """What becomes of requests of this kind; None where each is to be judged by itself."""
+        """The route of requests of this kind; None if each has to be checked on its own."""
         try:
             header = SendHeader.of(request)
         except RequestError:
@@ -330,8 +330,8 @@ class SendProcessor:
             raise self._not_master()
 
     def put_reply(self, command: Command, born_host: str) -> tuple[int, PendingPut]:
-        """Put the reply to a request (codes 324, 325) into its topic: its queue, and what becomes of it. Raises
-        RequestError; nothing was stored then."""
+        """Put the reply to a request (codes 324, 325) into its topic; returns its queue id and the put. Raises
+        RequestError: nothing was stored."""
         self._check_takes()
         try:
             queue_id, batch = self._judged(SendHeader.of(command), command.body, born_host)
@@ -342,7 +342,7 @@ class SendProcessor:
             raise self._not_stored(error) from error
 
     def reply_fields(self, queue_id: int, put: PendingPut) -> dict[str, FieldValue]:
-        """What the answer to its sender says."""
+        """The fields of the answer to the sender of a reply."""
         message = f"{self._replies.host_text}{put.physical_offset:016X}"
         return {"msgId": message, "queueId": queue_id, "queueOffset": put.queue_offset, **self._common_reply_fields}
 
@@ -358,7 +358,7 @@ class SendProcessor:
         return self._send(command, header, connection)
 
     def _model(self, command: Command, header: SendHeader) -> TopicConfig | None:
-        """The topic that this message makes; None when it must exist already."""
+        """The topic that this message creates; None if the topic must exist already."""
         names = names_of(command)
         if header.topic.startswith(RETRY_PREFIX):
             default_topic, queues = AUTO_CREATE_TOPIC, 1
@@ -370,7 +370,7 @@ class SendProcessor:
         return self._topics.model(header.topic, default_topic, queues)
 
     async def _send_retry(self, command: Command, header: SendHeader, connection: Connection) -> DeferredReply:
-        """A client retries by itself: its group's limit holds here too (R: handleRetryAndDLQ)."""
+        """A retry by the client itself: its group's limit holds here too (R: handleRetryAndDLQ)."""
         names = names_of(command)
         group = self._retries.group(header.topic.removeprefix(RETRY_PREFIX))
         allowed = command.get_int(names["maxReconsumeTimes"], -1)
@@ -380,7 +380,7 @@ class SendProcessor:
         if not self._store.is_master:
             raise self._not_master()
         if topic.name != header.topic:
-            # A client asks for the delay of a next attempt, of which there is none (R: DELAY -1).
+            # A client asks for the delay of its next attempt, but there is none (R: DELAY -1).
             properties = decode_properties(header.properties_text)
             properties.pop(DELAY_LEVEL, None)
             header = replace(header, topic=topic.name, queue_id=0, properties_text=join_properties(properties))
@@ -413,7 +413,7 @@ class SendProcessor:
         return reply
 
     def _judged(self, header: SendHeader, body: bytes, born_host: str) -> tuple[int, RecordBatch]:
-        """Queue and records of a request. Raises RequestError, RecordError."""
+        """Queue id and records of a request. Raises RequestError, RecordError."""
         topic = self._check_topic(header)
         if len(body) > self._max_message_size_bytes:
             raise RequestError(
@@ -429,9 +429,9 @@ class SendProcessor:
         topic = self._topics.get(name)
         if topic is None:
             raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic {name!r} does not exist, create it first")
-        if is_internal(name):  # W of a topic is told to clients by name servers, and not asked for here (R)
+        if is_internal(name):  # clients learn a topic's W from name servers; it is not checked here (R)
             raise RequestError(ResponseCode.NO_PERMISSION, f"topic {name!r} is not writable")
-        if topic.order and not self._may_write:  # R: the others' clients learn it from the name servers
+        if topic.order and not self._may_write:  # R: for other topics, clients learn it from the name servers
             raise RequestError(ResponseCode.NO_PERMISSION, "this broker may not be written to (brokerPermission)")
         if header.queue_id >= topic.all_queues:
             raise RequestError(
@@ -461,13 +461,13 @@ class SendProcessor:
         level = _delay_level(text)
         due_ms = self._due_ms(text) if not level and _TIMER in text else None
         if property_value(text, REPLY_TO_CLIENT) is not None:
-            # whoever handles it makes the reply's topic of this (R: MessageUtil; there every message has it)
+            # its consumer derives the reply's topic from this (R: MessageUtil; there every message has it)
             text = join_properties(decode_properties(text) | {CLUSTER: self._cluster_name})
         if _asks_for_transaction(header, text):
-            # its sender will say later whether it counts: it waits where no consumer looks
+            # its sender commits it or rolls it back later: it waits where no consumer reads
             self._check_half(header)
             properties = decode_properties(text) | {REAL_TOPIC: topic, REAL_QUEUE_ID: str(queue_id)}
-            if due_ms is not None:  # what is committed waits for its time, and has to have room for it
+            if due_ms is not None:  # once committed it waits for its time, and needs room for the properties of that
                 _check_size(join_properties(timer_place(properties, topic, queue_id, due_ms)[2]).encode())
             topic, queue_id, text = HALF_TOPIC, 0, join_properties(properties)
             sys_flag &= ~SYS_FLAG_TRANSACTION_MASK
@@ -490,12 +490,12 @@ class SendProcessor:
         )
 
     def _due_ms(self, text: str) -> int | None:
-        """When a message is to be delivered, None: at once. Raises RequestError where it cannot be taken."""
+        """When a message is to be delivered, None: at once. Raises RequestError if it cannot be accepted."""
         try:
             due_ms = timer_due_ms(decode_properties(text), self._clock.wall_ms())
         except IllegalTimer as error:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
-        if due_ms is not None and self._timers.is_full:  # R: SYSTEM_ERROR, which here means that nobody knows
+        if due_ms is not None and self._timers.is_full:  # R: SYSTEM_ERROR, which here means an unknown outcome
             raise RequestError(
                 ResponseCode.SYSTEM_BUSY, f"timer message is under flow control, max num limit is {MAX_OPEN_TIMERS}"
             )
@@ -509,7 +509,7 @@ class SendProcessor:
         if not header.batch and self._transactions.is_full:
             raise RequestError(ResponseCode.SYSTEM_BUSY, "too many transactions are open")
 
-    # All of them
+    # All requests
 
     def _put(
         self,
@@ -519,7 +519,7 @@ class SendProcessor:
         queue_ids: Sequence[int],
     ) -> SendReplies:
         """Append the records of requests: each has the next `counts` messages of the batches, and its reply names its
-        queue id. Raises what the store raises."""
+        id in `queue_ids`. Raises what the store raises."""
         replies = SendReplies(self._replies, requests, queue_ids)
         placed = self._store.put(batches, replies.stored, requests=len(requests))
         replies.placed(_placed_each(placed, counts))
@@ -535,7 +535,7 @@ class SendProcessor:
 
 
 def _messages(alike: _Alike) -> tuple[RecordBatch, Sequence[int]]:
-    """The records of messages that came alone, and how many each request has."""
+    """The records of requests that are not batches, and how many each request has."""
     route, requests = alike.route, alike.requests
     assert route.maker is not None
     batch = RecordBatch(
@@ -566,7 +566,7 @@ def _batches(alike: _Alike) -> tuple[RecordBatch, Sequence[int]]:
 
 
 def _placed_each(placed: Sequence[Placed], counts: Sequence[int]) -> Sequence[Placed]:
-    """Where the messages of each request are, of batches that are made of so many of each."""
+    """Where the messages of each request are, given where the batches are; `counts` has the messages per request."""
     if len(placed) == len(counts):
         return placed
     each: list[Placed] = []
@@ -590,7 +590,7 @@ def _asks_for_transaction(header: SendHeader, text: str) -> bool:
 
 
 def _delay_level(text: str) -> int:
-    """The delay level that a message asks for, 0 for none. Raises RequestError where it is no number."""
+    """The delay level that a message asks for, 0 for none. Raises RequestError if it is no number."""
     delay = property_value(text, DELAY_LEVEL) or ""
     try:
         return delay_level(delay)

@@ -1,4 +1,4 @@
-"""Messages that a consumer could not handle (code 36): another try after a while, and at last the dead letters.
+"""Messages that a consumer could not handle (code 36): another try later, and finally the dead letter topic.
 
 The message is copied into the group's retry topic with a delay that grows with each try; after the last one
 allowed it goes to the group's dead letter topic, where nobody tries again (R: AbstractSendMessageProcessor,
@@ -38,7 +38,7 @@ FIRST_RETRY_LEVEL = 3
 
 
 class RetryTopics:
-    """Makes the topics for retries and dead letters of a group when they are first needed."""
+    """Creates the topics for retries and dead letters of a group when they are first needed."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class RetryTopics:
         self._topics = topics
         self._groups = groups
         self.auto_create_groups = auto_create_groups
-        """Whether a message that goes back makes its group."""
+        """Whether a message that is sent back creates its group."""
         self._on_topics_changed = on_topics_changed
         self._making: dict[str, asyncio.Task[TopicConfig]] = {}
 
@@ -84,12 +84,12 @@ class RetryTopics:
         return topic
 
     def max_times(self, name: str) -> int:
-        """How often a message comes again for a group before it is a dead letter."""
+        """How often a message is redelivered to a group before it becomes a dead letter."""
         group = self._groups.get(name)
         return group.retry_max_times if group is not None else DEFAULT_RETRY_MAX_TIMES
 
     def make_soon(self, name: str) -> None:
-        """Have a topic of one queue, for clients and tools: what is put into it may be there before."""
+        """Create a topic of one queue in the background, for clients and tools: messages may be put into it before."""
         if self._topics.get(name) is None and name not in self._making:
             self._making[name] = asyncio.get_running_loop().create_task(self._make(TopicConfig(name=name, queues=1)))
             self._making[name].add_done_callback(lambda task: self._made(name, task))
@@ -101,8 +101,8 @@ class RetryTopics:
 
 
 class SendBackProcessor:
-    """Answers code 36. `check_read(command, connection, topic, group)` raises RequestError where whoever asks may not
-    have a message of that topic."""
+    """Answers code 36. `check_read(command, connection, topic, group)` raises RequestError if the client may not read
+    messages of that topic."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class SendBackProcessor:
         self._not_leader_remark = not_leader_remark
 
     async def process(self, command: Command, connection: Connection) -> Command:
-        """Store the message for another try, or among the dead letters; answered when that is committed."""
+        """Store the message for another try, or as a dead letter; answered when that is committed."""
         if not self._store.is_master:
             raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, self._not_leader_remark())
         group = self._retries.group(command.get_str("group"))
@@ -135,7 +135,7 @@ class SendBackProcessor:
             message = read_message(self._log, self._store.queues, offset)
         except (OSError, RecordError) as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"no message lies at {offset}: {error}") from error
-        if self._check_read is not None:  # else anybody who may read one topic could have another's messages copied
+        if self._check_read is not None:  # otherwise a reader of one topic could have another's messages copied
             self._check_read(command, connection, message.topic, group.name)
         allowed = command.get_int("maxReconsumeTimes", -1)
         if allowed < 0:

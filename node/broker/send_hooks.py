@@ -1,7 +1,7 @@
-"""Hooks around sending: called before a message is looked at and after it was answered (S1: SendMessageHook).
+"""Hooks around sending: called before a message is checked and after it was answered (S1: SendMessageHook).
 
-Whoever embeds a broker adds them to `BrokerController.send_hooks`: to count, to trace, to refuse. Nothing is spent on
-them while there are none.
+Code that embeds a broker adds them to `BrokerController.send_hooks`: to count, to trace, to refuse. They cost nothing
+while there are none.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class SendRefused(Exception):
 
 
 class SendHook(Protocol):
-    """Something that is told of every send."""
+    """Called around every send."""
 
     def before(self, context: SendContext) -> None:
-        """The request has come. A RequestError raised here is its answer; anything else that is raised is logged."""
+        """The request has arrived. A RequestError raised here is its answer; any other error is logged."""
         ...
 
     def after(self, context: SendContext, reply: Command) -> None:
-        """The request is answered so: stored, refused, or of unknown outcome. What is raised here is logged."""
+        """The request is answered with `reply`: stored, refused, or of unknown outcome. Errors raised are logged."""
         ...
 
 
@@ -65,7 +65,7 @@ class SendHooks:
         return bool(self._hooks)
 
     def before(self, command: Command, connection: Connection) -> SendContext:
-        """Call the hooks before a request is looked at. Raises SendRefused where one of them refuses."""
+        """Call the hooks before a request is checked. Raises SendRefused if one of them refuses."""
         names = names_of(command)
         context = SendContext(
             command,

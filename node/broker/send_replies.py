@@ -26,18 +26,18 @@ __all__ = ["RefusalTemplates", "SendReplies", "SendReplyWriter"]
 
 REPLY_NAMES = ("msgId", "queueId", "queueOffset", "transactionId")
 MAX_FORMATS = 1024
-"""Queue ids whose replies are remembered as formats."""
+"""Queue ids whose reply formats are cached."""
 MAX_REFUSALS = 64
-"""Reasons to refuse that are remembered: they name topics and queues."""
+"""Refusals whose replies are cached; the reasons name topics and queues."""
 
 
 class SendReplyWriter:
-    """What the replies of one broker have in common, and how many are still to be sent."""
+    """What the replies of one broker have in common, and how many are still unsent."""
 
     def __init__(self, store: MessageStore, store_host: str, common_fields: Mapping[str, str]) -> None:
         self.store = store
         self.host_text = message_id(store_host, 0)[:-16]
-        """How the id of every message stored here begins; its position follows in 16 digits."""
+        """Common beginning of the ids of messages stored here; the position follows in 16 digits."""
         self.common_fields = common_fields
         self.template = ReplyTemplate(REPLY_NAMES, common_fields)
         self._formats: dict[int, bytes] = {}
@@ -66,12 +66,12 @@ class SendReplyWriter:
         return b"".join(frames)
 
     def values(self, queue_id: int, placed: Placed, key: str) -> tuple[str, ...]:
-        """What a reply says of the messages of a request."""
+        """The values of a reply's fields, for the messages of one request."""
         return _ids(self.host_text, placed[1]), str(queue_id), str(placed[0]), key
 
     def _format(self, queue_id: int) -> bytes:
-        """The header of a reply of this queue: a format of opaque, ids but for what all begin with, queue offset and
-        key."""
+        """The header of replies for this queue, as a format of opaque, ids without their common beginning, queue offset
+        and key."""
         if len(self._formats) >= MAX_FORMATS:
             self._formats.clear()
         known = self.template.json_format((f"{self.host_text}%b", str(queue_id), "%d", "%b"))
@@ -79,7 +79,7 @@ class SendReplyWriter:
         return known
 
     def begun(self) -> None:
-        """A reply will be sent, or several at once; `ended` is called then."""
+        """A reply, or several at once, will be sent; `ended` is called then."""
         self._under_way += 1
 
     def ended(self) -> None:
@@ -104,14 +104,14 @@ class SendReplies(DeferredReply):
         self._outcome: Exception | None = None
 
     def placed(self, placed: Sequence[Placed]) -> None:
-        """The messages are in the log, and it is known where."""
+        """The messages are in the log, at these places."""
         self._placed = placed
         self._writer.begun()
         if self._is_stored:
             self._answer()
 
     def stored(self, error: Exception | None) -> None:
-        """What became of the messages; only the first word counts. It may come before `placed` is called."""
+        """The outcome for the messages; only the first call counts. It may come before `placed`."""
         if not self._is_stored:
             self._is_stored, self._outcome = True, error
             if self._placed:
@@ -140,21 +140,21 @@ class SendReplies(DeferredReply):
 
 
 def _ids(host: str, positions: Sequence[int]) -> str:
-    """The ids of messages at these positions, as a reply to their sender has them."""
+    """The ids of messages at these positions, as written in a reply."""
     if len(positions) == 1:
         return f"{host}{positions[0]:016X}"
     return f"{host}{pack_longs(positions).hex(',', 8).upper().replace(',', f',{host}')}"
 
 
 def _unique_key(request: Command) -> str:
-    """The unique key of a request, which its reply repeats; "" where it has none."""
+    """The unique key of a request, which its reply repeats; "" if it has none."""
     if isinstance(request, TemplateRequest):
         return property_value((request.values[3] or b"").decode(), UNIQUE_KEY) or ""
     return property_value(request.ext_fields.get(names_of(request)["properties"], ""), UNIQUE_KEY) or ""
 
 
 class RefusalTemplates:
-    """The replies of refusals, of which there may be very many with the same reason."""
+    """Replies to refused requests, of which very many may have the same reason."""
 
     def __init__(self, common_fields: Mapping[str, str]) -> None:
         self._common_fields = common_fields

@@ -1,4 +1,4 @@
-"""What a send request says: its header under either naming, and the messages of a batch."""
+"""The contents of a send request: its header under either naming, and the messages of a batch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _LONG_NAMES_CODES = (RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE)
 
 
 def names_of(command: Command) -> Mapping[str, str]:
-    """Under which name a request carries each field: either naming may come with either code."""
+    """The name under which a request carries each field: either naming may come with either code."""
     fields = command.ext_fields
     if "b" in fields or ("topic" not in fields and command.code not in _LONG_NAMES_CODES):
         return _V2_NAMES
@@ -46,13 +46,13 @@ def names_of(command: Command) -> Mapping[str, str]:
 _BATCH_HEAD = struct.Struct(">iiiii")
 _INT16 = struct.Struct(">h")
 UNIFORM_STRUCTS = 256
-"""Pairs of sizes remembered, of bodies and properties that batches consist of."""
+"""Cached pairs of sizes, of bodies and properties in uniform batches."""
 MAX_PROPERTIES_BYTES = 0x7FFF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendHeader:
-    """The fields of a send request that matter to the store, whichever way they were named."""
+    """The fields of a send request that matter to the store, under either naming."""
 
     topic: str
     queue_id: int
@@ -65,9 +65,9 @@ class SendHeader:
 
     @classmethod
     def of(cls, command: Command) -> SendHeader:
-        """Read the header of a 10, 310 or 320 request. Either naming is taken with either code.
+        """Read the header of a 10, 310 or 320 request. Either naming is accepted with either code.
 
-        Raises RequestError for a missing topic or queue id, or a number that is none.
+        Raises RequestError for a missing topic or queue id, or a number that is not one.
         """
         names = names_of(command)
         return cls(
@@ -89,7 +89,7 @@ class Columns(NamedTuple):
     bodies: Sequence[bytes]
     texts: Sequence[bytes]
     is_uniform: bool
-    """Whether it is known that all bodies are of one size, and all texts."""
+    """Whether all bodies are known to be of one size, and all texts too."""
     counts: Sequence[int]
     """Messages of each batch."""
 
@@ -100,8 +100,8 @@ def _uniform_layout(size: int, properties_size: int) -> struct.Struct:
 
 
 def _split_uniform(batches: Sequence[bytes]) -> Columns | None:
-    """The messages of batches that are all of the same sizes and flag, as they often are; None where they are not, and
-    where anything is wrong."""
+    """The messages of batches that are all of the same sizes and flag, as they often are; None if they are not, or if
+    anything is wrong."""
     first = batches[0]
     if len(first) < _BATCH_HEAD.size:
         return None
@@ -120,7 +120,7 @@ def _split_uniform(batches: Sequence[bytes]) -> Columns | None:
 
 
 def split_batches(batches: Sequence[bytes]) -> Columns:
-    """The messages of the bodies of batches, one behind the other, in columns.
+    """The messages in the bodies of batches, one after another, as columns.
 
     A message is total size, magic and CRC (both ignored), flag, body length (int32 each), the body, the
     property length (int16) and the properties. Raises RequestError (MESSAGE_ILLEGAL) for anything else.
