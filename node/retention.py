@@ -18,7 +18,7 @@ HOUR_MS: Final = 3_600_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionConfig:
     """A file is removed when what follows it is older than the retention, in the delete hour; or, at any hour, when the
-    log takes more than its share of the space it may use. No policy refuses writes instead of removing files."""
+    log takes more than its share of the space it may use. There is no policy that refuses writes instead."""
 
     retention_hours: int = 72
     """Age at which a file of the log may be removed (R: fileReservedTime)."""

@@ -68,10 +68,10 @@ async def stored(committed: asyncio.Future[None]) -> None:
 def forget(committed: asyncio.Future[None]) -> None:
     """Do not wait for this put: retrieve its error once it is done, so that asyncio does not complain. What was
     appended stays in the log while this node leads, so there is nothing to repeat."""
-    committed.add_done_callback(_look)
+    committed.add_done_callback(_retrieve_error)
 
 
-def _look(future: asyncio.Future[None]) -> None:
+def _retrieve_error(future: asyncio.Future[None]) -> None:
     if not future.cancelled():
         future.exception()
 
@@ -113,7 +113,7 @@ def read_record(log: LedgerStore, queues: QueueStore, physical_offset: int) -> t
     queue = queues.find(message.topic, message.queue_id)
     units = queue.read(message.queue_offset, 1) if queue is not None else []
     if queue is None or not units or units[0].physical_offset != physical_offset:
-        raise RecordError(f"the record at {physical_offset} of the log is not one that its queue means")
+        raise RecordError(f"the record at {physical_offset} of the log is not the one in its queue")
     check_crc(record, queue.read_crcs(message.queue_offset, 1)[0], physical_offset)
     return message, record
 

@@ -101,7 +101,7 @@ class Assignments:
             is_for_all = content.get("messageModel") == _BROADCASTING
             by_circle = content.get("strategyName") == "AVG_BY_CIRCLE"
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise RequestError(ResponseCode.INVALID_PARAMETER, f"this is no question: {error!r}") from error
+            raise RequestError(ResponseCode.INVALID_PARAMETER, f"this is not a valid query: {error!r}") from error
         places = await self._places(topic)
         mode = self._modes.get(topic, {}).get(group, {"mode": "PULL", "popShareQueueNum": 0})
         members = sorted(self._clients.consumer_ids(group))

@@ -64,7 +64,7 @@ class DiskWatch:
         try:
             self.used_ratio = self._disk.usage(self._path).used_ratio
         except OSError as error:
-            logger.warning("the room on the disk of %s cannot be told: %s", self._path, error)
+            logger.warning("the free space on the disk of %s is unknown: %s", self._path, error)
         was_full, self.is_full = self.is_full, self.used_ratio * 100 >= self._full_percent
         if self.is_full != was_full:
             logger.warning(

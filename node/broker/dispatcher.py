@@ -356,7 +356,7 @@ class Dispatcher:
                     total += count
                     end = _End(index - 1, entries.term_of(index - 1))
                     if not self._add((batch,), end, arrived):
-                        raise ValueError("is the next of its queue, and is not")
+                        raise ValueError("does not follow the end of its queue")
                 if index <= entries.last_index:
                     total += self._dispatch(arrived)
                     index = self._mark.index + 1

@@ -135,7 +135,7 @@ class LiveSettings:
             stored = {str(name): str(text) for name, text in content["brokerConfig"].items()}
             version = {name: int(content["dataVersion"][name]) for name in self.version}
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ValueError(f"{self._path} is no table of settings: mend it, or remove it to start without") from error
+            raise ValueError(f"{self._path} is no table of settings: fix it, or remove it to start without") from error
         config, changed = self._config, {}
         for name, text in stored.items():
             try:

@@ -235,7 +235,7 @@ class ConsumingGroups:
         known = consumers.subscriptions.get(topic) if consumers is not None else None
         if known is None:
             raise RequestError(
-                ResponseCode.SUBSCRIPTION_NOT_EXIST, f"group {name!r} has not said what it wants of topic {topic!r}"
+                ResponseCode.SUBSCRIPTION_NOT_EXIST, f"group {name!r} has no subscription to topic {topic!r}"
             )
         if known.version < version:
             raise RequestError(

@@ -114,7 +114,7 @@ class _Route(NamedTuple):
 _Kind = tuple[HeaderTemplate, bytes | None, bytes | None, bytes | None]
 
 
-class _Alike(NamedTuple):
+class _Coalesced(NamedTuple):
     """Requests of one kind, for one queue and born at the same time, with no other request for that queue between."""
 
     kind: _Kind
@@ -228,8 +228,8 @@ class SendProcessor:
         routes: _Routes | None = connection.state.get(_STATE_KEY)
         if routes is None or routes.topics is not self._topics.table:
             routes = connection.state[_STATE_KEY] = _Routes(self._topics.table)
-        together: list[_Alike] = []
-        latest: dict[Queue, _Alike] = {}
+        together: list[_Coalesced] = []
+        latest: dict[Queue, _Coalesced] = {}
         refusals: list[RequestError] = []
         for request in requests:
             queue, born, topic, text = request.values
@@ -248,25 +248,25 @@ class SendProcessor:
             if refusals or route.refusal is not None or not self._needs_no_checks(route, request, text):
                 break
             assert route.maker is not None
-            alike = latest.get(route.maker.queue)
-            if alike is None or alike.kind != kind or alike.born != born:
-                alike = latest[route.maker.queue] = _Alike(kind, born, route, [])
-                together.append(alike)
-            alike.requests.append(request)
+            coalesced = latest.get(route.maker.queue)
+            if coalesced is None or coalesced.kind != kind or coalesced.born != born:
+                coalesced = latest[route.maker.queue] = _Coalesced(kind, born, route, [])
+                together.append(coalesced)
+            coalesced.requests.append(request)
         if refusals:
             return self._refuse_together(requests[: len(refusals)], refusals)
         return self._put_together(together) if together else None
 
-    def _put_together(self, together: Sequence[_Alike]) -> DeferredReply | None:
+    def _put_together(self, together: Sequence[_Coalesced]) -> DeferredReply | None:
         """Store requests, group by group; None, and nothing is changed, if they have to be checked one by one."""
         own: list[TemplateRequest] = []
         batches: list[RecordBatch] = []
         counts: list[int] = []
         queue_ids: list[int] = []
         try:
-            for alike in together:
-                batch, own_counts = _batches(alike) if alike.route.is_batch else _messages(alike)
-                own += alike.requests
+            for coalesced in together:
+                batch, own_counts = _batches(coalesced) if coalesced.route.is_batch else _messages(coalesced)
+                own += coalesced.requests
                 batches.append(batch)
                 counts += own_counts
                 queue_ids += [batch.maker.queue_id] * len(own_counts)
@@ -334,7 +334,7 @@ class SendProcessor:
         RequestError: nothing was stored."""
         self._check_takes()
         try:
-            queue_id, batch = self._judged(SendHeader.of(command), command.body, born_host)
+            queue_id, batch = self._checked_request(SendHeader.of(command), command.body, born_host)
             return queue_id, self._store.put_one(batch)
         except RecordError as error:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, error.reason) from error
@@ -402,7 +402,7 @@ class SendProcessor:
 
     def _send(self, command: Command, header: SendHeader, connection: Connection) -> DeferredReply:
         try:
-            queue_id, batch = self._judged(header, command.body, connection.remote_address)
+            queue_id, batch = self._checked_request(header, command.body, connection.remote_address)
             reply = self._put((command,), (batch,), (batch.count,), (queue_id,))
         except RecordError as error:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, error.reason) from error
@@ -412,7 +412,7 @@ class SendProcessor:
             reply.stored(None)
         return reply
 
-    def _judged(self, header: SendHeader, body: bytes, born_host: str) -> tuple[int, RecordBatch]:
+    def _checked_request(self, header: SendHeader, body: bytes, born_host: str) -> tuple[int, RecordBatch]:
         """Queue id and records of a request. Raises RequestError, RecordError."""
         topic = self._check_topic(header)
         if len(body) > self._max_message_size_bytes:
@@ -534,16 +534,16 @@ class SendProcessor:
         return RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, f"nothing was stored: {error}")
 
 
-def _messages(alike: _Alike) -> tuple[RecordBatch, Sequence[int]]:
+def _messages(coalesced: _Coalesced) -> tuple[RecordBatch, Sequence[int]]:
     """The records of requests that are not batches, and how many each request has."""
-    route, requests = alike.route, alike.requests
+    route, requests = coalesced.route, coalesced.requests
     assert route.maker is not None
     batch = RecordBatch(
         route.maker,
         route.flags * len(requests),
         [request.body for request in requests],
         [request.values[3] or b"" for request in requests],
-        int(alike.born) if alike.born else 0,
+        int(coalesced.born) if coalesced.born else 0,
         route.reconsume_times,
         common=route.common,
         keys=None if route.common is None else [request.key or b"" for request in requests],
@@ -551,12 +551,12 @@ def _messages(alike: _Alike) -> tuple[RecordBatch, Sequence[int]]:
     return batch, (1,) * len(requests)
 
 
-def _batches(alike: _Alike) -> tuple[RecordBatch, Sequence[int]]:
+def _batches(coalesced: _Coalesced) -> tuple[RecordBatch, Sequence[int]]:
     """The records of requests that are batches, and how many each has. Raises _NeedsChecks, RequestError."""
-    route = alike.route
+    route = coalesced.route
     assert route.maker is not None
-    flags, bodies, texts, is_uniform, counts = split_batches([request.body for request in alike.requests])
-    born_ms = int(alike.born) if alike.born else 0
+    flags, bodies, texts, is_uniform, counts = split_batches([request.body for request in coalesced.requests])
+    born_ms = int(coalesced.born) if coalesced.born else 0
     batch = RecordBatch(
         route.maker, flags, bodies, texts, born_ms, route.reconsume_times, is_uniform=is_uniform
     )  # fmt: skip

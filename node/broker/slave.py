@@ -1,8 +1,8 @@
-"""A broker's dealings with its master: where it is, its log, its tables.
+"""A broker as a slave: where its master is, the master's log, the master's tables.
 
-Name servers tell a slave, as the answer to each registration, where the master of its name is and where that one waits
-for slaves (R: RegisterBrokerResult). Nothing of it is remembered across a change of roles: the next registration, which
-a change brings about at once, tells it anew (S3).
+Name servers tell a slave, in the answer to each registration, where the master of its name is and where that master
+accepts slaves (R: RegisterBrokerResult). None of it is remembered across a change of roles: the next registration,
+which a change triggers at once, tells it again (S3).
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ logger = logging.getLogger("node.broker")
 
 
 def read_mode_of(config: BrokerConfig) -> ReadMode:
-    """As configured; but what a slave of classic HA answers, where it may, is what it has (R: slaveReadEnable)."""
+    """The configured mode; but a slave of classic HA that may answer uses what it has (R: slaveReadEnable)."""
     reads_as_slave = config.ha is not None and config.ha.is_slave and config.slave_read_enable
     return ReadMode.UNSAFE if reads_as_slave else ReadMode(config.read_mode)
 
 
 class SlaveSide:
-    """What is a slave's business of one broker; on a master it rests. `register_again` has the name servers asked where
-    the master is."""
+    """The slave's part of one broker; idle on a master. `register_again` triggers a registration, whose answer tells
+    where the master is."""
 
     def __init__(
         self,
@@ -91,8 +91,8 @@ class SlaveSide:
             self._ha.client.start()
 
     def registered(self, fields: Mapping[str, str]) -> None:
-        """A name server has answered a registration. One that knows of no master, because it has just started or does
-        not hear of it, makes nobody leave the master that he has (R)."""
+        """A name server has answered a registration. If it knows no master, because it has just started or does not
+        hear from the master, the slave keeps the one that it has (R)."""
         if self._ledger.member_state.is_leader:
             return
         self.master_address = fields.get("masterAddr", "") or self.master_address
@@ -100,7 +100,7 @@ class SlaveSide:
             self._ha.master_is_at(self._dialled(fields["haServerAddr"]))
 
     def role_changed(self, is_master: bool) -> None:
-        """The broker's role is another one, or was found to be the same."""
+        """The broker's role has changed, or was found to be the same."""
         self.master_address = ""
         if is_master:
             self.synchronize.stop()
@@ -108,17 +108,17 @@ class SlaveSide:
             self.synchronize.start()
 
     def stop(self) -> None:
-        """Copy no tables any more."""
+        """Stop copying tables."""
         self.synchronize.stop()
 
     def broker_id(self, is_master: bool) -> int:
-        """0 while master, otherwise the slave's number. One that is master for good never is anything else (R)."""
+        """0 while master, otherwise the slave's number. In classic HA the role never changes (R)."""
         is_master = is_master if self._ha is None else self._ha.client is None
         return 0 if is_master else self._config.slave_broker_id
 
     @property
     def ha_address(self) -> str:
-        """Where this master waits for slaves, as it is advertised; "" where it does not."""
+        """The advertised address at which this master accepts slaves; "" if it does not."""
         service = self._ha.service if self._ha is not None else None
         if service is None:
             return ""
@@ -127,7 +127,7 @@ class SlaveSide:
 
     @property
     def role(self) -> str:
-        """The role by the name that the configuration has for it; "" where that has none."""
+        """The role as named in the configuration; "" if that names none."""
         return self._ha.ha.role if self._ha is not None else ""
 
     def status(self) -> dict[str, Any]:
@@ -136,7 +136,7 @@ class SlaveSide:
             "masterAddress": self.master_address,
             "slaveSyncTotal": self.synchronize.rounds_total,
         }
-        if isinstance(self._ledger, DLedgerServer):  # whom this member holds for its group, and which entry says so
+        if isinstance(self._ledger, DLedgerServer):  # the members as this one knows them, and the entry with them
             members = self._ledger.member_state.members
             table |= {"members": ",".join(members.ids), "membersIndex": members.index}
             writer, dispatchers = self._ledger.store.writer, self._ledger.pusher.dispatchers.values()

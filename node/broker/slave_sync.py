@@ -1,19 +1,19 @@
-"""What a slave copies of its master beside the log: topics, consumer offsets, delay offsets, subscription groups (S3,
-R: SlaveSynchronize), 3 s after it became a slave and every 10 s from then on, for as long as it is one.
+"""What a slave copies from its master beside the log: topics, consumer offsets, delay offsets, subscription groups (S3,
+R: SlaveSynchronize), 3 s after it became a slave and every 10 s from then on, while it is one.
 
 The tables are taken over as they are, so a new master may know less of the consumers' progress than the old one did:
-messages come again, none is skipped. Delay offsets are kept in `delayOffset.json` for whoever reads RocketMQ's files;
-this node goes by its log, which is exact (see `delay.py`).
+messages are redelivered, none is skipped. Delay offsets are kept in `delayOffset.json` for readers of RocketMQ's files;
+this node relies on its log, which is exact (see `delay.py`).
 
-A log that is a copy of the newest files only does not tell how queues go on that have no message in them. The master is
-asked for the end of each, once (R: such a slave numbers them from 0 when it is made the master).
+A log that only has copies of the newest files does not tell the next offset of queues without a message in them. The
+master is asked for the end of each, once (R: such a slave numbers them from 0 when it becomes master).
 
-In classic HA only a slave whose log is a copy of the master's takes them. Another one's log may be all that is left,
-where a master came back with an empty disk; its own tables say how to read it.
+In classic HA a slave only takes the tables while its log is a copy of the master's. Another slave's log may be all that
+is left, if a master came back with an empty disk; its own tables tell how to read it.
 
-While the master is away consumers may read here and say here how far they are. RocketMQ's slave forgets that at the
-first copy from the master that has come back, and everybody reads again what he had (rocketmq#1094). This one tells
-the master first: offsets that were taken here, and only those.
+While the master is away consumers may read here and commit offsets here. RocketMQ's slave forgets these at the
+first copy from the returned master, and every consumer reads again what it had (rocketmq#1094). This one first
+reports them to the master: offsets that were committed here, and only those.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ __all__ = ["SlaveSynchronize"]
 logger = logging.getLogger("node.broker")
 
 FIRST_AFTER_S: Mapping[str, float] = {"default": 3.0, "fast": 0.3}
-"""From becoming a slave to the first copy, by timing profile (S3: 3 s)."""
+"""Time from becoming a slave to the first copy, by timing profile (S3: 3 s)."""
 INTERVAL_S: Mapping[str, float] = {"default": 10.0, "fast": 1.0}
-"""Between two copies (S3: 10 s)."""
+"""Time between two copies (S3: 10 s)."""
 NO_MASTER_PAUSE_S = 1.0
-"""Between two registrations that ask where the master is, while nobody knows one."""
+"""Time between two registrations that ask where the master is, while none is known."""
 NO_COPY_PAUSE_S = 1.0
-"""Between two looks whether this log is a copy of the master's, while it is not."""
+"""Time between two checks whether this log is a copy of the master's, while it is not."""
 TIMEOUT_MS = 3000
-"""For one request (R)."""
+"""Timeout of one request (R)."""
 MAX_GIVEN_BACK = 1000
-"""Offsets that one round tells the master; further ones wait for the next."""
+"""Offsets that one round reports to the master; further ones wait for the next."""
 MAX_ENDS_ASKED = 1000
 """Queues whose end one round asks the master for; further ones wait for the next."""
 _UNREADABLE = (KeyError, TypeError, AttributeError, ValueError, RecursionError)
@@ -57,8 +57,8 @@ _UNREADABLE = (KeyError, TypeError, AttributeError, ValueError, RecursionError)
 
 class SlaveSynchronize:
     """Copies the tables of the master at `master()` (an address to dial, "" while there is none: then `ask_for_master`
-    is called from time to time), while `may_copy` says so. `may_give_back` says whether this node's log is known to be
-    a copy of the master's."""
+    is called from time to time), while `may_copy()` holds. `may_give_back()` tells whether this node's log is known to
+    be a copy of the master's."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class SlaveSynchronize:
         self._task: asyncio.Task[None] | None = None
         self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
         self.rounds_total = 0
-        """Times that every table was copied since the start."""
+        """Complete copies of all tables since the start."""
 
     def start(self) -> None:
         """This node is a slave now."""
@@ -104,7 +104,7 @@ class SlaveSynchronize:
             self._task = asyncio.get_running_loop().create_task(self._copy_forever())
 
     def stop(self) -> None:
-        """This node is no slave any more; what is under way changes nothing further."""
+        """This node is no longer a slave; a copy under way changes nothing further."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -126,7 +126,7 @@ class SlaveSynchronize:
                 self._complaints.warning(logger, "sync", "tables of the master at %s: %s", address, error)
             except _UNREADABLE as error:
                 self._complaints.warning(
-                    logger, "sync", "the master at %s sends a table that is none: %r", address, error
+                    logger, "sync", "the master at %s sends a table that cannot be read: %r", address, error
                 )
             except Exception:
                 logger.exception("copying the tables of the master at %s met an error of its own", address)
@@ -145,9 +145,9 @@ class SlaveSynchronize:
         await self._learn_queue_ends(address)
 
     async def _learn_queue_ends(self, address: str) -> None:
-        """Where queues end of which this log, which began with the newest of the master's files, holds no message: as
-        master this node would number from 0 again, and deliver none of the delayed messages that get a number which
-        the log says was delivered. Asked once for each: what comes later is in the log."""
+        """Ask for the ends of queues of which this log, which began with the newest of the master's files, holds no
+        message. As master this node would otherwise number from 0 again, and deliver none of the delayed messages
+        whose new number counts as delivered in the log. Asked once for each: later messages are in the log."""
         if not self._may_give_back():
             return
         queues = ((topic.name, queue_id) for topic in self._topics for queue_id in range(topic.all_queues))
@@ -160,8 +160,8 @@ class SlaveSynchronize:
             await self._ends.learn(ends)
 
     async def _give_back(self, address: str, content: Any) -> Any:
-        """The master's offsets, after it was told those that consumers left here and that are further on. A queue's
-        end bounds them: an offset beyond it is of messages that nobody has any more."""
+        """The master's offsets, after reporting to it those that consumers committed here and that are further on. A
+        queue's end bounds them: beyond it are only messages that nobody has any more."""
         for key, queue_id in self._offsets.taken()[:MAX_GIVEN_BACK] if self._may_give_back() else []:
             topic, group = split_key(key)
             own = self._offsets.find(group, topic, queue_id)
@@ -175,7 +175,7 @@ class SlaveSynchronize:
                 await self._ask(address, Command.request(RequestCode.UPDATE_CONSUMER_OFFSET, fields))
                 content["offsetTable"][key][str(queue_id)] = offset
             self._offsets.forget_taken(key, queue_id, own)
-        for key, queue_id in self._offsets.taken():  # not given back yet: stays as it is here
+        for key, queue_id in self._offsets.taken():  # not reported yet: stays as it is here
             topic, group = split_key(key)
             content["offsetTable"].setdefault(key, {})[str(queue_id)] = self._offsets.find(group, topic, queue_id)
         return content

@@ -2,15 +2,15 @@
 
     a > 5 AND (b = 'x' OR NOT c IS NULL) AND d IN ('p', 'q') AND e BETWEEN -1 AND 10 AND f <> TRUE AND g LIKE 'ab%'
 
-Property values are text. A number in the expression makes the property be read as a number; a property that is
-missing, or is no number where one is asked for, makes the comparison unknown, and unknown is not a match (SQL's
+Property values are text. A property that is compared with a number is read as a number; a property that is
+missing, or not a number where one is needed, makes the comparison unknown, and unknown is not a match (SQL's
 three-valued logic). Names are letters, digits, _ and $; keywords are read in any case; strings are quoted with ',
-doubled inside; comments begin with -- or stand between /* and */. A parsed expression is a tree of closures; parsing is
-cached by whoever holds it.
+doubled inside; comments begin with -- or stand between /* and */. A parsed expression is a tree of closures;
+`parse_sql` caches them.
 
-What RocketMQ 4.9 reads whole is read here. Of arithmetic that is signs before an operand: its grammar has nothing
-between two operands but comparisons, and its parser ends without an error where the grammar does, so that it takes
-`a > 5 + 1` for `a > 5`. Such an expression is refused here. docs/node.md has the differences in what is found.
+Everything that RocketMQ 4.9 parses completely is parsed here. The only arithmetic is signs before an operand: its
+grammar has only comparisons between two operands, and its parser stops without an error where the grammar ends, taking
+`a > 5 + 1` for `a > 5`. Such an expression is refused here. docs/node.md has the differences in what matches.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import NamedTuple
 __all__ = ["SqlError", "SqlFilter", "parse_sql"]
 
 MAX_DEPTH = 64
-"""Nesting of parentheses, NOT and signs; and comparisons whose left side is one."""
+"""Nesting of parentheses, NOT and signs; and of comparisons whose left side is a comparison."""
 MAX_TOKENS = 2000
 CACHE_ENTRIES = 256
 """Parsed expressions kept; consumers of one group share one."""
@@ -42,8 +42,8 @@ _TOKEN = re.compile(
 _BETWEEN_TOKENS = re.compile(r"(?:[ \t\n\r\f]|--[^\n\r]*|/\*.*?\*/)*", re.DOTALL)
 _NUMBER = re.compile(r"(?P<whole>[+-]?[0-9]+)|[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 MAX_DIGITS = 400
-"""Of a number in an expression, and of a property that is read as one; a double ends at 309, and an integer of many
-takes long to read."""
+"""Digits of a number in an expression, and length of a property that is read as one; a double ends at 309, and a long
+integer takes long to read."""
 _KEYWORDS = frozenset(
     ["AND", "OR", "NOT", "IS", "NULL", "IN", "BETWEEN", "TRUE", "FALSE", "LIKE", "CONTAINS", "STARTSWITH", "ENDSWITH"]
 )
@@ -51,19 +51,19 @@ _ARITHMETIC = "there is no arithmetic between operands (RocketMQ's filters have 
 
 
 class _Operand(NamedTuple):
-    """What a comparison compares."""
+    """One side of a comparison."""
 
     term: _Term
     is_condition: bool
-    """It can stand alone: a property, a truth value, a comparison."""
+    """Whether it can stand alone: a property, a truth value, a comparison."""
     is_text: bool = False
-    """A string of the expression, not of a property."""
+    """Whether it is a string literal."""
     is_null: bool = False
-    """The word NULL."""
+    """Whether it is the keyword NULL."""
 
 
 class SqlError(ValueError):
-    """An expression that cannot be read; the text says where."""
+    """An expression that cannot be parsed; the text says where."""
 
 
 class SqlFilter:
@@ -76,7 +76,7 @@ class SqlFilter:
         self._test = test
 
     def matches(self, properties: Properties) -> bool:
-        """Whether the expression is true of these properties; unknown is not."""
+        """Whether the expression is true for these properties; unknown is not."""
         return self._test(properties) is True
 
 
@@ -133,7 +133,7 @@ class _Parser:
             raise SqlError(f"nested more than {MAX_DEPTH} deep")
 
     def _link(self, links: int) -> None:
-        """The left side of what follows has so many comparisons, one on the left side of the other."""
+        """Bound comparisons whose left side is a comparison: what follows has `links` of them on its left."""
         self._chained += links > 1
         if self._chained > MAX_DEPTH:
             raise SqlError(f"more than {MAX_DEPTH} comparisons of comparisons")
@@ -255,7 +255,7 @@ class _Parser:
         return right if sign == "+" else _Operand(lambda properties: _minus(term(properties)), False)
 
     def _operand(self) -> _Operand:
-        """A literal, a property, or what stands in parentheses."""
+        """A literal, a property, or an expression in parentheses."""
         if self._take("("):
             self._deeper()
             inner = self._or()
@@ -290,7 +290,7 @@ def _after_blanks(expression: str, at: int) -> int:
 
 
 def _comparing(sign: str, left: _Operand, right: _Operand) -> _Comparison:
-    """How a value of `left` compares with `right`."""
+    """A function that compares a value of `left` with `right`."""
     if left.is_null or right.is_null:
         raise SqlError("NULL is asked for by IS NULL")
     second = right.term
@@ -305,7 +305,7 @@ def _compared(sign: str, left: _Operand, right: _Operand) -> _Operand:
 
 
 def _each(combine: Callable[[Iterable[Value]], Value], left: _Operand, comparisons: Sequence[_Comparison]) -> _Term:
-    """What becomes of several comparisons of `left`. It is evaluated once: it may be such a test itself, and so on."""
+    """Several comparisons of `left`, combined. It is evaluated once: it may be such a test itself, and so on."""
     first = left.term
 
     def test(properties: Properties) -> Value:
@@ -330,7 +330,7 @@ def _minus(value: Value) -> int | float | None:
 
 
 def _like(pattern: str) -> Callable[[str], bool]:
-    """SQL's LIKE: % is any text, _ one character. What stands between two % is looked for from left to right, and is
+    """SQL's LIKE: % is any text, _ one character. The parts between two % are searched from left to right, each matched
     where it is first found, so that the time is at most the length of the pattern times that of the value."""
     parts = [re.compile(re.escape(part).replace("_", "."), re.DOTALL) for part in pattern.split("%")]
     first, *inner = parts
@@ -358,7 +358,7 @@ def _truth(value: Value) -> bool | None:
 
 
 def _number(value: Value) -> int | float | None:
-    """A number, or the number that a property's text is."""
+    """A number, or a property's text read as one; None if it is neither."""
     if isinstance(value, str):
         value = value.strip()
         found = _NUMBER.fullmatch(value) if len(value) <= MAX_DIGITS else None
@@ -369,7 +369,7 @@ def _number(value: Value) -> int | float | None:
 
 
 def _compare(sign: str, left: Value, right: Value) -> bool | None:
-    """Compare as what the literal side is; unknown when that cannot be done."""
+    """Compare by the type of the literal side; None (unknown) if that cannot be done."""
     if left is None or right is None:
         return None
     if isinstance(left, bool) or isinstance(right, bool):

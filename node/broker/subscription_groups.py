@@ -1,6 +1,6 @@
 """Subscription groups: what a consumer group may do here, and how often a message is retried for it.
 
-A group that is not known is made with default settings when one of its consumers says hello (R:
+A group that is not known is created with default settings at the first heartbeat of one of its consumers (R:
 SubscriptionGroupManager, autoCreateSubscriptionGroup). The table is kept in `subscriptionGroup.json`.
 """
 
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 PERSIST_INTERVAL_S = 1.0
-"""A group made by a heartbeat is made again by the next one, so losing a second's worth does no harm."""
+"""A group created by a heartbeat is created again by the next one, so losing a second's worth does no harm."""
 MAX_GROUPS = 10_000
 """As many as topics: each group may have a retry topic of its own."""
 MAX_GROUP_CHARACTERS = 255
@@ -32,11 +32,11 @@ MASTER_ID = 0
 DEFAULT_SLOW_BROKER_ID = 1
 """R: the first slave."""
 DEFAULT_RETRY_MAX_TIMES = 16
-"""R: a message is delivered again up to 16 times, then it is a dead letter."""
+"""R: a message is redelivered up to 16 times, then it is a dead letter."""
 
 
 class TooManyGroups(Exception):
-    """No further group can be made."""
+    """No further group can be created."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +55,11 @@ class SubscriptionGroup:
     broker_id: int = MASTER_ID
     """Kept for tools that ask (R: brokerId)."""
     slow_broker_id: int = DEFAULT_SLOW_BROKER_ID
-    """Which broker id a consumer that lags far behind is sent to (R: whichBrokerWhenConsumeSlowly)."""
+    """The broker id to which a consumer that lags far behind is sent (R: whichBrokerWhenConsumeSlowly)."""
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> SubscriptionGroup:
-        """From RocketMQ's JSON. Raises ValueError, KeyError or TypeError when it is none."""
+        """From RocketMQ's JSON. Raises ValueError, KeyError or TypeError if it is no such settings."""
         name = content["groupName"]
         if not isinstance(name, str) or not 0 < len(name) <= MAX_GROUP_CHARACTERS:
             raise ValueError(f"group name {name!r}")
@@ -112,7 +112,7 @@ class SubscriptionGroups:
         self._file.load(self._adopt)
 
     def replace(self, content: Mapping[str, Any]) -> None:
-        """Take over another broker's table. Raises like `SubscriptionGroup.of` when it is none."""
+        """Take over another broker's table. Raises like `SubscriptionGroup.of` if it is invalid."""
         self._adopt(content)
         self._file.touch()
 
@@ -124,7 +124,7 @@ class SubscriptionGroups:
         self._groups = {group.name: group for group in groups}
 
     def document(self) -> dict[str, Any]:
-        """The table as it is written and sent (code 201)."""
+        """The table as it is stored and sent (code 201)."""
         return {
             "subscriptionGroupTable": {name: group.document() for name, group in self._groups.items()},
             "dataVersion": {"timestamp": 0, "counter": self._version},
@@ -134,7 +134,7 @@ class SubscriptionGroups:
         return self._groups.get(name)
 
     def may_notify(self, name: str) -> bool:
-        """Whether a group's consumers are told when others come and go: unless its settings say otherwise."""
+        """Whether a group's consumers are notified when others come and go: yes, unless its settings forbid it."""
         known = self._groups.get(name)
         return known is None or known.notify_changes
 
@@ -142,7 +142,7 @@ class SubscriptionGroups:
         return len(self._groups)
 
     def find_or_create(self, name: str) -> SubscriptionGroup:
-        """The group, made with default settings when it is new. Raises TooManyGroups, ValueError for a bad name."""
+        """The group, created with default settings if it is new. Raises TooManyGroups, ValueError for a bad name."""
         group = self._groups.get(name)
         if group is None:
             group = SubscriptionGroup.of({"groupName": name})
@@ -157,13 +157,13 @@ class SubscriptionGroups:
         self._file.touch()
 
     async def put(self, group: SubscriptionGroup) -> None:
-        """Make or change a group; durable on return. Raises TooManyGroups; OSError where it is not durable yet, and is
-        written as soon as the disk takes it."""
+        """Create or change a group; durable on return. Raises TooManyGroups; OSError if it is changed but not yet
+        durable: it is written as soon as the disk allows."""
         self._put(group)
         await self._file.flush()
 
     async def remove(self, name: str) -> None:
-        """Forget a group; durable on return. Raises OSError as `put` does."""
+        """Forget a group; durable on return. Raises OSError like `put`."""
         if self._groups.pop(name, None) is not None:
             self._version += 1
             self._file.touch()

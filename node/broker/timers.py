@@ -1,12 +1,12 @@
-"""Timer messages of RocketMQ 5: delivered at a time of their own, at most three days away.
+"""Timer messages of RocketMQ 5: delivered at a time that the sender gives, at most three days ahead.
 
-A message with TIMER_DELIVER_MS, TIMER_DELAY_SEC or TIMER_DELAY_MS waits in rmq_sys_wheel_timer, its time as
-TIMER_OUT_MS (R: HookUtils, TimerMessageStore). RocketMQ writes a wheel of slots of a second beside its log; here the
-times of all that wait are in memory, which bounds their number, and a message is delivered as soon as the master's wall
-clock has reached its millisecond, never before.
+A message with TIMER_DELIVER_MS, TIMER_DELAY_SEC or TIMER_DELAY_MS waits in rmq_sys_wheel_timer, with its time in
+TIMER_OUT_MS (R: HookUtils, TimerMessageStore). RocketMQ keeps a wheel of one-second slots beside its log; here the
+times of all waiting messages are in memory, which bounds their number, and a message is delivered as soon as the
+master's wall clock has reached its millisecond, never before.
 
-As with delay levels (`delay.py`) the log itself says what was delivered: a delivered message carries the number that it
-had in the queue of those that wait. So neither a crash nor a change of masters loses one or delivers it twice.
+As with delay levels (`delay.py`) the log itself tells what was delivered: a delivered message carries the offset
+that it had in the queue of waiting messages. So neither a crash nor a change of masters loses one or delivers it twice.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from node.store.record import RecordError, RecordSummary
 __all__ = ["MAX_OPEN_TIMERS", "OpenTimers", "TimerService"]
 
 MAX_OPEN_TIMERS = 200_000
-"""Messages that wait for a time; beyond it further ones are refused. Each costs about 200 bytes of memory and 25 in
+"""Timer messages that wait; beyond it further ones are refused. Each costs about 200 bytes of memory and 25 in
 every checkpoint."""
 
 
 class OpenTimers:
-    """When each message that waits is due, by its number in the queue, as the log tells it."""
+    """When each waiting message is due, by its offset in the timer queue, as derived from the log."""
 
     def __init__(self) -> None:
         self.due_ms: dict[int, int] = {}
@@ -45,7 +45,7 @@ class OpenTimers:
         return len(self.due_ms) >= MAX_OPEN_TIMERS
 
     def dispatch(self, record: RecordSummary) -> None:
-        """Note a message that waits, or that one was delivered."""
+        """Note a waiting message, or that one was delivered."""
         if record.topic == TIMER_TOPIC:
             due_ms = whole_number(property_value(record.properties_text, TIMER_DELIVERED)) or 0
             self.due_ms[record.queue_offset] = due_ms
@@ -56,22 +56,22 @@ class OpenTimers:
                 self.due_ms.pop(number, None)
 
     def dispatch_batch(self, batch: DispatchBatch) -> None:
-        """Nothing is made of messages that are not special."""
+        """Nothing is derived from messages that are not special."""
 
     def snapshot(self) -> Any:
         """Everything that waits."""
         return list(self.due_ms.items())
 
     def restore(self, state: Any) -> None:
-        """Go on from a snapshot, None: from nothing."""
+        """Continue from a snapshot; None: from nothing."""
         self.due_ms = {number: due_ms for number, due_ms in state or ()}
 
     async def flush(self) -> None:
-        """The snapshot is all there is."""
+        """Nothing to do: the snapshot is the whole state."""
 
 
 class TimerService:
-    """Delivers while this node is master. `store_host` gives the address that records carry."""
+    """Delivers while this node is master. `store_host` returns the address that records carry."""
 
     def __init__(
         self, *, store: MessageStore, log: LedgerStore, timers: OpenTimers, clock: Clock, store_host: Callable[[], str]
@@ -85,19 +85,19 @@ class TimerService:
         """Messages put by this service since the start."""
 
     def start(self) -> None:
-        """This node is master now: everything of the log is dispatched, so what waits is exact."""
+        """This node is master now: the whole log is dispatched, so what waits is exact."""
         self._timers.on_opened = self._queue.add
         self._queue.start((due_ms, number) for number, due_ms in self._timers.due_ms.items())
 
     def stop(self) -> None:
-        """Deliver nothing any more."""
+        """Stop delivering."""
         self._queue.stop()
 
     def _deliver(self, number: int) -> None:
         queues: QueueStore = self._store.queues
         queue = queues.find(TIMER_TOPIC, 0)
         if queue is None or number < queue.min_offset:
-            self._timers.due_ms.pop(number, None)  # it went with the oldest files of the log
+            self._timers.due_ms.pop(number, None)  # it was removed with the oldest files of the log
             return
         units = queue.read(number, 1)
         if not units:

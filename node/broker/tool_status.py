@@ -1,6 +1,6 @@
-"""What R's own tools look for in the answers to codes 28 and 26, in their words: mqadmin's clusterList needs it.
+"""What R's own tools look for in the answers to codes 28 and 26, under R's names: mqadmin's clusterList needs it.
 
-Where this node has no such thing the value is the one that says so: it has no thread pools, so nothing queues there.
+Where this node has no such thing the value shows that: it has no thread pools, so nothing queues there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from node.store.record import RecordError, summarize_record
 __all__ = ["settings_of", "tool_status"]
 
 MAX_SEARCHED_ENTRIES = 64
-"""Entries at the begin of the log among which the first message is looked for: others are a new leader's."""
+"""Entries at the beginning of the log in which the first message is searched: those before it are a new leader's."""
 
 
 def tool_status(
@@ -48,8 +48,8 @@ def tool_status(
 
 
 def settings_of(config: BrokerConfig, table: Mapping[str, object]) -> dict[str, object]:
-    """The configuration under RocketMQ's names (R: BrokerConfig, MessageStoreConfig), as far as there is the same
-    thing here. `table` is the status: it knows the present role. Nothing secret is among it."""
+    """The configuration under RocketMQ's names (R: BrokerConfig, MessageStoreConfig), as far as this broker has the
+    same settings. `table` is the status, which knows the current role. Contains no secrets."""
     host, port = split_address(config.advertise)
     classic, limits, transactions = config.classic, config.limits, config.transactions
     settings: dict[str, object] = {
@@ -102,7 +102,7 @@ def _duration(delay_ms: int) -> str:
 
 
 def _earliest_ms(log: LedgerStore) -> int:
-    """Store timestamp of the oldest message of the log; -1 when there is none (R)."""
+    """Store timestamp of the oldest message of the log; -1 if there is none (R)."""
     index = log.ledger_begin_index
     try:
         for _ in range(MAX_SEARCHED_ENTRIES):

@@ -1,9 +1,9 @@
 """The topics of a broker: those of its configuration and those created while it runs.
 
-Topics are kept in `topics.json`, replaced as a whole on every change, in the shape of RocketMQ's topic table (R:
-TopicConfigManager). A topic that the configuration names is as it says, until a tool changes it: that stays, here and
-on those that take the table over, until the configuration says something else than it did then. Beside such a topic
-the file has what was configured. Topics that the broker needs for itself (`internal_topics.py`) are always there.
+Topics are kept in `topics.json`, replaced as a whole on every change, in the format of RocketMQ's topic table (R:
+TopicConfigManager). A topic in the configuration is as configured until a tool changes it: the change stays, here and
+on brokers that take the table over, until the configuration itself is different from what it was then. For such a topic
+the file also has what was configured. The broker's own topics (`internal_topics.py`) always exist.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from node.store.table_file import read_table, write_table
 __all__ = ["TopicTable", "TopicTableFull", "changed_message_type", "check_topic", "topic_json"]
 
 _TABLE, _CONFIGURED = "topicConfigTable", "configuredTopicTable"
-"""The topics; and, of those that a tool has changed, what their configuration was. RocketMQ has the first alone."""
+"""The topics; and for those that a tool has changed, what was configured. RocketMQ only has the first."""
 
 MESSAGE_TYPE = "message.type"
 MESSAGE_TYPES = ("", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED")
-"""What a topic may be for (R: TopicMessageType); nothing said is NORMAL to RocketMQ's proxy."""
+"""What a topic may be for (R: TopicMessageType); RocketMQ's proxy takes "" for NORMAL."""
 
 
 class TopicTableFull(Exception):
@@ -32,8 +32,8 @@ class TopicTableFull(Exception):
 
 
 class TopicTable:
-    """Topics by name. `named` are those called after the broker and its cluster. `data_version` counts changes, as the
-    name server is told."""
+    """Topics by name. `named` are those named after the broker and its cluster. `data_version` counts changes, and is
+    part of registrations."""
 
     def __init__(
         self, disk: Disk, path: str, configured: Iterable[TopicConfig], *, named: Iterable[TopicConfig] = ()
@@ -44,12 +44,12 @@ class TopicTable:
         self._configured = self._own | {topic.name: topic for topic in configured}
         self._topics: dict[str, TopicConfig] = {}
         self._changed: dict[str, TopicConfig] = {}
-        """What was configured of topics that were changed since, here or where the table is from."""
+        """For topics that were changed, here or where the table is from: what was configured."""
         self._changing = asyncio.Lock()
         self.data_version = 0
 
     def load(self) -> None:
-        """Read the created topics. Raises OSError, and ValueError when the file is not a topic table."""
+        """Read the created topics. Raises OSError, and ValueError if the file is not a topic table."""
         content = read_table(self._disk, self._path)
         if content is None:
             self._topics = dict(self._configured)
@@ -69,9 +69,9 @@ class TopicTable:
         return found | configured, {name: was for name, was in changed.items() if name in found}
 
     async def replace(self, content: Mapping[str, Any]) -> bool:
-        """Take over another broker's table, as a slave does from its master (S3); whether anything changed.
+        """Take over another broker's table, as a slave does from its master (S3); returns whether topics changed.
 
-        Raises OSError (nothing changed); ValueError, KeyError, TypeError or AttributeError when `content` is no topic
+        Raises OSError (nothing changed); ValueError, KeyError, TypeError or AttributeError if `content` is no topic
         table.
         """
         async with self._changing:
@@ -85,12 +85,12 @@ class TopicTable:
             return has_changed
 
     def get(self, name: str) -> TopicConfig | None:
-        """The topic, or None when it does not exist."""
+        """The topic, or None if it does not exist."""
         return self._topics.get(name)
 
     @property
     def table(self) -> Mapping[str, TopicConfig]:
-        """All topics; another object after each change."""
+        """All topics; a new object after each change."""
         return self._topics
 
     def __iter__(self) -> Iterator[TopicConfig]:
@@ -114,8 +114,8 @@ class TopicTable:
             self.data_version += 1
 
     async def remove(self, name: str) -> None:
-        """Forget a created topic; durable on return. What its queues hold stays. Raises OSError; ValueError for a
-        topic that the configuration names or the broker needs."""
+        """Forget a created topic; durable on return. The messages in its queues stay. Raises OSError; ValueError for a
+        topic that is configured or that the broker needs."""
         async with self._changing:
             if name in self._configured:
                 raise ValueError(f"topic {name!r} is configured and cannot be removed")
@@ -126,10 +126,10 @@ class TopicTable:
             self.data_version += 1
 
     def model(self, name: str, default_topic: str, queues: int) -> TopicConfig | None:
-        """The topic that a message to the unknown `name` would make, after the example of `default_topic`.
+        """The topic that a message to the unknown `name` would create, with `default_topic` as its template.
 
-        None when that one is unknown or must not be followed, or `name` is no topic name. A client asks for
-        `queues`; it gets at most as many as the example has (R: createTopicInSendMessageMethod).
+        None if the template is unknown or must not be used, or `name` is no topic name. A client asks for
+        `queues`; it gets at most as many as the template has (R: createTopicInSendMessageMethod).
         """
         example = self._topics.get(default_topic)
         if example is None or not example.perm & PERM_INHERIT:
@@ -149,17 +149,17 @@ class TopicTable:
         await write_table(self._disk, self._path, _document(topics, changed, version))
 
     def document(self) -> dict[str, Any]:
-        """The table as it is written and sent (code 21)."""
+        """The table as it is stored and sent (code 21)."""
         return _document(self._topics, self._changed, self.data_version)
 
     @property
     def own_names(self) -> list[str]:
-        """The topics that the broker has for itself."""
+        """Names of the broker's own topics."""
         return sorted(self._own)
 
     def announced(self, *, auto_create: bool = True, permission: int = DEFAULT_PERM) -> dict[str, Any]:
-        """The topics that name servers are told of: those that clients may use; the example for new topics only where
-        sending makes topics. None with more than the broker's `permission` (R: registerBrokerAll)."""
+        """The topics for registrations: those that clients may use; the template for new topics only if sending creates
+        topics. None has more than the broker's `permission` (R: registerBrokerAll)."""
         granted = 7 if permission & DEFAULT_PERM == DEFAULT_PERM else permission
         hidden = () if auto_create else (AUTO_CREATE_TOPIC,)
         return {
@@ -179,7 +179,7 @@ def _document(topics: Mapping[str, TopicConfig], changed: Mapping[str, TopicConf
 
 
 def topic_json(topic: TopicConfig) -> dict[str, Any]:
-    """A topic as it stands in the topic table, in a registration and in the answer to code 351 (R: TopicConfig)."""
+    """A topic as written in the topic table, in a registration and in the answer to code 351 (R: TopicConfig)."""
     attributes = {"attributes": {MESSAGE_TYPE: topic.message_type}} if topic.message_type else {}
     return attributes | {
         "topicName": topic.name,
@@ -209,7 +209,7 @@ def _topic(entry: dict[str, Any]) -> TopicConfig:
 
 
 def check_topic(topic: TopicConfig) -> TopicConfig:
-    """`topic` itself; raises ValueError for numbers that no topic can have."""
+    """`topic` itself; raises ValueError for values that no topic can have."""
     if not (1 <= topic.queues <= MAX_QUEUES and 1 <= topic.read_queues <= MAX_QUEUES):
         raise ValueError(f"{topic.queues} queues to write and {topic.read_queues} to read")
     if not (0 <= topic.perm <= 7 and 0 <= topic.sys_flag < 1 << 31):

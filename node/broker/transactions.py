@@ -1,12 +1,12 @@
-"""Transactions: half messages, their end, and asking back when the end does not come.
+"""Transactions: half messages, their end, and checks with the producer if the end does not come.
 
 A half message is stored in RMQ_SYS_TRANS_HALF_TOPIC, where no consumer sees it (R, since 4.3; in S1's older scheme it
-lay in the log without a queue, with the same effect). END_TRANSACTION (37) commits it by a copy in its real topic, or
-rolls it back; either way a message in the op topic says so. A half message whose end does not come is asked about:
-one of its group's producers gets code 39 and answers with an END (S3: only the master asks).
+was in the log without a queue, with the same effect). END_TRANSACTION (37) commits it by a copy in its real topic, or
+rolls it back; either way a message in the op topic records it. If the end of a half message does not come, one of its
+group's producers gets a check (code 39) and answers with an END (S3: only the master asks).
 
 Which transactions are open is derived from the log: a half message opens one; a committed copy or an op message, each
-of which carries the half message's physical offset, closes it. So a transaction that ended is never asked about and
+of which carries the half message's physical offset, closes it. So a transaction that ended is never checked again and
 never committed twice, whatever crashes in between.
 """
 
@@ -64,23 +64,23 @@ __all__ = [
 logger = logging.getLogger("node.broker")
 
 DONE_BEFORE = b"-1"
-"""Body of an op message that ends no half message, in Apache's eyes: it looks at none before its consumer offset."""
+"""Body of an op message that ends no half message for Apache: it ignores half messages before its consumer offset."""
 MAX_OPEN_TRANSACTIONS = 100_000
 """Beyond it half messages are refused; each open one costs about 300 bytes."""
 MAX_AGE_MS = 72 * 3_600_000
-"""A half message nobody could be asked about for so long is given up (R: as long as the log is kept)."""
+"""A half message about which nobody could be asked for so long is given up (R: as long as the log is kept)."""
 OLD_FOR_S = 60.0
-"""How long, by the loop's clock, it must look that old: to a wall clock that is ahead for a moment every one does."""
+"""How long, by the loop's clock, it must look that old: to a wall clock that is ahead for a moment all of them do."""
 RECHECK_S = 1.0
 """Longest sleep while a transaction is open: a wall clock that was set is noticed within this time."""
 RETRY_MS = 10_000
-"""After a half message could not be read or the log took nothing."""
+"""Delay after a half message could not be read or the log accepted nothing."""
 BARRIER_TIMEOUT_S = 3.0
-"""For the other members to confirm that this one leads; then it is tried again."""
+"""Time for the other members to confirm that this one leads; then it is tried again."""
 CHECKS_PER_TURN = 64
-"""Questions sent in one turn of the loop."""
+"""Checks sent in one turn of the loop."""
 FORGET_ENDINGS_AT = 10_000
-"""Ends that are noted as put; at so many, those that are dispatched are forgotten."""
+"""Ends that are noted as put; at this number, those that are dispatched are forgotten."""
 REMOVE_TAG = "d"
 """Tag of an op message: the half message it names is to be removed (R)."""
 
@@ -90,10 +90,10 @@ class _Half:
     queue_offset: int
     stored_ms: int
     due_ms: int
-    """When to ask next."""
+    """When to send the next check."""
     checks: int = 0
     is_put_off: bool = False
-    """Whether `due_ms` was counted from a clock that was read since, not from when the half message was stored."""
+    """Whether `due_ms` was counted from a later reading of the clock, not from the half message's store time."""
 
     old_since_s: float | None = None
     """Since when it has looked too old, by the loop's clock."""
@@ -102,7 +102,7 @@ class _Half:
         self.due_ms, self.is_put_off = due_ms, True
 
     def is_too_old(self, now_ms: int, loop_s: float) -> bool:
-        """Whether it has looked too old for a while; called each time that somebody is to be asked about it."""
+        """Whether it has looked too old for a while; called each time that a check is due."""
         if now_ms - self.stored_ms <= MAX_AGE_MS:
             self.old_since_s = None
         elif self.old_since_s is None:
@@ -111,16 +111,16 @@ class _Half:
 
 
 def names_half(body: bytes, number: int) -> bool:
-    """Whether an op message says that the half message of this number is done with."""
+    """Whether an op message marks the half message with this queue offset as done."""
     return body == DONE_BEFORE or str(number).encode() in body.split(b",")  # more than one: RocketMQ 5
 
 
 class OpenTransactions:
-    """The open transactions by the physical offset of their half message, as the log tells it."""
+    """The open transactions by the physical offset of their half message, derived from the log."""
 
     def __init__(self, *, timeout_ms: int) -> None:
         self.timeout_ms = timeout_ms
-        """From a half message to the first question."""
+        """From a half message to its first check."""
         self.halves: dict[int, _Half] = {}
         self._endings: dict[int, int] = {}
         self.on_opened: Callable[[int], None] = lambda physical_offset: None
@@ -144,7 +144,7 @@ class OpenTransactions:
 
     def _end(self, record: RecordSummary) -> None:
         offset = record.prepared_transaction_offset
-        if offset == 0 and record.topic == OP_TOPIC:  # the log's first message, or Apache's, which name numbers only
+        if offset == 0 and record.topic == OP_TOPIC:  # the log's first message, or Apache's op: it has no such offset
             half = self.halves.get(0)
             if half is None or not names_half(record.body, half.queue_offset):
                 return
@@ -155,8 +155,8 @@ class OpenTransactions:
         return self._endings.get(offset) == term
 
     def note_ending(self, offset: int, term: int) -> None:
-        """The end is put. Until it is dispatched, however long the disk or the group takes, nobody may put another for
-        the same transaction; when this node has stopped leading in between, nobody knows what is left."""
+        """The end is put. Until it is dispatched, however long the disk or the group takes, no other end may be put for
+        the same transaction; if this node has stopped leading in between, it is unknown what is left."""
         if len(self._endings) >= FORGET_ENDINGS_AT:
             self._endings = {at: term for at, term in self._endings.items() if at in self.halves}
         self._endings[offset] = term
@@ -166,7 +166,7 @@ class OpenTransactions:
         self._endings.pop(offset, None)
 
     def dispatch_batch(self, batch: DispatchBatch) -> None:
-        """Nothing is made of messages that are not special."""
+        """Nothing is derived from messages that are not special."""
 
     def snapshot(self) -> Any:
         """Everything that is open."""
@@ -176,13 +176,13 @@ class OpenTransactions:
         ]
 
     def restore(self, state: Any) -> None:
-        """Go on from a snapshot, None: from nothing."""
+        """Continue from a snapshot; None: from nothing."""
         self.halves = {offset: _Half(*numbers) for offset, *numbers in state or []}
         for half in self.halves.values():
-            half.is_put_off |= half.checks > 0  # which a snapshot of an earlier version does not say
+            half.is_put_off |= half.checks > 0  # a snapshot of an earlier version does not have it
 
     async def flush(self) -> None:
-        """The snapshot is all there is."""
+        """Nothing to do: the snapshot is the whole state."""
 
 
 class _Endings:
@@ -193,7 +193,7 @@ class _Endings:
         self._store_host = store_host
 
     def commit(self, half: Message, *, topic: str, queue_id: int) -> asyncio.Future[None]:
-        """Put the copy that consumers see, and the op message behind it."""
+        """Put the copy that consumers see, and the op message after it."""
         properties = dict(half.properties)
         for name in (TRANSACTION_PREPARED, REAL_TOPIC, REAL_QUEUE_ID):
             properties.pop(name, None)
@@ -205,7 +205,7 @@ class _Endings:
             store_host=self._store_host(),
             sys_flag=half.sys_flag & ~SYS_FLAG_TRANSACTION_MASK | SYS_FLAG_TRANSACTION_COMMIT,
             prepared_transaction_offset=half.physical_offset,
-            now_ms=None if topic == UNRESOLVED_TOPIC else self._store.wall_ms(),  # nothing waits to be given up
+            now_ms=None if topic == UNRESOLVED_TOPIC else self._store.wall_ms(),  # a message given up does not wait
         )
         committed = self._store.put_one(copy).committed
         try:
@@ -215,7 +215,7 @@ class _Endings:
         return committed
 
     def close(self, half: Message) -> asyncio.Future[None]:
-        """Put the op message: the half message is done with."""
+        """Put the op message: the half message is done."""
         batch = batch_of_one(
             topic=OP_TOPIC,
             queue_id=0,
@@ -229,8 +229,8 @@ class _Endings:
 
 
 class EndTransactionProcessor:
-    """Answers code 37. `check_write(command, connection, topic)` raises RequestError where whoever asks may not send to
-    that topic."""
+    """Answers code 37. `check_write(command, connection, topic)` raises RequestError if the client may not send to that
+    topic."""
 
     def __init__(
         self,
@@ -252,7 +252,7 @@ class EndTransactionProcessor:
         self._not_leader_remark = not_leader_remark
 
     async def process(self, command: Command, connection: Connection) -> Command | None:
-        """Commit or roll back, answered when that is committed in the log; no answer where the producer does not
+        """Commit or roll back, answered when that is committed in the log; no answer if the producer does not
         know (R). The request is checked against the half message: group, queue offset, physical offset."""
         if not self._store.is_master:
             raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, self._not_leader_remark())
@@ -274,7 +274,7 @@ class EndTransactionProcessor:
         return command.reply(ResponseCode.SUCCESS)
 
     async def _catch_up(self) -> None:
-        """A half message that was acknowledged a moment ago must be known here."""
+        """Wait for dispatch: a half message that was acknowledged a moment ago must be known here."""
         try:
             dispatched = self._dispatcher.wait_for(self._ledger.store.committed_index)
             if dispatched is not None:
@@ -308,8 +308,8 @@ class EndTransactionProcessor:
 
 
 class TransactionChecks:
-    """Asks producers about open transactions while this node is master. `may_ask(connection, topic)` says whether one
-    may be shown messages of a topic."""
+    """Sends checks of open transactions to producers while this node is master. `may_ask(connection, topic)` tells
+    whether a producer may be shown messages of a topic."""
 
     def __init__(
         self,
@@ -338,10 +338,10 @@ class TransactionChecks:
         self._asking: asyncio.Task[None] | None = None
         self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
         self.checks_total = 0
-        """Questions sent since the start."""
+        """Checks sent since the start."""
 
     def configure(self, config: TransactionsConfig) -> None:
-        """Ask as `config` says, from the next question of each transaction on."""
+        """Apply `config`, from the next check of each transaction on."""
         self._transactions.timeout_ms = round(config.timeout_s * 1000)
         self._interval_ms = round(config.check_interval_s * 1000)
         self._max_checks = config.max_checks
@@ -355,8 +355,8 @@ class TransactionChecks:
         self._arm()
 
     def _set_all_due(self, now_ms: int) -> None:
-        """When to ask about each, where the clock may have been set back since its times were noted, here or at
-        another master. One that was stored in the future is asked about at once (R), one that was put off again as
+        """Compute when to check each transaction: the clock may have been set back since its times were noted, here or
+        at another master. One that was stored in the future is checked at once (R), one that was put off again as
         usual, whether or not there was anybody to ask."""
         self._seen_ms = now_ms
         for half in self._transactions.halves.values():
@@ -368,7 +368,7 @@ class TransactionChecks:
         heapq.heapify(self._due)
 
     def stop(self) -> None:
-        """Ask nobody any more."""
+        """Send no more checks."""
         self._running = False
         self._due = []
         if self._timer is not None:
@@ -381,14 +381,14 @@ class TransactionChecks:
     def _opened(self, offset: int) -> None:
         if self._running:
             half, now_ms = self._transactions.halves[offset], self._clock.wall_ms()
-            if half.stored_ms > now_ms:  # times in the log never go back, so it has that of a clock that was ahead
+            if half.stored_ms > now_ms:  # store times never go back, so it has that of a clock that was ahead
                 half.due_ms = now_ms + half.due_ms - half.stored_ms
             heapq.heappush(self._due, (half.due_ms, offset))
             if self._timer is None and (self._asking is None or self._asking.done()):
                 self._arm()
 
     def _arm(self) -> None:
-        """Sleep until the next question is due; not at all when nothing is open."""
+        """Set the timer for the next check that is due, if a transaction is open."""
         self._timer = None
         if len(self._due) > 2 * len(self._transactions.halves) + 1000:
             self._due = [(half.due_ms, offset) for offset, half in self._transactions.halves.items()]
@@ -411,8 +411,8 @@ class TransactionChecks:
             self._arm()
 
     async def _ask_due(self) -> None:
-        """Ask about what is due, once it is certain that no other node is master: one that was deposed while it was
-        cut off does not know it, and would ask beside its successor (S3: only the master asks)."""
+        """Send the checks that are due, once it is certain that no other node is master: one that was deposed while it
+        was cut off does not know it, and would ask beside its successor (S3: only the master asks)."""
         try:
             async with asyncio.timeout(BARRIER_TIMEOUT_S):
                 await self._ledger.read_barrier(ReadMode.READ_INDEX)
@@ -426,7 +426,7 @@ class TransactionChecks:
             self._ask_later()
             return
         if not self._running or not self._store.is_master:
-            return  # whoever makes this node master again starts anew
+            return  # `start` begins anew when this node is master again
         now_ms = self._clock.wall_ms()
         for _ in range(CHECKS_PER_TURN):
             if not self._due or self._due[0][0] > now_ms:
@@ -447,7 +447,7 @@ class TransactionChecks:
         self._arm()
 
     def _is_gone(self, offset: int, half: _Half) -> bool:
-        """Whether the half message went with the oldest files of the log: nobody can end its transaction any more."""
+        """Forget a half message that was removed with the oldest files of the log: nobody can end it any more."""
         queue = self._store.queues.find(HALF_TOPIC, 0)
         if queue is not None and half.queue_offset >= queue.min_offset:
             return False
@@ -479,7 +479,7 @@ class TransactionChecks:
     def _give_up(self, half: Message, checks: int) -> None:
         offset, term = half.physical_offset, self._ledger.member_state.term
         if self._transactions.is_ending(offset, term):
-            return  # its producer has said how it ended, a moment ago
+            return  # its producer has just ended it
         logger.warning("giving up the transaction at %d after %d questions", offset, checks)
         self._transactions.note_ending(offset, term)
         try:

@@ -170,8 +170,8 @@ def test_concurrent_changes_are_all_there(run_case: Any, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('{"brokerConfig":[]}', "is no table of settings: mend it, or remove it"),
-        ('{"brokerConfig":{},"dataVersion":{"counter":"x"}}', "is no table of settings: mend it, or remove it"),
+        ('{"brokerConfig":[]}', "is no table of settings: fix it, or remove it"),
+        ('{"brokerConfig":{},"dataVersion":{"counter":"x"}}', "is no table of settings: fix it, or remove it"),
         ("{", "is damaged"),
     ],
 )
