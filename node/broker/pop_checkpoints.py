@@ -128,8 +128,8 @@ class Handle(NamedTuple):
 class _InHand:
     """The open checkpoints of a queue of a group, by number, and their oldest open message in logarithmic time.
 
-    A heap has an entry for each, with an oldest message that may be outdated: it only moves on, and the entry is
-    updated at the top. Entries of closed checkpoints are dropped there, or when the heap is rebuilt."""
+    A heap has an entry for each, with its oldest open message, which may be outdated: that only moves on, and an entry
+    is updated when it is at the top. Entries of closed checkpoints are dropped there, or when the heap is rebuilt."""
 
     def __init__(self) -> None:
         self._checkpoints: dict[int, Checkpoint] = {}

@@ -92,8 +92,7 @@ SYS_FLAG_SUBSCRIPTION = 4
 class TagFilter:
     """A tag expression: "*" or "" lets everything through, "a || b" messages whose tag is a or b.
 
-    A unit is first checked by its hash, which another tag may share; the message itself is then checked by its
-    tag.
+    A unit is first checked by its hash, which another tag may share; the message itself is then checked by its tag.
     """
 
     __slots__ = ("_hashes", "_tags")

@@ -1,5 +1,5 @@
-"""What a slave copies from its master beside the log: topics, consumer offsets, delay offsets, subscription groups (S3,
-R: SlaveSynchronize), 3 s after it became a slave and every 10 s from then on, while it is one.
+"""What a slave copies from its master besides the log: topics, consumer offsets, delay offsets, subscription groups
+(S3, R: SlaveSynchronize), 3 s after it became a slave and every 10 s from then on, while it is one.
 
 The tables are taken over as they are, so a new master may know less of the consumers' progress than the old one did:
 messages are redelivered, none is skipped. Delay offsets are kept in `delayOffset.json` for readers of RocketMQ's files;
@@ -145,9 +145,9 @@ class SlaveSynchronize:
         await self._learn_queue_ends(address)
 
     async def _learn_queue_ends(self, address: str) -> None:
-        """Ask for the ends of queues of which this log, which began with the newest of the master's files, holds no
-        message. As master this node would otherwise number from 0 again, and deliver none of the delayed messages
-        whose new number counts as delivered in the log. Asked once for each: later messages are in the log."""
+        """Ask for the ends of queues without a message in this log, which began with the newest of the master's files.
+        As master this node would otherwise number from 0 again, and deliver none of the delayed messages whose new
+        number counts as delivered in the log. Asked once for each: later messages are in the log."""
         if not self._may_give_back():
             return
         queues = ((topic.name, queue_id) for topic in self._topics for queue_id in range(topic.all_queues))

@@ -447,7 +447,7 @@ class TransactionChecks:
         self._arm()
 
     def _is_gone(self, offset: int, half: _Half) -> bool:
-        """Forget a half message that was removed with the oldest files of the log: nobody can end it any more."""
+        """Whether the half message was removed with the log's oldest files, so that nobody can end it; forgets it."""
         queue = self._store.queues.find(HALF_TOPIC, 0)
         if queue is not None and half.queue_offset >= queue.min_offset:
             return False

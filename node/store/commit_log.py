@@ -219,8 +219,7 @@ class CommitLog:
         """Append records of these sizes, one after another; `encode` gets their positions. Returns the positions.
 
         `on_done` is called once: with None when all count as stored, or with a NotYetDurable or OSError; in flush mode
-        `transient` at once, before this returns. Raises LogRefuses: nothing was
-        appended.
+        `transient` at once, before this returns. Raises LogRefuses: nothing was appended.
         """
         size_bytes = sum(sizes)
         self._check_room(size_bytes)

@@ -11,7 +11,7 @@ Old segments can be removed from the front, and the sequence can be truncated at
 A failed sync says nothing about which bytes are on the disk, and on Linux a second sync may succeed without
 having written them. So everything that was written since the last successful sync is kept until the next
 one, and after a failure it is written again first. A failed write may have left a part of itself after the end.
-That is truncated, durably, before the next one: whoever scans after a crash may rely on finding nothing but zeros after
+That part is truncated, durably, before the next one: a scan after a crash may rely on finding nothing but zeros after
 what was written last.
 """
 
@@ -127,7 +127,7 @@ class SegmentedFile:
         self._dirty = dict.fromkeys(self._bases[-2:])
 
     def first_gap(self, end: int) -> str:
-        """The first file below `end` that is missing or has the wrong size, and which it is; "" if all are whole."""
+        """Names the first file below `end` that is missing or has the wrong size; "" if all are whole."""
         for base in range(self._base_of(self._begin), self._base_of(end), self._segment_size_bytes):
             if base not in self._bases:
                 return f"{self.path_at(base)} is missing"
