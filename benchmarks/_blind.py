@@ -384,7 +384,7 @@ def guide_table(
         "",
         "### With a guide",
         "",
-        "The same searches by `harness explore --guide` ([exploration.md](exploration.md#a-search-that-learns)), with",
+        "The same searches by `harness explore --guide` ([exploration.md](exploration.md#a-guided-search)), with",
         "equal seconds of one core. *Mean to the budget* is what a search took on the average, where one that found",
         "nothing counts with its budget (the restricted mean). *Times sooner* is that of random searches divided by",
         "that of guided ones, of several mutants the geometric mean; the interval is that of",

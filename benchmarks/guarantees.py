@@ -304,15 +304,15 @@ def render(results: dict[str, dict[str, Any]]) -> str:
         "# What each guarantee costs and buys",
         "",
         "Made by `python -m benchmarks.guarantees` from runs with one failure of the leader's machine each. "
-        f"{WRITERS} producers send each message again until it is acknowledged. What is done about a failure stands in "
-        f"the table; besides, in classic HA an operator promotes the slave {OPERATOR_S:g} s after a machine or a disk "
+        f"{WRITERS} producers resend each message until it is acknowledged. The first column gives the failure and the "
+        f"repair; besides, in classic HA an operator promotes the slave {OPERATOR_S:g} s after a machine or a disk "
         f"has died. Simulated replicas are {NETWORK.delay_ms:g} ms apart, and {NETWORK.loss_percent:g} % of the "
         "packets between them are lost.",
         "",
-        "A cell holds the acknowledged messages that were lost, out of how many; the runs in which any was lost, with "
-        "a 95 % interval (Wilson) of how often that is to be expected; the median of the seconds without an "
-        "acknowledgement; and duplicates. Messages acknowledged as stored on the master only (SLAVE_NOT_AVAILABLE and "
-        "the like) are counted apart.",
+        "A cell holds: acknowledged messages that were lost, out of all acknowledged ones; runs in which any was lost, "
+        "with a 95 % interval (Wilson) of how often to expect that; the median of the seconds without an "
+        "acknowledgement; and duplicates. Messages acknowledged as stored on the master only (FLUSH_DISK_TIMEOUT, "
+        "FLUSH_SLAVE_TIMEOUT, SLAVE_NOT_AVAILABLE) are counted separately.",
     ]
     promised = {
         "none": "S1: failures 1 to 4 lose nothing under a synchronous flush, a little under an asynchronous one; "
@@ -353,8 +353,8 @@ def _agreement(results: dict[str, dict[str, Any]]) -> str:
     runs = sum(real[name]["runs"] for name in both)
     said = f"{len(both)} cells were repeated with real processes ({runs} runs), at the end of this page. "
     if apart:
-        return said + "The intervals of how often anything is lost do not meet in: " + "; ".join(apart) + "."
-    return said + "In each of them the intervals of how often anything is lost meet those of the simulation."
+        return said + "The intervals of how often anything is lost do not overlap in: " + "; ".join(apart) + "."
+    return said + "In each of them the interval of how often anything is lost overlaps that of the simulation."
 
 
 def _show(content: dict[str, Any] | None) -> str:
