@@ -306,18 +306,19 @@ def blind_table(
             lines += _searches_with(LOADS[load], mine)
             lines += [line for text in conditions.get(load, ()) for line in ("", text)]
             unclean = sum(len(each["unclean"]) for each in mine)
-            lines += ["", f"Runs of the node as it is that gave something away: {unclean}."]
+            lines += ["", f"Control runs (without a mutant) that showed a violation: {unclean}."]
     if lines:
         lines = [
             "",
             "## Without a hint",
             "",
-            "The same mutants, looked for by who knows nothing of them: `python -m benchmarks mutants --blind`. A",
-            "search goes through seed after seed of random mixes of all faults, until a run gives the mutant away and",
-            "the same run without the mutant does not. Where a mutant can matter follows from the part of the program",
-            "that it is put into (`benchmarks/_blind.py`). One that finds nothing counts for what it says, that it",
-            "takes more (Kaplan and Meier); `>` stands where so many searches found nothing that there is no such",
-            f"figure, with the most that one of them had. Of fewer than {LEAST_SEARCHES} searches each is given.",
+            "The same mutants, searched for with no knowledge of them: `python -m benchmarks mutants --blind`.",
+            "A search runs seed after seed of random mixes of all faults, until a run gives the mutant away and the",
+            "same run without the mutant does not. The workloads on which a mutant can matter (*searched in*) follow",
+            "from the part of the program that it changes (`benchmarks/_blind.py`). A search that finds nothing",
+            "counts as censored (Kaplan and Meier). `>` means that too many searches found nothing for such a figure;",
+            f"it is followed by the most that one of them used. With fewer than {LEAST_SEARCHES} searches each is",
+            "listed.",
             *lines,
         ]
     return [*lines, *guide_table(results, conditions)]
@@ -333,8 +334,8 @@ def _searches_with(load: Load, results: Sequence[Mapping[str, Any]]) -> list[str
         f"Runs of {load.text}, {load.time_limit_s:g} s each at {load.rate:g} operations a second; a search has",
         f"{budget} seconds of one core.",
         "",
-        f"{len(found)} of {len(searched)} mutants were found on some ground."
-        f" Not found on any: {', '.join(name for name in MUTANTS if name in searched - found) or 'none'}.",
+        f"{len(found)} of {len(searched)} mutants were found in at least one workload."
+        f" Found in none: {', '.join(name for name in MUTANTS if name in searched - found) or 'none'}.",
         "",
         "| mutant | searched in | found | seeds, median (90 %) | core s, median (90 %) | found by |",
         "|---|---|---|---|---|---|",
@@ -384,13 +385,13 @@ def guide_table(
         "",
         "### With a guide",
         "",
-        "The same searches by `harness explore --guide` ([exploration.md](exploration.md#a-guided-search)), with",
-        "equal seconds of one core. *Mean to the budget* is what a search took on the average, where one that found",
-        "nothing counts with its budget (the restricted mean). *Times sooner* is that of random searches divided by",
-        "that of guided ones, of several mutants the geometric mean; the interval is that of",
-        f"{RESAMPLES:,} bootstrap samples of the searches, and given where there are {LEAST_SEARCHES} at least; only",
-        "these mutants are counted below the table, if there are any. What was censored counts as if found at the",
-        "budget, so the factor is nearer to 1 than the truth.",
+        "The same searches with `harness explore --guide` ([exploration.md](exploration.md#a-guided-search)), with",
+        "equal seconds of one core. *Mean to the budget* is the mean time of a search, in which a search that found",
+        "nothing counts with its budget (the restricted mean). *Times sooner* is the mean of random searches divided",
+        f"by that of guided ones; for several mutants it is the geometric mean. Its interval comes from {RESAMPLES:,}",
+        f"bootstrap samples of the searches and is given for mutants with at least {LEAST_SEARCHES} searches; only",
+        "these mutants count in the totals below the table, if there are any. Censored searches count as if they had",
+        "found the mutant at the budget, so the factor is nearer to 1 than the truth.",
         *lines,
     ]
 

@@ -230,16 +230,16 @@ def after_start_s(result: Mapping[str, Any]) -> float | None:
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     """The document."""
     lines = [
-        "# How near `harness explain` comes",
+        "# How close `harness explain` comes",
         "",
         "<!-- made by: python -m benchmarks.explain -->",
         "",
-        "Each [mutant](mutants.md) is run under its scenario and [explained](explain.md): its first seed that fails,",
-        "which is 1 where nothing else is said. *Mistake*: the moment from which on it comes too late to take the",
-        "mutant out of the run, all else being as it was; found by bisection, without other randomness. *Decided*:",
-        "where the curve jumps, with the planned faults or healed. *Apart*: how far these two are from one another at",
-        "most, wherever in their intervals they lie. Times are seconds of the run, the processor's are of one core.",
-        "What was not measured has not been run.",
+        "Each [mutant](mutants.md) is run under its scenario and [explained](explain.md), with its first failing seed,",
+        "which is 1 unless given. *Mistake*: the latest moment at which removing the mutant from the run, all else",
+        "being equal, still prevents the violation; found by bisection, without other randomness. *Decided*: where the",
+        "curve jumps, with the planned faults or with faults healed. *Apart*: the largest possible distance between",
+        "these two, wherever in their intervals they lie. Times are seconds of the run; processor times are of one",
+        "core. Rows without figures were not run.",
         "",
         "| mutant | violation | seen | mistake | decided | curve | apart | continuations | core s |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -268,8 +268,8 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     lines += ["", f"Within a second of the mistake: {near} of {judged}."]
     if started:
         lines[-1] += (
-            f" Of {started} more nearly every run fails without any fault: no moment decides them but the start of the"
-            f" program, which is within a second of the mistake too; with them {near + started} of {judged}."
+            f" In {started} more nearly every run fails without any fault: the only deciding moment is the start of the"
+            f" program, which is also within a second of the mistake; with them {near + started} of {judged}."
         )
     lines += [*_reasons(results), ""]
     return "\n".join([*lines, *_measured_on(results), ""])
@@ -283,8 +283,8 @@ def _measured_on(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
             commit = results[name].get("commit", "")
             most = results[name].get("most")
             limits = f"{'' if most is None else f'at most {most} moments, '}{results[name]['runs']} runs each"
-            which = f"commit {commit[:12]}" if commit else "a commit that was not kept"
-            by_commit.setdefault(f"Of {which}, {limits}", []).append(name)
+            which = f"commit {commit[:12]}" if commit else "an unrecorded commit"
+            by_commit.setdefault(f"At {which}, {limits}", []).append(name)
     lines = [f"- {which}: {', '.join(names)}." for which, names in by_commit.items()]
     walls = {name: result["wall_s"] for name, result in results.items() if "wall_s" in result}
     if walls:
@@ -292,7 +292,7 @@ def _measured_on(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
         middle_s = statistics.median(walls.values())
         lines += [
             "",
-            f"Looking for a moment took {middle_s:.0f} s in the median, {walls[longest]:.0f} s at most ({longest}).",
+            f"The search for a moment took {middle_s:.0f} s in the median, {walls[longest]:.0f} s at most ({longest}).",
         ]
     return lines
 
@@ -312,18 +312,19 @@ def _reasons(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
         elif apart > NEAR_S:
             until = "as planned" if result["has_faults"] else "healed"
             faults_first = sorted(result["account"], key=lambda words: not words.startswith("fault "))
-            at_jump = f"at the jump {result['fails'][0]} and then {result['fails'][1]} of {result['runs']} fail"
-            there = f"What happens there: {'; '.join(faults_first[:3])}."
+            at_jump = f"before the jump {result['fails'][0]}, after it {result['fails'][1]} of {result['runs']} fail"
+            there = f"Events there: {'; '.join(faults_first[:3])}."
             if mistake[1] <= result["jump_s"][0] and between is not None:
                 why = (
-                    f"the mistake comes first and does not decide it. Of {between['runs']} continuations with faults "
-                    f"{until} that part from the run after it and before the jump, {between['fails']} fail; {at_jump}. "
+                    f"the mistake comes first and does not decide the failure. Of {between['runs']} continuations with "
+                    f"faults {until} that diverge after the mistake and before the jump, {between['fails']} fail; "
+                    f"{at_jump}. "
                 )
             elif result["jump_s"][1] <= mistake[0]:
-                why = f"with faults {until} it is decided before the mistake is made: {at_jump}. "
+                why = f"with faults {until} the failure is decided before the mistake: {at_jump}. "
             else:
                 took_s = result["jump_s"][1] - result["jump_s"][0]
-                why = f"the mistake lies within the rise, which takes {took_s:.3f} s with faults {until}: {at_jump}. "
+                why = f"the mistake lies within the rise, which is {took_s:.3f} s long with faults {until}: {at_jump}. "
             lines += ["", f"{name}: {why}{there}"]
     return lines
 
@@ -332,9 +333,9 @@ def _without_moment(result: Mapping[str, Any], mistake: Sequence[float]) -> str:
     shown = "at its end"
     if result["seen_s"] is not None:
         shown = f"{(result['seen_s'] - mistake[0]) * 1000:.1f} ms after the mistake"
-    words = f"no moment decides it. Nearly every run shows it without any fault, {shown}."
+    words = f"no moment decides it: nearly every run fails without any fault, {shown}."
     after_s = after_start_s(result)
-    return words if after_s is None else f"{words} The mistake is made {after_s:.3f} s after the start at the latest."
+    return words if after_s is None else f"{words} The mistake happens at the latest {after_s:.3f} s after the start."
 
 
 def main() -> None:

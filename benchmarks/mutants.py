@@ -57,17 +57,18 @@ POWER_FORMS = {model: form for form, model in KINDS.items() if model in POWER_MO
 """Model of what a sync makes durable -> the form of the nemesis `power` that cuts by it."""
 
 WHY_NONE = {
-    "vote-after-restart": "the next leader's first round waits 300 to 460 ms for the one that is cut off, whose lease "
-    "ends 350 to 450 ms after the cut: the member has to restart within some 50 ms of that round's beginning",
+    "vote-after-restart": "the next leader's first round waits 300 to 460 ms for the partitioned one, whose lease ends "
+    "350 to 450 ms after the partition: the member has to restart within some 50 ms of that round's beginning",
     "lease-from-answer": "an answer is given up after 400 ms, and no election ends within 850 ms of the heartbeat",
-    "read-confirmed-before": "who has answered a heartbeat votes for nobody else for 500 ms, and an answer is given up "
-    "after 400: another check stands before this one",
-    "verified-forever": "no leader sends a committed index before it has compared logs: another check stands before it",
-    "watermark-outlives-term": "whoever leads next has more entries than the former leader's tail by the time at which "
-    "that one can lead again",
-    "durable-mark-stays": "the next leader's entries have overtaken the tail before its former leader is back; a blind "
-    "search in thirty meets it all the same",
-    "checkpoint-ahead": "a checkpoint takes two syncs, by which the entries that it names are durable too",
+    "read-confirmed-before": "a member that has answered a heartbeat votes for nobody else for 500 ms, and an answer "
+    "is given up after 400: another check applies before this one",
+    "verified-forever": "no leader sends a committed index before it has compared logs: another check applies before "
+    "this one",
+    "watermark-outlives-term": "the next leader has more entries than the former leader's tail by the time the former "
+    "leader can lead again",
+    "durable-mark-stays": "the next leader's entries have overtaken the tail before its former leader is back; still, "
+    "one blind search in thirty finds it",
+    "checkpoint-ahead": "a checkpoint takes two syncs, which also make the entries that it names durable",
 }
 """What keeps a mutant from having a scenario, with the fast timings (node.dledger.config)."""
 
@@ -154,17 +155,17 @@ def table(results: dict[str, Any]) -> str:
         "",
         "<!-- made by: python -m benchmarks.mutants -->",
         "",
-        "A mutant is a known mistake that `--set mutant=NAME` puts into a node or a client (`node/mutants`). It",
-        "replaces methods at the start; the code that runs without it has no branch for it. Each has a scenario",
-        "(`harness/exploration/mutants.py`), run in simulation seed after seed. It is found when a run shows a",
-        "violation, or replicas that do not come back and become equal after all faults are healed (`stuck`), and the",
-        "same seed without the mutant shows neither. *Found* is searches that found it of searches made, each from",
-        "another first seed and for 200 seeds at most; the figures after it are medians over the searches: seeds (and",
-        "the most that a search took), seconds of the cluster under load until the violation shows, and seconds of",
-        "one core that the runs took, from the start of the first to the verdict of the last. `linearizable` and",
-        "`log` judge the clients' history, `replicas` and `leaders` what the replicas leave behind, `invariants` what",
-        "they do (`harness/clusters/sim/invariants.py`, in simulation only). Cluster seconds of 0 are violations that",
-        "show before the load begins. Where runs are counted, searches followed one another from the first seed on, a",
+        "A mutant is a known mistake that `--set mutant=NAME` injects into a node or a client (`node/mutants`). It",
+        "replaces methods at the start; without it the code has no branch for it. Each has a scenario",
+        "(`harness/exploration/mutants.py`), run in simulation seed after seed. A mutant is found when a run shows a",
+        "violation, or replicas that do not recover and become equal after all faults are healed (`stuck`), and the",
+        "same seed without the mutant shows neither. *Found* counts the searches that found it, out of all searches;",
+        "each begins at another seed and has at most 200 seeds. The figures after it are medians over the searches:",
+        "seeds (and the most that a search took), seconds of the cluster under load until the violation shows, and",
+        "seconds of one core for the runs, from the start of the first to the verdict of the last. `linearizable` and",
+        "`log` judge the clients' history, `replicas` and `leaders` the replicas' final state, `invariants` each of",
+        "their steps (`harness/clusters/sim/invariants.py`, in simulation only). Violations at 0 cluster seconds show",
+        "before the load begins. If a cell counts runs, searches followed one another from the first seed on, a",
         "control was run for findings only, and the core was not timed.",
         "",
         "| mutant | what it does | origin | workload, faults, settings | found by | found | seeds (most) | cluster s "
@@ -181,7 +182,7 @@ def table(results: dict[str, Any]) -> str:
         lines.append(f"| {name} | {mutant.does} | {mutant.origin} | {where} {found}")
     controls = sum(result["controls"] for result in results.values())
     spoiled = sum(result.get("controls_not_clean", result.get("controls_not_valid", 0)) for result in results.values())
-    lines += ["", f"Controls, the same seeds without the mutant: {controls} run, {controls - spoiled} clean.", ""]
+    lines += ["", f"Controls (the same seeds without the mutant): {controls} run, {controls - spoiled} clean.", ""]
     lines += _measured_on(results)
     lines += power_table(json.loads(POWER_RESULTS.read_text(encoding="utf-8")) if POWER_RESULTS.exists() else {})
     lines += _unscripted()
@@ -200,7 +201,7 @@ def _measured_on(results: dict[str, Any]) -> list[str]:
         if name in results:
             by_conditions.setdefault(_conditions(results[name]), []).append(name)
     return [
-        f"Of {conditions}: {'all' if len(names) == len(SCENARIOS) else ', '.join(names)}."
+        f"At {conditions}: {'all' if len(names) == len(SCENARIOS) else ', '.join(names)}."
         for conditions, names in by_conditions.items()
     ]
 
@@ -208,8 +209,8 @@ def _measured_on(results: dict[str, Any]) -> list[str]:
 def _conditions(result: dict[str, Any]) -> str:
     """The commit and the Python of a result, as far as they were kept."""
     commit, python = result.get("commit", ""), result.get("interpreter", "")
-    of = f"commit {commit[:12]}" if commit else "a commit that was not kept"
-    return f"{of}, run by {python}" if python else of
+    of = f"commit {commit[:12]}" if commit else "an unrecorded commit"
+    return f"{of}, run with {python}" if python else of
 
 
 def power_table(results: dict[str, Any]) -> list[str]:
@@ -222,10 +223,10 @@ def power_table(results: dict[str, Any]) -> list[str]:
         "",
         "<!-- made by: python -m benchmarks.mutants --power-models -->",
         "",
-        "What a cut takes away is a model's word ([power](nemeses/power.md)): `ext4` is that of the table above,",
-        "`posix` also loses names whose directory was not synced, `torn` tears unsynced data into sectors. These are",
-        "the mutants whose scenario cuts power, looked for under each with the same seeds; their controls are the",
-        "broker without a mutant under the same faults.",
+        "Which data a power cut loses depends on a model ([power](nemeses/power.md)): `ext4` is the one used in the",
+        "table above, `posix` also loses names whose directory was not synced, `torn` tears unsynced data into",
+        "sectors. The table has the mutants whose scenario cuts power, searched for under each model with the same",
+        "seeds; the controls are the broker without a mutant under the same faults.",
         "",
         "| mutant | model | found by | found | seeds (most) | cluster s | core s | controls, clean |",
         "|---|---|---|---|---|---|---|---|",
@@ -235,7 +236,7 @@ def power_table(results: dict[str, Any]) -> list[str]:
             clean = result["controls"] - result["controls_not_clean"]
             lines.append(f"| {name} | `{model}` {_cells(result)} {result['controls']}, {clean} |")
     conditions = dict.fromkeys(_conditions(result) for by_model in results.values() for result in by_model.values())
-    return [*lines, "", f"Of {'; '.join(conditions)}."]
+    return [*lines, "", f"Measured at {'; '.join(conditions)}."]
 
 
 def measure_power_models(names: Sequence[str], *, jobs: int, **limits: Any) -> None:
@@ -266,10 +267,9 @@ def _unscripted() -> list[str]:
         "",
         "## Without a scenario",
         "",
-        "These take several things at once: two faults in the right order, a race, a pause at the wrong moment.",
-        "Scenarios were looked for once the searches without a hint (below) had been made; what kept these from having",
-        "one is said beside them. `tests/node/dledger/test_unscripted_mutants.py` shows by hand what each mechanism",
-        "prevents.",
+        "These mutants need several things at once: two faults in the right order, a race, a pause at the wrong",
+        "moment. Scenarios for them were sought after the searches without a hint (below); the table says why none was",
+        "found. `tests/node/dledger/test_unscripted_mutants.py` shows by hand what each mechanism prevents.",
         "",
         "| mutant | what it does | origin | why no scenario shows it |",
         "|---|---|---|---|",

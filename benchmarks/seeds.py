@@ -81,9 +81,9 @@ class Campaign:
     def faults(self) -> str:
         """In words, for the page."""
         every = {
-            IN_DLEDGER: "of machines, disks, clocks and networks",
-            IN_HA: "the same less bit-flip",
-            (ALL,): "every kind",
+            IN_DLEDGER: "machines, disks, clocks, networks",
+            IN_HA: "the same without bit-flip",
+            (ALL,): "all kinds",
         }
         return every.get(self.nemesis) or ", ".join(self.nemesis)
 
@@ -141,7 +141,7 @@ CAMPAIGNS: Mapping[str, Campaign] = {
         workload="log",
         settings={**ASYNC, "flush_mode": "async"},
         nemesis=("power=cut@leader",),
-        may_lose="the power goes before the flush has come",
+        may_lose="the power is cut before the flush",
     ),
     "dledger3-register": Campaign(title="DLedger", seeds=100, nodes=3, workload="register", nemesis=IN_DLEDGER),
     "dledger3-log": Campaign(title="DLedger", seeds=100, nodes=3, workload="log", nemesis=IN_DLEDGER),
@@ -250,13 +250,13 @@ def render(results: Mapping[str, Any]) -> str:
         "",
         "<!-- made by: python -m benchmarks.seeds -->",
         "",
-        "Every seed is a run with a random mix of faults in simulation, judged by the clients' history, by the "
-        "invariants and by the replicas, which must have become equal byte for byte soon after all faults "
-        "(30 s, later 60 s) ([exploration.md](exploration.md)). Seeds count from 0. *Lost* are messages that were "
-        "acknowledged and are gone.",
+        "Every seed is a simulated run with a random mix of faults. It is judged by the clients' history, by the "
+        "invariants and by the replicas, which must become equal byte for byte soon after the last fault (30 s, later "
+        "60 s) ([exploration.md](exploration.md)). Seeds count from 0. *Lost* counts acknowledged messages that are "
+        "gone.",
         "",
         "DLedger and SYNC_MASTER have to be valid throughout. An ASYNC_MASTER promises less: it loses what its slaves "
-        "lack where it is given up, and what it has not synced where the power goes under an asynchronous flush.",
+        "lack if it is abandoned, and what it has not synced if the power is cut under an asynchronous flush.",
         "",
         "| replication | replicas | workload | kinds of faults | seeds | valid | invalid | unknown | operations "
         "| faults | lost |",
@@ -285,12 +285,12 @@ def render(results: Mapping[str, Any]) -> str:
                 for each in failures
             ]
         if reasons := results.get(name, {}).get("reasons"):
-            lines += ["", f"{name}, all that were not valid, by reason (# for what varies):", ""]
+            lines += ["", f"{name}, all seeds that were not valid, by reason (# stands for varying parts):", ""]
             lines += [f"- {count} {kind}" for kind, count in sorted(reasons.items(), key=lambda each: -each[1])]
         for paragraph in results.get(name, {}).get("explained", ()):  # by hand
             lines += ["", paragraph]
     lines += ["", *_measured_on(results)]
-    lines += ["", "The same campaigns by hand:", ""]
+    lines += ["", "The commands of these campaigns:", ""]
     lines += [f"    {CAMPAIGNS[name].command}" for name in CAMPAIGNS if name in results]
     return "\n".join(lines) + "\n"
 
@@ -304,7 +304,7 @@ def _measured_on(results: Mapping[str, Any]) -> list[str]:
     lines = []
     for commit, names in by_commit.items():
         took_s = sum(results[name]["took_s"] for name in names)
-        which = f"Of commit {commit[:12]}" if commit else "Of a commit that was not kept, when mixes had fewer faults"
+        which = f"At commit {commit[:12]}" if commit else "At an unrecorded commit, when mixes had fewer faults"
         lines.append(f"{which}: {', '.join(names)}; all runs took {took_s:,.0f} s, some beside other programs.")
     for name in CAMPAIGNS:
         first = 0

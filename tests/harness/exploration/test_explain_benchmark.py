@@ -163,7 +163,7 @@ def test_the_page_says_why_a_jump_is_far_from_the_mistake_where_the_curve_shows_
     page = table({"vote-not-persisted": _result(between={"runs": 120, "fails": 0})})
     assert "Within a second of the mistake: 0 of 1." in page
     assert "Of 120 continuations with faults healed" in page
-    assert "at the jump 0 and then 30 of 30 fail. What happens there: fault f1 kill begins; n1 votes." in page
+    assert "before the jump 0, after it 30 of 30 fail. Events there: fault f1 kill begins; n1 votes." in page
     before = table({"accept-gap": _result(mistake_s=[4.0, 4.1], has_faults=True)})
     assert "with faults as planned it is decided before the mistake is made" in before
     assert "Of 120" not in table({"vote-not-persisted": _result(jump_s=[0.9, 1.0], between={"runs": 120, "fails": 0})})
@@ -193,7 +193,7 @@ def test_a_wide_jump_is_no_near_one() -> None:
 def test_the_page_says_of_which_commit_its_rows_are() -> None:
     page = table({"no-step-down": _result(commit="0123456789abcdef", most=30), "accept-gap": _result()})
     assert "- Of commit 0123456789ab, at most 30 moments, 30 runs each: no-step-down." in page
-    assert "- Of a commit that was not kept, 30 runs each: accept-gap." in page
+    assert "- At an unrecorded commit, 30 runs each: accept-gap." in page
 
 
 def test_what_fails_from_the_start_on_is_near_where_its_mistake_is_made_soon_and_is_told_apart_from_a_jump() -> None:

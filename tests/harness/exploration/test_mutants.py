@@ -111,7 +111,7 @@ def test_the_table_says_which_commit_each_mutant_was_looked_for_on() -> None:
     }  # fmt: skip
     measured = {name: {**result, "commit": "c" * 40} for name in SCENARIOS}
     page = table(measured | {"accept-gap": result})
-    assert "\nOf a commit that was not kept: accept-gap.\n" in page
+    assert "\nAt an unrecorded commit: accept-gap.\n" in page
     assert "\nOf commit cccccccccccc: vote-not-persisted, vote-without-fsync, " in page
     assert "\nOf commit cccccccccccc: all.\n" in table(measured)
     by_pypy = {name: {**each, "interpreter": "PyPy 3.11"} for name, each in measured.items()}

@@ -46,7 +46,7 @@ def test_the_page_says_every_reason_and_how_often() -> None:
         {"every-fault-log": {**seen, "reasons": {"unknown: no call": 1, "unknown: no fault": 2}, "explained": ["Why."]}}
     )
     lines = page.splitlines()
-    at = lines.index("every-fault-log, all that were not valid, by reason (# for what varies):")
+    at = lines.index("every-fault-log, all seeds that were not valid, by reason (# stands for varying parts):")
     assert lines[at + 2 : at + 6] == ["- 2 unknown: no fault", "- 1 unknown: no call", "", "Why."]
 
 
