@@ -105,8 +105,8 @@ topicRoute -t made
 """Command lines of mqadmin, and of the peer that runs them (tests/node/interop/java/MqadminPeer.java)."""
 
 NOT_RUN = {
-    "startMonitoring": "a program that watches for ever",
-    "clusterRT": "sends for ever; `checkMsgSendRT` sends as often as it is told",
+    "startMonitoring": "a program that monitors forever",
+    "clusterRT": "sends forever; `checkMsgSendRT` sends a given number of times",
 }
 
 
@@ -168,14 +168,14 @@ class Explanation(NamedTuple):
     reason: str
 
 
-_OWN_WORDS = "the same code, in words of its own"
-_BY_ITSELF = "nothing has to be cleaned by hand: files go by age and space, queues of a topic that is gone with them"
-_ACCOUNTS = "accounts stand in the configuration; Apache was asked without access control, and fails on a null pointer"
+_OWN_WORDS = "the same code, another message"
+_BY_ITSELF = "no manual cleanup is needed: files expire by age and space, and with them the queues of a deleted topic"
+_ACCOUNTS = "accounts are part of the configuration; Apache ran without access control, and fails with a null pointer"
 _PROPERTIES = (
-    "Apache drops the property WAIT=true and adds CLUSTER to every message; here properties stay as sent, and CLUSTER"
-    " is added where a reply needs it. Sizes and places in the log follow"
+    "Apache drops the property WAIT=true and adds CLUSTER to every message; here properties stay as sent, and CLUSTER "
+    "is added only if a reply needs it. Sizes and log positions differ accordingly"
 )
-_TODAY = "there are no counters of a day (msgPutTotalTodayMorning and the like); `/metrics` has totals"
+_TODAY = "there are no daily counters (such as msgPutTotalTodayMorning); `/metrics` has totals"
 
 EXPLANATIONS: Sequence[Explanation] = [
     Explanation("", r"CODE: 17 DESC: (No topic route|no broker has)", _OWN_WORDS),
@@ -185,50 +185,48 @@ EXPLANATIONS: Sequence[Explanation] = [
     Explanation(
         "topicStatus|examineTopicStats",
         r"broker-a.2",
-        "a queue that is read and no longer written is listed too: it may hold messages",
+        "a queue that is readable but no longer writable is listed too: it may hold messages",
     ),
     Explanation(
         "topicList|exportMetadata|fetchAllTopicList|fetchTopicsByCLuster|getAllTopicConfig",
         "BenchmarkTest|OFFSET_MOVED_EVENT|RMQ_SYS_TRANS_HALF_TOPIC|SCHEDULE_TOPIC_XXXX|SELF_TEST_TOPIC"
         "|TRANS_CHECK_MAX_TIME_TOPIC",
-        "topics for the broker's own use are not told to clients, and those that nothing needs are not made; that for"
-        " transactions that were given up exists from the start",
+        "internal topics are not listed to clients, and unneeded ones are not created; the one for transactions that "
+        "were given up exists from the start",
     ),
     Explanation(
-        "(wipe|add)WritePerm", r"OK, \d+|^\d+$", "as many topics as there are: Apache's broker has some more of its own"
+        "(wipe|add)WritePerm", r"OK, \d+|^\d+$", "the number of topics: Apache's broker has more internal ones"
     ),
     Explanation("clusterList", r"^splitbrain broker-a 0 ADDRESS", "the version, and the age of the oldest message"),
     Explanation("clusterList -m", r"^splitbrain broker-a 0 ", _TODAY),
     Explanation(
         "brokerStatus|fetchBrokerRuntimeStats",
         "",
-        "what both have has the same name; thread pools and page cache locks exist there, terms, roles and the"
-        " dispatcher here",
+        "shared statistics have the same name; only Apache's has thread pools and page cache locks, only this one has "
+        "terms, roles and the dispatcher",
     ),
     Explanation("queryMsg|[pP]rintMsg|consumeMessage|queryCq", "WAIT=true|CLUSTER=|Size=", _PROPERTIES),
     Explanation(
         "queryCq|queryConsumeQueue",
         "eval\\b",
-        "`eval` says here whether the group's subscription lets a message pass; Apache said false of messages that the"
-        " group had read",
+        "here `eval` says whether a message matches the group's subscription; Apache returned false for messages that "
+        "the group had read",
     ),
     Explanation(
         "queryCq|queryConsumeQueue",
         "Filter data:|^null$|^=+$|filterData",
-        "Apache tells of its Bloom filter, which has no counterpart here",
+        "Apache reports its Bloom filter, which has no counterpart here",
     ),
     Explanation(
         "statsAll|viewBrokerStatsData", "^tooled |CODE: |^RATE|stats", "statistics by name (code 315) are in `/metrics`"
     ),
     Explanation("getNamesrvConfig|getNameServerConfig", "", "the settings that this name server has"),
-    Explanation(
-        "updateNamesrvConfig", "", "code 318 is not served: a name server's settings are options of its command line"
-    ),
+    Explanation("updateNamesrvConfig", "", "code 318 is not served: a name server's settings are command-line options"),
     Explanation("getBrokerConfig", "", "the settings that have a counterpart here, by RocketMQ's names"),
     Explanation(
         "updateBrokerConfig",
         "noSuchSetting|update broker config|command failed",
-        "a name that is no setting is refused; Apache keeps it and says success",
+        "an unknown setting is refused; Apache keeps it and reports success",
     ),
     Explanation("cleanExpired|cleanUnused|deleteExpired", "", _BY_ITSELF),
     Explanation("AclConfig|updateGlobalWhiteAddr|AclVersion", "", _ACCOUNTS),
@@ -236,16 +234,18 @@ EXPLANATIONS: Sequence[Explanation] = [
     Explanation(
         "getAllSubscriptionGroup|exportMetadata",
         "CID_|readers",
-        "groups of Alibaba's own that Apache's broker makes",
+        "Alibaba's own groups, which Apache's broker creates",
     ),
     Explanation(
-        "getAllTopicConfig", "RMQ_SYS_TRANS_OP_HALF_TOPIC", "exists from the start; Apache makes it when it is needed"
+        "getAllTopicConfig", "RMQ_SYS_TRANS_OP_HALF_TOPIC", "exists from the start; Apache creates it when it is needed"
     ),
-    Explanation("resumeCheckHalfMessage", "", "code 323 is not served; Apache said yes of a message of no transaction"),
+    Explanation(
+        "resumeCheckHalfMessage", "", "code 323 is not served; Apache returned true for a message of no transaction"
+    ),
     Explanation("resetOffsetByTimestamp without", "CODE: 206 DESC", _OWN_WORDS),
     Explanation(
         "Java client 5.*: lite pull",
         "",
-        "this client's pull consumers ask by code 361, which is answered here as a pull; Apache's 4.9 does not know it",
+        "this client's pull consumers use code 361, which is answered here as a pull; Apache's 4.9 does not know it",
     ),
 ]

@@ -25,9 +25,9 @@ __all__ = ["CLUSTERS", "perform_cell", "table"]
 
 CLUSTERS: Mapping[str, str] = {
     "local": "processes with link proxies, as root",
-    "local, ordinary user": "the same as `nobody`",
-    "ssh": "machines behind SSH, each an sshd in namespaces of its own",
-    "docker": "containers of a Docker engine, their image made of a root file system of this machine's programs",
+    "local, ordinary user": "the same as user `nobody`",
+    "ssh": "machines behind SSH, each an sshd in its own namespaces",
+    "docker": "containers of a Docker engine, with an image built from this machine's programs",
 }
 """Kind of hosts but netns, on which the runs of the first table are -> what they are."""
 
@@ -47,12 +47,13 @@ LAB = [sys.executable, str(ROOT / "scripts" / "lab.py")]
 
 
 WHY = (
-    "On `local` all hosts share one machine: programs that listen on every address of it (RocketMQ's, and the epmd of "
-    "RabbitMQ) meet each other there, or the proxies of the links; and what the kernel's address of a connection tells "
-    "a program is then handed on past the proxies (Redis Sentinel's). Galera's members tell each other at which "
-    "address they met whom; where every link is a proxy one member has several, and one that meets another at a second "
-    "address takes it for two with the same UUID and ends (mariadb). Such systems are for netns, docker, ssh and "
-    "vagrant. Images of containers have what their maker put into them: that of the laboratory has no apt.",
+    "On `local` all hosts share one machine: programs that listen on all of its addresses (RocketMQ's, and RabbitMQ's "
+    "epmd) conflict with each other or with the link proxies, and a program that learns a peer's address from the "
+    "kernel and passes it on makes others bypass the proxies (Redis Sentinel). Galera's members tell each other at "
+    "which address they reached whom; if every link is a proxy a member has several addresses, and a member that meets "
+    "another at a second address takes it for two with the same UUID and exits (mariadb). Use netns, docker, ssh or "
+    "vagrant for such systems. Container images contain only what was put into them: that of the laboratory has no "
+    "apt.",
 )
 
 
@@ -137,10 +138,10 @@ def table(results: Mapping[str, Mapping[str, Mapping[str, Any]]], systems: Seque
     lines = [
         "## On other kinds of hosts",
         "",
-        f"One run of {LOAD_S} s in each cell, made by `python -m benchmarks.real_systems --clusters`: one host is cut "
-        f"off for {ON_S} s after {BEGIN_S} s, and one is killed and stays down for {ON_S} s after "
-        f"{BEGIN_S + ON_S + OFF_S} s. A cell says the verdict, the operations that succeeded, and how many of the "
-        "faults were proven and healed.",
+        f"One run of {LOAD_S} s in each cell, made by `python -m benchmarks.real_systems --clusters`: one host is "
+        f"partitioned for {ON_S} s after {BEGIN_S} s, and one is killed and stays down for {ON_S} s after "
+        f"{BEGIN_S + ON_S + OFF_S} s. A cell gives the verdict, the operations that succeeded, and the number of "
+        "faults proven and healed.",
         "",
         f"| system | {' | '.join(CLUSTERS)} |",
         f"|---|{'---|' * len(CLUSTERS)}",
@@ -155,7 +156,7 @@ def table(results: Mapping[str, Mapping[str, Mapping[str, Any]]], systems: Seque
         for cluster, run in results.get(system, {}).items()
         if "cannot" in run or run["valid"] is not True
     ]
-    return [*lines, *(["Where it is not valid:", "", *remarks, "", *WHY, ""] if remarks else [])]
+    return [*lines, *(["Cells that are not valid:", "", *remarks, "", *WHY, ""] if remarks else [])]
 
 
 def _cell(run: Mapping[str, Any] | None) -> str:

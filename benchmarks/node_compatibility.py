@@ -239,10 +239,10 @@ def render(rows: Sequence[Row], old: str = "") -> str:
 
 <!-- made by: python -m benchmarks node_compatibility --page -->
 
-Each command and call was made to a broker of Apache RocketMQ {APACHE_VERSION} ({PROXY_VERSION} with the proxy)
-with its name server and to this project's, by the same unmodified program. Answers are compared line by line,
-without addresses, times, identities and rates; the table shows the first line, or the first that only one broker
-has. A difference without a reason fails `make test-systems`.
+The same unmodified program made each command and call to a broker of Apache RocketMQ {APACHE_VERSION}
+({PROXY_VERSION} with the proxy) with its name server, and to this project's. Answers are compared line by line, without
+addresses, times, identities and rates; the table shows the first line, or the first that only one broker has.
+A difference without a reason fails `make test-systems`.
 
 {same} of {len(lines)} are the same.
 

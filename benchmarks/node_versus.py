@@ -268,11 +268,11 @@ def conditions_of(conditions: Mapping[str, Any]) -> str:
     return (
         f"{conditions['cpus']} CPUs shared by the load generator and all brokers (load average of the quarter of an"
         f" hour before: {conditions['load_average']:.1f}); Python {conditions['python']}; 64 lean senders over 4"
-        f" connections, messages of 128 bytes, each with a UNIQ_KEY; {conditions['rounds']} rounds in alternation of"
-        f" {conditions['seconds']:g} s for each load after one of warming up, and {conditions['warm_up']:g} s of load"
-        " before the first round. `one` is one by one, `batch` in batches of 32, `refused` one by one to a queue that"
-        " the topic has not. Who is not loaded stands still (SIGSTOP). CPU is that of the"
-        " master's process. Medians; the ratios are medians of those round by round."
+        f" connections, messages of 128 bytes, each with a UNIQ_KEY; {conditions['rounds']} alternating rounds of"
+        f" {conditions['seconds']:g} s for each load after one of warm-up, and {conditions['warm_up']:g} s of load"
+        " before the first round. `one` sends single messages, `batch` batches of 32, `refused` single messages to a "
+        "queue that does not exist. Brokers not under load are stopped (SIGSTOP). CPU is that of the master's process. "
+        "Figures are medians; ratios are medians of the ratios of each round."
     )
 
 

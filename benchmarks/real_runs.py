@@ -83,11 +83,11 @@ def render(results: Mapping[str, Any]) -> str:
         "<!-- made by: python -m benchmarks.real_runs -->",
         "",
         f"DLedger, fast timings, fsync before every acknowledgement, {LOAD_S} s of load a run; partitions, kills, "
-        f"pauses and power cuts in turn, each for {FAULT_S} s with {FAULT_S} s of calm behind it. `local` are "
+        f"pauses and power cuts in turn, each for {FAULT_S} s with {FAULT_S} s of calm after it. `local` means "
         "processes with link proxies, `netns` network namespaces. The machine has two cores and was busy with other "
-        "work, as its load shows: verdicts stand, times would not.",
+        "work, as its load shows: verdicts are valid, times would not be.",
         "",
-        "| run | cluster | replicas | workload | verdict | operations | faults proven | what was found | load |",
+        "| run | cluster | replicas | workload | verdict | operations | faults proven | finding | load |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for number, known in zip(done, kept, strict=True):
@@ -109,7 +109,7 @@ def render(results: Mapping[str, Any]) -> str:
         lines.append(results["note"])
     notes = [f"- Run {n}: {known['reason']}" for n, known in zip(done, kept, strict=True) if known["valid"] is not True]
     lines += ["", *notes] if notes else []
-    lines += ["", "One of them by hand:", "", f"    harness run {' '.join(words_of(1))}"]
+    lines += ["", "The command of one run:", "", f"    harness run {' '.join(words_of(1))}"]
     return "\n".join(lines) + "\n"
 
 

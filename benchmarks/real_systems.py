@@ -50,14 +50,15 @@ SAFE: Mapping[str, str] = {
 """System, with what tells its rows apart -> options of a run in which it must be valid."""
 
 REMARKS: Mapping[str, str] = {
-    "kafka": "a poll may return an older end of the log than the one before, which its consumers' guide allows",
-    "nats": "a replica answers polls of what it has, which direct gets allow",
-    "patroni": "`synchronous_mode=strict` is the default here; a leader is replaced 20 s after its last word, the least"
-    " that Patroni takes, so that faults last 22 s",
-    "rabbitmq": "a node that had started itself again hung once at its start, as the plug-in's page says",
-    "redis": "`quorum=9` is more than there are Sentinels, so that nobody is ever promoted: a primary that comes back"
-    " is the same",
-    "rocketmq": "a poll may return an older end of the log than the one before",
+    "kafka": "a poll may return an earlier end of the log than the poll before, which its consumer documentation "
+    "allows",
+    "nats": "a replica answers polls from its own data, which direct gets allow",
+    "patroni": "`synchronous_mode=strict` is the default here; a leader is replaced 20 s after its last update, the "
+    "minimum that Patroni accepts, so that faults last 22 s",
+    "rabbitmq": "a node that had restarted on its own hung once at its start, as the plug-in's page describes",
+    "redis": "`quorum=9` is more than the number of Sentinels, so that no replica is ever promoted: a returning "
+    "primary is the same one",
+    "rocketmq": "a poll may return an earlier end of the log than the poll before",
 }
 
 
@@ -89,9 +90,9 @@ def render(
         "",
         "<!-- made by: python -m benchmarks.real_systems -->",
         "",
-        f"Systems of which nothing is ours, each in a configuration said to be safe: runs of {LOAD_S} s of load "
-        f"under `--nemesis {FAULTS}`, on netns. What they lose in other configurations is in the "
-        f"[gallery](gallery.md). Two cores, busy with other work (load {min(loads, default=0)} to "
+        f"Third-party systems, each in a configuration that is said to be safe: runs of {LOAD_S} s of load "
+        f"under `--nemesis {FAULTS}`, on netns. The [gallery](gallery.md) shows what they lose in other "
+        f"configurations. Two cores, busy with other work (load {min(loads, default=0)} to "
         f"{max(loads, default=0)}).",
         "",
         "| system | options | valid | operations that succeeded | faults proven and healed | day |",
@@ -117,8 +118,8 @@ def render(
         if run["valid"] is not True
     ]
     if others:
-        lines += ["What was not valid:", "", *others, ""]
-    lines += ["One of them by hand:", "", f"    harness run {' '.join(words_of('etcd', 1))}", ""]
+        lines += ["Runs that were not valid:", "", *others, ""]
+    lines += ["The command of one run:", "", f"    harness run {' '.join(words_of('etcd', 1))}", ""]
     lines += table(on_clusters, [*SAFE])
     return "\n".join(lines).rstrip("\n") + "\n"
 

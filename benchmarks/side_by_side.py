@@ -124,11 +124,11 @@ def render(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
         "",
         "Apache RocketMQ 4.9.7 and the broker of this repository under the same faults, workload, clients "
         f"(`node.client`), seeds and checker: three brokers and a name server on netns, {LOAD_S} s of appends to and "
-        f"reads of four queues, one fault on the leader after {FAULT_S} s for {FAULT_S} s. Files are synced "
-        "before an acknowledgement (SYNC_FLUSH), timings are RocketMQ's own. Only SEND_OK counts as acknowledged.",
+        f"reads of four queues, one fault on the leader after {FAULT_S} s for {FAULT_S} s. Files are synced before an "
+        "acknowledgement (SYNC_FLUSH), with RocketMQ's default timings. Only SEND_OK counts as acknowledged.",
         "",
         f"The machine has two cores and was busy with other work (load {min(loads, default=0)} to "
-        f"{max(loads, default=0)}): what is lost stands, times are upper bounds.",
+        f"{max(loads, default=0)}): losses are valid, times are upper bounds.",
         "",
         f"{len(runs)} runs so far, of {TIMES * len(CELLS) * len(SYSTEMS)}: {TIMES} of each system in each cell.",
         "",
@@ -140,14 +140,15 @@ def render(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
         lines.append(f"| {fault} | {replication} | {' | '.join(sides)} |")
     lines += [
         "",
-        "`lost in`: runs in which acknowledged messages were lost, of those whose checker came to an answer, with the "
-        "95 % interval of their share (Wilson). `messages`: lost of acknowledged. `away`: the longest time without a "
-        "successful append, the median and the range of the runs; `>` where there was none until the end of the load.",
+        "`lost in`: runs in which acknowledged messages were lost, out of the runs that the checker decided, with the "
+        "95 % interval of their share (Wilson). `messages`: lost out of acknowledged ones. `away`: the longest time "
+        "without a successful append, as median and range over the runs; `>` if none succeeded until the end of the "
+        "load.",
         "",
         *(f"- `{fault}`: `--nemesis {words}`" for fault, words in FAULTS.items()),
         "",
         *_remarks(results),
-        "One of them by hand:",
+        "The command of one run:",
         "",
         f"    harness run {' '.join(words_of('apache', 'kill', 'async', 1))}",
     ]
@@ -179,7 +180,7 @@ def _remarks(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str
         if run["valid"] is not True and not run["counts"].get("lost")
     ]
     if found:
-        yield from ("Runs without an answer, or invalid without a loss:", "", *found, "")
+        yield from ("Runs that are undecided, or invalid without a loss:", "", *found, "")
 
 
 def main() -> None:

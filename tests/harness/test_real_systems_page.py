@@ -25,7 +25,7 @@ def test_what_is_not_valid_is_said_with_its_reason() -> None:
     assert "| 0 of 2 | 1,234, 1,234 | 6 of 8 |" in page
     assert "- nats, seed 2: unknown: why\n- nats, seed 2: **invalid**: why" in page
     assert "| redis | `--workload set --nodes 3 --set quorum=9` | not run |" in page
-    assert "What was not valid" not in render({"etcd": [kept(True)]}, {})
+    assert "Runs that were not valid" not in render({"etcd": [kept(True)]}, {})
 
 
 @pytest.mark.parametrize("system", SAFE)
