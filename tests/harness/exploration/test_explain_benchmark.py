@@ -165,7 +165,7 @@ def test_the_page_says_why_a_jump_is_far_from_the_mistake_where_the_curve_shows_
     assert "Of 120 continuations with faults healed" in page
     assert "before the jump 0, after it 30 of 30 fail. Events there: fault f1 kill begins; n1 votes." in page
     before = table({"accept-gap": _result(mistake_s=[4.0, 4.1], has_faults=True)})
-    assert "with faults as planned it is decided before the mistake is made" in before
+    assert "with faults as planned the failure is decided before the mistake" in before
     assert "Of 120" not in table({"vote-not-persisted": _result(jump_s=[0.9, 1.0], between={"runs": 120, "fails": 0})})
 
 
@@ -180,19 +180,19 @@ def test_a_violation_that_shows_at_the_run_s_end_has_its_row_as_well() -> None:
     assert "| timers-forgotten | 0 never arrived | at its end | 0.100–0.200 | 0.2000–0.3000 |" in page
     assert "Within a second of the mistake: 1 of 1." in page
     always = table({"timers-forgotten": _result(seen_s=None, jump_s=None, points=1)})
-    assert "no moment decides it. Nearly every run shows it without any fault, at its end." in always
+    assert "no moment decides it: nearly every run fails without any fault, at its end." in always
 
 
 def test_a_wide_jump_is_no_near_one() -> None:
     wide = _result(jump_s=[0.0, 10.5], mistake_s=[3.2, 3.4], between={"runs": 0, "fails": 0})
     assert "| 7.300 s |" in table({"ha-never-compares": wide})
     assert "Within a second of the mistake: 0 of 1." in table({"ha-never-compares": wide})
-    assert "the mistake lies within the rise, which takes 10.500 s with faults healed" in table({"accept-gap": wide})
+    assert "the mistake lies within the rise, which is 10.500 s long with faults healed" in table({"accept-gap": wide})
 
 
 def test_the_page_says_of_which_commit_its_rows_are() -> None:
     page = table({"no-step-down": _result(commit="0123456789abcdef", most=30), "accept-gap": _result()})
-    assert "- Of commit 0123456789ab, at most 30 moments, 30 runs each: no-step-down." in page
+    assert "- At commit 0123456789ab, at most 30 moments, 30 runs each: no-step-down." in page
     assert "- At an unrecorded commit, 30 runs each: accept-gap." in page
 
 

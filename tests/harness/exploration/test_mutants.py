@@ -112,10 +112,10 @@ def test_the_table_says_which_commit_each_mutant_was_looked_for_on() -> None:
     measured = {name: {**result, "commit": "c" * 40} for name in SCENARIOS}
     page = table(measured | {"accept-gap": result})
     assert "\nAt an unrecorded commit: accept-gap.\n" in page
-    assert "\nOf commit cccccccccccc: vote-not-persisted, vote-without-fsync, " in page
-    assert "\nOf commit cccccccccccc: all.\n" in table(measured)
+    assert "\nAt commit cccccccccccc: vote-not-persisted, vote-without-fsync, " in page
+    assert "\nAt commit cccccccccccc: all.\n" in table(measured)
     by_pypy = {name: {**each, "interpreter": "PyPy 3.11"} for name, each in measured.items()}
-    assert "\nOf commit cccccccccccc, run by PyPy 3.11: all.\n" in table(by_pypy)
+    assert "\nAt commit cccccccccccc, run with PyPy 3.11: all.\n" in table(by_pypy)
 
 
 @pytest.mark.parametrize("form", ["slow-monotonic", "fast-monotonic"])
