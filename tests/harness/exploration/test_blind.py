@@ -67,7 +67,7 @@ def test_the_table_says_what_was_not_found() -> None:
         result("late-truncate", "log", 0, seeds=11, is_found=False),
     ]
     text = "\n".join(blind_table(results))
-    assert "1 of 2 mutants were found" in text and "Not found on any: late-truncate." in text
+    assert "1 of 2 mutants were found" in text and "Found in none: late-truncate." in text
     assert "| accept-gap | log | 4 of 5 | 3 (> 9) | 3 (> 9) | invariants |" in text
     assert "| late-truncate | log | 0 of 1 | > 11 | > 11 |  |" in text
     assert blind_table([]) == []

@@ -199,7 +199,7 @@ def test_the_page_says_of_which_commit_its_rows_are() -> None:
 def test_what_fails_from_the_start_on_is_near_where_its_mistake_is_made_soon_and_is_told_apart_from_a_jump() -> None:
     always = _result(jump_s=None, mistake_s=[0.5, 0.6], points=1, begin_s=-0.1)
     page = table({"ack-before-fsync": always, "accept-gap": _result(mistake_s=[1.9, 2.0])})
-    assert "Within a second of the mistake: 1 of 2. Of 1 more nearly every run fails without any fault" in page
-    assert "with them 2 of 2." in page and "The mistake is made 0.700 s after the start at the latest." in page
+    assert "Within a second of the mistake: 1 of 2. In 1 more nearly every run fails without any fault" in page
+    assert "with them 2 of 2." in page and "The mistake happens at the latest 0.700 s after the start." in page
     late = table({"ack-before-fsync": {**always, "mistake_s": [0.9, 1.0]}})
     assert "Within a second of the mistake: 0 of 1.\n" in late and "1.100 s after the start" in late
