@@ -45,8 +45,8 @@ FAILURES = {
     "crash": "crash of the process, started again after 2 s",
     "os": "crash of the operating system, up again after 5 s",
     "power": "loss of power, back after 5 s",
-    "machine": "machine dead for good",
-    "disk": "disk dead, replaced by an empty one after 5 s",
+    "machine": "machine lost permanently",
+    "disk": "disk lost, replaced by an empty one after 5 s",
 }
 BACK_AFTER_S = {"stop": 2.0, "crash": 2.0, "os": 5.0, "power": 5.0, "disk": 5.0}
 OPERATOR_S = 5.0
@@ -367,10 +367,10 @@ def _show(content: dict[str, Any] | None) -> str:
         f"**{cell.lost}** of {cell.acknowledged}",
         f"{cell.runs_with_loss} of {cell.runs} runs ({interval.low:.0%} to {interval.high:.0%})",
         f"{median:.1f} s",
-        f"{cell.duplicates} twice",
+        f"{cell.duplicates} duplicates",
     ]
     if cell.acknowledged_local:
-        parts.insert(1, f"of the master's only: {cell.lost_local} of {cell.acknowledged_local}")
+        parts.insert(1, f"on the master only: {cell.lost_local} of {cell.acknowledged_local}")
     return "<br>".join(parts)
 
 
