@@ -56,8 +56,8 @@ REMARKS: Mapping[str, str] = {
     "patroni": "`synchronous_mode=strict` is the default here; a leader is replaced 20 s after its last update, the "
     "minimum that Patroni accepts, so that faults last 22 s",
     "rabbitmq": "a node that had restarted on its own hung once at its start, as the plug-in's page describes",
-    "redis": "`quorum=9` is more than the number of Sentinels, so that no replica is ever promoted: a returning "
-    "primary is the same one",
+    "redis": "`quorum=9` is more than the number of Sentinels, so that no replica is ever promoted: a primary that "
+    "returns is still the primary",
     "rocketmq": "a poll may return an earlier end of the log than the poll before",
 }
 
