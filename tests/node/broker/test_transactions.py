@@ -253,7 +253,6 @@ def test_an_op_message_of_apaches_ends_the_first_message_of_the_log_only_where_i
     assert list(derived.halves) == left
 
 
-@pytest.mark.mechanism("start/shutdownProcessorByHa")
 def test_a_number_that_is_longer_than_any_long_is_none(run_case: Any) -> None:
     """Python does not read one of more than 4,300 digits, and an error there would end every member's dispatch."""
 
@@ -269,6 +268,7 @@ def test_a_number_that_is_longer_than_any_long_is_none(run_case: Any) -> None:
     run_case(scenario)
 
 
+@pytest.mark.mechanism("start/shutdownProcessorByHa")
 def test_a_slave_asks_nobody(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         producer = Producer(case.broker.port)
