@@ -15,6 +15,12 @@ def test_generated_pages_are_up_to_date() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_table_of_mechanisms_and_their_tests_is_up_to_date() -> None:
+    script = str(ROOT / "scripts" / "coverage_of_the_seeds.py")
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_stale_and_orphaned_pages_are_noticed_and_mended(tmp_path: Path) -> None:
     place = ["--docs", str(tmp_path)]
     subprocess.run([*SCRIPT, *place], check=True)

@@ -310,7 +310,6 @@ def test_a_stranger_that_says_nothing_is_sent_away(ha: Any) -> None:
     ha(scenario, roles=MASTER)
 
 
-@pytest.mark.mechanism("Offset mismatch → slave drops link")
 @pytest.mark.parametrize("said", [b"", b"GET / HT", bytes(8), struct.pack(">qq", 0, 1 << 40)])
 def test_strangers_do_not_fill_the_master_s_log(ha: Any, said: bytes) -> None:
     """Each of their connections has another port."""
@@ -328,6 +327,7 @@ def test_strangers_do_not_fill_the_master_s_log(ha: Any, said: bytes) -> None:
     ha(scenario, roles=MASTER)
 
 
+@pytest.mark.mechanism("Offset mismatch → slave drops link")
 @pytest.mark.parametrize("wrong", ["ahead", "behind", "damaged", "elsewhere"])
 def test_a_slave_writes_nothing_that_does_not_follow(ha: Any, wrong: str) -> None:
     async def scenario(group: Any) -> None:
