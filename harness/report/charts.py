@@ -1,8 +1,8 @@
 """The run over time: faults, latency, rates and leaders on one time axis.
 
-Each panel is a drawing of its own with the same axis; the page stacks them. Shaded bands are the faults, from
-injection to heal, through every panel. A latency dot is a cell of the grid (see `grid`): one column of time by
-one step of latency; cells with more operations are drawn stronger.
+Each panel is a separate drawing with the same axis; the page stacks them. Shaded bands through all panels are
+the faults, from injection to heal. A latency dot is a cell of the grid (see `grid`): one column of time by one
+step of latency; cells with more operations are drawn stronger.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from harness.report.svg import element, percent, runs_path, stretched
 from harness.units import clip, count, duration, instant, linear_ticks, time_ticks
 
 MAX_BANDS = 250
-"""Fault bands drawn; more would be a uniform grey at any width, and the text says how many are missing."""
+"""Most fault bands drawn; more would be a uniform grey at any width. The text says how many are missing."""
 
 TINTS = 5
-"""Colours of bands; of more nemeses some share one, as the legend says."""
+"""Colours of bands; with more nemeses some share a colour, as the legend shows."""
 
 MAX_TRACKS = 4
-"""Rows of the fault track, for faults that overlap; a fifth at the same time shares the last row."""
+"""Rows of the fault track, for overlapping faults; a fifth fault at the same time shares the last row."""
 
 WINDOWS = 150
-"""Windows of the rate and quantile lines: each some pixels wide, so that a dip stays a dip."""
+"""Most windows of the rate and quantile lines: each is several pixels wide, so that a short dip stays visible."""
 
 LATENCY_HEIGHT_PX = 170
 RATE_HEIGHT_PX = 96
 TRACK_HEIGHT_PX = 22
 LEADER_HEIGHT_PX = 16
 CLIENT_HEIGHT_PX = 7
-"""Of a client's row: forty of them are lower than a screen."""
+"""Height of a client's row: forty rows fit on a screen."""
 
 DRAWN_WIDTH_PX = 980
 NAME_CHARACTER_PX = 6.6
 TERM_CHARACTER_PX = 5.6
-"""Whether a name has room beside its bar, and a term in its own, on a wide page; narrow pages without script show the
-number only."""
+"""Estimated widths, by which a name must fit beside its bar, and a term into its bar, on a wide page. Without script,
+narrow pages show only the number."""
 
 MAX_TERMS = 400
-"""Leader bars drawn; the checks section counts all of them."""
+"""Most leader bars drawn; the checks section counts all terms."""
 
 MAX_LEADERS = 15
-"""Rows of leaders; the caption says where more have led."""
+"""Most rows of leaders; the caption says if more nodes led."""
 
 _LINES = ((0.5, "median"), (0.99, "p99"))
 
@@ -68,13 +68,13 @@ class Band:
     proven: bool
     words: str
     title: str
-    """The words with the times"""
+    """`words` with the start and end times"""
     tint: int
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One drawing: its caption, its height, the labels of its value axis (share from the top, text)."""
+    """One drawing with its caption, height and the labels of its value axis (share from the top, text)."""
 
     caption: str
     svg: Markup
@@ -91,12 +91,12 @@ class Panels:
     axis: Markup
     bands_left_out: int = 0
     tints: list[list[str]] = field(default_factory=list)
-    """By the number of each tint the nemeses that are drawn in it"""
+    """The nemeses drawn in each tint, by the tint's number"""
     window_ns: int = 0
     column_ns: int = 0
     dots: int = 0
     readout: Mapping[str, Any] = field(default_factory=dict)
-    """What the page's script says of each moment"""
+    """The texts that the page's script shows for each moment"""
 
 
 def bands_of(
@@ -144,10 +144,10 @@ def over_time(
     max_strokes: int,
     max_spans: int = MAX_SPANS,
 ) -> Panels | None:
-    """Every panel of a run; None when nothing happened. `moments` (ns, words) of violations are marked in each.
+    """All panels of a run; None if nothing happened. `moments` (ns, text) of violations are marked in each panel.
 
-    At most `max_strokes` strokes of latency dots are drawn: until they fit, pairs of time columns are merged.
-    Of faults and of terms at most `max_spans` are drawn.
+    Pairs of time columns are merged until the latency dots take at most `max_strokes` strokes. At most `max_spans`
+    faults and as many terms are drawn.
     """
     ends = [data.end_ns, *(int(f["end_ns"]) for f in faults if isinstance(f.get("end_ns"), (int, float)))]
     end_ns = max(ends)
@@ -217,7 +217,7 @@ def _drawing(height_px: int, label: str, *content: Markup) -> Markup:
 
 
 def _track(bands: Sequence[Band]) -> Panel:
-    """The faults as labelled bars, in as many rows as overlap."""
+    """The faults as labelled bars; overlapping ones are in different rows."""
     rows = _rows(bands)
     bars = []
     for place, (band, row) in enumerate(zip(bands, rows, strict=True)):
@@ -250,7 +250,7 @@ def _track(bands: Sequence[Band]) -> Panel:
 
 
 def _rows(bands: Sequence[Band]) -> list[int]:
-    """The row of each fault: the first that is free, the last where more overlap than there are rows."""
+    """The row of each fault: the first free one, or the last if more faults overlap than there are rows."""
     free_from: list[float] = []
     rows = []
     for band in bands:
@@ -264,7 +264,7 @@ def _rows(bands: Sequence[Band]) -> list[int]:
 
 
 def _client_panels(data: RunData, end_ns: int, back: Markup, front: Markup, max_strokes: int) -> list[Panel]:
-    """What every client did: a row for each, where something was under way in the colour of how it ended."""
+    """What every client did: a row for each client, with its operations in the colour of their outcome."""
     lanes = data.lanes
     column_ns, runs = lanes.runs(max_strokes)
     if not runs:
@@ -275,7 +275,7 @@ def _client_panels(data: RunData, end_ns: int, back: Markup, front: Markup, max_
         if drawn:
             paths.append(element("path", d=drawn, class_=f"lane-run {outcome}"))
     height_px = lanes.rows * CLIENT_HEIGHT_PX
-    # Its own units: columns, and two for each row, of which the middle is drawn.
+    # Units are columns across and half rows down; strokes run along the middle of each row.
     layer = element(
         "svg", *paths, view_box=f"0 0 {end_ns / column_ns:.4f} {2 * lanes.rows}", preserve="none", width="100%",
         height="100%", class_="plot",
@@ -289,9 +289,9 @@ def _client_panels(data: RunData, end_ns: int, back: Markup, front: Markup, max_
 
 
 def _label(text: str, x: int, room: float, character_px: float, **attributes: Any) -> Markup:
-    """A text in a bar with `room` for it (a share of the drawing's width): whole, or hidden where it would be cut.
+    """A text with `room` for it (a share of the drawing's width), hidden if it would be cut off.
 
-    Fits are those of a wide page; the page's script measures again, at every width and zoom.
+    This assumes a wide page; the page's script decides again at every width and zoom.
     """
     needed_px = round(x + character_px * len(text))
     hidden = None if needed_px <= room * DRAWN_WIDTH_PX else "none"
@@ -301,7 +301,7 @@ def _label(text: str, x: int, room: float, character_px: float, **attributes: An
 def _latency_panels(
     data: RunData, columns: int, end_ns: int, back: Markup, front: Markup, max_strokes: int
 ) -> tuple[list[Panel], int, int]:
-    """One panel for each function, all with the same scale; the number of strokes; a column's width (ns)."""
+    """A panel for each function, all with the same scale; the number of strokes; a column's width (ns)."""
     steps = [cell.step for cell in data.grid.cells()]
     if not steps:
         return [], 0, data.grid.column_ns
@@ -314,7 +314,7 @@ def _latency_panels(
             break
         merge *= 2
     per_window = max(1, math.ceil(columns / WINDOWS))
-    # The axis ends with the run, which the last column does not: they are as wide as what there is of them.
+    # The axis ends with the run, usually within the last column, so its length in columns is fractional.
     length = end_ns / data.grid.column_ns
     labels = _latency_labels(low, high)
     lines = [element("line", x1=0, x2="100%", y1=percent(at), y2=percent(at), class_="grid") for at, _ in labels]
@@ -334,7 +334,7 @@ def _latency_panels(
 
 
 def _dots(data: RunData, f: str, merge: int, high: int) -> list[tuple[Markup, int]]:
-    """The dots of one function as paths: ok in three strengths, then fail, then info on top."""
+    """The dots of one function as paths and their strokes: ok in three strengths, then fail, then info on top."""
     found = []
     for outcome in OUTCOMES:
         wanted = frozenset(data.series([f], [outcome]))
@@ -361,7 +361,7 @@ def _dots(data: RunData, f: str, merge: int, high: int) -> list[tuple[Markup, in
 
 
 def _latency_labels(low: int, high: int) -> list[tuple[float, str]]:
-    """Ticks of the logarithmic axis: decades, and thirds of them where there are few."""
+    """Ticks of the logarithmic axis: decades, subdivided if there are few."""
     decades = (high - low) / BINS_PER_DECADE
     multiples = (1,) if decades > 2.2 else (1, 3) if decades > 0.8 else (1, 2, 3, 5)
     offsets = [math.log10(multiple) * BINS_PER_DECADE for multiple in multiples]
@@ -375,7 +375,7 @@ def _latency_labels(low: int, high: int) -> list[tuple[float, str]]:
 
 
 def _quantile_lines(data: RunData, f: str, per_window: int, length: float, high: int) -> Markup:
-    """Median and 99th percentile of ok operations by window; broken where a window has none. The run is `length`
+    """Median and 99th percentile of ok operations by window, interrupted at windows without any. The run is `length`
     columns long."""
     windows = data.grid.windows(data.series([f], ["ok"]), per_window)
     lines = []
@@ -393,7 +393,7 @@ def _quantile_lines(data: RunData, f: str, per_window: int, length: float, high:
 
 
 def _rate_panels(data: RunData, columns: int, per_window: int, end_ns: int, back: Markup, front: Markup) -> list[Panel]:
-    """Completions per second: what succeeded, and below it, on its own scale, what did not."""
+    """Completions per second: successes, and below them, on their own scale, failures and unknown outcomes."""
     panels = []
     for caption, kinds in (("Succeeded per second", ("ok",)), ("Failed or unknown per second", ("fail", "info"))):
         rates = {kind: _rates(data, kind, columns, per_window, end_ns) for kind in kinds}
@@ -410,7 +410,7 @@ def _rate_panels(data: RunData, columns: int, per_window: int, end_ns: int, back
             if kind == "ok":
                 paths.append(element("path", d=f"M0 1000{outline}V1000Z", class_="area ok"))
             paths.append(element("path", d=f"M0 1000{outline}", class_=f"line rate {kind}"))
-        # The last window ends after the run does, and the axis with it.
+        # The last window may extend beyond the run; the axis ends with the run.
         layer = stretched(Markup("").join(paths), width=end_ns / (per_window * data.grid.column_ns), height=1000)
         height_px = RATE_HEIGHT_PX if kinds == ("ok",) else RATE_HEIGHT_PX * 2 // 3
         peaks = ", ".join(f"{kind} at most {max(values, default=0):,.0f}" for kind, values in rates.items())
@@ -420,7 +420,7 @@ def _rate_panels(data: RunData, columns: int, per_window: int, end_ns: int, back
 
 
 def _rates(data: RunData, kind: str, columns: int, per_window: int, end_ns: int) -> list[float]:
-    """Operations per second by window. The last window is as long as the run still was."""
+    """Operations per second by window. The last window counts only up to the run's end, but a quarter at least."""
     windows = data.grid.windows(data.series(data.functions, [kind]), per_window)
     number = math.ceil(columns / per_window)
     window_ns = per_window * data.grid.column_ns
@@ -434,8 +434,8 @@ def _rates(data: RunData, kind: str, columns: int, per_window: int, end_ns: int)
 def _leader_panel(
     terms: Sequence[Mapping[str, Any]], end_ns: int, back: Markup, front: Markup, most: int
 ) -> Panel | None:
-    """A row for each node, a bar for each term it led: until its end where that is known, else until the next
-    term's leader."""
+    """A row for each node, a bar for each term it led: until the term's end if that is known, else until the next
+    leader begins."""
     spans, left_out = leader_spans(terms, end_ns, most)
     if not spans:
         return None

@@ -1,8 +1,7 @@
-"""The checks of a run as sections: verdict, sentence, counts and lists, whatever the checker gave.
+"""The checks of a run as sections: verdict, sentence, counts and lists, from the results of any checker.
 
-Checkers of every kind come here, also those of other distributions: what is a number or a word becomes a
-count, what is a list of flat maps becomes a table, what is a map of numbers becomes one too. The witness and
-the terms of leaders are drawn elsewhere.
+Checks may come from other distributions, so values are shown by their shape: numbers and strings become facts,
+lists of flat maps and maps of numbers become tables. Witnesses and the terms of leaders are drawn elsewhere.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from typing import Any
 from harness.units import MAX_TIME_NS, clip, count, duration, instant
 
 MAX_FACTS = 24
-"""Counts shown for one check."""
+"""Most facts shown for one check."""
 
 MAX_ROWS = 12
-"""Rows of a table shown; results.json has them all."""
+"""Most rows shown of a table; results.json has them all."""
 
 MAX_COLUMNS = 8
 MAX_TABLES = 4
@@ -36,7 +35,7 @@ _TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of texts with its heading; `left_out` rows are only in results.json."""
+    """A table of texts and its heading; `left_out` counts the rows that only results.json has."""
 
     title: str
     columns: Sequence[str]
@@ -64,7 +63,7 @@ def verdict_word(valid: Any) -> str:
 
 
 def check_sections(checks: Any, limit: int) -> list[CheckSection]:
-    """A section for each of at most `limit` checks, those that failed first, then those that are unknown."""
+    """Sections for at most `limit` checks: first those that failed, then those that are unknown."""
     if not isinstance(checks, Mapping):
         return []
     named = [(str(name), check) for name, check in checks.items() if isinstance(check, Mapping)]
@@ -74,13 +73,13 @@ def check_sections(checks: Any, limit: int) -> list[CheckSection]:
 
 
 def anchor_of(name: str) -> str:
-    """The id that a check's part of the page has, whatever it is called."""
+    """The HTML id of a check's section, valid for any name."""
     return "check-" + re.sub(r"[^a-z0-9-]+", "-", name[:60].lower())
 
 
 def timed_violations(checks: Any) -> list[tuple[int, str, str]]:
-    """What invalid checks say with a moment of its own (`time_s`), as that of simulated replicas does: when (ns), by
-    which check, what."""
+    """Violations that an invalid check reports with a time of their own (`time_s`), as the check of simulated replicas
+    does: time (ns), check, text."""
     found = []
     for name, check in checks.items() if isinstance(checks, Mapping) else ():
         violations = check.get("violations") if isinstance(check, Mapping) and check.get("valid") is False else None
@@ -133,7 +132,7 @@ def _add(section: CheckSection, key: str, value: Any, depth: int) -> None:
 
 
 def _engines(engines: Mapping[Any, Any]) -> str:
-    """What decided, by the names that docs/checking.md explains, and for how many keys."""
+    """The engines that decided, by their names in docs/checking.md, and for how many keys."""
     names = [(re.sub(r"^A\d+ ", "", str(name)), number) for name, number in engines.items()]
     return clip(", ".join(f"{name} ({_shown(number)} keys)" if number != 1 else name for name, number in names), 160)
 
@@ -164,7 +163,7 @@ def _cell(name: str, value: Any) -> str:
 
 
 def _table_of_numbers(title: str, value: Mapping[Any, Any]) -> Table:
-    """A few numbers side by side, many below each other."""
+    """Up to `MAX_COLUMNS` numbers side by side, more in a column."""
     pairs = [(clip(name, 60), _shown(item)) for name, item in value.items()]
     if len(pairs) <= MAX_COLUMNS:
         return Table(title, [name for name, _ in pairs], [[shown for _, shown in pairs]])
@@ -176,7 +175,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_time(value: Any, unit_ns: int) -> bool:
-    """Whether a number of such units can be a time of a run; what cannot is shown as the number it is."""
+    """Whether `value`, in units of `unit_ns`, can be a time of a run; if not, it is shown as a plain number."""
     return _is_number(value) and abs(value) <= MAX_TIME_NS // unit_ns
 
 
@@ -191,14 +190,14 @@ def _shown(value: Any) -> str:
 
 
 def terms_of(checks: Any) -> list[Mapping[str, Any]]:
-    """The terms and their leaders, as the check `leaders` lists them; [] where there are none."""
+    """The terms and their leaders as listed by the check `leaders`; [] if it lists none."""
     leaders = checks.get("leaders") if isinstance(checks, Mapping) else None
     terms = leaders.get("terms") if isinstance(leaders, Mapping) else None
     return [with_times(term) for term in terms if isinstance(term, Mapping)] if isinstance(terms, list) else []
 
 
 def with_times(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A fault or a term without a beginning or an end that no run can have: the charts are drawn to scale."""
+    """A fault or a term without impossible start and end times, since the charts are drawn to scale."""
     return {
         name: value for name, value in entry.items() if name not in ("start_ns", "end_ns") or _is_time(value, unit_ns=1)
     }

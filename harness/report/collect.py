@@ -1,7 +1,7 @@
-"""One pass over a history: everything the report shows of it, in memory that does not grow with the run.
+"""One pass over a history that gathers what the report shows, in memory that does not grow with the run.
 
-Nothing here raises for what a history holds: a report on a damaged history is wanted most. What was wrong is
-kept in `RunData.damage` and shown.
+No content of a history makes this raise: a damaged history needs its report most. The damage is kept in
+`RunData.damage` and shown.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ OUTCOMES = ("ok", "fail", "info")
 """How operations end, in the order of every legend and table."""
 
 MAX_FUNCTIONS = 6
-"""Functions (write, read, ...) distinguished in the plots; workloads have two to four. The rest share one."""
+"""Series of functions (write, read, ...) in the plots; workloads have two to four functions, the rest share one."""
 
 OTHER = "other"
 
 MAX_ERRORS = 1_000
-"""Kinds of errors counted apart; a node that puts random words into its errors must not fill memory."""
+"""Kinds of errors counted separately; a node with random text in its errors must not fill memory."""
 
 _NUMBERS = re.compile(
-    r"(?P<kept>\b(?:code|errno|status)\b[ :=#]*-?\d+\b)"  # what kind it is, not how many
+    r"(?P<kept>\b(?:code|errno|status)\b[ :=#]*-?\d+\b)"  # identifies the kind of error
     r"|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b"
     r"|\b(?=[0-9a-f-]*\d)(?=[0-9a-f-]*[a-f])[0-9a-f][0-9a-f-]{7,}\b"
     r"|(?<![A-Za-z0-9_])\d[\d_,.:]*(?<![,.:])",
@@ -41,16 +41,16 @@ _NUMBERS = re.compile(
 
 
 def error_kind(text: str) -> str:
-    """An error with "#" for its numbers, addresses and identifiers: what differs from one such error to the next.
+    """An error with "#" in place of numbers, addresses and identifiers, which differ between errors of one kind.
 
-    Numbers that name an error ("code 1", "errno 5") stay, and those within names (n1, S0).
+    Numbers that name an error ("code 1", "errno 5") and those within names (n1, S0) stay.
     """
     return _NUMBERS.sub(lambda found: found["kept"] or "#", text)
 
 
 @dataclass(slots=True)
 class ErrorCount:
-    """How often a kind of error came, and the first of them."""
+    """How often a kind of error occurred, and its first text."""
 
     first: str
     events: int = 0
@@ -58,7 +58,7 @@ class ErrorCount:
 
 @dataclass(slots=True)
 class RunData:
-    """What one history comes to. Times are nanoseconds since the test began."""
+    """Summary of one history. Times are nanoseconds since the test began."""
 
     events: int = 0
     end_ns: int = 0
@@ -76,17 +76,17 @@ class RunData:
     grid: LatencyGrid = field(default_factory=lambda: LatencyGrid(len(OUTCOMES) * MAX_FUNCTIONS))
     lanes: ClientLanes = field(default_factory=lambda: ClientLanes(MAX_ROWS))
     neighbours: list[list[dict[str, Any]]] = field(default_factory=list)
-    """For each witness asked for: operations of the history around it"""
+    """For each requested witness, the operations of the history around it"""
     truncated: bool = False
     damage: str | None = None
-    """Why the history could be read only in part, or not at all"""
+    """Why the history could be read only in part or not at all"""
 
     def total(self, kind: str) -> int:
         """Events of one type over all functions."""
         return sum(by_type.get(kind, 0) for by_type in self.outcomes.values())
 
     def series(self, functions: Collection[str], outcomes: Collection[str]) -> list[int]:
-        """The grid's series for some functions and outcomes."""
+        """The grid's series numbers of these functions and outcomes."""
         return [
             len(OUTCOMES) * number + OUTCOMES.index(outcome)
             for number, f in enumerate(self.functions)
@@ -102,8 +102,8 @@ def collect(
     clients: int = MAX_ROWS,
     final_reads_from: int | None = None,
 ) -> RunData:
-    """Read a history of so many clients once and sum it up, with the neighbours of each witness's operations. Before
-    the event of index `final_reads_from` nobody asks: the system is healed and has its time to recover."""
+    """Read a history once and summarise it, with the neighbours of each witness's operations. Clients pause before the
+    event of index `final_reads_from`, while the system is healed and recovers; that time is no silence."""
     data = RunData(lanes=ClientLanes(clients))
     collector = _Collector(data, [Neighbours(witness) for witness in witnesses])
     reader = read_history(history_path)
@@ -130,7 +130,7 @@ class _Collector:
         self._numbers: dict[str, int] = {}
         self._slots = ClientSlots(data.lanes.slots)
         self._last_ok_ns = 0
-        self._is_idle = True  # nothing has been asked since the last ok, and nothing was open then
+        self._is_idle = True  # no operation was invoked since the last ok, and none was open then
         self._last_end_ns = 0
 
     def add(self, event: dict[str, Any]) -> None:
@@ -169,7 +169,7 @@ class _Collector:
             neighbours.consider(invocation, event)
 
     def pause(self) -> None:
-        """From here on to the next invocation nobody asks, unless something is still open."""
+        """Count no silence from here to the next invocation, unless an operation is still open."""
         if not self._is_idle and not self._open:
             self._end_silence(self._last_end_ns)
             self._is_idle = True

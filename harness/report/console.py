@@ -1,4 +1,4 @@
-"""The console: what a run is doing, and what came of it.
+"""The console: progress of a run, and its result.
 
 On a terminal a panel is redrawn a few times a second; anywhere else (a pipe, a CI log) a plain line appears at
 each phase, when a fault begins and ends, and every few seconds. Both go to standard error; the verdict goes to standard
@@ -33,14 +33,14 @@ from harness.report.witness import witness_from
 from harness.units import clip, count, duration, per_second, plural
 
 REDRAW_INTERVAL_S = 0.25
-"""Between two drawings of the panel: smooth to the eye, nothing to the processor."""
+"""Time between redraws of the panel: smooth to the eye, and it costs next to no CPU."""
 
 LINE_INTERVAL_S = 5.0
-"""Between two lines where there is no terminal: a minute's run leaves a dozen in the log."""
+"""Time between progress lines without a terminal: a run of one minute leaves a dozen in the log."""
 
 MAX_FAULTS_SHOWN = 4
 VALUE_CHARACTERS = 64
-"""Of a line of the panel: with its name and the frame they fit into 80 columns."""
+"""Width of a value in the panel; with the row's name and the frame it fits into 80 columns."""
 
 MAX_HOSTS_NAMED = 6
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -55,25 +55,25 @@ _FAULT_STATES = {
 
 
 class OutputConsole(Console):
-    """A console whose reader may go away, as that of a pipe into head(1) does.
+    """A console whose reader may go away, as in a pipe into head(1).
 
-    Then BrokenPipeError is raised, which the command line turns into an exit status of its own. Whatever must come to
-    its end whether or not somebody reads, does so within `without_reader`.
+    It then raises BrokenPipeError, which the command line turns into an exit status of its own. Code that must
+    complete whether or not somebody reads runs within `without_reader`.
     """
 
     reader_is_gone: bool = False
-    """Whether something could not be printed because nobody reads any more."""
+    """Whether output was lost because the reader is gone."""
     _needs_reader: bool = True
 
     def on_broken_pipe(self) -> None:
-        """Print nothing any more; raises BrokenPipeError unless within `without_reader`."""
+        """Stop printing; raises BrokenPipeError unless within `without_reader`."""
         self.quiet = True
         self.reader_is_gone = True
         if self._needs_reader:
             raise BrokenPipeError
 
     def _write_buffer(self) -> None:
-        """Within `without_reader` a stream that cannot be written, as on a full disk, is one that nobody reads."""
+        """Within `without_reader`, treat a stream that cannot be written (a full disk) as one without a reader."""
         try:
             super()._write_buffer()
         except OSError:
@@ -83,7 +83,7 @@ class OutputConsole(Console):
 
     @contextlib.contextmanager
     def without_reader(self) -> Iterator[None]:
-        """Go on in silence where the reader goes away; `reader_is_gone` tells afterwards."""
+        """Continue silently if the reader goes away; `reader_is_gone` then becomes true."""
         before, self._needs_reader = self._needs_reader, False
         try:
             yield
@@ -93,8 +93,8 @@ class OutputConsole(Console):
 
 @contextlib.contextmanager
 def _keys_unseen() -> Iterator[None]:
-    """Have the terminal not show what is typed: "^C" or an empty line would push the panel down and leave a part of it
-    behind. Shells set this right by themselves where a program is killed."""
+    """Turn the terminal's echo off: a typed "^C" or Enter would push the panel down and leave a part of it behind.
+    If the harness is killed, the shell turns the echo on again."""
     try:
         descriptor = sys.stdin.fileno()
         before = termios.tcgetattr(descriptor)
@@ -107,12 +107,12 @@ def _keys_unseen() -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(termios.error):  # of a terminal that was closed meanwhile
+        with contextlib.suppress(termios.error):  # the terminal was closed in the meantime
             termios.tcsetattr(descriptor, termios.TCSANOW, before)
 
 
 def sparkline(values: list[int]) -> str:
-    """One character for each value, the highest a full block; a value above 0 is never the lowest."""
+    """One character for each value; the highest is a full block, and a value above 0 is never the lowest block."""
     highest = max(values, default=0)
     if highest <= 0:
         return SPARKS[0] * len(values)
@@ -121,9 +121,9 @@ def sparkline(values: list[int]) -> str:
 
 
 class LiveProgress:
-    """Shows a run while it goes on; an async context manager.
+    """Shows the progress of a run; an async context manager.
 
-    `stats` is the history writer's; `clock_ns` gives nanoseconds since the load began (0 before);
+    `stats` is the history writer's; `clock_ns` returns nanoseconds since the load began (0 before);
     `time_limit_s` is the length of the load; `console` defaults to standard error.
     """
 
@@ -150,7 +150,7 @@ class LiveProgress:
         self._task: asyncio.Task[None] | None = None
 
     def phase(self, text: str) -> None:
-        """Say what the run is doing now; where there is no terminal, a line of its own."""
+        """Show what the run is doing now; without a terminal, print it as a line."""
         self._phase = clip(text, 200)
         if self._live is not None:
             self._live.update(self.render(), refresh=True)
@@ -158,27 +158,27 @@ class LiveProgress:
             self._console.print(Text(self._phase), soft_wrap=True)
 
     def say(self, text: str) -> None:
-        """A line that stays: above the panel, or among the others."""
+        """Print a permanent line: above the panel, or among the other lines."""
         self._console.print(Text(text))
 
     @property
     def is_watched(self) -> bool:
-        """Whether there is a panel, which shows who leads and what is found on the way."""
+        """Whether there is a panel, which shows the leader and violations found during the run."""
         return self._console.is_terminal
 
     def leads(self, hosts: Sequence[str] | None) -> None:
-        """Hear who says to lead, newest term first; None where nobody could be asked in time."""
+        """Set the hosts that claim to lead, newest term first; None if none could be asked in time."""
         self._asks_for_leaders, self._leaders = True, hosts
 
     def so_far(self, violation: str | None) -> None:
-        """Hear that the load is judged on the way, and then of its first violation."""
+        """Set the verdict so far: None for no violation yet, else the text of the first violation."""
         if violation is None:
             self._verdict = Text("no violation", style="green")
         else:
             self._verdict = Text(f"VIOLATION: {clip(violation, 3 * VALUE_CHARACTERS)}", style="bold red")
 
     def fault(self, event: Mapping[str, Any]) -> None:
-        """Hear of a completed event of the history's nemesis; a line where there is no panel that shows it."""
+        """Take a completed nemesis event; without a panel, print it as a line."""
         if self._live is None and self._task is not None and event["type"] == "info":
             self._console.print(_fault_line(event), soft_wrap=True)
 
@@ -221,7 +221,7 @@ class LiveProgress:
         return max(0.0, self._time_limit_s - self._clock_ns() / 1e9)
 
     def line(self) -> Text:
-        """Everything in one line of text."""
+        """The progress as one line of text."""
         now_ns, stats = self._clock_ns(), self._stats
         totals = stats.by_type
         outcomes = " ".join(f"{kind} {count(totals[kind])}" for kind in ("ok", "fail", "info"))
@@ -306,7 +306,7 @@ def _fault_words(fault: FaultStatus, now_ns: int) -> str:
 
 
 def _fault_line(event: Mapping[str, Any]) -> Text:
-    """What a fault has just come to: begun or ended, and by its proof really so."""
+    """A line for a fault that began or ended, and whether that is proven."""
     value = event.get("value")
     value = value if isinstance(value, Mapping) else {}
     proof = value.get("proof")
@@ -334,7 +334,7 @@ def print_summary(
     test: Mapping[str, Any] | None = None,
     report_path: Path | None = None,
 ) -> None:
-    """The verdict and what it stands on, for a person at a console; colour never carries meaning alone."""
+    """Print the verdict and its grounds for a person; colour never carries meaning alone."""
     verdict = verdict_word(results.get("valid"))
     colour = _COLOURS[verdict]
     lines: list[Text | Table] = [
@@ -379,7 +379,7 @@ def print_summary(
     lines.append(table)
     console.print()
     console.print(Group(*lines))
-    # Paths and command lines are printed so that they can be copied: unwrapped and unstyled.
+    # Paths and command lines are printed unwrapped and unstyled, so that they can be copied.
     if report_path is not None:
         console.print(Text(f"report  {clip(str(report_path), 1000)}"), soft_wrap=True)
     if isinstance(results.get("replay"), str) and results["replay"]:
@@ -391,7 +391,7 @@ def _count(value: Any) -> str:
 
 
 def _last_words(checks: Mapping[str, Any]) -> Iterator[str]:
-    """What programs that did not come back had logged last."""
+    """The last log lines of programs that did not come back."""
     for check in checks.values():
         words = check.get("last_words") if isinstance(check, Mapping) and check.get("valid") is False else None
         for host, lines in words.items() if isinstance(words, Mapping) else ():

@@ -1,6 +1,6 @@
-"""Where a violation was decided: the curve of `harness explain` as a drawing, and what it says in sentences.
+"""Where a violation was decided: the curves of `harness explain` as drawings and as sentences.
 
-What is read here is explain.json, which may be of another version or damaged; odd parts are left out.
+The input is explain.json, which may be damaged or of another version; invalid parts are left out.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from harness.units import MAX_TIME_NS, clip, plural
 HEIGHT_PX = 130
 TOP_PX, BOTTOM_PX = 8, 20
 MAX_POINTS = 400
-"""Drawn; explain.json has them all."""
+"""Points drawn; explain.json has them all."""
 
 MAX_RUNS = 10**9
-"""Continuations of a moment; more, no search has made."""
+"""Upper bound of the continuations from one moment; no search makes more."""
 
 MAX_LINES = 12
 CLOSE_WIDTHS = 12.0
-"""The second drawing shows so many times the interval of the decision: both sides of it, with neighbours."""
+"""Width of the second drawing in multiples of the deciding interval, which is in its middle."""
 
 ALWAYS = 0.9
-"""The share of failing runs from which on nearly all do."""
+"""Share of failing runs from which on nearly all count as failing."""
 
 
 def _is_moment(value: Any) -> TypeGuard[float]:
-    """Whether it can be a moment (s) of a run."""
+    """Whether `value` can be a moment (s) of a run."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return is_number and abs(value) <= MAX_TIME_NS / 1e9
 
@@ -65,7 +65,7 @@ def _points(explanation: Mapping[str, Any], *, has_faults: bool) -> list[_Point]
 
 
 def jump_of(explanation: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Between which moments (s) it was decided; None where no moment did."""
+    """The interval (s) in which the violation was decided; None if no moment decided it."""
     jump = explanation.get("jump")
     if not isinstance(jump, Mapping):
         return None
@@ -76,7 +76,7 @@ def jump_of(explanation: Mapping[str, Any]) -> tuple[float, float] | None:
 
 
 def sentences_of(explanation: Mapping[str, Any]) -> list[str]:
-    """What the curves say."""
+    """What the curves show, in sentences."""
     planned, healed = (_points(explanation, has_faults=has_faults) for has_faults in (True, False))
     moment, jump = jump_of(explanation), explanation.get("jump")
     violation = explanation.get("violation")
@@ -106,7 +106,7 @@ def sentences_of(explanation: Mapping[str, Any]) -> list[str]:
         return [*found, f"Decided {between}."]
     if jump.get("has_faults") is True:
         found.append(
-            f"Decided {between}: of the runs that are this one up to the first moment, and from there on have other "
+            f"Decided {between}: of the runs that repeat this one up to the first moment and continue with other "
             f"randomness and the same faults, {_of(one)} fail; from the second, {_of(other)}."
         )
         return found
@@ -117,20 +117,20 @@ def sentences_of(explanation: Mapping[str, Any]) -> list[str]:
             f"The faults decide it: with them, {_of(load)} fail by other randomness from the load's beginning on, "
             f"{_of(planned[0])} from the start on."
         )
-    elif planned:  # that curve is flat, or of too few runs
+    elif planned:  # the curve is flat, or has too few runs
         found.append(
             f"With the same faults, {_of(planned[0])} fail by other randomness from the start on, and no moment was "
             "found that decides it."
         )
     found.append(
-        f"Decided {between}: of the runs that are this one up to the first moment, and from there on have other "
+        f"Decided {between}: of the runs that repeat this one up to the first moment and continue with other "
         f"randomness and no fault, {_of(one)} fail; from the second, {_of(other)}."
     )
     return found
 
 
 def _interrupted(planned: Sequence[_Point], healed: Sequence[_Point]) -> str:
-    """What is known where somebody has ended the search."""
+    """What is known of a search that was interrupted."""
     looked = f"Interrupted when {plural(len(planned) + len(healed), 'moment')} had been looked at"
     curve = healed if len(healed) > 1 else planned
     rises = [ends for ends in pairwise(curve) if ends[0].share < ends[1].share]
@@ -144,7 +144,7 @@ def _interrupted(planned: Sequence[_Point], healed: Sequence[_Point]) -> str:
 
 
 def _fails_mostly(point: _Point) -> bool:
-    """Whether nearly all fail, of so many that it says something."""
+    """Whether nearly all runs fail, and enough were made for that to be significant (Wilson's lower bound is 0.5)."""
     from spark_analysis.statistics import wilson  # not needed by a run without a curve
 
     return point.share >= ALWAYS and wilson(point.fails, point.runs).low >= 0.5
@@ -159,7 +159,7 @@ def _moment(at_s: float) -> str:
 
 
 def deciding_view(explanation: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What the template needs; None where there is nothing to show."""
+    """The template's variables; None if there is nothing to show."""
     if explanation is None:
         return None
     curves = [(name, _points(explanation, has_faults=has)) for name, has in (("planned", True), ("healed", False))]
@@ -228,5 +228,5 @@ def _drawing(
             )  # fmt: skip
     parts.append(element("text", _moment(from_s), x=0, y=HEIGHT_PX - 4, class_="tick"))
     parts.append(element("text", _moment(to_s), x="100%", y=HEIGHT_PX - 4, text_anchor="end", class_="tick"))
-    label = "The part of the runs that fail, by the moment from which on their randomness is another"
+    label = "Share of runs that fail, by the moment from which on their randomness differs"
     return element("svg", *parts, height=HEIGHT_PX, role="img", aria_label=label, class_="chart deciding")

@@ -1,4 +1,4 @@
-"""The faults of a run as rows: when, what, who was cut from whom, and whether it was proven."""
+"""The faults of a run as table rows: when, what, which hosts were cut from each other, and whether it was proven."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from harness.units import clip, duration, instant
 CELL_PX = 9
 LABEL_PX = 18
 MAX_HOSTS_DRAWN = 16
-"""Hosts in the little matrix; more would not be readable, and the words are there."""
+"""Most hosts in the small matrix; more would be unreadable, and the text names them anyway."""
 
 MAX_HOSTS = 64
-"""Hosts of a run that are told apart; a run has a handful."""
+"""Most hosts taken from the results; a run has a handful."""
 
 HOST_CHARACTERS = 24
-"""Characters of a host's name."""
+"""Host names are cut to this length."""
 
 MAX_WORDS_HOSTS = 6
-"""Hosts whose losses are listed one by one in words."""
+"""Most receiving hosts whose cut links are listed one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class FaultRow:
 
 
 def hosts_of(results: Mapping[str, Any], test: Mapping[str, Any]) -> list[str]:
-    """The hosts of a run by what results.json and test.json hold: "n1", "n2", ... where only their number is known."""
+    """The hosts of a run from results.json, else "n1", "n2", ... by the number of nodes in test.json."""
     hosts, nodes = results.get("hosts"), test.get("nodes")
     if isinstance(hosts, list) and hosts:
         return [str(host) for host in hosts[:MAX_HOSTS]]
@@ -59,7 +59,7 @@ def hosts_of(results: Mapping[str, Any], test: Mapping[str, Any]) -> list[str]:
 
 
 def fault_rows(faults: Sequence[Mapping[str, Any]], hosts: Sequence[str], limit: int) -> list[FaultRow]:
-    """At most `limit` rows in order of time; those without proof, or met by nobody, are never the ones left out."""
+    """At most `limit` rows in order of time; unproven, unhealed and unexercised faults are kept before all others."""
     numbered = list(enumerate(faults, 1))
     doubtful = [item for item in numbered if _is_doubtful(item[1])]
     kept = {number for number, _ in doubtful[:limit]}
@@ -139,8 +139,8 @@ def _detail(proof: Any) -> str:
 
 
 def cut_words(grudge: Mapping[str, frozenset[str]], hosts: Sequence[str]) -> str:
-    """A grudge in words: "n1 n2 | n3 n4 n5" where groups are cut from each other and whole within, otherwise
-    what each host no longer hears, or whom nobody hears."""
+    """A grudge as text: "n1 n2 | n3 n4 n5" if groups are cut from each other and connected within, otherwise a line
+    for each host with the hosts it cannot receive from."""
     cut = {(source, destination) for destination, sources in grudge.items() for source in sources}
     if not cut:
         return ""
@@ -166,14 +166,14 @@ def cut_words(grudge: Mapping[str, frozenset[str]], hosts: Sequence[str]) -> str
 
 
 def cut_in_a_line(raw: Any, limit: int) -> str:
-    """A grudge of the history in words, on one line of at most `limit` characters; empty where nobody is cut."""
+    """A grudge of the history on one line of at most `limit` characters; empty if no link is cut."""
     grudge = _grudge(raw)
     everyone = sorted({*grudge, *(source for sources in grudge.values() for source in sources)}, key=_by_name)
     return clip(cut_words(grudge, everyone).replace("\n", "; ").replace("  |  ", " | "), limit)
 
 
 def matrix(grudge: Mapping[str, frozenset[str]], hosts: Sequence[str]) -> Markup:
-    """Who is cut from whom as a small picture: a row for each sender, a column for each receiver."""
+    """The cut links as a small picture: a row for each sender, a column for each receiver."""
     size = len(hosts) * CELL_PX
     whole, cut, own = [], [], []
     for row, source in enumerate(hosts):

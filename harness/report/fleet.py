@@ -1,7 +1,7 @@
-"""The report over many runs: one file that answers first which configuration misbehaves, and how sure that is.
+"""The report over many runs: one file that first says which configuration misbehaves, and how certain that is.
 
-Takes the tables of an analysis as plain rows (it imports no Spark) and draws with the parts of the report of a
-single run: the same style sheet, the same SVG by hand, no script.
+It takes the tables of an analysis as plain rows (it does not import Spark) and uses the same style sheet and
+hand-built SVG as the report of a single run, without a script.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ Row = Mapping[str, Any]
 
 GROUP = ("system", "configuration", "workload", "nemesis", "cluster")
 MAX_GROUPS = 60
-"""Groups drawn; a matrix of more is read as a table, which the Parquet is."""
+"""Most groups drawn; a larger matrix is better read as a table, from the Parquet files."""
 
 MAX_ROWS = 200
-"""Rows of any one table of the page."""
+"""Most rows of any other table on the page."""
 
 ROW_HEIGHT_PX = 30
 
 REPORT = "report.html"
-"""The report in a run's folder."""
+"""File name of the report in a run's folder."""
 
 UNKNOWN = "unknown"
-"""A column of a group of which a run says nothing."""
+"""Value of a group's column that a run does not state."""
 
 _RECOVERIES = ("recovery_after_start_ns", "recovery_after_heal_ns")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetData:
-    """Rows of the tables by their names, and what the page says about itself."""
+    """The tables' rows by table name, and facts about the analysis itself."""
 
     place: str
     runs: int
@@ -57,17 +57,17 @@ class FleetData:
     took_s: float
     tables: Mapping[str, Sequence[Row]] = field(default_factory=dict)
     out: str = ""
-    """The folder that the page will lie in; its links to runs are relative to it. Without one there are no links."""
+    """The folder of the page; links to runs are relative to it. If empty, there are no links."""
     missing: Sequence[str] = ()
     """What could not be computed, and why."""
 
     def rows(self, name: str) -> Sequence[Row]:
-        """A table's rows; none when it was not made."""
+        """A table's rows; empty if the table was not computed."""
         return self.tables.get(name, ())
 
 
 def share_text(share: float | None, *, low: bool = False) -> str:
-    """A share as a percentage whose digits mean something: 0 %, 0.4 %, 12 %, 100 %."""
+    """A share as a percentage with its significant digits: 0 %, 0.4 %, 12 %, 100 %."""
     if share is None:
         return "–"
     value = 100 * share
@@ -85,7 +85,7 @@ def _group(row: Row) -> tuple[str, ...]:
 
 
 def _traits(group: Sequence[str]) -> dict[str, str]:
-    """A group as name: value, its configuration taken apart."""
+    """A group as name: value, with one entry for each setting of its configuration."""
     traits: dict[str, str] = {}
     for name, value in zip(GROUP, group, strict=True):
         if name != "configuration":
@@ -103,9 +103,9 @@ def _traits(group: Sequence[str]) -> dict[str, str]:
 
 
 def labels_of(groups: Iterable[Sequence[str]]) -> tuple[dict[tuple[str, ...], str], str]:
-    """What tells each group from the others, and what all have in common, in words.
+    """A label for each group of what distinguishes it, and a text of what all groups have in common.
 
-    Histories of other tools say nothing of themselves; what the others have in common is said all the same.
+    Histories of other tools state no traits, and are ignored when the common traits are determined.
     """
     every = [tuple(group) for group in groups]
     traits = {group: _traits(group) for group in every if set(group) != {UNKNOWN}}
@@ -127,8 +127,8 @@ NOTHING_SHOWN = "Nothing is shown, for good or ill."
 
 
 def headline(rates: Sequence[Row], checks: Sequence[Row] = (), *, left_out: int = 0) -> tuple[str, str, str]:
-    """(verdict word, the sentence on top, the sentence below it) of the rates table, of what was checked again, and of
-    how many runs could not be used."""
+    """(verdict, sentence on top, sentence below it) from the table of rates, the checks made again, and the number of
+    runs that could not be used."""
     verdict, sentence, below = _headline_of_rates(rates, left_out)
     if left_out:
         below += f" {plural(left_out, 'run')} could not be used, and {_are(left_out)} in no figure."
@@ -137,7 +137,7 @@ def headline(rates: Sequence[Row], checks: Sequence[Row] = (), *, left_out: int 
         new = f"{plural(len(found), 'run')} not recorded as invalid {_are(len(found))} invalid when checked again"
         if verdict == "invalid":
             below = f"{new}. {below}"
-        else:  # what was recorded shows nothing, and what was found shows something
+        else:  # the recorded verdicts show no violation, the new check does
             sentence, below = new + ".", f"{sentence} {below.replace(NOTHING_SHOWN, 'That is what was recorded.')}"
         verdict = "invalid"
     return verdict, sentence, below.strip()
@@ -187,7 +187,7 @@ def _headline_of_rates(rates: Sequence[Row], left_out: int) -> tuple[str, str, s
 
 
 def _axis_end(rates: Sequence[Row]) -> float:
-    """Where the axis of rates ends: a round share that holds every interval."""
+    """The end of the axis of rates: a round share that includes every interval."""
     highest = max((row["rate_high"] for row in rates if row["valid"] + row["invalid"]), default=1.0)
     return next((end for end in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5) if highest <= end), 1.0)
 
@@ -244,7 +244,7 @@ def _rates(data: FleetData, labels: Mapping[tuple[str, ...], str]) -> dict[str, 
 
 
 def _figure(number: float) -> str:
-    """Two or three digits of any number."""
+    """A number to two or three significant digits."""
     if number < 100:
         return f"{number:.2g}"
     unit = 10 ** max(0, math.floor(math.log10(number)) - 2)
@@ -252,7 +252,7 @@ def _figure(number: float) -> str:
 
 
 def _length(time_ns: float) -> str:
-    """A length of time of which none is none."""
+    """A duration as text, with "0" for zero."""
     return duration(time_ns) if time_ns else "0"
 
 
@@ -290,7 +290,7 @@ def _availability(data: FleetData, labels: Mapping[tuple[str, ...], str]) -> lis
 
 
 def _fault_kinds(data: FleetData, labels: Mapping[tuple[str, ...], str]) -> list[dict[str, Any]]:
-    """What each kind of fault does; nothing where one row of the availability says it already."""
+    """The effect of each kind of fault; [] if each group has one kind only, which the availability table covers."""
     rows = data.rows("fault_kinds")
     if len(rows) <= len({_group(row) for row in rows}):
         return []
@@ -322,7 +322,7 @@ def _spread(row: Row | None) -> str:
 
 
 def _recovery(row: Row | None, longest_ns: int) -> dict[str, Any] | None:
-    """Words and a drawing of a distribution of recoveries: median, p90 and worst."""
+    """A text and a drawing of the distribution of recovery times: median, p90 and worst."""
     if row is None or not row["n"] + row["missing"]:
         return None
     if not row["n"]:
@@ -352,7 +352,7 @@ def _loss(row: Row | None) -> str:
 
 
 def _latency(data: FleetData, labels: Mapping[tuple[str, ...], str]) -> dict[str, Any]:
-    """Latency of operations that succeeded, all nodes together, by phase; and by node for the details."""
+    """Latency of successful operations: by phase over all nodes, and by node for the details."""
     good = [row for row in data.rows("latency") if row["outcome"] == "ok"]
     together = [row for row in good if row["node"] == "all" and row["phase"] != "all"]
     marks = [row[name] for row in together for name in ("p50_ns", "p999_ns")]
@@ -389,7 +389,7 @@ def _latency_row(row: Row, labels: Mapping[tuple[str, ...], str], low: float, hi
 
 
 def check_tallies(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
-    """Of each check how many runs and keys it looked at, and how many runs it found valid, invalid, unknown."""
+    """For each check: how many runs and keys it examined, and how many runs it found valid, invalid or unknown."""
     tally: dict[str, dict[str, int]] = {}
     for row in rows:
         kinds = tally.setdefault(row["check"], {"runs": 0, "valid": 0, "invalid": 0, "unknown": 0, "keys": 0})
@@ -408,15 +408,15 @@ def _checks(data: FleetData) -> dict[str, Any] | None:
 
 
 def _local(place: str) -> Path | None:
-    """A place as a path of this machine; None for one that only Hadoop reaches, or that is no place. Hadoop and Spark
-    write paths into URIs as they are: of `#`, `?` and `%41` there every character is the name's."""
+    """A URI or path as a path on this machine; None if it is neither local nor absolute. Hadoop and Spark do not
+    escape paths in URIs, so `#`, `?` and `%41` in them are literal parts of the name."""
     if place.startswith("file:"):
         return Path("/" + re.sub("^file:(//[^/]*)?", "", place).lstrip("/"))
     return Path(place) if place.startswith("/") else None
 
 
 def report_link(run_dir: str, out: str) -> str | None:
-    """Where the report of a run is, seen from the page in `out`; None where a browser cannot get there."""
+    """The relative URL of a run's report from the page in `out`; None if a browser cannot reach it."""
     run, page = _local(run_dir), _local(out)
     if run is None or page is None or not (run / REPORT).is_file():
         return None
@@ -424,12 +424,12 @@ def report_link(run_dir: str, out: str) -> str | None:
 
 
 def _unbroken(text: str) -> str:
-    """Percentages that no line break parts."""
+    """Put a non-breaking space into percentages."""
     return text.replace(" %", "\u00a0%")
 
 
 def render_fleet(data: FleetData) -> str:
-    """The page as one self-contained HTML text."""
+    """The page as self-contained HTML."""
     rates = data.rows("rates")
     labels, common = labels_of(map(_group, rates))
     problems = list(data.rows("problems"))
@@ -451,7 +451,7 @@ def render_fleet(data: FleetData) -> str:
         latency=_latency(data, labels),
         checks=_checks(data),
         notable=kept[:MAX_ROWS],
-        # The table has the first of them only, so they are counted by the rates.
+        # The table holds only the first ones, so the total comes from the rates.
         notable_left_out=max(0, sum(row["invalid"] + row["unknown"] for row in rates) - min(len(kept), MAX_ROWS)),
         labels={row["run_id"]: labels.get(_group(row), "") for row in kept},
         links={row["run_id"]: report_link(row["run_dir"], data.out) for row in kept[:MAX_ROWS]},

@@ -1,10 +1,10 @@
 """Latency over time in bounded memory: a grid of cells instead of points.
 
 A cell is one column of time by one step of latency (6 %) for one series; it counts the operations that fell
-into it. When a run outgrows the columns, neighbouring columns are merged and each is twice as wide: so one
+into it. When a run outgrows the columns, neighbouring columns are merged and each becomes twice as wide. So one
 pass over a history of any length is enough, the picture never has more than `MAX_COLUMNS` columns (about a
 pixel each), and quantiles read from the cells are within half a step, 3 %, of the exact ones. The longest latency
-of each series is kept as it was.
+of each series is kept exactly.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ BINS_PER_DECADE = 40
 """Steps of latency per factor of ten: 5.9 % each, finer than a dot is tall."""
 
 LOWEST_NS = 1_000
-"""Latencies below a microsecond count as one: no real operation is that fast."""
+"""Latencies below a microsecond count as a microsecond: no real operation is that fast."""
 
 BINS = 10 * BINS_PER_DECADE
-"""Steps from 1 µs to 10,000 s; longer ones count as the longest."""
+"""Steps from 1 µs to 10,000 s; longer latencies fall into the last step."""
 
 MAX_COLUMNS = 1_024
 """Columns of time: about one per pixel of a wide screen."""
@@ -43,7 +43,7 @@ FIRST_COLUMN_NS = 1_000_000
 
 
 def bin_of(latency_ns: int) -> int:
-    """The step a latency falls into."""
+    """The step that a latency falls into."""
     if latency_ns <= LOWEST_NS:
         return 0
     return min(BINS - 1, int(math.log10(latency_ns / LOWEST_NS) * BINS_PER_DECADE))
@@ -55,7 +55,7 @@ def latency_of(step: float) -> float:
 
 
 class Cell(NamedTuple):
-    """So many operations of one series in one column and step."""
+    """The number of operations of one series in one column and step."""
 
     column: int
     series: int
@@ -101,7 +101,7 @@ class LatencyGrid:
             yield Cell(column, series, step, count)
 
     def windows(self, series: Iterable[int], columns_per_window: int) -> dict[int, Counter[int]]:
-        """Window number -> step -> operations, over some series; empty windows are absent."""
+        """Window number -> step -> operations, summed over the series; empty windows are absent."""
         wanted = frozenset(series)
         found: dict[int, Counter[int]] = {}
         for cell in self.cells():
@@ -111,19 +111,19 @@ class LatencyGrid:
 
 
 def marks_of(grid: LatencyGrid, series: Sequence[int], quantiles: Sequence[float]) -> tuple[int, list[float]]:
-    """How many operations some series hold, and their latencies (ns): those of the quantiles, to 3 %, and the longest,
-    exactly; [] where there are none."""
+    """The number of operations in the series and their latencies (ns): the quantiles within 3 %, then the exact
+    longest; [] without operations."""
     steps = grid.windows(series, 1 << 30).get(0)
     if not steps:
         return 0, []
     longest_ns = max(grid.longest_ns[number] for number in series)
-    # The middle of the last step may lie above what is in it.
+    # The middle of the last step may exceed the latencies in it.
     marks = [min(latency_of(step), longest_ns) for step in quantiles_of(steps, quantiles)]
     return steps.total(), [*marks, longest_ns]
 
 
 def quantiles_of(steps: Counter[int], wanted: Iterable[float]) -> list[float]:
-    """Positions on the axis of steps (see `latency_of`) of the given quantiles; [] when there is nothing."""
+    """Positions of the given quantiles on the axis of steps (see `latency_of`); [] without operations."""
     total = steps.total()
     if not total:
         return []

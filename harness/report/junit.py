@@ -1,11 +1,11 @@
-"""Verdicts in the form that CI systems read: JUnit XML, a test case for each run.
+"""Verdicts as JUnit XML, which CI systems read; each run is a test case.
 
     valid                 a case that passed
     invalid               <failure type="invalid">
-    unknown               <error type="unknown">: nothing was shown to be wrong, and nothing to be right
+    unknown               <error type="unknown">: nothing was shown to be wrong or right
     did not run           <error type="did-not-run">: the system did not come up, or the harness failed
 
-Seed, the line that repeats the run, and the report's path are properties of the case.
+The seed, the command that repeats the run, and the report's path are properties of the case.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 __all__ = ["Case", "case_of", "write_junit"]
 
 MAX_TEXT_CHARS = 20_000
-"""Of a case's text. CI systems keep every file of every build."""
+"""Longest text of a failed case. CI systems keep every file of every build."""
 
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run. `verdict` is valid, invalid, unknown or did-not-run; `reason` one sentence, `text` what is beyond it."""
+    """One run. `verdict` is valid, invalid, unknown or did-not-run; `reason` is one sentence, `text` the details."""
 
     name: str
     verdict: str
@@ -45,7 +45,7 @@ class Case:
 
 
 def case_of(results: Mapping[str, Any], test: Mapping[str, Any], *, name: str, report_path: str) -> Case:
-    """The case of a run that was judged, by its results.json and test.json."""
+    """The case of a run that was judged, from its results.json and test.json."""
     checks = results["checks"]
     lines = [f"{each}: {verdict_word(found['valid'])}: {found['reason']}" for each, found in checks.items()]
     lines += [f"doubt: {doubt}" for doubt in results.get("doubts", ())]
@@ -65,7 +65,7 @@ def case_of(results: Mapping[str, Any], test: Mapping[str, Any], *, name: str, r
 
 
 def require_junit_path(path: str) -> None:
-    """Make the directory that the file goes into. Raises OperatorError where there can be no such file."""
+    """Create the directory that the file goes into. Raises OperatorError if the file cannot be created there."""
     if not path or os.path.isdir(path):
         raise OperatorError(f"--junit {path!r}: that names no file")
     try:
@@ -76,7 +76,7 @@ def require_junit_path(path: str) -> None:
 
 def write_junit(path: str, cases: Sequence[Case]) -> None:
     """Write the file, whole or not at all. Raises OperatorError."""
-    from xml.etree import ElementTree  # here, so that runs that write none start without it
+    from xml.etree import ElementTree  # imported only by runs that write the file
 
     failed = sum(case.verdict == "invalid" for case in cases)
     errors = sum(case.verdict not in ("valid", "invalid") for case in cases)
@@ -112,5 +112,5 @@ def _element(case: Case) -> ElementTree.Element:
 
 
 def _clean(text: str) -> str:
-    """Without the characters that XML cannot hold."""
+    """Replace the characters that XML does not allow."""
     return _NOT_IN_XML.sub("\ufffd", text)

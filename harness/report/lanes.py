@@ -1,7 +1,7 @@
-"""What every client did over the whole run, in bounded memory: a row for each, a cell for each piece of time.
+"""What every client did over the whole run, in bounded memory: a row for each client, a cell for each piece of time.
 
-A row is a client's slot: the process that follows one whose operation ended `info` has its row (`ClientSlots`). A cell
-holds the gravest of what was under way in it: an outcome that nobody knows before a failure, and that before a success.
+A row is a client's slot: a process that replaces one whose operation ended `info` takes over its row (`ClientSlots`). A
+cell holds the worst outcome among the operations open in it: info ranks above fail, and fail above ok.
 As in `grid`, columns are merged in pairs when the run outgrows them, so that a history of any length takes one pass.
 """
 
@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Iterator
 
 MAX_COLUMNS = 512
-"""Columns of time: two pixels each of a wide screen."""
+"""Columns of time: each two pixels of a wide screen."""
 
 MAX_ROWS = 40
-"""Rows: what fits a screen below each other. Of more clients several share one, which the caption says."""
+"""Rows: as many as fit on a screen. With more clients, several share a row, which the caption states."""
 
 FIRST_COLUMN_NS = 1_000_000
 
@@ -25,11 +25,11 @@ OUTCOME = {rank: outcome for outcome, rank in RANK.items()}
 
 
 class ClientSlots:
-    """Which slot each process of a history has: one process at a time, in memory of so many slots.
+    """Assigns each process of a history to a slot, one process at a time; memory is bounded by the number of slots.
 
-    A history does not say whom a process follows. Processes are numbered as they begin, so a new one has the slot that
-    is free for the longest time: of a process that ended `info`, and else, where a phase begins with new processes, of
-    one that has asked for nothing since.
+    A history does not say which process a new one replaces. Processes are numbered as they begin, so a new one gets
+    the slot that has been free longest because its process ended `info`; if none is free, as when a phase begins with
+    new processes, the slot whose process has been idle longest.
     """
 
     __slots__ = ("_free", "_idle", "_slot_of", "_slots", "_unused")
@@ -51,7 +51,7 @@ class ClientSlots:
 
     def end(self, process: int, outcome: str) -> int:
         """The slot of a process whose operation has ended."""
-        if process not in self._slot_of:  # taken from it, as there are more at work than slots
+        if process not in self._slot_of:  # another process took the slot: more are active than there are slots
             return process % self._slots
         slot = self._slot_of[process]
         if outcome == "info":
@@ -77,7 +77,7 @@ class ClientSlots:
 
 
 class ClientLanes:
-    """Cells of a run with so many client slots."""
+    """The cells of a run with the given number of client slots."""
 
     __slots__ = ("_cells", "column_ns", "rows", "slots")
 
@@ -88,7 +88,7 @@ class ClientLanes:
         self._cells: list[bytearray] = [bytearray(MAX_COLUMNS) for _ in range(self.rows)]
 
     def add(self, slot: int, start_ns: int, end_ns: int, outcome: str) -> None:
-        """Take in an operation of a slot's client from its invocation to its completion, or to the history's end."""
+        """Add an operation of a slot's client, from its invocation to its completion or the history's end."""
         first, last = max(0, start_ns) // self.column_ns, max(0, end_ns) // self.column_ns
         while last >= MAX_COLUMNS:
             self._widen()
@@ -105,7 +105,7 @@ class ClientLanes:
 
     def runs(self, max_strokes: int) -> tuple[int, list[tuple[str, int, int, int]]]:
         """The width of a column (ns), and runs of equal cells: outcome, row, first column, columns. Pairs of columns
-        are merged until there are at most so many runs."""
+        are merged until there are at most `max_strokes` runs."""
         cells, column_ns = self._cells, self.column_ns
         while True:
             found = [

@@ -1,8 +1,8 @@
-"""report.html: one self-contained file that answers first and explains after.
+"""report.html: one self-contained file that gives the verdict first and the explanation after it.
 
-No script runs but our own, which zooms the charts and copies the replay line; nothing is loaded from anywhere, and
-whatever the nodes or the operator wrote appears as text only: templates escape, and the page's own content policy
-refuses any script but ours. Without script the charts show the whole run.
+The only script is ours, which zooms the charts and copies the replay line; nothing is loaded from elsewhere. What
+the nodes or the operator wrote appears only as text: the templates escape it, and the page's Content-Security-Policy
+refuses any other script. Without script the charts show the whole run.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from harness.test import MAX_CONCURRENCY
 from harness.units import clip, count, duration, per_second, plural, share
 
 MAX_REPORT_BYTES = 1_000_000
-"""No report is larger, whatever the run: people mail it, and browsers open it at once."""
+"""Upper bound of every report's size, so that it can be mailed and opens instantly."""
 
 MAX_WITNESSES = 4
-"""Contradictions drawn; a run with more has enough to read."""
+"""Most contradictions drawn."""
 
 MAX_TIMED_VIOLATIONS = 8
-"""Of the moments that checks give, the first ones are marked in the charts."""
+"""Most violations with a time given by a check that are marked in the charts, the first ones."""
 
 MAX_ERROR_ROWS = 15
 MAX_LOG_LINKS = 60
@@ -53,7 +53,7 @@ MAX_SETTINGS = 30
 
 
 class _Detail(NamedTuple):
-    """How much of a run is drawn; the report takes the first of `_DETAILS` that fits into its size."""
+    """How much of a run is drawn; the report uses the first of `_DETAILS` that fits into `MAX_REPORT_BYTES`."""
 
     strokes: int
     spans: int
@@ -67,7 +67,7 @@ class _Detail(NamedTuple):
 _DETAILS = (
     _Detail(24_000, MAX_SPANS, 120, MAX_WITNESSES, 40, True),
     _Detail(8_000, 300, 40, 2, 20, True),
-    # What is left now is bounded by the lengths of single texts, with room to spare.
+    # At this level the page is bounded by the lengths of single texts, with room to spare.
     _Detail(1_500, 60, 10, 1, 10, False),
 )
 
@@ -78,11 +78,10 @@ def write_report(
     results: Mapping[str, Any],
     history_path: str | os.PathLike[str],
 ) -> Path:
-    """Write `run_dir`/report.html from test.json's and results.json's content and the history.
+    """Write `run_dir`/report.html from the contents of test.json and results.json and from the history.
 
-    Odd or missing parts of the results, and a damaged or missing history, are shown as what they are; the file is
-    at most `MAX_REPORT_BYTES` long and appears whole or not at all. Returns its path. Raises StoreError when it
-    cannot be written.
+    Invalid or missing parts of the results and a damaged or missing history are shown as such. The file is at most
+    `MAX_REPORT_BYTES` long and is replaced atomically. Returns its path. Raises StoreError if it cannot be written.
     """
     directory = Path(run_dir)
     witnesses = _witnesses(results)
@@ -143,14 +142,14 @@ def _render(
     sentence, reason = _sentence(results, data, faults, witnesses), clip(results.get("reason") or "", 1200)
     template = report_template("report.html")
     return template.render(
-        # The page's own style and script; both are files of this package.
+        # The page's style sheet and script are files of this package.
         css=style("report.css"),
         **script("report.js"),
         arrowhead=arrowhead(),
         title=clip(f"{directory.parent.name}/{directory.name}", 120),
         verdict=verdict_word(results.get("valid")),
         sentence=sentence,
-        # Not the same once more.
+        # Do not repeat the sentence.
         reason="" if reason.lower() in sentence.lower() or sentence.lower() in reason.lower() else reason,
         has_moments=bool(moments),
         doubts=[clip(line) for line in _list(results.get("doubts"))][:12],
@@ -182,7 +181,7 @@ def _clients(test: Mapping[str, Any]) -> int:
 
 
 def _explanation(directory: Path) -> Mapping[str, Any] | None:
-    """What `harness explain` has left; None where nobody has asked, or nobody can read it."""
+    """The result of `harness explain`; None if there is none or it cannot be read."""
     with contextlib.suppress(StoreError):
         return RunDir(directory).read_explanation()
     return None
@@ -197,7 +196,7 @@ def _maps(value: Any) -> list[Mapping[str, Any]]:
 
 
 def _faults(results: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The faults, without times that no run can have: the charts are drawn to scale."""
+    """The faults without impossible times, since the charts are drawn to scale."""
     return [with_times(fault) for fault in _maps(results.get("faults"))]
 
 
@@ -206,12 +205,12 @@ def _items(value: Any) -> list[tuple[Any, Any]]:
 
 
 def _moment(witness: Witness) -> int:
-    """When a violation showed: the last answer among its operations."""
+    """When a violation became visible: the last answer among its operations."""
     return max(int(op["start_ns"] if op["end_ns"] is None else op["end_ns"]) for op in witness.operations)
 
 
 def _moments(checks: Any, witnesses: Sequence[tuple[str, Witness]]) -> list[tuple[int, str]]:
-    """When violations showed, and which: the last answer of each contradiction, and what checks give a time to."""
+    """Time and text of violations: at the last answer of each contradiction, and those that checks give a time."""
     found = [(_moment(witness), f"violation: {name}") for name, witness in witnesses]
     timed = sorted(timed_violations(checks))[:MAX_TIMED_VIOLATIONS]
     found += [(time_ns, clip(f"violation: {name}: {text}", 120)) for time_ns, name, text in timed]
@@ -224,7 +223,7 @@ def _sentence(
     faults: Sequence[Mapping[str, Any]],
     witnesses: Sequence[tuple[str, Witness]],
 ) -> str:
-    """The verdict in one sentence, without its first word."""
+    """The verdict in one sentence, without the verdict word itself."""
     verdict = verdict_word(results.get("valid"))
     reason = clip(results.get("reason") or "", 600)
     if verdict == "invalid":
@@ -250,7 +249,7 @@ _SPAN = re.compile(r" \((?:from )?\d[\d.]* s[^()]*\)")
 
 
 def _without_times(text: str) -> str:
-    """A sentence of the checker for a headline: the exact times stand in the paragraph below it."""
+    """A checker's sentence as a headline, without times in parentheses; the paragraph below it has them."""
     return _SPAN.sub("", text)
 
 
@@ -259,7 +258,7 @@ def _capital(text: str) -> str:
 
 
 def _tiles(data: RunData, faults: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
-    """The figures on top: name, value, remark."""
+    """The figures at the top of the page: name, value, remark."""
     totals = {kind: data.total(kind) for kind in OUTCOMES}
     completed = sum(totals.values())
     tiles = [
@@ -349,7 +348,7 @@ def _witness_view(
 
 
 def _latency_rows(data: RunData) -> list[tuple[str, str, list[str]]]:
-    """Function, number of ok operations, and their latency at the median, 95 %, 99 % and the maximum."""
+    """Function, number of ok operations, and their median, p95, p99 and maximum latency."""
     rows = []
     for f in data.functions:
         number, marks_ns = marks_of(data.grid, data.series([f], ["ok"]), (0.5, 0.95, 0.99))
@@ -371,14 +370,14 @@ def _error_rows(data: RunData) -> dict[str, Any]:
     shown = []
     for (f, kind, pattern), error in ranked[:MAX_ERROR_ROWS]:
         example = clip(error.first, 300) if error.first != pattern and error.events > 1 else ""
-        # What came once is shown as it was.
+        # An error that occurred once is shown verbatim.
         shown.append((f, kind, clip(pattern if example else error.first, 300), example, count(error.events)))
     left_out = sum(error.events for _, error in ranked[MAX_ERROR_ROWS:]) + data.errors_not_told_apart
     return {"rows": shown, "left_out": left_out}
 
 
 def _files(directory: Path) -> list[tuple[str, str, str]]:
-    """Links to what the run left behind: relative address, name, what it is."""
+    """Links to the run's files: relative URL, name, description."""
     known = (
         ("results.json", "the verdict, as data"),
         ("history.jsonl", "every event, as it happened"),

@@ -1,4 +1,4 @@
-"""A witness as a picture that stands alone: an SVG file for a page that is no report of ours."""
+"""A witness as a standalone SVG file, for pages other than the harness's reports."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from harness.report.witness import Witness
 from harness.units import clip
 
 NAMES_PX = 92
-"""Room for the names of the lanes: as much as those of four digits need, longer ones get more."""
+"""Least width of the lane names: room for a process number of four digits."""
 
 EDGE_PX = 12
 TITLE_PX = 34
 
 
 def witness_picture(witness: Witness, faults: Sequence[Mapping[str, Any]], *, title: str) -> Markup:
-    """The operations in conflict, a lane for each process, with the faults at their time, as one SVG."""
+    """The conflicting operations as one SVG, with a lane for each process and the faults of that time."""
     drawing = timeline(witness, (), faults)
     longest = max(len(f"process {name}") for _, name in drawing.lanes)
     names_px = max(NAMES_PX, round(longest * CHARACTER_PX) + 2 * EDGE_PX)

@@ -1,6 +1,6 @@
-"""What the charts over time say where they are pointed at: a few words for each window, and for all that lasted.
+"""Tooltips of the charts over time: a short text for each window, fault, leader and violation.
 
-The page's script only looks up: every word is made here. Times are nanoseconds since the test began.
+All texts are made here; the page's script only looks them up. Times are nanoseconds since the test began.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from harness.report.grid import latency_of, quantiles_of
 from harness.units import clip, duration, per_second
 
 LEAST_COLUMNS = 16
-"""Columns of the grid that are looked at from nearest: dots nearer than that would only grow apart."""
+"""Grid columns that the closest zoom shows; zooming in further would only spread the dots."""
 
 MAX_SPANS = 1_000
-"""Faults and terms that are named; the charts draw fewer."""
+"""Most faults and terms that get a text; the charts draw fewer."""
 
 
 class LeaderSpan(NamedTuple):
-    """Who led which term, from when until when at the latest."""
+    """Who led which term; `stop_ns` is the latest possible end."""
 
     start_ns: int
     stop_ns: int
@@ -32,8 +32,8 @@ class LeaderSpan(NamedTuple):
 
 
 def leader_spans(terms: Sequence[Mapping[str, Any]], end_ns: int, limit: int) -> tuple[list[LeaderSpan], int]:
-    """The first `limit` terms in order, each until its end where that is known, else until the next one's leader; and
-    how many were left out."""
+    """The first `limit` terms in order, and how many were left out. A term ends at its known end, else when the next
+    leader begins."""
     known = [term for term in terms if isinstance(term.get("start_ns"), (int, float)) and term.get("leader")]
     known.sort(key=lambda term: (term["start_ns"], term.get("term", 0)))
     kept = known[:limit]
@@ -55,9 +55,9 @@ def readout(
     end_ns: int,
     max_spans: int = MAX_SPANS,
 ) -> dict[str, Any]:
-    """What the script looks up: `windows` of `window` ns with lines of text, `spans` and `moments` with one each.
+    """The script's lookup data: `windows` of `window` ns with lines of text, `spans` and `moments` with one text each.
 
-    `bands` are the faults: first and last share of the axis, and their words.
+    `bands` are the faults: start and end as shares of the axis, and a text.
     """
     spans: list[tuple[int, int, str]] = [
         (round(start * end_ns), round(end * end_ns), clip(text, 120)) for start, end, text in bands
@@ -86,7 +86,7 @@ def _windows(data: RunData, window_ns: int, end_ns: int) -> list[list[str]]:
 
 
 def _words(data: RunData, f: str, window_ns: int, end_ns: int) -> dict[int, str]:
-    """For each window in which operations of this function ended: how many, and how fast those were that succeeded."""
+    """For each window in which operations of `f` ended: their rate or count, and the latency of successful ones."""
     per_window = window_ns // data.grid.column_ns
     found: dict[int, list[str]] = {}
     succeeded = data.grid.windows(data.series([f], ["ok"]), per_window)

@@ -1,8 +1,8 @@
-"""A run as one page to play, stop and step through: replicas in a ring, messages in flight, faults, operations.
+"""A run as one page to play, pause and step through: replicas in a ring, messages in flight, faults, operations.
 
-Messages are those of the network's trace, so only a simulated run has them; a page without any says so. Roles and terms
-are what the replicas logged, placed on the history's clock by the elections that the run's check of leaders found; of
-another system than the broker, what its replicas said when the run asked them.
+Messages come from the network trace, so only a simulated run has them; a page without any says so. Roles and terms
+are what the replicas logged, aligned to the history's clock by the elections that the `leaders` check found; for
+systems other than the broker, they are what the replicas reported when polled during the run.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from harness.store import RunDir
 from harness.units import clip, instant, operation_text, plural
 
 MAX_REPLAY_BYTES = 5_000_000
-"""No page is larger: a minute of five replicas at the default rate takes half of it."""
+"""Upper bound of a page's size: a minute of five replicas at the default rate takes half of it."""
 
 MAX_MESSAGES = 200_000
-"""Messages of a page; of more, the least telling kinds are left out, and the page says how many."""
+"""Most messages on a page. Beyond it the least informative kinds are left out, and the page says how many."""
 
 MAX_OPERATIONS = 60_000
 MAX_FAULTS = 400
 MAX_VIOLATIONS = 20
 MAX_ROLES = 20_000
 MAX_LOG_STATES = 100_000
-"""Changes of logs of a page: those of a minute at the default rate, twice; of more, every second or third is kept."""
+"""Most log changes on a page: twice those of a minute at the default rate. Beyond it every 2nd or 3rd is kept."""
 
 MAX_TEXT = 60
-TAKEN_DOWN_US = 1_000_000
-"""In which all replicas of a run are stopped at its end, at the same time."""
+SHUTDOWN_WINDOW_US = 1_000_000
+"""Replicas that stop less than this before the run's last moment were stopped by the end of the run."""
 MAX_VIOLATION_TEXT = 700
 EVER_NS = 10**18
-"""Longer than any run, in either direction: the whole of it."""
+"""Longer than any run; from -EVER_NS to EVER_NS is the whole run."""
 
 _T = TypeVar("_T")
 
@@ -81,17 +81,16 @@ class Replay:
     """time, host, role, term"""
     violations: list[dict[str, Any]] = field(default_factory=list)
     decided: tuple[int, int] | None = None
-    """Between which moments the violation was decided, where `harness explain` has found out"""
+    """The interval (µs) in which the violation was decided, if `harness explain` has found it"""
     part: tuple[int | None, int | None] = (None, None)
-    """From when until when the page shows the run; None where it begins, or ends"""
+    """Start and end (µs) of the displayed part; None for the run's own start or end"""
     is_asked: bool = False
-    """Whether roles are what the replicas said, and not what they logged"""
+    """Whether roles were reported by the replicas when polled, rather than read from their logs"""
     notes: list[str] = field(default_factory=list)
 
 
 def collect_replay(run_dir: RunDir, *, from_ns: int = -EVER_NS, to_ns: int = EVER_NS) -> Replay:
-    """Everything that a page of this run shows, between two moments. Raises StoreError and TraceError for files that
-    are damaged."""
+    """What the page shows of this run between two moments. Raises StoreError or TraceError for damaged files."""
     test = run_dir.read_test()
     results: Mapping[str, Any] = run_dir.read_results() if run_dir.results_path.exists() else {}
     nodes = test.get("nodes")
@@ -109,23 +108,23 @@ def collect_replay(run_dir: RunDir, *, from_ns: int = -EVER_NS, to_ns: int = EVE
     _take_violations(replay, results, is_to_the_end=to_ns >= EVER_NS)
     moment = jump_of(run_dir.read_explanation() or {})
     replay.decided = None if moment is None else (round(moment[0] * 1e6), round(moment[1] * 1e6))
-    _cut_out(replay, from_ns, to_ns)
+    _restrict_to_window(replay, from_ns, to_ns)
     if silence is not None and (from_ns > ended_ns or not (replay.operations or replay.faults)):
-        raise silence  # the part lies outside of the run, or would be an empty page
+        raise silence  # the window lies outside the run, or the page would be empty
     replay.faults = _first(replay, replay.faults, MAX_FAULTS, "fault")
     replay.violations = _first(replay, replay.violations, MAX_VIOLATIONS, "violation")
     return replay
 
 
 def _first(replay: Replay, found: list[_T], most: int, noun: str, of: str = "") -> list[_T]:
-    """Those that the page has room for; its notes say how many more there are."""
+    """The first `most` items; a note on the page says how many were left out."""
     if (more := len(found) - most) > 0:
         replay.notes.append(f"{plural(more, noun)}{of} left out, the last ones")
     return found[:most]
 
 
-def _cut_out(replay: Replay, from_ns: int, to_ns: int) -> None:
-    """Leave of a run of which a part is shown no fault and no moment outside of it: nothing else is known there."""
+def _restrict_to_window(replay: Replay, from_ns: int, to_ns: int) -> None:
+    """Drop faults and moments outside the displayed part of the run; nothing else was collected there."""
     begin_us, end_us = from_ns // 1000, to_ns // 1000
     replay.part = (begin_us if from_ns > -EVER_NS else None, end_us if to_ns < EVER_NS else None)
     if replay.part == (None, None):
@@ -147,7 +146,7 @@ def _cut_out(replay: Replay, from_ns: int, to_ns: int) -> None:
 
 
 def _take_messages(replay: Replay, run_dir: RunDir, from_ns: int, to_ns: int) -> NothingSentError | None:
-    """Take what was sent and logged; returns what is to be said where no message was on its way in this part."""
+    """Add messages and log states. Returns the error to raise if no message was in flight in this window."""
     if not run_dir.trace_path.exists():
         replay.notes.append("no messages: the run was made without --cluster sim --trace")
         return None
@@ -171,7 +170,7 @@ def _take_messages(replay: Replay, run_dir: RunDir, from_ns: int, to_ns: int) ->
 
 
 def _take_history(replay: Replay, run_dir: RunDir, from_ns: int, to_ns: int) -> int:
-    """Take operations and faults; returns when the last event was."""
+    """Add operations and faults; returns the time (ns) of the last event."""
     ended_ns = 0
     nemesis: list[dict[str, Any]] = []
     opened: dict[Any, dict[str, Any]] = {}
@@ -208,7 +207,7 @@ def _take_history(replay: Replay, run_dir: RunDir, from_ns: int, to_ns: int) -> 
 def _take_operation(
     replay: Replay, invoked: Mapping[str, Any], completed: Mapping[str, Any] | None, from_ns: int, to_ns: int
 ) -> bool:
-    """Keep an operation that lies in the window. Returns False for one that there is no room for."""
+    """Keep an operation that overlaps the window. Returns False if the page has no room for it."""
     end_ns = None if completed is None else completed["time"]
     if invoked["time"] > to_ns or (end_ns is not None and end_ns < from_ns):
         return True
@@ -248,8 +247,8 @@ def _fault(fault: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _down_us(fault: Mapping[str, Any], nemesis: Sequence[Mapping[str, Any]]) -> int | None:
-    """From when on the hosts of a fault are down. Before a power cut what a replica has not synced is counted for a
-    while, and it answers: the time is that at which the cut was done. None where they are not, or nobody knows."""
+    """When the hosts of a fault went down; None if they did not, or if that is unknown. A power cut first counts for a
+    while what a replica has not synced, and the replica still answers: the time is that of the cut itself."""
     if fault.get("nemesis") == "kill":
         return int(fault["start_ns"]) // 1000
     for event in nemesis if fault.get("nemesis") == "power" else ():
@@ -287,7 +286,7 @@ def _place_roles(replay: Replay, changes: Sequence[tuple[int, str, str, int]], t
 def _role_lines(directory: Path) -> Iterator[tuple[int, str, str, int]]:
     """(wall time in µs, host, role, term) of every change of a role that a replica logged."""
     for path in sorted(directory.glob("*.log")) if directory.is_dir() else ():
-        if not path.is_file():  # a replica's pipe: whoever opens it waits for somebody who writes
+        if not path.is_file():  # a replica's pipe: opening it would block until somebody writes
             continue
         with path.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
@@ -296,7 +295,7 @@ def _role_lines(directory: Path) -> Iterator[tuple[int, str, str, int]]:
                 if match and (time_us := _wall_us(match[1])) is not None:
                     yield time_us, directory.name, clip(match[3].lower(), 20), int(match[4])
                 elif life and (time_us := _wall_us(life[1])) is not None:
-                    # Who was killed has logged no end: what it was before is over when it starts again.
+                    # A killed replica logs no stop: its previous role ends when it starts again.
                     yield time_us, directory.name, "stopped" if life[2] == "stopped" else "started", 0
 
 
@@ -308,7 +307,7 @@ def _wall_us(text: str) -> int | None:
 
 
 def _zero_us(lines: Sequence[tuple[int, str, str, int]], terms: Sequence[Mapping[str, Any]]) -> int | None:
-    """The wall time at which the history's clock was 0: from an election that both the log and the check have."""
+    """The wall time at which the history's clock was 0, from an election that both the logs and the check contain."""
     logged = {(host, term): time_us for time_us, host, role, term in reversed(lines) if role == "leader"}
     for term in terms:
         key = (term.get("leader"), term.get("term"))
@@ -319,8 +318,8 @@ def _zero_us(lines: Sequence[tuple[int, str, str, int]], terms: Sequence[Mapping
 
 
 def _take_violations(replay: Replay, results: Mapping[str, Any], *, is_to_the_end: bool) -> None:
-    """The moments at which a violation was decided: the last answer of a witness, or what a check says with a time.
-    That a system did not recover was decided when the run had waited for it, which is its end."""
+    """Add the moment of each violation: the last answer of its witness, or the time that the check gives. A failure to
+    recover is placed at the end of the run, when the run had waited for the recovery."""
     checks = results.get("checks")
     found: list[dict[str, Any]] = [
         {"at": time_ns // 1000, "text": clip(f"{name}: {text}", MAX_VIOLATION_TEXT), "operations": []}
@@ -348,17 +347,17 @@ def _take_violations(replay: Replay, results: Mapping[str, Any], *, is_to_the_en
 
 
 def _end_us(replay: Replay) -> int:
-    """The last moment before the replicas are stopped for the run's end, or of which anything is known."""
+    """The last moment before the replicas are stopped at the end of the run, else the last known moment."""
     messages = [one.sent_ns if one.arrived_ns is None else one.arrived_ns for one in replay.messages]
     operations = [started if ended is None else ended for _, started, ended, _, _ in replay.operations]
     faults: list[int] = [one["start"] if one["end"] is None else one["end"] for one in replay.faults]
     end_us = max([max(messages, default=0) // 1000, *operations, *faults, *(at_us for at_us, *_ in replay.roles)])
-    stops = [at_us for at_us, _, role, _ in replay.roles if role == "stopped" and end_us - at_us <= TAKEN_DOWN_US]
+    stops = [at_us for at_us, _, role, _ in replay.roles if role == "stopped" and end_us - at_us <= SHUTDOWN_WINDOW_US]
     return min(stops, default=end_us + 1) - 1
 
 
-class _Words:
-    """Texts by number, each kept once."""
+class _TextTable:
+    """Numbers texts in order of first use; each is stored once."""
 
     def __init__(self) -> None:
         self.texts: dict[str, int] = {}
@@ -368,10 +367,10 @@ class _Words:
 
 
 def _packed(replay: Replay, messages: Sequence[Message]) -> dict[str, Any]:
-    """The page's data: columns of whole numbers, times as differences, texts by number."""
+    """The page's data: columns of integers, times as differences, texts by their numbers in a table."""
     hosts = [*replay.replicas, *replay.others]
     number = {host: place for place, host in enumerate(hosts)}
-    kinds, details, texts = _Words(), _Words(), _Words()
+    kinds, details, texts = _TextTable(), _TextTable(), _TextTable()
     columns: dict[str, list[int]] = {name: [] for name in ("sent", "flight", "pair", "kind", "detail", "losses")}
     before_us = 0
     for place, message in enumerate(messages):
@@ -414,8 +413,8 @@ def _packed(replay: Replay, messages: Sequence[Message]) -> dict[str, Any]:
 
 
 def replay_page(replay: Replay) -> str:
-    """The page as one self-contained HTML text of at most `MAX_REPLAY_BYTES`. Raises TraceError where even without
-    messages it would be larger."""
+    """The page as self-contained HTML of at most `MAX_REPLAY_BYTES`. Raises TraceError if it would be larger even
+    without messages."""
     messages: Sequence[Message] = replay.messages
     notes = list(replay.notes)
     while True:

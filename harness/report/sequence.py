@@ -1,8 +1,8 @@
 """A message sequence (Lamport) diagram: hosts are vertical lines, time runs down, messages are slanted arrows.
 
-As in the witness's drawing, the axis keeps the order of all moments exactly and shortens the gaps between them:
-messages take fractions of a millisecond and lie tens of milliseconds apart, so that a drawing to scale would be
-horizontal lines and emptiness. A gap that lost much is labelled with its length.
+As in the witness's drawing, the axis keeps the exact order of all moments and shortens the gaps between them:
+messages take fractions of a millisecond and are tens of milliseconds apart, so that a drawing to scale would be
+horizontal lines and empty space. A gap that was shortened a lot is labelled with its length.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from harness.report.trace_window import RANKS, Message, Window
 from harness.units import clip, count, duration, instant, plural
 
 MAX_ARROWS = 300
-"""Messages that one drawing shows. More would make it longer than anyone reads: a dozen screens."""
+"""Most messages in one drawing, which is then a dozen screens long; nobody reads a longer one."""
 
 TIME_PX = 104
 """The column of times on the left."""
@@ -36,11 +36,11 @@ NOTES_PX = 236
 HEAD_PX = 46
 FOOT_PX = 28
 ROW_PX = 18
-"""Between two moments that follow each other closely: the height of a label."""
+"""Distance of two moments that follow each other closely: the height of a label."""
 
 MAX_GAP_PX = 54
 SHORTEST_GAP_NS = 100_000
-"""Gaps from here on get more than ROW_PX, by their logarithm."""
+"""Longer gaps get more than ROW_PX, by their logarithm."""
 
 LABELLED_GAP_NS = 5_000_000
 TIME_LABEL_PX = 26
@@ -70,7 +70,7 @@ class Leadership:
 
 
 class _Scale:
-    """Moments -> heights: exact in order, gaps as their logarithm."""
+    """Maps moments to heights: keeps their order, draws gaps by their logarithm."""
 
     def __init__(self, moments_ns: Sequence[int]) -> None:
         self.moments = sorted(set(moments_ns))
@@ -80,7 +80,7 @@ class _Scale:
             self.heights.append(self.heights[-1] + min(MAX_GAP_PX, ROW_PX + extra))
 
     def __call__(self, moment_ns: int) -> float:
-        """Linear between the moments it knows; what is outside lies at the ends."""
+        """Interpolate linearly between known moments; a moment outside them is placed at the nearer end."""
         after = bisect.bisect_right(self.moments, moment_ns)
         if after == 0:
             return self.heights[0]
@@ -97,7 +97,7 @@ class _Scale:
 
 
 class _Drawing:
-    """One window on its way to an SVG."""
+    """Draws one window as SVG."""
 
     def __init__(
         self, window: Window, faults: Sequence[Mapping[str, Any]], leaders: Sequence[Leadership], hosts: Sequence[str]
@@ -105,7 +105,7 @@ class _Drawing:
         self.window = window
         self.hosts = hosts
         self.faults = [fault for fault in faults if self._overlaps(fault)]
-        # Also hosts without a line: whoever they took the lead from has it no longer.
+        # Includes leaders without a line: they end the leadership of the one before.
         self.leaders = sorted(
             (one for one in leaders if one.start_ns <= window.to_ns), key=lambda one: (one.start_ns, one.term)
         )
@@ -134,7 +134,7 @@ class _Drawing:
         return [one for one in self.leaders if one.host in self.hosts]
 
     def parts(self) -> list[Markup]:
-        """Everything, from the back to the front."""
+        """All elements, from back to front."""
         arrows = [self._arrow(message) for message in self.window.messages]
         return [
             *self._bands(),
@@ -232,7 +232,7 @@ class _Drawing:
         return parts
 
     def _flags(self) -> list[Markup]:
-        """Who became leader in this window, to the left of the host's line."""
+        """A flag to the left of the host's line for each leader elected in this window."""
         parts = []
         for one in self._leaders_drawn():
             if self._within(one.start_ns):
@@ -250,7 +250,7 @@ class _Drawing:
         y2 = self.scale(message.arrived_ns) if message.arrived_ns is not None else y1 + ROW_PX
         is_lost = message.losses > 0 and not has_arrived
         sign = math.copysign(1.0, x2 - x1)
-        # What did not arrive, because it was lost or because the window ends before, stops short of the other's line.
+        # An arrow that did not arrive (lost, or the window ends before) stops short of the receiver's line.
         x1, x2 = x1 + sign * BAR_PX / 2, x2 - sign * (BAR_PX / 2 if has_arrived else SHORT_OF_PX)
         angle = math.atan2(y2 - y1, x2 - x1)
         colour = "lost" if message.losses else _CLASSES.get(message.kind, "other")
@@ -264,7 +264,7 @@ class _Drawing:
         )
         if not message.rpcs:
             return line, None
-        # Upright text beside the head, along the arrow; an arrow to the left is written from its head on.
+        # Text along the arrow near its head, never upside down: for an arrow to the left it begins at the head.
         turn = math.degrees(angle if sign > 0 else angle - math.pi)
         back = 13 + (5 if is_lost else 0)
         at_x, at_y = x2 - math.cos(angle) * back, y2 - math.sin(angle) * back - 3.5
@@ -317,7 +317,7 @@ def _cross(x: float, y: float) -> str:
 
 
 LEGEND_PX = 1040.0
-"""How wide the legend is; a drawing of few hosts is narrower."""
+"""Width of the legend; a drawing of few hosts is narrower."""
 
 
 def _legend(y: float) -> list[Markup]:
@@ -342,7 +342,7 @@ def sequence_svg(
     faults: Sequence[Mapping[str, Any]] = (),
     leaders: Sequence[Leadership] = (),
 ) -> Markup:
-    """The diagram as one SVG that stands alone. `window` as `choose` left it; `hosts` in the order of their lines."""
+    """The diagram as a standalone SVG. `window` is a result of `choose`; `hosts` are in the order of their lines."""
     drawing = _Drawing(window, faults, leaders, hosts)
     top = 62
     return element(
@@ -369,7 +369,7 @@ def sequence_page(
     faults: Sequence[Mapping[str, Any]] = (),
     leaders: Sequence[Leadership] = (),
 ) -> str:
-    """The diagram as one HTML page without scripts, the hosts' names always in sight."""
+    """The diagram as one HTML page without scripts; the hosts' names stay visible while it scrolls."""
     drawing = _Drawing(window, faults, leaders, hosts)
     width = float(drawing.width)
     heads = element("svg", *drawing.heads(), width=width, height=42, aria_hidden="true")
@@ -388,7 +388,7 @@ def sequence_page(
 
 
 def _summary(window: Window) -> str:
-    """What is drawn, and by which rule anything is not."""
+    """What is drawn, and by which rule messages were left out."""
     shown = f"{instant(window.from_ns)} to {instant(window.to_ns)}, {plural(len(window.messages), 'message')}"
     ends = ""
     if window.stopped_ns is not None:

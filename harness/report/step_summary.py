@@ -1,4 +1,4 @@
-"""A run in Markdown, as the summary of a step of a GitHub workflow."""
+"""Runs in Markdown, as the summary of a step in a GitHub workflow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_REASON_CHARS = 500
 
 
 def summary(cases: Sequence[Case]) -> str:
-    """A table of runs, and how to repeat each that is not valid."""
+    """A table of runs, followed by the command that repeats each one that is not valid."""
     lines = ["| run | verdict | why | seed |", "|---|---|---|---|"]
     for case in cases:
         words = (case.name, f"{_MARKS[case.verdict]} {case.verdict}", case.reason, case.properties.get("seed", ""))
@@ -26,7 +26,7 @@ def summary(cases: Sequence[Case]) -> str:
 
 
 def require_summary_path(path: str) -> None:
-    """Raise OperatorError for a file that cannot be appended to; makes one that is not there."""
+    """Raise OperatorError if the file cannot be appended to; creates it if it does not exist."""
     try:
         with open(path, "a", encoding="utf-8"):
             pass

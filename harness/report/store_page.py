@@ -1,4 +1,4 @@
-"""index.html of a store: the newest runs in one self-contained file that any browser of files opens."""
+"""index.html of a store: the newest runs in one self-contained file that opens in a browser without a server."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from harness.units import clip, count
 logger = logging.getLogger(__name__)
 
 MAX_ROWS = 500
-"""Runs on the page: some 300 KB, which a browser opens at once. `harness runs` and `harness serve` have them all."""
+"""Runs on the page: about 300 KB, which opens instantly. `harness runs` and `harness serve` list all of them."""
 
 
 def operation_words(run: RunSummary) -> str:
-    """Operations of a run by outcome: "3,639 ok, 6 info"; "–" where it does not say."""
+    """Operations of a run by outcome: "3,639 ok, 6 info"; "–" if unknown."""
     if run.ok is None:
         return "–"
     others = (("fail", run.fail), ("info", run.info))
@@ -34,7 +34,7 @@ def operation_words(run: RunSummary) -> str:
 
 
 def fault_words(run: RunSummary) -> str:
-    """Faults of a run and what is wrong with them: "2 proven", "1 of 2 proven", "none"; "–" where it does not say."""
+    """Faults of a run and how many are proven: "2 proven", "1 of 2 proven", "none"; "–" if unknown."""
     if run.faults is None or run.proven is None:
         return "–"
     if not run.faults:
@@ -51,7 +51,7 @@ def _environment() -> jinja2.Environment:
 
 
 def render_store(root: Path, index: RunIndex) -> str:
-    """The page of the store at `root`, newest runs first; a run that has a report is a link to it."""
+    """The page of the store at `root`, newest runs first; each run links to its report, or else to its directory."""
     shown = index.runs[:MAX_ROWS]
     total = len(index.runs) + index.left_out
     return (
@@ -74,8 +74,8 @@ def render_store(root: Path, index: RunIndex) -> str:
 
 
 def update_store_page(store: Store) -> None:
-    """Write index.html of a store anew. A store that cannot be written keeps the older one, and the log says so: this
-    is no reason for a run to fail."""
+    """Rewrite index.html of a store. If that fails, the old file stays and a warning is logged: a run must not fail
+    because of it."""
     try:
         with index_lock(store):
             html = render_store(store.root, read_index(store))
@@ -85,5 +85,5 @@ def update_store_page(store: Store) -> None:
 
 
 def started_words(started_at: datetime | None) -> str:
-    """A start as text, in UTC: "2026-01-31 12:00:00"; "–" where it is not known."""
+    """A start time as text, in UTC: "2026-01-31 12:00:00"; "–" if unknown."""
     return "–" if started_at is None else started_at.strftime("%Y-%m-%d %H:%M:%S")

@@ -1,9 +1,9 @@
 """Building SVG by hand: elements with escaped text, coordinates in percent, paths of small integers.
 
-Charts here stretch with the page and need no script: positions along time are percentages of the drawing's
-width, text and strokes keep their size, and paths (which know no percentages) lie in a nested drawing that is
-stretched with `preserveAspectRatio="none"` under strokes that do not scale. Colours are CSS classes, so that
-dark mode and print are the style sheet's business.
+Charts stretch with the page and need no script: positions along time are percentages of the drawing's width,
+and text and strokes keep their size. Paths cannot use percentages, so they lie in a nested drawing that is
+stretched with `preserveAspectRatio="none"`, with strokes that do not scale. Colours are CSS classes, so that
+the style sheet handles dark mode and print.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def stretched(content: Markup, *, width: float, height: int) -> Markup:
 
 
 def runs_path(points: Iterable[tuple[int, int]]) -> tuple[str, int]:
-    """A path of dots at integer points; neighbours in a row become one stroke. Returns it and its strokes.
+    """A path of dots at integer points, and its number of strokes; neighbours in a row become one stroke.
 
-    With round caps a stroke of no length is a dot, and a dense row costs as much as one dot.
+    With round caps a stroke of length 0 is a dot, so that a dense row costs as much as one dot.
     """
     parts: list[str] = []
     pen_x = pen_y = start = previous = row = None

@@ -1,4 +1,4 @@
-"""How the pages of the harness are made from templates: everything escaped, nothing undefined, all in one file."""
+"""Rendering of the harness's pages: all text is escaped, undefined names are errors, each page is one file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["json_data", "report_template", "script", "style", "template_environm
 
 
 def template_environment(package: str = "harness.report", **filters: Callable[..., Any]) -> jinja2.Environment:
-    """The templates of a package, in its folder `templates`, with the words of units and these filters."""
+    """The templates in a package's folder `templates`, with the filters of `harness.units` and these ones."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(package, "templates"),
         autoescape=True,
@@ -45,18 +45,18 @@ def _static(name: str) -> str:
 
 
 def style(*names: str) -> Markup:
-    """The style sheets of these names, one after the other."""
+    """The named style sheets, concatenated."""
     return Markup("".join(map(_static, names)))
 
 
 def json_data(data: Any) -> Markup:
-    """Data for the inside of `<script type="application/json">`: no text of it can end the element that holds it."""
+    """JSON for `<script type="application/json">`, escaped so that no text in it can close the element."""
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=True)
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def script(name: str) -> Mapping[str, str]:
-    """What a template needs of a script: `script`, and `script_hash`, by which its policy lets it run."""
+    """Template variables of a script: `script`, and `script_hash` for the page's Content-Security-Policy."""
     text = _static(name)
     digest = hashlib.sha256(text.encode()).digest()
     return {"script": Markup(text), "script_hash": base64.b64encode(digest).decode()}

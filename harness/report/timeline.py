@@ -1,8 +1,8 @@
 """The witness of a violation in real time: a lane for each process, a bar for each operation.
 
-Real time would not do as it is: operations last milliseconds and lie seconds apart, so that bars to scale would
-be hairlines. The axis keeps the order of all beginnings and ends exactly and shortens the gaps between them to
-their logarithm; a gap that lost much is labelled with its length.
+A linear scale would not do: operations last milliseconds and lie seconds apart, so that bars to scale would be
+hairlines. The axis keeps the exact order of all starts and ends and shortens the gaps between them to their
+logarithm; a gap that was shortened a lot is labelled with its length.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from harness.units import clip, duration, instant, operation_text
 
 LANE_PX = 46
 CONTEXT_LANE_PX = 32
-"""A lane that holds neighbours only is lower: they are context."""
+"""Height of a lane that holds only neighbours, which are context."""
 
 BAR_PX = 14
 TOP_PX = 22
 BOTTOM_PX = 26
 
 DRAWN_WIDTH_PX = 760
-"""The width for which labels are placed; narrower pages scroll the drawing sideways."""
+"""Width for which labels are placed; on narrower pages the drawing scrolls sideways."""
 
 CHARACTER_PX = 6.7
-"""Width of a character of the labels, for telling whether two of them would touch."""
+"""Width of a label's character, to estimate whether two labels would touch."""
 
 ARROW_ID = "arrow"
 
 MARGIN = 0.02
 CONTEXT_WEIGHT = 0.45
-"""How much of its room a gap keeps when a neighbour bounds it."""
+"""Factor for the width of a gap that a neighbour bounds."""
 
 LABELLED_GAP_SHARE = 0.1
-"""The part of the whole time from which on a gap is labelled with its length."""
+"""Share of the whole time from which on a gap is labelled with its length."""
 
 Operation = Mapping[str, Any]
 
@@ -57,9 +57,9 @@ class Timeline:
 
 
 class _Scale:
-    """Moments -> shares of the axis: exact in order, gaps as their logarithm.
+    """Maps moments to shares of the axis: keeps their order, draws gaps by their logarithm.
 
-    The axis spans the moments of the witness; those of neighbours within it take a part of the room.
+    The axis spans the moments of the witness; moments of neighbours within that span count as well.
     """
 
     def __init__(self, moments_ns: Sequence[int], context_ns: Sequence[int] = ()) -> None:
@@ -79,7 +79,7 @@ class _Scale:
             self.places.append(self.places[-1] + weight / total * (1 - 2 * MARGIN))
 
     def __call__(self, moment_ns: float) -> float:
-        """Linear between the moments it knows, the margins outside."""
+        """Interpolate linearly between known moments; 0.0 before the first, 1.0 after the last."""
         if moment_ns < self.moments[0]:
             return 0.0
         if moment_ns > self.moments[-1]:
@@ -103,7 +103,7 @@ def timeline(witness: Witness, neighbours: Sequence[Operation], faults: Sequence
     parts += _gap_labels(scale, height_px)
     labels: list[Markup] = []
     taken: dict[tuple[int, int], list[tuple[float, float]]] = {}
-    # Those of the witness first: their labels always appear, a neighbour's only where there is room.
+    # The witness's operations come first: their labels always appear, a neighbour's only if there is room.
     for place, op in sorted(operations, key=lambda item: (item[0] is None, item[1]["start_ns"])):
         y = lanes.middles[op["process"]]
         parts.append(_bar(place, op, scale, y))
@@ -150,7 +150,7 @@ class _Lanes:
         for place, op in operations:
             if op["process"] not in self.middles:
                 lane_px = CONTEXT_LANE_PX if place is None else LANE_PX
-                # A low lane has room for labels above its bars only, so these lie below its middle.
+                # A low lane has room for labels only above its bars, so the bars lie below its middle.
                 self.middles[op["process"]] = TOP_PX + self.height_px + lane_px // 2 + (5 if place is None else 0)
                 self.height_px += lane_px
 
@@ -224,7 +224,7 @@ def _bar(place: int | None, op: Operation, scale: _Scale, y: int) -> Markup:
     title += "the end, unanswered" if op["end_ns"] is None else instant(op["end_ns"])
     inside = [element("title", clip(title, 160))]
     if op["type"] == "info" and stop < 1.0:
-        # Nobody knows when, or whether, it took effect: from its start to the end of time.
+        # It may have taken effect at any time after its start, or never.
         inside.append(
             element("rect", x=percent(stop), y=top + 4, width=percent(1 - stop), height=BAR_PX - 8, class_="afterwards")
         )
@@ -246,7 +246,7 @@ def _bar(place: int | None, op: Operation, scale: _Scale, y: int) -> Markup:
 def _label(
     place: int | None, op: Operation, scale: _Scale, y: int, taken: dict[tuple[int, int], list[tuple[float, float]]]
 ) -> Markup | None:
-    """What an operation did, above its bar or below it, whichever is free; None for a neighbour without room."""
+    """What an operation did, above or below its bar, whichever is free; None for a neighbour without room."""
     start, stop = _span(op, scale)
     stop = min(stop, 1.0)
     text = operation_text(op, 34)
@@ -276,7 +276,7 @@ def _label(
 
 
 def _arrow(kind: str, source: Operation, target: Operation, scale: _Scale, lanes: _Lanes) -> Markup:
-    """From an operation to one that must come after it: from end to beginning where real time says so."""
+    """An arrow to an operation that must come later; from end to start if real time or process order requires it."""
     source_span, target_span = _span(source, scale), _span(target, scale)
     one, other = lanes.middles[source["process"]], lanes.middles[target["process"]]
     in_time = kind in ("realtime", "process")

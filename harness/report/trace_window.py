@@ -1,4 +1,4 @@
-"""A window of a network's trace: the messages in it, each with when it left and when it arrived."""
+"""A time window of a network trace: its messages, each with the times at which it was sent and arrived."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RANKS: Sequence[tuple[str, frozenset[str]]] = (
     ("clients' sends and reads", frozenset(("send", "send batch", "pull", "max offset", "min offset"))),
     ("everything else", frozenset()),
 )
-"""Kinds of messages, the most telling first: names and the RPCs that belong to them."""
+"""Kinds of messages, the most informative first, each with its RPCs."""
 
 LATE_RANK = 1
 
@@ -35,11 +35,11 @@ _TYPES: dict[str, type] = {
 
 
 class TraceError(OperatorError):
-    """A trace that cannot be read or drawn; one line that names the mend."""
+    """A trace that cannot be read or drawn. The message is one line and names the remedy."""
 
 
 class NothingSentError(TraceError):
-    """No message is in a window. The message says when there were any; `window` has the rest of what is known of it."""
+    """The window has no messages. The text says when there were some; `window` holds whatever else is known of it."""
 
     def __init__(self, message: str, window: Window) -> None:
         super().__init__(message)
@@ -48,9 +48,9 @@ class NothingSentError(TraceError):
 
 @dataclass(slots=True)
 class Message:
-    """A segment on its way: times in ns, `arrived_ns` None when it had not arrived by the window's end.
+    """A segment in flight. Times are in ns; `arrived_ns` is None if it had not arrived by the window's end.
 
-    `losses` counts how often it was lost or waited behind one that was; `rpcs` are the messages that end in it.
+    `losses` counts how often it was lost or was held up behind a lost one; `rpcs` are the messages that end in it.
     """
 
     source: str
@@ -64,7 +64,7 @@ class Message:
 
     @property
     def kind(self) -> str:
-        """The RPC of its first message; empty for a part of one."""
+        """The RPC of its first message; empty for a segment in which no message ends."""
         return str(self.rpcs[0].get("rpc", "")) if self.rpcs else ""
 
     @property
@@ -76,7 +76,7 @@ class Message:
 
     @property
     def label(self) -> str:
-        """Its messages in words, at most two of them."""
+        """A text that names at most two of its messages."""
         words = [_words(rpc) for rpc in self.rpcs[:2]]
         return ", ".join(words) + (f" +{len(self.rpcs) - 2}" if len(self.rpcs) > 2 else "")
 
@@ -87,7 +87,7 @@ def _words(rpc: dict[str, Any]) -> str:
 
 
 class LogState(NamedTuple):
-    """Up to which index a replica's log was committed, and where it ended, from a moment (ns) on."""
+    """A replica's committed index and the end of its log, from `time_ns` on."""
 
     time_ns: int
     host: str
@@ -97,7 +97,7 @@ class LogState(NamedTuple):
 
 @dataclass(slots=True)
 class Window:
-    """The messages under way between two moments (ns), in order of sending."""
+    """The messages in flight between two moments (ns), in order of sending."""
 
     from_ns: int
     to_ns: int
@@ -105,18 +105,18 @@ class Window:
     spoke: frozenset[str] = frozenset()
     """Every host that sent or received anything in the whole trace."""
     logs: list[LogState] = field(default_factory=list)
-    """Changes of the replicas' logs until the window's end; of those before its beginning, the last of each."""
+    """Changes of the replicas' logs within the window, preceded by each replica's last change before it."""
     stopped_ns: int | None = None
-    """When the trace reached its bound, if that was by the window's end: what came after it was not kept."""
+    """When the trace reached its bound, if before the window's end; later events were not kept."""
     left_out: Counter[str] = field(default_factory=Counter)
-    """How many messages of each kind are not among `messages`, by RANKS' names."""
+    """How many messages of each kind (named as in RANKS) were left out of `messages`."""
 
 
 def read_window(path: Path, *, from_ns: int, to_ns: int, hosts: Collection[str] = ()) -> Window:
-    """Read a window of trace.jsonl; with `hosts` only what these sent each other.
+    """Read a window of trace.jsonl; with `hosts`, only messages among these.
 
-    Raises NothingSentError where no message is in the window, TraceError: there is no trace, it is damaged, or nobody
-    of that name spoke.
+    Raises NothingSentError if the window holds no message, and TraceError if there is no trace, if it is damaged, or
+    if one of `hosts` never sent or received anything.
     """
     window = Window(from_ns, to_ns)
     under_way: dict[tuple[Any, Any, Any, Any], Message] = {}
@@ -127,7 +127,7 @@ def read_window(path: Path, *, from_ns: int, to_ns: int, hosts: Collection[str] 
     limit_ns: int | None = None
     logs: list[LogState] = []
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # whoever opens a pipe waits for somebody who writes
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would block until somebody writes
             raise TraceError(f"{path} is no file: it cannot be one of ours")
         with path.open("rb") as file:
             for number, event in chain.from_iterable(batch.whole() for batch in read_batches(file)):
@@ -171,7 +171,7 @@ def read_window(path: Path, *, from_ns: int, to_ns: int, hosts: Collection[str] 
     window.stopped_ns = limit_ns if limit_ns is not None and limit_ns <= to_ns else None
     if unknown := sorted(set(hosts) - spoke):
         raise TraceError(f"--hosts: {', '.join(unknown)} never spoke; these did: {', '.join(sorted(spoke))}")
-    # What was lost long before and never came is no news in this window, unless it is being sent again and again.
+    # Drop messages sent before the window that never arrived; pending ones sent within it stay.
     waiting = [message for message in under_way.values() if message.sent_ns >= from_ns]
     window.messages = sorted([*ended, *waiting], key=lambda message: message.sent_ns)
     if not window.messages:
@@ -182,7 +182,7 @@ def read_window(path: Path, *, from_ns: int, to_ns: int, hosts: Collection[str] 
 def _nothing_sent(
     path: Path, window: Window, first_ns: int | None, last_ns: int, *, reached_its_bound: bool
 ) -> TraceError:
-    """What to raise of a window without messages, of a trace that goes from `first_ns` (None: it is empty)."""
+    """The error for a window without messages, in a trace that begins at `first_ns` (None: the trace is empty)."""
     if first_ns is None:
         return TraceError(f"{path} is empty: nothing was sent in that run")
     cut = ", where it reached its bound of events; shorten the run or lower its rate" if reached_its_bound else ""
@@ -192,7 +192,7 @@ def _nothing_sent(
 
 
 def _require_types(event: dict[str, Any]) -> None:
-    """Raise TypeError for a field of a type that it never has: a line of somebody else's, or a damaged one."""
+    """Raise TypeError if a field has the wrong type: the line is damaged, or another program wrote it."""
     if type(event["time"]) is not int:
         raise TypeError
     for name, value in event.items():
@@ -212,8 +212,8 @@ def _logs_of_window(logs: Sequence[LogState], window: Window) -> list[LogState]:
 def choose(window: Window, most: int) -> Window:
     """The same window with at most `most` messages.
 
-    Kinds are taken whole in the order of RANKS while they fit; of the first that does not, the earliest are taken, and
-    of those after it none.
+    Kinds are kept whole in the order of RANKS while they fit. Of the first kind that does not fit, the earliest
+    messages are kept; all later kinds are dropped.
     """
     by_rank = sorted(range(len(window.messages)), key=lambda place: (window.messages[place].rank, place))
     kept = set(by_rank[:most])

@@ -1,8 +1,8 @@
-"""The operations that contradict each other, made ready for showing.
+"""The operations that contradict each other, prepared for display.
 
-A checker gives a witness as a list of operations, or as a map with operations, edges (why one comes before
-another) and a text. Both become a `Witness` of plain operations with the same names: process, f, key, value,
-result, type, node, start_ns, end_ns. `Neighbours` picks from the history what happened close to them.
+A checker returns a witness as a list of operations, or as a map with operations, edges (why one comes before
+another) and a text. Both become a `Witness` whose operations have the same fields: process, f, key, value,
+result, type, node, error, start_ns, end_ns. `Neighbours` picks the operations of the history close to them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from harness.units import MAX_TIME_NS, clip
 
 MAX_OPERATIONS = 24
-"""Operations of a witness shown. A minimal one has at most about a dozen; a larger one is cut and says so."""
+"""Most operations shown of a witness. A minimal one has at most about a dozen; a longer one is cut and says so."""
 
 MAX_NEIGHBOURS = 8
 """Operations around a witness, for context: more would hide what matters."""
@@ -48,7 +48,7 @@ class Witness:
 
 
 def witness_from(check: Mapping[str, Any]) -> Witness | None:
-    """The witness of one check's results; None when there is none or it holds no operations."""
+    """The witness in one check's results; None if there is none or it holds no operations."""
     raw = check.get("witness")
     text, key, edges, note = check.get("explanation"), None, [], ""
     if isinstance(raw, Mapping):
@@ -91,7 +91,7 @@ _TIMES = (
     ("start_ns", "end_ns"),
     ("invoked_ns", "returned_ns"),
     ("invoke_time_ns", "complete_time_ns"),
-    ("invoked", "returned"),  # positions in the order of events, where a history knows no times
+    ("invoked", "returned"),  # positions in the order of events, for histories without times
 )
 
 
@@ -102,7 +102,7 @@ def _operation(op: Mapping[str, Any]) -> Operation:
     )
     process = op.get("process")
     return {
-        # It names a lane: what is no number or word does so by its text.
+        # It names a lane, so anything other than an integer or a string becomes text.
         "process": process if process is None or isinstance(process, (int, str)) else clip(process),
         "f": op.get("f", "?"),
         "key": op.get("key"),
@@ -122,7 +122,7 @@ def _number(value: Any) -> int | None:
 
 
 def real_time_edges(operations: Sequence[Operation]) -> list[Edge]:
-    """Which operation ended before which began, without what follows from the others."""
+    """Real-time order: edges from an operation to those that began after it ended, without edges implied by others."""
 
     def before(one: Operation, other: Operation) -> bool:
         return one["type"] == "ok" and one["end_ns"] is not None and one["end_ns"] < other["start_ns"]
@@ -152,7 +152,7 @@ class Neighbours:
         self._seen = 0
 
     def consider(self, invocation: Mapping[str, Any], completion: Mapping[str, Any] | None) -> None:
-        """Look at one operation of the history."""
+        """Add one operation of the history if it is among the nearest."""
         start_ns: int = invocation["time"]
         end_ns: int = start_ns if completion is None else completion["time"]
         if start_ns > self._span_ns[1] or end_ns < self._span_ns[0]:
@@ -185,5 +185,5 @@ class Neighbours:
             heapq.heapreplace(self._found, (*entry, operation))
 
     def chosen(self) -> list[Operation]:
-        """What was found, in order of invocation."""
+        """The nearest operations, in order of invocation."""
         return sorted((operation for *_, operation in self._found), key=lambda op: int(op["start_ns"]))

@@ -5,7 +5,7 @@
   var byId = function (id) { return document.getElementById(id); };
   var ring = byId("ring"), whole = byId("whole"), near = byId("near"), scrub = byId("scrub");
 
-  // Columns of differences become columns of moments, in µs.
+  // Turns columns of differences into columns of moments, in µs.
   function sums(column) { var total = 0; return Float64Array.from(column, function (step) { total += step; return total; }); }
   var sent = sums(M.sent), started = sums(O.start);
   var messageCount = sent.length, operationCount = started.length;
@@ -26,7 +26,7 @@
   function words(m) { return kindOf(m) + (isReply(m) ? ": " : " ") + (data.details[M.detail[m]] || (isReply(m) ? "answered" : "")); }
   function after(column, value) { var low = 0, high = column.length; while (low < high) { var middle = (low + high) >> 1; if (column[middle] <= value) low = middle + 1; else high = middle; } return low; }
 
-  // What each host's log held, by what it said, for traces that do not say more: an append that it sent, or one that it answered with ok.
+  // The end of each host's log as far as its messages show it (an append sent, or answered with ok), for traces without log states.
   var said = hosts.map(function () { return { at: [], index: [] }; });
   for (i = 0; i < messageCount; i++) {
     if (kindOf(i) !== "append") continue;
@@ -35,7 +35,7 @@
     var number = /(\d+)$/.exec(detail);
     if (number) { said[source(i)].at.push(sent[i]); said[source(i)].index.push(+number[1]); }
   }
-  // And what it held and had committed, where the trace says so.
+  // The end and the committed index of each log, if the trace has log states.
   var logs = hosts.map(function () { return { at: [], committed: [], end: [] }; }), logged = 0;
   data.logs.at.forEach(function (step, n) {
     var log = logs[data.logs.host[n]];
@@ -51,7 +51,7 @@
     if (change[2] === "leader") elections.push({ at: change[0], text: change[1] + " leads" + (change[3] ? " term " + change[3] : ""), host: host, term: change[3] });
   });
 
-  // A leader is one until its role changes, or another is elected; who was killed says nothing.
+  // A leadership ends when the leader's role changes, another is elected, or a fault takes the host down (which it cannot log).
   elections.sort(function (a, b) { return a.at - b.at; });
   elections.forEach(function (one, n) {
     var changed = after(roles[one.host].at, one.at), other = n + 1 < elections.length ? elections[n + 1].at : Infinity;
@@ -73,12 +73,12 @@
   for (i = 0; i < operationCount; i++) end = Math.max(end, started[i] + O.length[i]);
   if (begin > end) { begin = 0; end = 1000; }
   end += 20000;
-  // Of a part nothing is known outside of it.
+  // If only a part of the run is shown, nothing is known outside of it.
   if (data.part[0] !== null) begin = data.part[0];
   if (data.part[1] !== null) end = data.part[1];
   if (begin >= end) { if (data.part[1] === null) end = begin + 1000; else begin = end - 1000; }
 
-  // Everything that one can step to, in order: [moment, kind of event, its number].
+  // All events that the buttons step through, in order: [moment, kind of event, its number].
   var MESSAGE = 0, ARRIVAL = 1, INVOKE = 2, COMPLETE = 3, FAULT = 4, HEAL = 5, ROLE = 6, VIOLATION = 7;
   var steps = [];
   for (i = 0; i < messageCount; i++) { steps.push([sent[i], MESSAGE, i]); if (M.flight[i] >= 0) steps.push([sent[i] + M.flight[i], ARRIVAL, i]); }
@@ -129,7 +129,7 @@
 
   function placesOf(width, height) {
     var radius = Math.min(width, height) / 2 - 62, x = width / 2, y = height / 2 + 4;
-    // Hosts beside the replicas stand at the lower edge; where that is narrow, the ring makes room for them.
+    // Other hosts stand at the lower edge; on a narrow canvas the ring makes room for them.
     if (hosts.length > replicas + 1 && width < height * 1.4) { radius -= 22; y -= 30; }
     return hosts.map(function (name, n) {
       if (n < replicas) { var angle = -Math.PI / 2 + 2 * Math.PI * n / Math.max(1, replicas); return { x: x + radius * Math.cos(angle), y: y + radius * Math.sin(angle) }; }
@@ -176,7 +176,7 @@
     faults.forEach(function (fault) { fault.cuts.forEach(function (cut) {
       var from = at[hosts.indexOf(cut[0])], to = at[hosts.indexOf(cut[1])];
       if (!from || !to) return;
-      // The half at the sender: a cut of one direction is half a line.
+      // Only the sender's half of the line, so that a cut in one direction is half a line.
       c.beginPath(); c.moveTo(from.x, from.y); c.lineTo((from.x + to.x) / 2, (from.y + to.y) / 2); c.stroke();
     }); });
     c.setLineDash([]);
@@ -184,7 +184,7 @@
     inFlight(now).forEach(function (m) {
       var from = at[source(m)], to = at[target(m)], part = progress(m, now);
       var length = Math.hypot(to.x - from.x, to.y - from.y) || 1, side = 5, unitX = (to.x - from.x) / length, unitY = (to.y - from.y) / length;
-      // From the edge of one circle to that of the other, a little to the right of the way back.
+      // From the edge of one circle to the edge of the other, offset so that the two directions do not overlap.
       var way = RADIUS + 6 + (length - 2 * RADIUS - 12) * part;
       var dx = -unitY * side, dy = unitX * side, x = from.x + unitX * way + dx, y = from.y + unitY * way + dy;
       c.strokeStyle = c.fillStyle = colourOf(m);
@@ -202,7 +202,7 @@
       halo(c, text, Math.max(4, Math.min(one.x + 9, f.w - 7 * text.length - 4)), one.y - 7);
     });
   }
-  // Words over lines: an edge in the colour of the ground keeps them readable.
+  // Text over lines: an outline in the background colour keeps it readable.
   function halo(c, text, x, y) { c.strokeStyle = colours.surface; c.lineWidth = 3; c.strokeText(text, x, y); c.fillText(text, x, y); }
   function drawHost(c, at, name, n, faults) {
     var isReplica = n < replicas, state = isReplica ? roleAt(n, now) : null;
@@ -235,7 +235,7 @@
     data.faults.forEach(function (fault, n) {
       var x = xOf(fault.start, begin, end, f.w), to = xOf(fault.end === null ? end : fault.end, begin, end, f.w);
       c.globalAlpha = 0.25; c.fillStyle = colours.fail; c.fillRect(x, 0, Math.max(2, to - x), f.h); c.globalAlpha = 1;
-      // Its name where that has room before the next one, else its number.
+      // The fault's name if it fits before the next fault, else its number.
       x = Math.max(0, x);
       var next = data.faults[n + 1], room = (next ? xOf(next.start, begin, end, f.w) : f.w) - x - 6, number = fault.name.split(" ")[0];
       c.fillStyle = colours.ink;
@@ -248,7 +248,7 @@
       if (to - x > c.measureText(leads).width + 6) c.fillText(leads, x + 3, f.h - 13);
     });
     if (data.decided) {
-      // The moment at which the violation was decided, as wide as two pixels at least.
+      // The interval in which the violation was decided, at least two pixels wide.
       var first = xOf(data.decided[0], begin, end, f.w), last = xOf(data.decided[1], begin, end, f.w);
       c.globalAlpha = 0.7; c.fillStyle = colours.unknown; c.fillRect(first - 1, 0, Math.max(2, last - first), f.h); c.globalAlpha = 1;
     }
@@ -263,7 +263,7 @@
     var f = fit(near), c = f.c, from = now - nearUs(), to = now + nearUs(), height = f.h / LANES, shown = [];
     for (var o = after(started, from - LONG_US); o < operationCount && started[o] <= to; o++) if (O.length[o] >= 0 && O.length[o] <= LONG_US && started[o] + O.length[o] >= from) shown.push(o);
     longOperations.forEach(function (one) { if (started[one] <= to && (O.length[one] < 0 || started[one] + O.length[one] >= from)) shown.push(one); });
-    // A lane for each process that does something here; those of the contradiction first where there are too many.
+    // A lane for each process active here; if there are too many, those of the contradiction have precedence.
     var rank = new Map();
     shown.forEach(function (one) { var process = O.process[one]; rank.set(process, Math.min(rank.has(process) ? rank.get(process) : 1, culprits.has(process + "/" + started[one]) ? 0 : 1)); });
     var kept = Array.from(rank.keys()).sort(function (a, b) { return rank.get(a) - rank.get(b) || a - b; }).slice(0, LANES).sort(function (a, b) { return a - b; });

@@ -21,8 +21,8 @@ document.addEventListener("click", function (event) {
   }
 });
 
-// The charts over time: the same moment in all of them, in words, and a part of the run from near. They are drawn in
-// percent of their width, so a drawing that is wider than its place shows a part of itself, with texts as large as before.
+// The charts over time: a common cursor with a text for the moment, and zoom. They are drawn in percent of their width, so
+// zooming widens the drawing within its box; the size of the texts stays.
 (function () {
   "use strict";
   var figure = document.querySelector(".panels"), source = document.getElementById("readout");

@@ -78,8 +78,8 @@ def test_the_faults_may_decide_it() -> None:
     explanation = {"points": points, "jump": {"before_s": 1.5, "after_s": 1.75, "has_faults": False}}
     assert sentences_of(explanation) == [
         "The faults decide it: with them, 10 of 10 fail by other randomness from the start on.",
-        "Decided between 1.5000 s and 1.7500 s: of the runs that are this one up to the first moment, and from there "
-        "on have other randomness and no fault, 1 of 10 fail; from the second, 10 of 10.",
+        "Decided between 1.5000 s and 1.7500 s: of the runs that repeat this one up to the first moment and continue "
+        "with other randomness and no fault, 1 of 10 fail; from the second, 10 of 10.",
     ]
     view = deciding_view(explanation)
     assert view is not None
