@@ -1,4 +1,4 @@
-"""The whole analysis of one place: list, read, and every table.
+"""The whole analysis of one place: listing, reading, and computing every table.
 
 with open_session() as session:
     result = analyse(session.spark, "store", Options())
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 DEFAULT_UNAVAILABLE_AFTER_MS = 1_000
-"""Without a success for this long while clients try, a system counts as unavailable: longer than a hiccup, and
+"""A system counts as unavailable if clients try and none succeeds for this long: longer than a brief delay, and
 shorter than any election with the reference system's default timings."""
 
 MAX_LISTED_RUNS = 200
-"""Invalid runs kept by name for the report; the table `runs` has all of them."""
+"""Most invalid and unknown runs listed for the report; the table `runs` has all of them."""
 
 NOTABLE = "notable_runs"
 
@@ -42,8 +42,8 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What to analyse and how. `since` is an ISO time or an age such as "36h" or "7d"; `where` a condition of SQL
-    on the columns of the table `runs`; `include` patterns of file names to take as foreign histories."""
+    """What to analyse and how. `since` is an ISO time or an age such as "36h" or "7d"; `where` is an SQL condition
+    on the columns of the table `runs`; `include` are patterns of file names to take as foreign histories."""
 
     since: str | None = None
     where: str | None = None
@@ -65,9 +65,9 @@ class Analysis:
     first_started_at: str | None = None
     last_started_at: str | None = None
     missing: list[str] = field(default_factory=list)
-    """What could not be computed and why, a line each; what could is there, and nothing has been written."""
+    """A line for each step that failed, with the reason; earlier tables are present, but nothing has been written."""
     run_dirs: frozenset[str] = frozenset()
-    """The places of the runs that are counted: those that the options leave, without copies and damaged ones."""
+    """The places of the runs that are counted: those selected by the options, without copies and damaged ones."""
 
     def table(self, name: str) -> Table:
         """A table by its name. Raises KeyError."""
@@ -90,10 +90,10 @@ def analyse(
     spark: SparkSession, place: str, options: Options, progress: Progress = lambda _: None, *, out: str | None = None,
     csv: bool = False,
 ) -> Analysis:  # fmt: skip
-    """Every table of the runs at `place`; written to `out` (a path or URI) when given.
+    """All tables of the runs at `place`, written to `out` (a path or URI) if given.
 
-    `progress` hears, in words, what is being done. Raises AnalysisError for what the operator can mend: nothing
-    to read, a condition that does not parse, too little memory. When memory ends after the first tables, they are
+    `progress` is called with a text for each step. Raises AnalysisError for what the operator can fix: nothing to
+    read, a condition that does not parse, too little memory. If memory runs out after the first tables, these are
     returned, and `missing` says so.
     """
     progress("looking for runs")
@@ -105,7 +105,7 @@ def analyse(
         try:
             return _tables(spark, listing, _selected(kept, options), options, progress, out, csv)
         finally:
-            with contextlib.suppress(Exception):  # of a Java that has ended, and what it kept with it
+            with contextlib.suppress(Exception):  # Java may have ended, and its data with it
                 kept.unpersist()
     except AnalysisError:
         raise
@@ -114,12 +114,12 @@ def analyse(
 
 
 def selected_runs(spark: SparkSession, place: str, options: Options) -> DataFrame:
-    """`ingest`'s table of the runs at `place` that the options leave. Raises AnalysisError."""
+    """`ingest`'s table of the runs at `place` that the options select. Raises AnalysisError."""
     return selection(spark, place, options)[0]
 
 
 def selection(spark: SparkSession, place: str, options: Options) -> tuple[DataFrame, list[tuple[str, str]]]:
-    """The same, and of each run that is not used its place and why. Raises AnalysisError."""
+    """The same, and the place of each run that is not used with the reason. Raises AnalysisError."""
     listing = list_runs(spark, place, include=options.include)
     runs = _selected(_kept(spark, listing, options), options)
     unusable = runs.filter("problem is not null").select("run_dir", "problem").orderBy("run_dir").collect()
@@ -127,8 +127,8 @@ def selection(spark: SparkSession, place: str, options: Options) -> tuple[DataFr
 
 
 def _kept(spark: SparkSession, listing: Listing, options: Options) -> DataFrame:
-    """Every run, computed once and kept. A file that another file system did not give becomes a problem, and so does
-    a copy of a run that is there already, as that of a compacted store beside the runs themselves."""
+    """Every run once, persisted. A history that another file system did not deliver becomes a problem; copies of runs,
+    such as those in a compacted store beside the runs themselves, are left out with a remark."""
     from pyspark.sql import functions as F
     from pyspark.storagelevel import StorageLevel
 
@@ -148,8 +148,8 @@ def _kept(spark: SparkSession, listing: Listing, options: Options) -> DataFrame:
 
 
 def _copies(rows: Sequence[Any]) -> list[tuple[str, str]]:
-    """Places whose run is that of another one, by its id (one that was killed has none: by its history), and that other
-    one: a run is counted once."""
+    """Pairs of the place of a copy and that of its original; a run is counted once. Copies have the same run id, or for
+    a run that was killed, which has none, the same history."""
     originals: dict[str, str] = {}
     copies = []
     for row in sorted(rows, key=lambda row: (row.source == "compacted", LATEST in row.run_dir.split("/"), row.run_dir)):
@@ -162,7 +162,7 @@ def _copies(rows: Sequence[Any]) -> list[tuple[str, str]]:
 
 
 def _selected(runs: DataFrame, options: Options) -> DataFrame:
-    """The runs that `since` and `where` leave."""
+    """The runs that `since` and `where` select."""
     from pyspark.errors import AnalysisException, ParseException
     from pyspark.sql import functions as F
 
@@ -214,7 +214,7 @@ def _tables(
 
 
 def _problems(listing: Listing, every: DataFrame) -> Table:
-    """What was left out, and remarks about what was not."""
+    """What was left out, and remarks about the rest."""
     problems = Table(name="problems", columns={"run": "string", "problem": "string", "left_out": "boolean"})
     problems.rows = [{"run": run, "problem": problem, "left_out": True} for run, problem in listing.problems]
     problems.rows += [
@@ -229,7 +229,7 @@ def _problems(listing: Listing, every: DataFrame) -> Table:
 
 
 def _overview(listing: Listing, runs: DataFrame, options: Options, problems: Table) -> Analysis:
-    """How many runs there are, and which. Raises AnalysisError where none is left."""
+    """How many runs there are, and which. Raises AnalysisError if none is left."""
     from pyspark.sql import functions as F
 
     seen = runs.agg(
@@ -264,7 +264,7 @@ def _checked(
 
 
 def _notable_runs(runs: DataFrame) -> Table:
-    """Runs that were not valid, gravest and newest first, for people to look at."""
+    """Runs that were not valid, for people to look at: invalid ones first, and the newest first among equals."""
     from pyspark.sql import functions as F
 
     table = Table(name=NOTABLE, columns=_RUN_COLUMNS)

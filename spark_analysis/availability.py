@@ -1,7 +1,7 @@
-"""Table 2: what a fault costs while it lasts, how long the system is away, how fast it is back, what it loses.
+"""Table 2: what faults cost, how long the system is unavailable, how fast it recovers, and what it loses.
 
-The definitions of phase, unavailability and recovery are `digest`'s. Distributions are over runs (or over
-faults, where a measure is one fault's), by nearest rank, so every figure is one that was seen.
+The definitions of phase, unavailability and recovery are in `digest`. Distributions are over runs, or over faults for
+measures of faults, and use nearest rank, so that every figure is an observed value.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MEASURES = {
     "lost": "acknowledged messages that a run lost",
     "duplicated": "messages that a run had twice, where its workload forbids it",
 }
-"""Measures and what they count; those of recovery are per fault, the others per run."""
+"""Measures and their meanings; those of recovery are per fault, the others per run."""
 
 _FAULT_COLUMNS = {
     "fault_id": "string", "nemesis": "string", "variant": "string", "start_ns": "long", "end_ns": "long",
@@ -36,7 +36,7 @@ _FAULT_COLUMNS = {
 }  # fmt: skip
 
 _OF_KIND = ("variant", "end_ns", "proven", "exercised", "in_force_ns", "ok", "fail", "info")
-"""What `fault_kinds` takes of each fault, beside its recoveries."""
+"""The fields of a fault that `fault_kinds` uses, besides its recoveries."""
 
 
 def outcome_rates(runs: DataFrame) -> Table:
@@ -57,7 +57,7 @@ def outcome_rates(runs: DataFrame) -> Table:
         .groupBy(*GROUP, F.col("count.f").alias("f"), "in_fault")
         .agg(
             *[F.sum(f"count.{outcome}").alias(outcome) for outcome in outcomes],
-            # Operations of runs without times are no part of any rate per second.
+            # Operations of runs without times do not count in rates per second.
             *[F.expr(f"sum(if(timed, count.{outcome}, 0))").alias(f"timed_{outcome}") for outcome in outcomes],
         )
         .collect()
@@ -92,9 +92,9 @@ def _per_s(number: int, time_ns: int) -> float | None:
 
 
 def fault_kinds(runs: DataFrame) -> Table:
-    """What each kind of fault does while it is in force, by group, nemesis and variant: outcomes of the operations
-    invoked meanwhile (those in several faults count for each), and how fast the system is back. `unmet` are the faults
-    that the system certainly did not meet."""
+    """The effect of each kind of fault while it is in force, by group, nemesis and variant: outcomes of the operations
+    invoked during it (those during several faults count for each), and how fast the system recovers. `unmet` counts
+    the faults that the system certainly did not meet."""
     from pyspark.sql import functions as F
 
     recoveries = ("recovery_after_start_ns", "recovery_after_heal_ns")
@@ -132,7 +132,7 @@ def fault_kinds(runs: DataFrame) -> Table:
     for row in rows:
         total = row.ok + row.fail + row.info
         per_s = 1e9 / row.in_force_ns if row.in_force_ns else None
-        # One that was never healed has no recovery from its heal, and lacks none.
+        # A fault that was never healed has no recovery from its heal, and it does not count as missing.
         recoverable = dict(zip(recoveries, (row.faults, row.healed), strict=True))
         table.rows.append(
             {
@@ -149,7 +149,7 @@ def fault_kinds(runs: DataFrame) -> Table:
 
 
 def measures(runs: DataFrame) -> Table:
-    """Every measure of `MEASURES` by group: how many values, how many without (not recovered, not judged), and
+    """Every measure of `MEASURES` by group: the number of values, of missing values (not recovered, not judged), and
     their distribution."""
     from pyspark.sql import functions as F
 

@@ -1,13 +1,13 @@
 """Table 4: checking histories inside executors, key by key.
 
-A run that is small beside a core's share of all operations is checked by the task that reads it, key after key, and
-nothing of it travels. A larger one is cut into keys, and every key becomes a row that goes to another task: a key
-that is large by itself gets a task of its own, the largest first, so that one hot key does not hold up the rest
-behind it. Checkers of properties that span keys (transactions, sequential consistency, banks) see whole runs.
+A run that is small compared with a core's share of all operations is checked by the task that reads it, key after
+key, without sending data elsewhere. A larger run is cut into keys, and each key becomes a row that goes to another
+task: large keys are assigned to tasks first, the largest foremost, so that one hot key does not delay those behind
+it. Checkers of properties that span keys (transactions, sequential consistency, banks) get whole runs.
 
-The checkers are the same code as on one machine (shipped as a zip), a key's operations keep their places in the
-whole run, and what the keys say is put together as the local checker does, so verdicts and witnesses are the same.
-Budgets are per key; one that runs out makes its run unknown.
+The checkers are the same code as on one machine (shipped as a zip), a key's operations keep their positions in the
+whole run, and the results of the keys are combined as in the local checker, so verdicts and witnesses are the same.
+Budgets are per key; if one is exhausted, its run is unknown.
 """
 
 from __future__ import annotations
@@ -53,22 +53,22 @@ CHECKS_BY_WORKLOAD: Mapping[str, tuple[str, ...]] = {
     "register": ("register",),
     "log": ("log", "log contents"),
 }
-"""Which checks a workload of the harness gets: names of models, and "log contents" for the log checker."""
+"""The checks for each workload of the harness: names of models, and "log contents" for the log checker."""
 
 LOG_CONTENTS = "log contents"
 EVENTUAL_CONTENTS = "log contents (polls=eventual)"
-"""Of logs whose polls may be behind: only the last one of each at the end must have everything."""
+"""For logs whose polls may lag behind: only the final poll of each key must return everything."""
 SEQUENTIAL = "sequential:"
 
 TASKS_PER_CORE = 4
-"""Tasks over which keys are dealt: enough that a slow one is levelled out, few enough to start cheaply."""
+"""Tasks per core over which keys are distributed: enough to even out a slow one, few enough to start cheaply."""
 
 WHOLE_SHARE = 0.5
-"""Of what one core has to do, the part up to which a file is one task's work: smaller ones level each other out."""
+"""Share of one core's work up to which a file is checked by a single task: smaller files even each other out."""
 
 MAX_BATCH_ROWS = 512
 MAX_BATCH_BYTES = 8 * 1024 * 1024
-"""Rows, and bytes of histories in them, that a Python worker collects before it hands them to Spark."""
+"""Rows, and bytes of histories in them, that a Python worker collects before it passes them to Spark."""
 
 _CUT_SCHEMA = pa.schema(
     [
@@ -97,8 +97,8 @@ _CHECK_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckPlan:
-    """How to check. `model` (what `harness check --model` takes) replaces what the workload implies; budgets are
-    per key: seconds, and MiB beyond what a worker holds already. Raises AnalysisError for an unknown model."""
+    """How to check. `model` (as for `harness check --model`) replaces the checks implied by the workload; budgets are
+    per key: seconds, and MiB beyond what a worker already uses. Raises AnalysisError for an unknown model."""
 
     model: str | None = None
     timeout_s: float | None = 60.0
@@ -114,7 +114,7 @@ class CheckPlan:
                 raise AnalysisError(f"--model {self.model}: {error}") from None
 
     def checks_for(self, workload: str | None, configuration: str | None = None) -> tuple[str, ...]:
-        """The checks of a workload with its settings (JSON); none when nobody said what would be right there."""
+        """The checks of a workload with its settings (JSON); () if it is not known what would be correct."""
         if self.model is not None:
             return (self.model,)
         checks = tuple(self.by_workload.get(workload or "", ()))
@@ -138,7 +138,7 @@ def _spans_keys(name: str) -> bool:
 def check_runs(spark: SparkSession, listing: Listing, runs: DataFrame, plan: CheckPlan) -> list[dict[str, Any]]:
     """One row per run, key and check: verdict, reason, counts of anomalies (JSON), witness (JSON) and time.
 
-    `runs` is `ingest`'s table: it says which workload a run had and how large it is, and only its runs are checked.
+    `runs` is `ingest`'s table, which has the workload and size of every run; only the runs in it are checked.
     """
     from pyspark.sql.pandas.types import from_arrow_schema
     from pyspark.storagelevel import StorageLevel
@@ -173,7 +173,7 @@ def check_runs(spark: SparkSession, listing: Listing, runs: DataFrame, plan: Che
         keys = history_files(spark, listing, large).mapInArrow(cut, from_arrow_schema(_CUT_SCHEMA))
         keys = keys.persist(StorageLevel.DISK_ONLY)
         try:
-            # The first partitions start first: the largest keys of the large runs, then everything small.
+            # Partitions start in order: first those with the largest keys of the large runs, then all small runs.
             rows = _dealt(spark, keys).mapInArrow(judge, columns).unionAll(judged).collect()
         finally:
             keys.unpersist()
@@ -187,14 +187,14 @@ def check_runs(spark: SparkSession, listing: Listing, runs: DataFrame, plan: Che
 
 
 def _unread(run_dir: str, name: str) -> dict[str, Any]:
-    """The row of a run that `ingest` could read and the checking could not."""
+    """The row of a run that `ingest` could read but the check could not."""
     reason = "its history could not be read again"
     return {**dict.fromkeys(_CHECK_SCHEMA.names), "run_dir": run_dir, "place": 0, "check": name, "operations": 0,
             "verdict": "unknown", "reason": reason, "search_s": 0.0}  # fmt: skip
 
 
 def _dealt(spark: SparkSession, keys: DataFrame) -> DataFrame:
-    """The keys over tasks of about equal work, large ones first and by themselves."""
+    """Distribute the keys over tasks of about equal work; large keys are placed first, one by one."""
     from pyspark.sql import functions as F
 
     tasks = max(1, spark.sparkContext.defaultParallelism * TASKS_PER_CORE)
@@ -205,7 +205,7 @@ def _dealt(spark: SparkSession, keys: DataFrame) -> DataFrame:
         .select("run_dir", "place", "operations")
         .orderBy(F.desc("operations"), "run_dir", "place")
         .collect()
-    )  # at most twice as many as tasks, by their size
+    )  # by their size, about twice as many as tasks at most
     loads = [0] * tasks
     dealt = []
     for row in large:
@@ -222,7 +222,7 @@ def _dealt(spark: SparkSession, keys: DataFrame) -> DataFrame:
 
 
 def _slot(spark: SparkSession, tasks: int) -> Any:
-    """An expression of `task` whose hash puts it into the partition of that number, so that the first partitions
+    """An expression of the column `task` that hashes to the partition of that number, so that the first partitions
     are the fullest and Spark starts them first."""
     from pyspark.sql import functions as F
 
@@ -239,7 +239,7 @@ def _slot(spark: SparkSession, tasks: int) -> Any:
 
 
 class _Part(NamedTuple):
-    """What one check looks at: a key of a run, or all of it (`place` is `WHOLE`); or why there is neither."""
+    """The input of one check: a key of a run, or the whole run (`place` is `WHOLE`); or why it cannot be read."""
 
     run_dir: str
     cut: Cut
@@ -250,7 +250,7 @@ WHOLE = -1
 
 
 def _all_parts(batches: Iterator[pa.RecordBatch], wanted: Mapping[str, tuple[str, ...]]) -> Iterator[_Part]:
-    """The parts of every run of some files, as far as a check wants them."""
+    """The parts of every run in some files that a check needs."""
     for path, content in opened(batches):
         yield from _parts(path, content, wanted)
 
@@ -268,7 +268,7 @@ def _parts(path: str, content: Content, wanted: Mapping[str, tuple[str, ...]]) -
                 yield _Part(run_dir, whole(run)._replace(place=WHOLE))
     except UnreadableRunError:
         return  # `ingest` reads the same file and reports it
-    except Exception as error:  # of a library, on bytes that nobody foresaw: the run is unknown, not the job lost
+    except Exception as error:  # any error of a library on unexpected bytes makes the run unknown, not the job fail
         failure = f"{type(error).__name__}: {one_line(error)}"
         nothing = Cut(0, None, History(), np.empty(0, np.int64))
         for spans_keys in {_spans_keys(check) for check in wanted.get(run_dir, ())}:
@@ -276,7 +276,7 @@ def _parts(path: str, content: Content, wanted: Mapping[str, tuple[str, ...]]) -
 
 
 def _cut_row(part: _Part) -> dict[str, Any]:
-    """A part as it is sent to another task."""
+    """A part as a row to send to another task."""
     cut = part.cut
     payload = pickle.dumps((cut.history, cut.rows.astype(np.int32).tobytes(), part.failure), pickle.HIGHEST_PROTOCOL)
     return {
@@ -285,7 +285,7 @@ def _cut_row(part: _Part) -> dict[str, Any]:
 
 
 def _sent_parts(batches: Iterator[pa.RecordBatch]) -> Iterator[_Part]:
-    """What `_cut_row` made, at the other end."""
+    """The parts from rows of `_cut_row`, in the receiving task."""
     settle()
     for batch in batches:
         columns = [batch.column(name) for name in ("run_dir", "place", "key", "payload")]
@@ -296,7 +296,7 @@ def _sent_parts(batches: Iterator[pa.RecordBatch]) -> Iterator[_Part]:
 
 
 def _batched(rows: Iterator[dict[str, Any]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Rows as record batches that are neither tiny nor, with payloads, huge."""
+    """Rows as record batches that are neither tiny nor, because of payloads, huge."""
     held: list[dict[str, Any]] = []
     size = 0
     for row in rows:
@@ -350,14 +350,14 @@ def _check(part: _Part, name: str, plan: CheckPlan) -> dict[str, Any]:
 
 
 def _as_judged(history: History, name: str) -> History:
-    """A part of a run as the workload itself gives it to this check."""
+    """A part of a run, filtered as the workload does before this check."""
     if name == EVENTUAL_CONTENTS:
         return without_earlier_tails(history)
     return without_full_polls(history) if name == "log" else history
 
 
 def _left_unread(history: History, name: str) -> str:
-    """What a workload of the harness takes for a gap in a valid verdict: what nobody could read when all was over."""
+    """Why a valid verdict is not conclusive, as the harness's workloads see it: a key could not be read at the end."""
     if name == "register":
         left = [key for key, is_answered in answered_since_changed(history).items() if not is_answered]
         return f"of key {left[0]} no read was answered when all was over" if left else ""
@@ -384,8 +384,8 @@ def run_verdicts(rows: list[Any]) -> dict[tuple[str, str], dict[str, Any]]:
     """The verdict of every (run_dir, check) from the rows of its keys: verdict, keys, invalid and unknown keys,
     reason and witness.
 
-    The witness is the one that the local checker would choose: the key with the fewest operations for
-    linearizability, the gravest kind of harm for the contents of a log, then the key that was used first.
+    The witness is the one that the local checker would choose: that of the key with the fewest operations for
+    linearizability, with the gravest kind of anomaly for the contents of a log; among equals, of the key used first.
     """
     groups: dict[tuple[str, str], list[Any]] = {}
     for row in rows:
@@ -424,7 +424,7 @@ def _gravest(row: Any) -> int:
 
 
 def checks_table(runs: DataFrame, rows: list[Any]) -> Table:
-    """One row per run and check, with the run's group, the verdict of its results, and Spark's."""
+    """One row per run and check, with the run's group, its recorded verdict, and Spark's."""
     known = {row.run_dir: row for row in runs.select("run_dir", "run_id", "verdict", *GROUP).collect()}
     table = Table(
         name="checks",

@@ -1,9 +1,9 @@
-"""Many small history files as few large ones: a copy of a store that is cheap to list and to keep in one place.
+"""Copies many small history files into few large ones, which are cheap to list and to store.
 
-    DIR/compacted-events/part-*.parquet       whole runs, one after the other, about `FILE_BYTES` a file
-    DIR/compacted-outcomes/part-*.parquet     what their test.json and results.json said
+    DIR/compacted-events/part-*.parquet       whole runs, one after the other, about `FILE_BYTES` per file
+    DIR/compacted-outcomes/part-*.parquet     the contents of their test.json and results.json
 
-`ingest` reads such a folder like any store. Only histories that are Parquet already are taken; the others are named.
+`ingest` reads such a folder like any store. Only Parquet histories are copied; the others are listed as left out.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FILE_BYTES = 64 * 1024 * 1024
-"""About the size of a compacted file: large for a file system of blocks, and still one task's work."""
+"""Approximate size of a compacted file: large enough for a block-based file system, small enough for one task."""
 
 _STRINGS = (
     "run_id", "test_name", "system", "workload", "nemesis", "cluster", "configuration", "started_at", "type", "f",
@@ -54,10 +54,10 @@ _ID_SCHEMA = pa.schema([("run_dir", pa.string()), ("run_id", pa.string())])
 
 
 def compact(spark: SparkSession, listing: Listing, place: str, run_dirs: Collection[str] | None = None) -> list[str]:
-    """Write the runs of `listing`, or those of them at `run_dirs`, to `place` (a path or URI) as few files. Returns
-    what of these was left out, in words.
+    """Write the runs of `listing`, or only those at `run_dirs`, to `place` (a path or URI) as few files. Returns a
+    text for each of these that was left out.
 
-    Raises AnalysisError when two of them have one id, or the place cannot be written.
+    Raises AnalysisError if two of them have the same id, or if the place cannot be written.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import from_arrow_schema
@@ -77,7 +77,7 @@ def compact(spark: SparkSession, listing: Listing, place: str, run_dirs: Collect
             try:
                 yield from _whole(content)
             except UnreadableRunError:
-                continue  # named below: its id is missing there
+                continue  # listed as left out below, where its id is missing
 
     def identities(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = []
@@ -122,12 +122,13 @@ def compact(spark: SparkSession, listing: Listing, place: str, run_dirs: Collect
 
 
 def _taken(listing: Listing, run_dirs: Collection[str] | None) -> tuple[list[RunFiles], list[str]]:
-    """The runs to copy, and what of those asked for cannot be, in words. Raises AnalysisError where there are none."""
+    """The runs to copy, and a text for each requested one that cannot be copied. Raises AnalysisError if there is
+    nothing to copy."""
     asked = [run for run in listing.runs if run_dirs is None or run.run_dir in run_dirs]
     taken = [run for run in asked if (run.history or "").endswith("/" + PARQUET)]
     places = {run.run_dir for run in taken}
     left_out = [f"{run.run_dir}: its history is not Parquet" for run in asked if run.run_dir not in places]
-    # Which run is in which of these files, nobody knows here.
+    # It is not known here which run is in which of the compacted files.
     if run_dirs is None or any(run_dir.startswith(compacted_run_dir("")) for run_dir in run_dirs):
         left_out += [f"{path}: it is compacted already" for path, _ in listing.compacted]
     if not taken:

@@ -1,9 +1,9 @@
-"""Table 5: two sets of runs against each other, fit for a build that should fail on a regression.
+"""Table 5: comparison of two sets of runs, suitable for a build that should fail on a regression.
 
-The unit is the run, because operations of one run are not independent: the shares of invalid and of unknown
-runs are compared by Fisher's exact test with the difference and its interval (Newcombe) as the effect, and per-run
-figures (a run's p99, its unavailability, its longest recovery, its loss) by Mann-Whitney with Cliff's delta. Groups
-are compared where both sets have them; the p values of all comparisons are adjusted together (Tarone, Holm).
+The unit is the run, because operations of one run are not independent. The shares of invalid and of unknown runs are
+compared by Fisher's exact test, with the difference and its interval (Newcombe) as the effect; per-run figures (a run's
+p99, its unavailability, its longest recovery, its loss) by Mann-Whitney with Cliff's delta. Groups that both sets have
+are compared; the p values of all comparisons are adjusted together (Tarone, Holm).
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ if TYPE_CHECKING:
 WORSE, BETTER, SAME, TOO_FEW = "worse", "better", "no difference shown", "too few runs"
 
 MIN_RUNS = 4
-"""Runs a set needs in a group: with three against three no rank test can reach 5 %."""
+"""Least number of runs of each set in a group: with three against three no rank test can reach 5 %."""
 
 SHARES = ("invalid", "unknown")
 FIGURES = (
     "p50_ns", "p99_ns", "ok_share", "unavailable_ns", "longest_recovery_after_start_ns",
     "longest_recovery_after_heal_ns", "lost", "duplicated",
 )  # fmt: skip
-"""What is compared of every run; all but `ok_share` are better when smaller."""
+"""Figures of a run that are compared; for all but `ok_share` smaller is better."""
 
 HIGHER_IS_BETTER = frozenset({"ok_share"})
 
 NEVER_NS = 2**63 - 1
-"""A recovery that never came: longer than any that did. To leave such runs out would compare those that came back."""
+"""Stands for a recovery that never came, longer than any other. Without it only recovered runs would be compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The rows of the comparison, and what they come to."""
+    """The rows of the comparison, and their summary."""
 
     table: Table
     worse: int
@@ -65,7 +65,7 @@ class Comparison:
     only_in_first: tuple[str, ...]
     only_in_second: tuple[str, ...]
     left_out: tuple[tuple[str, str], ...] = ()
-    """Runs of either place that could not be used, and why."""
+    """Runs of either place that could not be used, each with the reason."""
 
 
 def compare(
@@ -75,8 +75,8 @@ def compare(
     """Compare the runs at two places.
 
     `by` are the group columns that must be equal for runs to be compared: leave one out to compare across it.
-    A difference counts when its adjusted p is at most `alpha` and its effect (difference of shares, or Cliff's
-    delta) at least `min_effect`. Raises AnalysisError.
+    A difference counts if its adjusted p is at most `alpha` and its effect (difference of shares, or Cliff's
+    delta) is at least `min_effect`. Raises AnalysisError.
     """
     unknown = [name for name in by if name not in GROUP]
     if unknown:
@@ -111,10 +111,10 @@ def _grouped(rows: list[dict[str, Any]], by: Sequence[str]) -> Groups:
 
 
 def per_run_figures(runs: DataFrame) -> DataFrame:
-    """One row per run: its group, verdict and `FIGURES` (null where a run has none; a longest recovery of `NEVER_NS`
-    where the system did not come back from some fault).
+    """One row per run: its group, verdict and `FIGURES` (null if a run has none; a longest recovery is `NEVER_NS` if
+    the system did not recover from some fault).
 
-    Latencies are those of operations that succeeded, exact, by nearest rank.
+    Latencies are of successful operations, exact, by nearest rank.
     """
     import numpy as np
     from pyspark.sql import functions as F
@@ -151,7 +151,7 @@ def per_run_figures(runs: DataFrame) -> DataFrame:
                 )
                 for recovery, faults in (
                     ("recovery_after_start_ns", "faults"),
-                    # One that was never healed has no recovery from its heal.
+                    # A fault that was never healed has no recovery from its heal.
                     ("recovery_after_heal_ns", "filter(faults, f -> f.end_ns is not null)"),
                 )
             ],
@@ -169,7 +169,7 @@ _COLUMNS = {
 
 
 def compare_groups(first: Groups, second: Groups, *, by: Sequence[str], alpha: float, min_effect: float) -> Comparison:
-    """Compare runs that are grouped already; see `compare`."""
+    """Compare runs that are already grouped; see `compare`."""
     table = Table(name="comparison", columns={**dict.fromkeys(by, "string"), **_COLUMNS})
     common = sorted(first.keys() & second.keys(), key=repr)
     for group in common:
@@ -192,11 +192,11 @@ def compare_groups(first: Groups, second: Groups, *, by: Sequence[str], alpha: f
 
 
 def _decide(tested: list[dict[str, Any]], *, alpha: float, min_effect: float) -> None:
-    """Adjust the p values and say what each comparison comes to.
+    """Adjust the p values and set the outcome of each comparison.
 
-    A p value of so many runs cannot be arbitrarily small. A comparison that could not reach `alpha` among the others
-    whatever its figures were is none, and no other one pays for it (Tarone 1990); the rest are adjusted by Holm's
-    method.
+    With a limited number of runs a p value cannot be arbitrarily small. A comparison that could not reach the adjusted
+    `alpha` whatever its figures were is not counted among the comparisons (Tarone 1990); the others are adjusted by
+    Holm's method.
     """
     least = [_least_p(row) for row in tested]
     family = next(n for n in range(1, len(tested) + 2) if sum(p <= alpha / n for p, _ in least) <= n)
@@ -211,8 +211,8 @@ def _decide(tested: list[dict[str, Any]], *, alpha: float, min_effect: float) ->
 
 
 def _least_p(row: dict[str, Any]) -> tuple[float, float]:
-    """The least p that a comparison could have come to: with as many invalid (or unknown) runs in all as there were,
-    and with any number of them. Of figures the two are the same."""
+    """The least p that a comparison could have: with the actual total of invalid (or unknown) runs, and with any total.
+    For figures the two are the same."""
     n, m = row["n_first"], row["n_second"]
     if row["figure"] not in SHARES:
         least = min(1.0, 2 / math.comb(n + m, n))
@@ -223,7 +223,7 @@ def _least_p(row: dict[str, Any]) -> tuple[float, float]:
 
 
 def _share_rows(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Invalid runs among the decided ones, unknown runs among all."""
+    """The shares of invalid runs among the decided ones, and of unknown runs among all."""
     rows = []
     for verdict in SHARES:
         counts = []
@@ -248,7 +248,7 @@ def _share_rows(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> li
 
 
 def _figure_rows(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The per-run figures that both sets have."""
+    """Comparisons of the per-run figures that both sets have."""
     rows = []
     for figure in FIGURES:
         samples = [sorted(run[figure] for run in runs if run[figure] is not None) for runs in (first, second)]

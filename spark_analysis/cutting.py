@@ -1,7 +1,7 @@
 """A run as histories for the checkers: one per key, or one of all its operations.
 
-Runs inside executors, over columns that are decoded once for the whole run. The operations of a key keep their
-places in the whole run: `rows` says which they are, and positions are those of the run's events.
+Runs inside executors, over columns that are decoded once for the whole run. `rows` holds the positions of a key's
+operations in the whole run, and positions of events are those of the run.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from spark_analysis.operations import INFO, STATUS_NAMES, Ints, RunData
 
 
 class Cut(NamedTuple):
-    """Some operations of a run. `place` is the order of first use among the run's keys, `key` its text (None: no
-    key, or all of them), `rows` the operations' places in the run, in order."""
+    """Some operations of a run. `place` is the key's rank by first use, `key` its text (None: no key, or all of
+    them), `rows` the operations' positions in the run, in order."""
 
     place: int
     key: str | None
@@ -52,7 +52,7 @@ def cut_by_key(run: RunData) -> Iterator[Cut]:
 
 
 def whole(run: RunData) -> Cut:
-    """All operations as one history: for checkers of properties that span keys."""
+    """All operations as one history, for checkers of properties that span keys."""
     rows = np.arange(len(run))
     if run.history is not None:
         return Cut(0, None, run.history, rows)
@@ -68,7 +68,7 @@ def whole(run: RunData) -> Cut:
 
 
 def _columns(run: RunData, order: Ints) -> dict[str, Any]:
-    """The lists of a `History` that need no key, in an order of operations."""
+    """The lists of a `History` except its keys, for the operations in this order."""
     returned = np.where((run.completed < 0) | (run.status == INFO), CHECKER_NEVER, run.completed)
     ended = run.completed_ns[order].astype(object)
     ended[run.completed_ns[order] < 0] = None
@@ -88,7 +88,7 @@ def _columns(run: RunData, order: Ints) -> dict[str, Any]:
 
 
 def _errors(run: RunData) -> dict[int, str]:
-    """Errors by row, of the few operations that have one."""
+    """Errors by row; few operations have one."""
     if run.errors is None or run.errors.null_count == len(run.errors):
         return {}
     rows = np.flatnonzero(np.asarray(run.errors.is_valid()))
@@ -96,14 +96,14 @@ def _errors(run: RunData) -> dict[int, str]:
 
 
 def _keys(run: RunData) -> list[Any]:
-    """The keys by code, with None at the end, where code -1 finds it."""
+    """The keys by code, with None at the end for code -1."""
     if run.key_objects is not None:
         return [*run.key_objects, None]
     return [*map(key_of_text, run.key.names), None]
 
 
 def _objects(column: Any) -> Any:
-    """JSON texts as values, all parsed at once."""
+    """The values of JSON texts, all parsed at once."""
     if isinstance(column, list):
         return _object_array(column)
     texts = column.fill_null("null").to_pylist()
@@ -115,7 +115,7 @@ def _objects(column: Any) -> Any:
 
 
 def _value(text: str) -> Any:
-    """One value; text that is no JSON stands for itself."""
+    """One value; text that is not JSON is returned as it is."""
     try:
         return json.loads(text)
     except ValueError:

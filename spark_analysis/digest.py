@@ -5,14 +5,14 @@ Runs inside executors, once per run, over NumPy columns. The definitions (all ti
 phase           of an operation, by its invocation: `during` while any fault is in force (from the call that
                 injects it to the end of the call that heals it), `before` the first fault, `after` otherwise
 latency         from invocation to completion, by outcome
-unavailability  a longest stretch in which clients tried and none succeeded, if it lasts at least the
-                threshold. It begins with the last success before it (or, after a lull, with the first
+unavailability  a maximal interval in which clients tried and none succeeded, if it lasts at least the
+                threshold. It begins with the last success before it (or, if nothing was open then, with the next
                 invocation) and ends with the next success, or with the last event before a lull. A lull is a
                 time without open operations that lasts at least the threshold.
-recovery        after a fault's start: the end of the first unavailability that has not ended by then and
-                begins while the fault is in force, minus the start. After its heal: the end of the
-                unavailability that the heal falls into, minus the heal. 0 where there is none; null where the
-                unavailability ends without a success (not recovered).
+recovery        after a fault's start: the end of the first unavailability that ends after the start and begins
+                before the heal, minus the start. After its heal: the end of the unavailability that the heal
+                falls into, minus the heal. 0 if there is no such unavailability; null if it ends without a
+                success (not recovered).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _LATENCY = pa.struct(
         ("phase", pa.string()),
         ("outcome", pa.string()),
         ("operations", pa.int64()),
-        ("latencies_ns", pa.binary()),  # int64, little-endian: 8 bytes an operation are the cheapest exact form
+        ("latencies_ns", pa.binary()),  # int64, little-endian: 8 bytes per operation are the cheapest exact form
     ]
 )
 
@@ -77,11 +77,11 @@ RUN_TYPE = pa.struct(
         ("latencies", pa.list_(_LATENCY)),
     ]
 )
-"""One run's digest, as Arrow; lists are empty where a history has no times."""
+"""Arrow type of one run's digest; `spans` and `latencies` are empty if the history has no times."""
 
 
 class Span(NamedTuple):
-    """A time in which clients tried and none succeeded. Without `recovered` it did not end with a success."""
+    """An interval in which clients tried and none succeeded; `recovered` tells whether it ended with a success."""
 
     start_ns: int
     end_ns: int
@@ -107,7 +107,7 @@ def digest(run: RunData, *, unavailable_after_ns: int) -> dict[str, Any]:
 
 
 def _fault_edges(run: RunData) -> tuple[Ints, Ints]:
-    """Starts and ends of the times in which at least one fault was in force, within the run."""
+    """Starts and ends of the intervals within the run in which at least one fault was in force."""
     merged: list[list[int]] = []
     for start, end in sorted((f.start_ns, run.end_ns if f.end_ns is None else f.end_ns) for f in run.faults):
         start, end = min(start, run.end_ns), min(max(start, end), run.end_ns)
@@ -119,7 +119,7 @@ def _fault_edges(run: RunData) -> tuple[Ints, Ints]:
 
 
 def phases_of(invoked_ns: Ints, edges: tuple[Ints, Ints]) -> Any:
-    """The phase of every operation as an index into `PHASES`; a fault holds from its start up to its end."""
+    """The phase of every operation as an index into `PHASES`; a fault includes its start and excludes its end."""
     starts, ends = edges
     begun = np.searchsorted(starts, invoked_ns, side="right")
     over = np.searchsorted(ends, invoked_ns, side="right")
@@ -157,7 +157,7 @@ def spans_of(run: RunData, threshold_ns: int) -> list[Span]:
     cuts = np.flatnonzero(success | lull)
     ends = cuts
     begins = np.concatenate(([-1], cuts[:-1]))
-    # A stretch begins at the success that closed the one before; where nothing was open then, with the next invocation.
+    # An interval begins at the success that closed the one before, or at the next invocation if nothing was open then.
     fresh = (begins < 0) | (still_open[begins] == 0)
     start_ns = times[np.where(fresh, begins + 1, begins)]
     end_ns = times[ends]
@@ -169,13 +169,13 @@ def spans_of(run: RunData, threshold_ns: int) -> list[Span]:
 
 
 def _completion_positions(run: RunData, ended: Any) -> Any:
-    """Positions of completions; where only the time is known (foreign `info`), after everything of that time."""
+    """Positions of completions; if only the time is known (foreign `info`), they sort after all others of that time."""
     known = run.completed[ended]
     return np.where(known >= 0, known, np.iinfo(np.int64).max)
 
 
 def _fault_rows(run: RunData, spans: list[Span]) -> list[dict[str, Any]]:
-    """Every fault, with the outcomes of what was invoked while it was in force."""
+    """Every fault, with the outcomes of the operations invoked while it was in force."""
     order = np.argsort(run.invoked_ns, kind="stable")
     times, status = run.invoked_ns[order], run.status[order]
     rows = []

@@ -1,4 +1,4 @@
-"""What can go wrong with an analysis that its operator can mend."""
+"""Errors of an analysis that its operator can fix."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 __all__ = ["HOW_TO_GET_SPARK", "AnalysisError"]
 
 HOW_TO_GET_SPARK = f"{shlex.quote(sys.executable)} -m pip install 'splitbrain[spark]'"
-"""PySpark, pandas and a Java, for this very Python: its splitbrain is there already, so no index is asked for it."""
+"""Installs PySpark, pandas and a Java for this Python; its splitbrain is installed already, so no index is queried."""
 
 
 class AnalysisError(Exception):
-    """One line that says what is wrong and what mends it: no Java, an unreadable place, too little memory."""
+    """One line with a problem and its remedy: no Java, an unreadable place, too little memory."""

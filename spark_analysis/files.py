@@ -1,9 +1,8 @@
 """Files where the tasks run: a table of paths with contents, packed into tasks by size.
 
-A file of the machine's own file system (`file:`) is opened by the Python worker that wants it, and none of it goes
-through Java: that is quicker, and memory is needed once. Of any other file system Spark reads whole files (its source
-`binaryFile`) and hands them to the worker, so Java must be able to hold them. Either way a file that cannot be read
-is that file's problem: `opened` says so in its place.
+A local file (`file:`) is opened by the Python worker that needs it and does not go through Java, which is quicker and
+needs memory only once. From any other file system Spark reads whole files (its source `binaryFile`) and passes them to
+the worker, so Java must be able to hold them. A local file that cannot be read is reported in its place by `opened`.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 MAX_FILE_BYTES = 1_500_000_000
-"""The largest file: Java's arrays end at 2^31 bytes, and so do Arrow's columns of text."""
+"""The largest file: Java's arrays are limited to 2^31 bytes, and so are Arrow's columns of text."""
 
 Content: TypeAlias = pa.Buffer | UnreadableRunError
-"""Of a file: its bytes, or why there are none."""
+"""The bytes of a file, or why it cannot be read."""
 
 COPIES_IN_JAVA = 4
-"""Times that Spark holds a file at once while it reads and hands it over: a buffer that doubles, array, row."""
+"""Copies of a file that Spark holds at once while it reads and passes it on: a buffer that doubles, an array, a row."""
 
 
 def contents(spark: SparkSession, sizes: Mapping[str, int]) -> DataFrame:
     """The files of these paths (with their sizes in bytes) as rows (path, content) for `opened`.
 
-    Tasks are about equally large. A file of another file system that cannot be read has no row.
+    Tasks are of about equal size. A file of another file system that cannot be read has no row.
     """
     if not sizes:
         return spark.createDataFrame([], "path string, content binary")
@@ -49,7 +48,7 @@ def contents(spark: SparkSession, sizes: Mapping[str, int]) -> DataFrame:
 
 
 def opened(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, Content]]:
-    """The files of a table that `contents` made, one after the other: path, and the content or why there is none."""
+    """The files of a table from `contents`, one after the other: path, and the content or why it cannot be read."""
     settle()
     for batch in batches:
         for path, content in zip(batch.column(0), batch.column(1), strict=True):
@@ -69,7 +68,8 @@ def _rows(paths: list[str]) -> list[tuple[str, None]]:
 
 
 def _packed(sizes: Mapping[str, int], cores: int) -> list[list[str]]:
-    """Paths in tasks of at most `PARTITION_BYTES`, or a core's share if that is less; a larger file is one task's."""
+    """Paths packed into tasks of at most `PARTITION_BYTES`, or a core's share if that is less; a larger file gets a
+    task of its own."""
     room = min(PARTITION_BYTES, max(1, sum(sizes.values()) // cores))
     bins: list[list[str]] = []
     held = 0
@@ -83,22 +83,22 @@ def _packed(sizes: Mapping[str, int], cores: int) -> list[list[str]]:
 
 
 def is_local(path: str) -> bool:
-    """Whether a path, as Spark writes it, is of this machine's own file systems."""
+    """Whether a path, as Spark writes it, is on a local file system."""
     return path.startswith("file:/")
 
 
 def local_path(path: str) -> str:
-    """The path of a `file:` URI as Spark writes it: with one slash or three, and not encoded."""
+    """The path of a `file:` URI as Spark writes it: with one slash or three, and without percent-encoding."""
     return "/" + path.removeprefix("file:").lstrip("/")
 
 
 def escaped(path: str) -> str:
-    """A path of which no character is a pattern."""
+    """A path with Hadoop's glob characters escaped."""
     return re.sub(r"([\[\]{}*?\\])", r"\\\1", path)
 
 
 def largest_file(spark: SparkSession, place: str) -> int:
-    """Bytes that a file at `place` may have to be read."""
+    """The size (bytes) up to which a file at `place` can be read."""
     context = spark.sparkContext
     scheme = re.match(r"([a-z][a-z0-9+.-]*):", place)
     if (scheme is None or scheme[1] == "file") or not context.master.startswith("local"):

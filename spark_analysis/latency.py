@@ -1,9 +1,9 @@
 """Table 3: latency quantiles per operation, outcome, node and fault phase, with their error.
 
-Up to `EXACT_OPERATIONS` in a group (system ... cluster, operation, outcome) every latency is looked at and the
-quantiles are exact, by nearest rank. Above that latencies are counted in buckets whose ends grow by 1 %, summed
-over runs, and a bucket's middle stands for all in it: a quantile is then off by at most `RELATIVE_ERROR` of its
-value, whatever the distribution, at a fixed cost in memory (the idea of DDSketch, Masson et al. 2019).
+For up to `EXACT_OPERATIONS` in a group (system ... cluster, operation, outcome) the quantiles are exact, by nearest
+rank over all latencies. Above that, latencies are counted over all runs in buckets whose bounds grow by 1 %, and a
+bucket's middle stands for all values in it: the relative error of a quantile is at most `RELATIVE_ERROR`, whatever the
+distribution, at a fixed cost in memory (the idea of DDSketch, Masson et al. 2019).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 EXACT_OPERATIONS = 5_000_000
-"""Largest group whose latencies one worker holds: 40 MB as numbers, a few times that while they are sorted."""
+"""Largest group whose latencies one worker holds: 40 MB of numbers, and a few times that while they are partitioned."""
 
 GAMMA = 1.01
 RELATIVE_ERROR = (GAMMA - 1) / (GAMMA + 1)
-"""Half a bucket: 0.5 %."""
+"""Half the width of a bucket: 0.5 %."""
 
 ALL = "all"
-"""Stands for every node or every phase in a row that sums them up."""
+"""Value of the node or phase column in a row that covers all nodes or phases."""
 
 _BY = (*GROUP, "f", "outcome")
 _COLUMNS: dict[str, str] = {
@@ -98,7 +98,7 @@ def _exact(pieces: pd.DataFrame) -> pd.DataFrame:
 
 
 def _combinations(pieces: pd.DataFrame) -> Iterator[tuple[str | None, str, list[int]]]:
-    """Every node and phase, each also as "all", with the places of their pieces; empty ones left out."""
+    """Every combination of node and phase, each also "all", with the positions of its pieces; empty ones left out."""
     nodes = [None if pd.isna(node) else str(node) for node in pieces["node"]]
     phases = [str(phase) for phase in pieces["phase"]]
     for node, phase in itertools.product([ALL, *dict.fromkeys(nodes)], [ALL, *dict.fromkeys(phases)]):
@@ -126,7 +126,7 @@ def _approximate(pieces: DataFrame) -> list[dict[str, Any]]:
                         **{name: getattr(piece, name) for name in (*_BY, "node", "phase")},
                         "bucket": index,
                         "count": counts,
-                        # Sums and extremes are of the piece: on its first bucket only, so that they add up.
+                        # The piece's total is on its first bucket only, so that totals add up.
                         "total": [int(values.sum()), *[0] * (len(index) - 1)],
                         "low": int(values.min()),
                         "high": int(values.max()),
@@ -155,7 +155,7 @@ def _approximate(pieces: DataFrame) -> list[dict[str, Any]]:
 
 
 def bucket_of(values: Any) -> Any:
-    """The bucket of latencies: i holds (GAMMA^(i-1), GAMMA^i]; everything up to 1 ns is in bucket 0."""
+    """The buckets of latencies: bucket i holds (GAMMA^(i-1), GAMMA^i]; everything up to 1 ns is in bucket 0."""
     return np.ceil(np.log(np.maximum(values, 1)) / np.log(GAMMA) - 1e-9).astype(np.int64)
 
 

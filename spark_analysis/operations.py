@@ -1,7 +1,7 @@
 """One run as columns: its operations, its faults, its identity.
 
-Runs are read inside executors, many millions of operations in all, so an operation is a row over NumPy arrays
-and never an object. Whatever the source (the store's Parquet, JSONL, a foreign history), it ends as a `RunData`.
+Runs are read inside executors, many millions of operations in all, so an operation is a row of NumPy arrays, never an
+object. Every source (the store's Parquet, JSONL, a foreign history) becomes a `RunData`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ OK, FAIL, INFO = 0, 1, 2
 STATUS_NAMES = ("ok", "fail", "info")
 
 NEVER = -1
-"""`completed_ns` and `completed` of an operation that nobody saw the end of."""
+"""`completed_ns` and `completed` of an operation without a completion."""
 
 Ints: TypeAlias = Any
-"""A NumPy array of int64. NumPy comes with the extra, so that types cannot speak of it."""
+"""A NumPy array of int64. NumPy is installed only with the extra, so annotations cannot use its types."""
 
 
 class UnreadableRunError(Exception):
@@ -42,19 +42,19 @@ class UnreadableRunError(Exception):
 
 
 def in_utf8(text: str) -> str:
-    """A text that Arrow takes: JSON can spell half a surrogate pair, which UTF-8 cannot hold, and it is spelt out."""
+    """A text that Arrow accepts: lone surrogates, which JSON can express but UTF-8 cannot, become escapes."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 @dataclass(slots=True)
 class Names:
-    """A column of repeated strings: codes into a list; code -1 is null."""
+    """A dictionary-encoded column of strings: codes are positions in `names`; code -1 is null."""
 
     codes: Any
     names: list[str]
 
     def take(self, rows: Any) -> Names:
-        """The same names for some rows."""
+        """The column restricted to some rows."""
         return Names(self.codes[rows], self.names)
 
     def at(self, row: int) -> str | None:
@@ -66,7 +66,7 @@ class Names:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """One fault: from the call that injects it to the end of the call that heals it (`end_ns` None: never).
-    `exercised` is None where it cannot be known whether the system met it, as in histories that do not say."""
+    `exercised` is None if it is unknown whether the system met it, as in histories that do not record that."""
 
     fault_id: str
     nemesis: str
@@ -80,7 +80,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Which run this is; the empty string where the source does not say."""
+    """Which run this is; fields that the source does not state are empty."""
 
     run_id: str = ""
     test_name: str = ""
@@ -97,10 +97,10 @@ class Identity:
 class RunData:
     """A run's client operations in order of invocation, and its faults in order of injection.
 
-    `invoked` and `completed` are positions among the client events; `end_ns` is the time of the last event of a
-    client. `values` and `results` are Arrow arrays of JSON text, or lists of what a codec of the checker made of
-    a foreign history; `errors` is an Arrow array of text. They are present only when asked for. A key is the text
-    of a number, a string as it is, or JSON of anything else, as in the store's Parquet.
+    `invoked` and `completed` are positions among the client events; `end_ns` is the time of the last client event.
+    `values` and `results` are Arrow arrays of JSON text, or for a foreign history lists of values from the checker's
+    codec; `errors` is an Arrow array of text. They are present only on request. A key is the text of a number, a
+    string as it is, or JSON of anything else, as in the store's Parquet.
     """
 
     identity: Identity
@@ -120,24 +120,24 @@ class RunData:
     results: Any = None
     errors: Any = None
     key_objects: list[Any] | None = None
-    """The keys themselves by code, where the source is foreign and their text says less."""
+    """The original keys by code, if the source is foreign and their text says less."""
     processes: list[Any] | None = None
-    """The processes themselves, likewise."""
+    """The original processes of a foreign source."""
     history: Any = None
-    """The `History` that a codec of the checker made of a foreign file, when values were asked for."""
+    """The `History` from the checker's codec of a foreign file, if values were requested."""
     timed: bool = True
     """Whether the source had times; without them there is no latency and no availability."""
 
     def __len__(self) -> int:
-        """Operations."""
+        """The number of operations."""
         return len(self.process)
 
 
 def pair(process: Ints, is_invoke: Any) -> tuple[Ints, Ints]:
-    """Rows of the invocations in order, and for each the row of its completion (`NEVER` where there is none).
+    """Rows of the invocations in order, and for each the row of its completion (`NEVER` if there is none).
 
-    Takes the client events of a run in order. A process has one operation open at most, so in a stable sort by
-    process every completion stands right after its invocation. Raises UnreadableRunError where that is broken.
+    Takes the client events of a run in order. A process has at most one open operation, so in a stable sort by
+    process every completion follows its invocation directly. Raises UnreadableRunError if that is violated.
     """
     if not len(process):
         return np.empty(0, np.int64), np.empty(0, np.int64)

@@ -1,7 +1,7 @@
-"""What a run's test.json and results.json say, as one flat value: which run it is and how it was judged.
+"""A run's test.json and results.json as one flat value: which run it is and how it was judged.
 
-Runs inside executors. Both files are read for what the tables need and nothing else; fields that an older or
-newer harness lacks are null, and a file that is not JSON is a problem of that run alone.
+Runs inside executors. Only what the tables need is taken from both files. Fields that an older or newer harness does
+not write are null, and a file that is not JSON is a problem of that run alone.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import pyarrow as pa
 from spark_analysis.operations import UnreadableRunError, in_utf8
 
 MAX_COUNT = 2**53
-"""A count of anything in a run lies below; sums of such numbers fit 64 bits in every store that could be read."""
+"""Upper bound of every count in a run; sums of such numbers fit into 64 bits for every store that could be read."""
 
 MAX_REASON = 1_000
-"""Characters kept of a verdict's reason; the run's own report has all of it."""
+"""A verdict's reason is cut to this many characters; the run's own report has all of it."""
 
 OUTCOME_TYPE = pa.struct(
     [
@@ -43,7 +43,7 @@ OUTCOME_TYPE = pa.struct(
         ("acknowledged", pa.int64()),
         ("lost", pa.int64()),
         ("duplicated", pa.int64()),
-        ("events", pa.int64()),  # of clients, in the history that was judged
+        ("events", pa.int64()),  # client events in the history that was judged
     ]
 )
 
@@ -53,7 +53,7 @@ def _empty() -> dict[str, Any]:
 
 
 def outcome_of_test(content: bytes) -> dict[str, Any]:
-    """The identity that test.json gives a run. Raises UnreadableRunError."""
+    """The identity of a run from its test.json. Raises UnreadableRunError."""
     test = _json(content, "test.json")
     nemeses = test.get("nemesis")
     settings = test.get("settings")
@@ -77,11 +77,11 @@ def outcome_of_test(content: bytes) -> dict[str, Any]:
 
 
 def outcome_of_results(content: bytes) -> dict[str, Any]:
-    """The verdict that results.json holds, its anomalies by kind, and when the first was complete.
+    """The verdict in results.json, its anomalies by kind, and when the first one was complete.
 
-    An invalid check that counts kinds of harm (the log checker, those of queues and sets) gives each kind; any other
-    one its own name, counted by invalid keys where it has keys. What a workload allows is no harm: see `_harm`. Raises
-    UnreadableRunError.
+    A check that counts kinds of anomalies (the log checker, those of queues and sets) contributes each kind; any other
+    invalid check contributes its name, counted by invalid keys if it has keys. What the workload allows is no anomaly:
+    see `_anomaly_counts`. Raises UnreadableRunError.
     """
     results = _json(content, "results.json")
     valid = results.get("valid")
@@ -99,7 +99,7 @@ def outcome_of_results(content: bytes) -> dict[str, Any]:
         stats = stats if isinstance(stats, dict) else {}
         is_invalid = check.get("valid") is False
         if isinstance(stats.get("counts"), dict):
-            counts = _harm(stats, is_invalid=is_invalid)
+            counts = _anomaly_counts(stats, is_invalid=is_invalid)
             anomalies += [
                 {"check": in_utf8(name), "kind": in_utf8(kind), "count": count}
                 for kind, count in counts.items()
@@ -134,12 +134,12 @@ def outcome_of_results(content: bytes) -> dict[str, Any]:
     return outcome
 
 
-def _harm(stats: Mapping[str, Any], *, is_invalid: bool) -> dict[str, int]:
-    """What a check has counted, by kind, without what the workload allows (a queue that delivers at least once may
-    repeat) and what is not certain.
+def _anomaly_counts(stats: Mapping[str, Any], *, is_invalid: bool) -> dict[str, int]:
+    """The counts of a check by kind, without what the workload allows (an at-least-once queue may deliver a message
+    twice) and what is uncertain.
 
-    A check names the kinds that it only notes. Results of an older harness do not; but whatever a check has counted
-    that is not invalid was allowed, or is not known to be harm.
+    A check lists the kinds that it only notes under `noted`. Results of an older harness do not; but whatever a check
+    that is not invalid has counted was allowed, or is not known to be an anomaly.
     """
     noted = stats.get("noted")
     noted = noted if isinstance(noted, list) else []
@@ -151,8 +151,8 @@ def _harm(stats: Mapping[str, Any], *, is_invalid: bool) -> dict[str, int]:
 
 
 def _completed_by(witness: Any) -> tuple[int, int] | None:
-    """When the last operation of a witness ended (ns), and how many operations had been invoked by the last
-    of its own."""
+    """When the last operation of a witness ended (ns), and how many operations of the run had been invoked up to its
+    last one."""
     operations = witness.get("operations") if isinstance(witness, Mapping) else None
     if not operations:
         return None

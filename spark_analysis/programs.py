@@ -1,10 +1,10 @@
-"""A program on the executors that answers questions, a line of JSON each: for work that wants another interpreter.
+"""A program on the executors that answers requests, each a line of JSON, for work that needs another interpreter.
 
-The Python worker that Spark starts for a task has to be of the driver's kind and version, because functions travel as
-its byte code. What is asked here goes through it to a process of its own, which may be PyPy: `python -m MODULE` with
-what the session shipped as its only path. It stays for the tasks that the same Python worker gets later, so that
-modules are loaded once, and what an interpreter compiles is kept. It is to end when its input ends, and at SIGHUP,
-which it gets when the worker dies.
+The Python worker that Spark starts for a task must be of the driver's implementation and version, because functions are
+sent as byte code. Requests go through it to a separate process, which may be PyPy: `python -m MODULE` with the archive
+shipped by the session as its only path. The process stays for later tasks of the same Python worker, so that modules
+are loaded once and compiled code is kept. It must end when its input ends, and at SIGHUP, which it gets when the worker
+dies.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FASTER = "pypy3"
-"""What is taken where no interpreter is named and an executor has it, fit for what is asked."""
+"""Default interpreter, if an executor has it in a suitable version."""
 
 PROBE_TIMEOUT_S = 60.0
-"""For an interpreter to say what it is: some seconds on a machine that is busy with other tasks."""
+"""Timeout for an interpreter to report its version: it may take some seconds on a busy machine."""
 
 MAX_ERROR_CHARS = 2_000
-"""Of what a program said before it died."""
+"""Bytes read from the end of a dead program's error output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """`module` is run by `python` (a path or a name on the executors; empty: PyPy where there is one, else the
-    Python worker's own), which must be of version `at_least`."""
+    """`module` is run by `python` (a path or a name on the executors; empty: PyPy if an executor has it, else the
+    Python worker's interpreter), which must be of version `at_least`."""
 
     module: str
     python: str = ""
@@ -52,7 +52,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What came of one task: an answer to each question that there was time for, in their order, and who gave them."""
+    """The result of one task: in order, an answer to each request for which there was time; host and interpreter."""
 
     host: str
     python: str
@@ -60,11 +60,11 @@ class Answers:
 
 
 def ask(spark: SparkSession, program: Program, questions: Sequence[Any], *, budget_s: float) -> Answers:
-    """Put questions (JSON data) to the program, in one task on one executor.
+    """Send requests (JSON data) to the program, in one task on one executor.
 
-    None is begun later than `budget_s` after the first. A task that is lost with its executor is done again by another,
-    as Spark has it. Raises AnalysisError when the task failed there as often as Spark tries it. May be called by
-    several threads at a time.
+    No request is begun later than `budget_s` after the first. If an executor is lost, Spark repeats the task on
+    another. Raises AnalysisError if the task failed as often as Spark tries it. May be called by several threads at a
+    time.
     """
     context = spark.sparkContext
     asked = json.dumps(list(questions))
@@ -76,18 +76,18 @@ def ask(spark: SparkSession, program: Program, questions: Sequence[Any], *, budg
 
 
 def _complaint(error: Exception) -> str:
-    """What the program, or whoever started it, said; else what Spark says."""
+    """The message of a ProgramError, else Spark's own."""
     text = str(error)
     found = text.rpartition(f"{ProgramError.__name__}: ")[2].splitlines() if ProgramError.__name__ in text else []
     return found[0] if found else one_line(error)
 
 
 class ProgramError(Exception):
-    """A program could not be started, or died; the message is one line."""
+    """The program could not be started, or died; the message is one line."""
 
 
 class _Task:
-    """What a task does in its Python worker."""
+    """The work of a task in its Python worker."""
 
     def __init__(self, program: Program, budget_s: float) -> None:
         self._program = program
@@ -106,9 +106,9 @@ class _Task:
 
 
 class _Running:
-    """A program that was started, and its pipes."""
+    """A running program and its pipes."""
 
-    known: dict[str, _Running] = {}  # noqa: RUF012 - of this Python worker, for the tasks that come after this one
+    known: dict[str, _Running] = {}  # noqa: RUF012 - kept by this Python worker for its later tasks
 
     def __init__(self, program: Program) -> None:
         from pyspark import SparkFiles
@@ -116,10 +116,10 @@ class _Running:
         interpreter = _interpreter(program)
         environment = {**os.environ, **program.environment, "PYTHONPATH": SparkFiles.get(ARCHIVE)}
         self._name = f"{os.path.basename(interpreter)} -m {program.module} on {socket.gethostname()}"
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - read when the program has died
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - read after the program has died
         try:
             self._process = subprocess.Popen(
-                # -P: nothing of the directory that it happens to be started in
+                # -P: import nothing from the current directory
                 [interpreter, "-P", "-m", program.module, str(os.getpid())],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=environment, text=True,
             )  # fmt: skip
@@ -129,7 +129,7 @@ class _Running:
 
     @classmethod
     def of(cls, program: Program) -> _Running:
-        """The one that runs, or a new one."""
+        """The program if it is running, else a new one."""
         key = repr(program)
         running = cls.known.get(key)
         if running is None or running._process.poll() is not None:
@@ -137,7 +137,7 @@ class _Running:
         return running
 
     def answer(self, question: Any) -> Any:
-        """Its answer. Raises ProgramError when it has died."""
+        """The program's answer. Raises ProgramError if it has died."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(question) + "\n")
@@ -163,7 +163,7 @@ class _Running:
 
 
 def _interpreter(program: Program) -> str:
-    """Its path on this executor. Raises ProgramError."""
+    """The path of the program's interpreter on this executor. Raises ProgramError."""
     if not program.python:
         faster = shutil.which(FASTER)
         fits = faster is not None and _version(faster) >= program.at_least
@@ -179,7 +179,7 @@ def _interpreter(program: Program) -> str:
 
 
 def _version(interpreter: str) -> tuple[int, int]:
-    """The version of its language; (0, 0) where it does not say."""
+    """The Python version of an interpreter; (0, 0) if it does not report one."""
     words = [interpreter, "-c", "import sys; print(*sys.version_info[:2])"]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S)

@@ -1,8 +1,8 @@
-"""Table 1: how often a configuration misbehaves, and by what.
+"""Table 1: how often a configuration misbehaves, and by which anomalies.
 
-The rate is invalid runs among those that were decided (valid or invalid), with Wilson's interval: with none
-seen its upper end says what so few runs still allow. Runs that ended unknown are counted beside it and never
-taken for good ones. Anomalies by kind are per million operations of the runs that were judged at all.
+The rate is the share of invalid runs among the decided ones (valid or invalid), with Wilson's interval; if there are
+none, its upper end is the rate that so few runs cannot exclude. Runs that ended unknown are counted separately and
+never as valid. Anomalies by kind are per million operations of the runs that were judged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FIRST = ("min", "p50", "max")
 
 
 def anomaly_rates(runs: DataFrame) -> Table:
-    """One row per group of `ingest`'s runs with a usable history."""
+    """One row per group of `ingest`'s runs, which must have a usable history."""
     from pyspark.sql import functions as F
 
     def those(verdict: str) -> object:
@@ -67,7 +67,7 @@ def anomaly_rates(runs: DataFrame) -> Table:
 
 
 def anomaly_kinds(runs: DataFrame) -> Table:
-    """One row per group, check and kind of anomaly that was seen."""
+    """One row per group, check and kind of anomaly found."""
     from pyspark.sql import functions as F
 
     judged = runs.filter(F.col("anomalies").isNotNull())

@@ -1,8 +1,8 @@
 """From the bytes of one history file to runs: the store's Parquet, JSONL, and foreign formats.
 
 Runs inside executors. A file that cannot be used raises `UnreadableRunError` with the reason in one line, and
-costs nothing but itself. Parquet of older and newer harnesses is read by column name: missing optional columns
-are null, unknown ones are ignored, numbers of another width are widened.
+affects no other file. Parquet of older and newer harnesses is read by column name: missing optional columns
+are null, unknown ones are ignored, and numbers of another width are widened.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from spark_analysis.operations import (
 )
 
 SCHEMA_VERSION = 1
-"""The newest version of the store's Parquet that this reader knows; newer ones may mean something else."""
+"""The newest version of the store's Parquet that this reader knows; columns of newer ones may have other meanings."""
 
 _REQUIRED = ("time_ns", "process", "type", "f")
 _BASE = ("index", "time_ns", "process", "is_nemesis", "type", "f", "key", "node")
@@ -54,11 +54,11 @@ _EVENT_TYPES = ("invoke", *STATUS_NAMES)
 
 
 def read_runs(name: str, content: Any, *, with_values: bool = False) -> Iterator[RunData]:
-    """The runs of one file (a compacted Parquet file holds several), by the end of its name.
+    """The runs of one file (a compacted Parquet file holds several); the suffix of `name` selects the format.
 
-    `content` is bytes, an Arrow buffer, or why there is neither. `with_values` also brings values, results and
-    errors, which only checking needs, and takes pairs of key and value apart as `harness check` does. Raises
-    UnreadableRunError, and FormatError for an answer of another key than was asked of.
+    `content` is bytes, an Arrow buffer, or the error of reading the file. `with_values` adds values, results and
+    errors, which only checking needs, and splits pairs of key and value as `harness check` does. Raises
+    UnreadableRunError, and FormatError for a result of another key than the operation's.
     """
     if isinstance(content, UnreadableRunError):
         raise content
@@ -76,7 +76,7 @@ def read_runs(name: str, content: Any, *, with_values: bool = False) -> Iterator
 
 
 def _read_parquet(content: Any, with_values: bool, *, may_be_empty: bool) -> Iterator[RunData]:
-    """`may_be_empty`: Spark writes files without rows, and no run is missing there."""
+    """With `may_be_empty` a file without rows is no error: Spark writes such files."""
     try:
         schema = pq.read_schema(pa.BufferReader(content))
         _check_schema(schema)
@@ -111,7 +111,7 @@ def _check_schema(schema: pa.Schema) -> None:
     missing = [name for name in _REQUIRED if name not in schema.names]
     if missing:
         raise UnreadableRunError(f"not a history: it has no column {', '.join(missing)}")
-    # Files of earlier versions do not say which they were written with.
+    # Files of earlier versions do not list the columns with which they were written.
     written = (schema.metadata or {}).get(b"splitbrain.columns", b"").decode(errors="replace").split(",")
     missing = [name for name in written if name and name not in schema.names]
     if missing:
@@ -122,7 +122,7 @@ def _check_schema(schema: pa.Schema) -> None:
 
 
 def _is_of_its_kind(name: str, type: Any) -> bool:
-    """Whether a column has a type that one of its name may have in a file of ours."""
+    """Whether a column has a type that a column of its name may have in the harness's files."""
     if name in _TYPES:
         return bool(pa.types.is_boolean(type) if name == "is_nemesis" else pa.types.is_integer(type))
     if name == "started_at" and pa.types.is_timestamp(type):
@@ -131,7 +131,7 @@ def _is_of_its_kind(name: str, type: Any) -> bool:
 
 
 def _base_table(file: pq.ParquetFile, with_values: bool) -> pa.Table:
-    """The columns that are needed; `value` only of the nemesis's rows unless all are wanted."""
+    """The required columns; without `with_values`, `value` is null except in the nemesis's rows."""
     names = file.schema_arrow.names
     wanted = [name for name in (*_BASE, *_IDENTITY) if name in names]
     if with_values:
@@ -183,7 +183,7 @@ def _numbers(table: pa.Table, name: str) -> Any:
 
 
 def _names(table: pa.Table, name: str) -> Names:
-    """A string column as codes; a missing column is all null."""
+    """A string column, dictionary-encoded; a missing column is all null."""
     if name not in table.column_names:
         return Names(np.full(table.num_rows, -1, np.int32), [])
     column = table.column(name)
@@ -238,8 +238,8 @@ def _from_table(table: pa.Table, with_values: bool) -> RunData:
 
 
 def _check_whole(index: Ints) -> None:
-    """Raise UnreadableRunError where events are missing by their numbers, which go up by one from 0 (or, as other tools
-    have it, from 1): of a part of a history no figure would be right, nor any verdict."""
+    """Raise UnreadableRunError if events are missing, going by their numbers, which increase by one from 0 (or, with
+    other tools, from 1): for a part of a history no figure and no verdict would be right."""
     if not len(index):
         return
     before = np.concatenate(([index[0] - 1 if index[0] in (0, 1) else -1], index[:-1]))
@@ -321,7 +321,7 @@ def _assemble(
 
 
 def _faults(events: Iterator[tuple[str, str, int, Any]]) -> list[Fault]:
-    """Faults from the nemesis's events (type, f, time, value): as the harness's own report counts them."""
+    """Faults from the nemesis's events (type, f, time, value), paired as in the harness's own report."""
     pairing = FaultPairing()
     for event in events:
         pairing.add(*event)
@@ -373,7 +373,7 @@ def _read_jsonl(content: bytes) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _event_problem(event: Any) -> str | None:
-    """Why an object is no event; None where it is one. A truth value or a fraction is no number of a process."""
+    """Why an object is no event; None if it is one. Booleans and floats are not accepted as process or time."""
     if not isinstance(event, dict):
         return "it is no object"
     missing = [name for name in ("process", "type", "f", "time") if name not in event]
@@ -439,11 +439,11 @@ def _read_foreign(name: str, content: bytes) -> History:
 
 
 def _with_keys(run: RunData, source: str) -> RunData:
-    """The run with the keys that stand beside its values, if it names none and they do."""
+    """The run with keys taken from its values, if it names no keys and its values are pairs of key and value."""
     if run.values is None or not len(run) or bool((run.key.codes >= 0).any()):
         return run
     first = run.values[0].as_py()
-    if first is None or first[:1] != "[" or first[1:2] in ("[", "{"):  # no pair with a key: nothing else need be read
+    if first is None or first[:1] != "[" or first[1:2] in ("[", "{"):  # no pair with a key: done
         return run
     history = with_keys(whole(run).history, source, lenient=False)
     if not history.keyed:
@@ -453,7 +453,7 @@ def _with_keys(run: RunData, source: str) -> RunData:
 
 
 def _encode_keys(column: Sequence[Any]) -> tuple[Names, list[Any]]:
-    """Keys by their text, and the keys themselves by code."""
+    """Keys encoded by their text, and the original keys by code."""
     keys = _encode([_text(key_text(key)) for key in column])
     key_objects: list[Any] = [None] * len(keys.names)
     for code, key in zip(keys.codes.tolist(), column, strict=True):
@@ -463,7 +463,7 @@ def _encode_keys(column: Sequence[Any]) -> tuple[Names, list[Any]]:
 
 
 def _from_history(history: History, with_values: bool) -> RunData:
-    """Operations that a codec of the checker has paired already."""
+    """The run of a foreign history, whose operations the checker's codec has already paired."""
     count = len(history)
     if not count and not history.nemesis_events:
         raise UnreadableRunError("the history has no events")

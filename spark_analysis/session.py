@@ -1,8 +1,8 @@
-"""A Spark session for an analysis: embedded by default, a cluster when a master is named.
+"""A Spark session for an analysis: embedded by default, on a cluster if a master is named.
 
-The session carries its own copy of `checker` and `spark_analysis` to the executors as one zip, and of what else it is
-told to, so a cluster needs PySpark's own requirements (Python, pandas, pyarrow) and nothing of ours installed. Spark's
-own output goes to a file in its scratch directory unless it is asked for; what goes wrong comes back as one line.
+The session ships `checker`, `spark_analysis` and further requested packages to the executors as one zip, so a cluster
+needs only PySpark's requirements (Python, pandas, pyarrow) and nothing of ours. Spark's own output goes to a file in
+the session's scratch directory unless `verbose` is set; errors are reported in one line.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DEFAULT_MEMORY = "2g"
-"""Of the embedded Spark's Java process: tables of 20 million operations fit with room."""
+"""Memory of the embedded Spark's Java process: ample for tables of 20 million operations."""
 
 SHIPPED = ("checker", "spark_analysis")
 
 ARCHIVE = "splitbrain.zip"
-"""What the shipped packages are in, on the executors as well."""
+"""Name of the zip of shipped packages, also on the executors."""
 
 PARTITION_BYTES = 16 * 1024 * 1024
-"""History files packed into one task: what a Python worker holds at once, and small enough to spread."""
+"""Size of the history files packed into one task: small enough for a Python worker to hold and for spreading tasks."""
 
 BATCH_ROWS = 32
-"""Rows handed to a Python worker at a time: here a row is a whole history file, or one key of a run."""
+"""Rows passed to a Python worker at a time: here a row is a whole history file, or one key of a run."""
 
 _SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # Of every query Spark writes its plan down for a UI that is not there: an eighth of the processor time of a report
-    # of few runs, with all columns.
+    # Spark formats the plan of every query for the UI even if that is off: with all columns, an eighth of the CPU time
+    # of a report on few runs.
     "spark.sql.ui.explainMode": "simple",
     "spark.sql.debug.maxToStringFields": "1",
     "spark.sql.session.timeZone": "UTC",
@@ -77,27 +77,27 @@ _SETTINGS = {
 
 
 LOG = "spark.log"
-"""In the scratch directory: what Java and what resolves packages say."""
+"""File in the scratch directory with the output of Java and of the package resolver."""
 
 MASTER_TIMEOUT_S = 10.0
-"""For a connection to a standalone master."""
+"""Timeout of a connection to a standalone master."""
 
 MAX_PORT = 65_535
 
 EXECUTORS_AFTER_S = 30.0
-"""By then a cluster that has room has started an executor: they take some five seconds, twenty on a busy machine."""
+"""Time in which a cluster with free resources starts an executor: it takes some 5 s, 20 s on a busy machine."""
 
 _OUT_OF_MEMORY = "-XX:+ExitOnOutOfMemoryError"
-"""Without it Java goes on with a thread less, and a task whose thread that was waits for ever."""
+"""Without it Java continues after losing a thread, and a task that ran in that thread waits forever."""
 
 _JAVA_OPTIONS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", _OUT_OF_MEMORY)
 """For a Java process that lives some seconds, or that waits for a cluster: its second compiler and its parallel
-collector would take half of all the CPU time of a report and give nothing back."""
+collector would take half of the CPU time of a report without any gain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """An open session; `java` says which Java it runs on, in words."""
+    """An open session; `java` is a text that says which Java it runs on."""
 
     spark: SparkSession
     java: str
@@ -115,11 +115,11 @@ def open_session(
     distribution: str | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Session]:
-    """A session for the time of a `with`.
+    """A context manager for a session.
 
-    `master` is Spark's (default: what spark-submit set, otherwise all cores of this machine); `memory` that of
-    the driver's Java; `settings` go to Spark as they are; `packages` and `distribution` as for `ship`;
-    `say` hears, from a thread of its own, that a cluster gives no executors. Raises AnalysisError when PySpark or Java
+    `master` is Spark's (default: what spark-submit set, otherwise all cores of this machine); `memory` is that of
+    the driver's Java; `settings` are passed to Spark unchanged; `packages` and `distribution` are as for `ship`;
+    `say` is called, from another thread, if a cluster provides no executors. Raises AnalysisError if PySpark or Java
     is missing or Spark does not start.
     """
     if importlib.util.find_spec("pyspark") is None:
@@ -135,8 +135,8 @@ def open_session(
             _require_master(master)
             spark = _start(master, memory, verbose, dict(settings or {}), name, scratch)
             if threading.current_thread() is threading.main_thread():
-                # PySpark's own handler has Java cancel the jobs first, so that Ctrl-C looks like a job that failed. To
-                # leave the session ends them as well.
+                # PySpark's own handler first has Java cancel the jobs, which makes Ctrl-C look like a failed job.
+                # Leaving the session ends the jobs as well.
                 signal.signal(signal.SIGINT, before)
             try:
                 try:
@@ -145,12 +145,12 @@ def open_session(
                     if not verbose:
                         _silence_accumulators(spark)
                     _keep_classes(spark)
-                except Exception as error:  # a cluster that does not want us says so when Spark believes it has started
+                except Exception as error:  # a cluster may reject us only after Spark believes that it has started
                     raise _not_started(master, scratch, error) from None
                 with _watched(spark, say):
                     yield Session(spark, source)
             finally:
-                with contextlib.suppress(Exception):  # a driver that has died cannot be stopped, and is gone
+                with contextlib.suppress(Exception):  # stopping a driver that has died fails
                     spark.stop()
                 _end_gateway()
     finally:
@@ -159,8 +159,8 @@ def open_session(
 
 @contextlib.contextmanager
 def _watched(spark: SparkSession, say: Callable[[str], None]) -> Iterator[None]:
-    """Say it once where tasks wait and a cluster has no executor for them: Spark itself waits for ever, and says so in
-    logs that nobody sees."""
+    """Report once if tasks wait and the cluster has no executor for them: Spark itself waits forever, and mentions it
+    only in logs that nobody sees."""
     over = threading.Event()
 
     def watch() -> None:
@@ -189,8 +189,8 @@ def _lacks_executors(spark: SparkSession) -> bool:
 
 
 def _start_ticks() -> int:
-    """When this process started, in clock ticks since boot; 0 where the system does not say. With the process id it
-    tells in a directory's name whose it is: `harness clean` removes those of the dead."""
+    """When this process started, in clock ticks since boot; 0 if the system does not tell. Together with the process id
+    it identifies the owner in a directory's name: `harness clean` removes the directories of dead processes."""
     try:
         return int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19])
     except (OSError, IndexError, ValueError):
@@ -199,8 +199,8 @@ def _start_ticks() -> int:
 
 @contextlib.contextmanager
 def _without_names() -> Iterator[None]:
-    """Have PySpark, which listens at "localhost", take the number where nothing knows that name: bare systems, of which
-    containers are made, may have no /etc/hosts."""
+    """Make PySpark, which listens on "localhost", use 127.0.0.1 if that name does not resolve: minimal container images
+    may have no /etc/hosts."""
     bind = socketserver.TCPServer.server_bind
 
     def bind_by_number(server: socketserver.TCPServer) -> None:
@@ -233,7 +233,7 @@ def _start(
         wanted.setdefault("spark.driver.bindAddress", "127.0.0.1")
     else:
         wanted.setdefault("spark.executor.extraJavaOptions", _OUT_OF_MEMORY)
-    # What Java puts aside (its own directory, libraries that it unpacks) stays behind where it is killed.
+    # Java's temporary files (its own directory, unpacked libraries) would stay behind if it is killed.
     options = [*_JAVA_OPTIONS, f'"-Djava.io.tmpdir={scratch}"']
     if not verbose:
         log4j = Path(scratch) / "log4j2.properties"
@@ -252,14 +252,14 @@ def _start(
 
 
 def _not_started(master: str | None, scratch: str, error: Exception) -> AnalysisError:
-    """What is said of a Spark that did not start, or ended before it could be used."""
+    """The error for a Spark that did not start, or ended before it could be used."""
     why = _complaint(os.path.join(scratch, LOG)) or one_line(error)
     return AnalysisError(f"Spark did not start ({master or 'local'}): {why}")
 
 
 def _require_master(master: str | None) -> None:
-    """Raise AnalysisError where nothing listens at any address of a standalone master: Spark would try for a minute,
-    and say little of it."""
+    """Raise AnalysisError if no address of a standalone master accepts connections: Spark would retry for a minute, and
+    report little."""
     if not (master or "").startswith("spark://"):
         return
     refusals = []
@@ -276,15 +276,15 @@ def _require_master(master: str | None) -> None:
 
 
 def _keep_classes(spark: SparkSession) -> None:
-    """Remember the Java classes that PySpark looks up by their short names for every column, where Java tries one
-    package after the other and looks for the class in some 250 archives each time."""
+    """Cache the Java classes that PySpark looks up by short name for every column; each lookup makes Java search some
+    250 archives for the class, in one package after the other."""
     java: Any = spark.sparkContext._jvm
     for name in ("functions", "PythonUtils", "SparkSession"):
         setattr(java, name, getattr(java, name))
 
 
 def _silence_accumulators(spark: SparkSession) -> None:
-    """PySpark's server of accumulators prints a traceback when Java ends; what that means is said in one line."""
+    """Suppress the traceback of PySpark's accumulator server when Java ends; that is reported in one line elsewhere."""
     server: Any = getattr(spark.sparkContext, "_accumulatorServer", None)
     if server is not None:
         server.handle_error = lambda request, client_address: None
@@ -292,9 +292,9 @@ def _silence_accumulators(spark: SparkSession) -> None:
 
 @contextlib.contextmanager
 def _quiet_gateway() -> Iterator[None]:
-    """What lies between Python and Java logs a traceback, by the root logger, when it finds the connection to an ended
-    Java reset rather than closed, which is a matter of moments; and by a logger of its own when Ctrl-C comes while it
-    waits for an answer. What that means is said in one line."""
+    """Suppress tracebacks logged by py4j, which are reported in one line elsewhere: through the root logger if an ended
+    Java reset its connection instead of closing it, which depends on timing, and through its own logger if Ctrl-C comes
+    while it waits for an answer."""
 
     def is_of_others(record: logging.LogRecord) -> bool:
         return Path(record.pathname).parent.name != "py4j"
@@ -311,7 +311,7 @@ def _quiet_gateway() -> Iterator[None]:
 
 
 def heap_bytes(spark: SparkSession) -> int:
-    """The memory that the driver's Java may use at most."""
+    """The largest heap that the driver's Java may use."""
     context: Any = spark.sparkContext
     return int(context._jvm.java.lang.Runtime.getRuntime().maxMemory())
 
@@ -335,7 +335,7 @@ def _check_memory(memory: str) -> None:
 
 @contextlib.contextmanager
 def _environment(scratch: str, *, embedded: bool) -> Iterator[str]:
-    """What Spark reads from the environment, for a while. Gives where the Java was found."""
+    """Set the environment variables that Spark reads, and restore them. Yields where the Java was found."""
     import pyspark
 
     before = dict(os.environ)
@@ -358,8 +358,8 @@ def _environment(scratch: str, *, embedded: bool) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _output_to(path: str) -> Iterator[None]:
-    """Standard output and error go to a file while the Java process is started, which inherits them and keeps them:
-    what resolves packages speaks on the one, Java on the other."""
+    """Redirect standard output and error to a file while the Java process is started, which inherits them and keeps
+    them: the package resolver writes to the one, Java to the other."""
     sys.stdout.flush()
     kept = {number: os.dup(number) for number in (1, 2)}
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -375,11 +375,11 @@ def _output_to(path: str) -> Iterator[None]:
 
 
 _EMPTY_WORDS = re.compile(r"Error initializing SparkContext|thrown in awaitResult|occurred during initialization of VM")
-"""Of lines that say that something is wrong, and not what."""
+"""Matches lines that report an error but not its cause."""
 
 
 def _complaint(path: str) -> str:
-    """The first line of a log that says what is wrong, without the names of Java's classes and the log's own words."""
+    """The first line of a log that names the cause of an error, without log prefix and names of Java classes."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             lines = [line.strip() for line in file if re.search(r"error|exception|could not|invalid", line, re.I)]
@@ -395,11 +395,11 @@ def _complaint(path: str) -> str:
 
 
 def _end_gateway() -> None:
-    """End the Java process: PySpark keeps it for the next session, and a command has no next."""
+    """End the Java process: PySpark keeps it for the next session, which a command does not have."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    # What a Java that has died could not be asked to give up; a next session would take it for its own.
+    # After Java has died these could not be reset properly; a later session would take them for its own.
     SparkContext._active_spark_context = None
     SparkSession._instantiatedSession = None
     SparkSession._activeSession = None
@@ -418,10 +418,10 @@ def _end_gateway() -> None:
 
 
 def ship(spark: SparkSession, directory: str, packages: Sequence[str] = (), distribution: str | None = None) -> str:
-    """Zip `checker` and `spark_analysis` into `directory` and give it to the executors. Returns the zip's path.
+    """Zip `checker` and `spark_analysis` into `directory` and ship the zip to the executors. Returns its path.
 
-    `packages` are others that go with them, of Python files only; `distribution` is one whose entry points are to be
-    found there.
+    `packages` are further packages to include, only their Python files; `distribution` is one whose entry points are
+    to be available there.
     """
     path = os.path.join(directory, ARCHIVE)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -446,10 +446,10 @@ _PYTHON_OF_WORKERS = "the Python of Spark's workers is what PYSPARK_PYTHON or --
 
 
 def one_line(error: BaseException) -> str:
-    """What an error of Spark says, without the stack of two languages around it."""
+    """The message of a Spark error, without the stack traces of two languages."""
     try:
         text = str(error)
-    except Exception:  # an error of Java's asks Java for its words, which may have ended
+    except Exception:  # a Java error gets its text from Java, which may have ended
         return _JAVA_ENDED
     if "OutOfMemoryError" in text or "Java heap space" in text:
         return "Spark ran out of memory: give it more with --memory"
@@ -459,7 +459,7 @@ def one_line(error: BaseException) -> str:
     if "Python worker exited unexpectedly" in text:
         return "a Python worker of Spark was killed: most likely this machine ran out of memory; use fewer cores, " \
                "as with --master 'local[1]'"  # fmt: skip
-    if (line := _of_a_worker(text)) is not None:
+    if (line := _worker_error(text)) is not None:
         return line
     match = re.search(r"(\w+(?:Exception|Error)): ([^\n]+)", text)
     if match and "Py4JJavaError" in type(error).__name__:
@@ -470,8 +470,8 @@ def one_line(error: BaseException) -> str:
     return lines[0][:400] if lines else type(error).__name__
 
 
-def _of_a_worker(text: str) -> str | None:
-    """What was wrong with a worker's Python or with code that ran there, or None where it was something else."""
+def _worker_error(text: str) -> str | None:
+    """The error of a worker's Python, or of code that ran there; None if the cause is another."""
     if (match := re.search(r'Cannot run program "([^"]+)".*error=\d+, ([^\n]+)', text)) is not None:
         return f"cannot run {match[1]}: {match[2]} ({_PYTHON_OF_WORKERS})"
     if "snappyjava" in text or "Failed to load native" in text:

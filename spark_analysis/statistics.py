@@ -1,7 +1,7 @@
 """The arithmetic behind every figure: intervals, quantiles, tests, effect sizes.
 
-Standard library only and exact where that is possible, so that an executor needs nothing and a test can
-recount every number by other means.
+Uses only the standard library, and is exact where possible, so that executors need nothing else and tests can
+compute every number in another way.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 CONFIDENCE = 0.95
-"""Of every interval; the z below belongs to it."""
+"""Confidence level of every interval; `Z` is its normal quantile."""
 
 QUANTILES = {"p50": 500, "p90": 900, "p99": 990, "p999": 999}
 """Quantiles of every distribution, in thousandths."""
@@ -37,14 +37,14 @@ QUANTILES = {"p50": 500, "p90": 900, "p99": 990, "p999": 999}
 Z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
 
 MAX_EXACT_PAIRS = 2_500
-"""Products of sample sizes up to which the rank test counts every arrangement of values that all differ: 50 runs
-against 50, some milliseconds. Above that the normal approximation is right to three digits."""
+"""Largest product of sample sizes for which the rank test, without ties, counts every arrangement: 50 runs against 50,
+some milliseconds. Above that the normal approximation is right to three digits."""
 
 MAX_EXACT_WORK = 1_000_000_000
-"""Bytes that the count of arrangements may add up where values are equal: 50 runs against 50 that share a value here
-and there (some tenths of a second), or any number of runs of which all but a hundred share one, as those that lost
-nothing. Such are what the normal approximation must not have: it says 0.01 where 100 runs lost nothing and 2 of 30
-did, and chance does as much in a tenth of all cases."""
+"""Most bytes that the exact count may add up if there are ties: 50 runs against 50 with a few ties (some tenths of a
+second), or any number of runs of which all but a hundred have the same value, such as no loss. For the latter the
+normal approximation is wrong: it gives 0.01 if none of 100 runs and 2 of 30 lost something, although chance does as
+much in a tenth of all cases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTest:
-    """A Mann-Whitney test. `effect` is Cliff's delta: +1 when every value of the second sample is larger."""
+    """Result of a Mann-Whitney test. `effect` is Cliff's delta: +1 if every value of the second sample is larger."""
 
     u: float
     p: float
@@ -68,8 +68,8 @@ class RankTest:
 def wilson(successes: int, trials: int, *, z: float = Z) -> Interval:
     """Wilson's score interval of a proportion (Wilson 1927, no continuity correction).
 
-    0 of n gives a high end of z^2/(n + z^2): what "never seen" still allows. No trials allow anything: 0 to 1.
-    Raises ValueError for counts that cannot be.
+    For 0 of n the high end is z^2/(n + z^2), the rate that "never seen" cannot exclude. Without trials it is 0 to 1.
+    Raises ValueError for impossible counts.
     """
     if not 0 <= successes <= trials:
         raise ValueError(f"{successes} of {trials} is no proportion")
@@ -104,8 +104,8 @@ def odds_ratio(a: int, of_a: int, b: int, of_b: int) -> float:
 def fisher_exact(a: int, of_a: int, b: int, of_b: int) -> float:
     """Two-sided p of Fisher's exact test that `a` of `of_a` and `b` of `of_b` have one proportion.
 
-    Sums the tables with the same margins that are no likelier than the one seen, in whole numbers. Raises
-    ValueError for counts that cannot be.
+    Sums, in integers, the tables with the same margins that are no likelier than the observed one. Raises
+    ValueError for impossible counts.
     """
     if not (0 <= a <= of_a and 0 <= b <= of_b):
         raise ValueError(f"{a} of {of_a} and {b} of {of_b} are no proportions")
@@ -120,15 +120,15 @@ def fisher_exact(a: int, of_a: int, b: int, of_b: int) -> float:
 
 
 def _ratio(part: int, whole: int) -> float:
-    """Two whole numbers of any size as a float (true division fails beyond 1e308 only in its operands' ratio)."""
+    """The quotient of two integers of any size as a float, at most 1 (true division allows operands beyond 1e308)."""
     return min(1.0, part / whole)
 
 
 def mann_whitney(first: Sequence[float], second: Sequence[float]) -> RankTest:
     """Two-sided test that neither sample tends to larger values.
 
-    Exact (all arrangements counted) up to `MAX_EXACT_PAIRS`, or `MAX_EXACT_WORK` where values are equal; otherwise the
-    normal approximation with corrections for ties and continuity. Empty samples, or all values equal, give p = 1.
+    Exact (all arrangements counted) up to `MAX_EXACT_PAIRS`, or with ties up to `MAX_EXACT_WORK`; otherwise the normal
+    approximation with corrections for ties and continuity. Empty samples, or all values equal, give p = 1.
     """
     m, n = len(first), len(second)
     if m == 0 or n == 0:
@@ -180,27 +180,27 @@ def _exact_p(u: int, m: int, n: int) -> float:
 
 
 _TieGroups = Sequence[tuple[int, int]]
-"""Of every value that was seen, ascending: how often, and twice its rank, which is a whole number."""
+"""For every distinct value, ascending: how often it occurs, and twice its (mid)rank, which is an integer."""
 
 
 def _tied_work(groups: _TieGroups, n: int) -> int:
-    """About how many bytes `_exact_tied_p` adds up."""
+    """Approximate number of bytes that `_exact_tied_p` adds up."""
     others = sum(size for size, _ in groups) - max(size for size, _ in groups)
     most = min(n, others)
     return others * most * most * 2 * others * (_slot_bits(others, most) // 8 + 1)
 
 
 def _slot_bits(others: int, most: int) -> int:
-    """Bits for a number of ways to take at most `most` of `others`."""
+    """Bits that hold the number of ways to take at most `most` of `others`."""
     return math.comb(others, min(most, others // 2)).bit_length() + 1
 
 
 def _exact_tied_p(groups: _TieGroups, n: int, seen: int) -> float:
     """Twice the smaller tail of the distribution of the rank sum of `n` values over all arrangements; `seen` is twice
-    the sum that was seen.
+    the observed sum.
 
-    The value that most have comes last: it adds nothing but its number of ways. Of the others the ways by rank sum are
-    a polynomial for each number of them taken, kept as one whole number with a slot for each sum.
+    The most frequent value is handled last, as it only contributes a number of ways. For the others, the number of ways
+    by rank sum is a polynomial for each number of values taken, stored as one integer with a slot for each sum.
     """
     common = max(range(len(groups)), key=lambda at: groups[at][0])
     (common_size, common_rank), others = groups[common], [g for at, g in enumerate(groups) if at != common]
@@ -226,12 +226,12 @@ def _exact_tied_p(groups: _TieGroups, n: int, seen: int) -> float:
 
 
 def _sum_of_slots(packed: int, bits: int) -> int:
-    """The sum of the slots of a whole number, which fits into one: the remainder that casting out nines leaves."""
+    """The sum of all slots of an integer, which must fit into one slot: casting out nines in base 2**bits."""
     return packed % ((1 << bits) - 1)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p values adjusted for looking at several at once (Holm 1979), in the order given."""
+    """p values adjusted for multiple comparisons (Holm 1979), in the order given."""
     adjusted = [0.0] * len(p_values)
     running = 0.0
     for place, at in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
@@ -243,8 +243,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def nearest_rank(ordered: Sequence[float], permille: int) -> float:
     """A quantile of an ascending sample by nearest rank: the smallest value that covers that share of it.
 
-    Always a value of the sample. `permille` is the quantile in thousandths, so that ranks are whole numbers'
-    business. Raises ValueError for an empty sample.
+    The result is always a value of the sample. `permille` is the quantile in thousandths, so that ranks are computed
+    with integers. Raises ValueError for an empty sample.
     """
     if not ordered:
         raise ValueError("an empty sample has no quantiles")
@@ -252,5 +252,5 @@ def nearest_rank(ordered: Sequence[float], permille: int) -> float:
 
 
 def rank_of(permille: int, size: int) -> int:
-    """The rank, from 1, of a quantile in thousandths among `size` values."""
+    """The rank (from 1) of a quantile, given in thousandths, among `size` values."""
     return min(size, max(1, (permille * size + 999) // 1000))

@@ -1,4 +1,4 @@
-"""Tables: what an analysis computes, how it is written, and the SQL that they share."""
+"""Tables, the results of an analysis: how they are written, and SQL expressions that they share."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 UNFINISHED = ".unfinished"
-"""Where tables are until all are written, and the end of a file's name until it is. Spark reads no such folder."""
+"""Name of the folder that holds tables until all are written, which Spark ignores, and suffix of an unfinished file."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Table:
-    """A table with its columns' Spark types. `rows` are plain values; `frame` stands for them where there may be
-    one per fault or run of a very large store, and is not collected."""
+    """A table with its columns' Spark types. `rows` are plain values; `frame` replaces them, without being collected,
+    for tables with a row per fault or run of a possibly very large store."""
 
     name: str
     columns: Mapping[str, str]
@@ -39,14 +39,14 @@ class Table:
 
 
 def group_key(row: Mapping[str, Any], columns: Sequence[str]) -> tuple[Any, ...]:
-    """A row's place in the order of tables: by its group columns, null first."""
+    """The sort key of a row: its group columns, null first."""
     return tuple((row[name] is not None, row[name] if row[name] is not None else "") for name in columns)
 
 
 def distribution(values: str) -> Column:
-    """SQL: count, total, extremes and quantiles (nearest rank) of a column's values that are not null.
+    """SQL for count, total, extremes and quantiles (nearest rank) of a column's non-null values.
 
-    Gathers a group's values; used where there is one per fault or run, never per operation.
+    It collects all values of a group, so it is for values per fault or run, never per operation.
     """
     from pyspark.sql import functions as F
 
@@ -68,10 +68,10 @@ def quantile_columns(kind: str) -> dict[str, str]:
 
 
 def write_tables(spark: SparkSession, tables: Iterable[Table], place: str, *, csv: bool) -> list[str]:
-    """Write every table to `place` (a path or URI) as Parquet, `NAME.parquet`, and as `NAME.csv` when asked.
+    """Write every table to `place` (a path or URI) as Parquet, `NAME.parquet`, and with `csv` also as `NAME.csv`.
 
-    Each is a folder of one file, as Spark writes. Older ones are replaced after all have been written: where one
-    cannot be, on a full disk for instance, they stay as they were. Lists go into CSV as JSON. Returns the paths
+    Each is a folder with one file, as written by Spark. Older tables are replaced after all have been written, and stay
+    as they were if one cannot be written, for instance on a full disk. Lists become JSON in CSV. Returns the paths
     written. Raises AnalysisError.
     """
     from pyspark.sql import functions as F
@@ -106,8 +106,8 @@ def write_tables(spark: SparkSession, tables: Iterable[Table], place: str, *, cs
 
 
 def write_text(spark: SparkSession, path: str, text: str) -> None:
-    """Write one text file to a path or URI, through Hadoop. An older one is replaced once all is written. Raises
-    AnalysisError."""
+    """Write one text file to a path or URI, through Hadoop. An older file is replaced after the new one is complete.
+    Raises AnalysisError."""
     unfinished = f"{path}{UNFINISHED}"
     try:
         files = _Files(spark, path)
@@ -121,7 +121,7 @@ def write_text(spark: SparkSession, path: str, text: str) -> None:
 
 
 class _Files:
-    """The files of one file system, as Hadoop sees them. Every method raises what Hadoop raises."""
+    """File operations through Hadoop on the file system of `path`. Every method raises what Hadoop raises."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         context: Any = spark.sparkContext
@@ -136,16 +136,16 @@ class _Files:
             stream.close()
 
     def replace(self, path: str, target: str) -> None:
-        """Move what is at `path` to `target`; what was there is gone. Hadoop would move a folder into an older one."""
+        """Move `path` to `target`, which is deleted first: Hadoop would move a folder into an existing one."""
         self.delete(target)
         if not self._system.rename(self._path(path), self._path(target)):
             raise OSError(f"{path} could not be moved there")
 
     def delete(self, path: str) -> None:
-        """Whatever is there; nothing where there is nothing."""
+        """Delete a file or folder, if it exists."""
         self._system.delete(self._path(path), True)
 
 
 def as_json(tables: Iterable[Table]) -> str:
-    """Tables with rows as one JSON object by name."""
+    """The rows of tables as one JSON object, by table name."""
     return json.dumps({table.name: table.rows for table in tables}, indent=1, default=str)

@@ -1,4 +1,4 @@
-"""What Spark does in its Python workers between two tasks, and what of it each can be spared."""
+"""Avoiding work that PySpark does in its Python workers before and after every task."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ _frozen = False
 
 
 def settle() -> None:
-    """To be called by whatever runs in a Python worker, as it begins; elsewhere it does nothing.
+    """Call this at the start of all code that runs in a Python worker; elsewhere it does nothing.
 
-    Before every task PySpark has each known path looked through again for modules. Up to Python 3.11 an archive is read
-    anew for that, once for every package of it that was imported: two thirds of what a small task takes. A path that is
-    not known is not looked through, and is known again, without being read, as soon as something is imported from it.
-    After every task PySpark looks for cycles of garbage, among all of pandas as well: a quarter of such a task. What is
-    there in the first task stays to the end.
+    Before every task PySpark invalidates the import caches. Up to Python 3.11 this reads an archive again, once for
+    every package imported from it: two thirds of the time of a small task. Paths without a cache entry are skipped, and
+    get one again, without being read, at the next import from them. After every task PySpark collects garbage, which
+    traverses all of pandas as well: a quarter of such a task. So the objects that exist in the first task are frozen.
     """
     global _frozen
     contexts = sys.modules.get("pyspark.taskcontext")

@@ -1,1 +1,1 @@
-"""Searching for failures in simulation, cutting a failure down, and running it again elsewhere."""
+"""Searching for failures in simulation, shrinking a failing run, and explaining where it was decided."""

@@ -18,19 +18,19 @@ from harness.units import clip, operation_text
 __all__ = ["MAX_HAPPENINGS", "Account", "Happening", "most_telling"]
 
 MAX_HAPPENINGS = 12
-"""Shown of one moment: what fits beside a chart and is read to its end."""
+"""Most entries shown for an interval: they fit beside a chart and are few enough to be read."""
 
 FEW = 3
-"""Where less happened, the last things before it are named as well: what decides may be that time goes by."""
+"""If fewer things happened, the last ones before the interval are listed too: the passing of time may be decisive."""
 
 BEFORE_S = 1.0
-"""How far back these may lie."""
+"""How long before the interval these may have happened."""
 
 MAX_NOTED = 20_000
-"""Kept of a run: a second of it has some thousand messages, and the moments that are asked for are shorter."""
+"""Most entries kept of a run: a second has some thousand messages, and the requested intervals are shorter."""
 
 KINDS = ("fault", "role", "vote", "log", "loss", "message", "operation")
-"""What tells most first."""
+"""Kinds of happenings, the most informative first."""
 
 PROTOCOL = frozenset(("vote", "append", "commit", "compare", "truncate"))
 """Messages of the replication protocol that change what a replica holds or whom it follows."""
@@ -38,7 +38,7 @@ PROTOCOL = frozenset(("vote", "append", "commit", "compare", "truncate"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Happening:
-    """Something that happened, at a time of the history's clock; `kind` is one of KINDS."""
+    """An event of the run at a time of the history's clock; `kind` is one of KINDS."""
 
     at_s: float
     kind: str
@@ -46,7 +46,7 @@ class Happening:
 
 
 class Account:
-    """Notes what happens in a cluster from its making on."""
+    """Records what happens in a cluster from its construction on."""
 
     def __init__(self, cluster: SimCluster, clock: TestClock) -> None:
         self._clock = clock
@@ -91,8 +91,8 @@ class Account:
                 self._note("message", f"{event.source} {word} {event.destination} {rpc.name} {rpc.detail}".strip())
 
     def between(self, from_s: float, to_s: float, history: Iterable[Mapping[str, Any]]) -> list[Happening]:
-        """The most telling of what happened from one moment to the other, in order of time; where that is little, also
-        what came before it."""
+        """The most informative happenings between two moments, in order of time; if they are few, also the last ones
+        before."""
         zero_s = self._clock.zero_s or 0.0
         found = [
             Happening(at_s=round(at_s - zero_s, 6), kind=kind, text=text)
@@ -129,6 +129,6 @@ def _words(event: Mapping[str, Any], opened: Mapping[Any, Mapping[str, Any]]) ->
 
 
 def most_telling(found: Sequence[Happening], most: int = MAX_HAPPENINGS) -> list[Happening]:
-    """At most so many, by kind, of each the last ones; in order of time."""
+    """At most `most` happenings in order of time: the most informative kinds first, and the latest of each kind."""
     ranked = sorted(found, key=lambda one: (KINDS.index(one.kind), -one.at_s))
     return sorted(ranked[:most], key=lambda one: (one.at_s, KINDS.index(one.kind)))

@@ -1,8 +1,8 @@
 """Is the simulation deterministic? Each seed runs twice, in processes that differ in what must not matter.
 
-The two processes have other hash seeds, and may be other interpreters. Each writes what its network carries, event by
-event, and what its history says; the first event at which the two part is shown with the stack that led to it. The
-child process is this module itself: `python -m harness.exploration.audit` with what to run on standard input.
+The two processes have different hash seeds, and may be different interpreters. Each writes its network events and its
+history; the first event at which they differ is shown with the stack that led to it. The child process is this module
+itself: `python -m harness.exploration.audit`, with its parameters on standard input.
 """
 
 from __future__ import annotations
@@ -36,43 +36,43 @@ from harness.test import Test, test_from_json
 __all__ = ["HASH_SEEDS", "Parting", "audit_seed", "first_difference", "require_interpreter"]
 
 HASH_SEEDS = ("1", "4711")
-"""PYTHONHASHSEED of the first and of the second run: sets of text iterate in another order."""
+"""PYTHONHASHSEED of the two runs, so that sets of strings iterate in different orders."""
 
 MAX_EVENTS = 5_000_000
-"""Network events of a run that are compared: some minutes of the default load, half a gigabyte of temporary files."""
+"""Most network events compared: some minutes of the default load, half a gigabyte of temporary files."""
 
 MAX_LINE_CHARS = 400
-"""Of an event that is shown: the rest of a long operation tells nobody more."""
+"""Events are cut to this length when shown; the rest of a long operation adds nothing."""
 
 MAX_STACK_FRAMES = 12
-"""The innermost calls of a stack; those before are the loop's and the harness's own start."""
+"""Innermost calls of a stack that are shown; the outer ones belong to the loop and to the start of the harness."""
 
 PROBE = "import harness.exploration.audit, sys; sys.stdout.write('ready')"
-"""What an interpreter is asked first: whether it is one, and has what a run needs."""
+"""Checks that a command is an interpreter that has everything a run needs."""
 
 PROBE_TIMEOUT_S = 60.0
 
 TIMEOUT_S = 3600.0
-"""For one run: it is stuck then, and the run itself says so long before."""
+"""Timeout of one run; a stuck run reports that itself long before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parting:
-    """Where two runs of one seed are not the same: the `number`th (from 1) event of `what`, as each has it ("(ended)"
-    where it has no further one), and for the network the stack of each."""
+    """Where two runs of one seed differ: the `number`th (from 1) event of `what` in each ("(ended)" if a run has no
+    further one), and for the network the stack of each."""
 
     seed: int
     what: str
     number: int
     events: tuple[str, str]
     stacks: tuple[str, str] = ("", "")
-    """Empty where the runs that were made again for them have another event there: they differ by chance then, or by
-    the machine's clock, and not by what the two processes differ in."""
+    """Empty if the runs made again to get the stacks differ elsewhere: then the difference is due to chance or the
+    machine's clock, and not to what the two processes differ in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audited:
-    """What came of one seed."""
+    """The result for one seed."""
 
     seed: int
     events: int
@@ -80,7 +80,7 @@ class Audited:
 
 
 def require_interpreter(python: str) -> None:
-    """Raise OperatorError for what is no Python that has all that a run needs."""
+    """Raise OperatorError if `python` is no interpreter with everything that a run needs."""
     try:
         done = subprocess.run(
             [python, "-c", PROBE], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
@@ -97,8 +97,8 @@ def require_interpreter(python: str) -> None:
 
 
 def audit_seed(test: Test, seed: int, pythons: tuple[str, str]) -> Audited:
-    """Run one seed twice and compare. Raises HarnessError when a run cannot be made, OperatorError where the operator
-    can mend that."""
+    """Run one seed twice and compare. Raises HarnessError if a run cannot be performed, OperatorError if the operator
+    can fix that."""
     with scratch_directory("audit") as directory:
         places = [Path(directory, name) for name in ("first", "second")]
         _run_both(test, seed, pythons, places, stack_of=0)
@@ -113,7 +113,7 @@ def audit_seed(test: Test, seed: int, pythons: tuple[str, str]) -> Audited:
                 _run_both(test, seed, pythons, places, stack_of=number)
                 with open(places[0] / what, encoding="utf-8") as one, open(places[1] / what, encoding="utf-8") as other:
                     again = first_difference(one, other)
-                if again == found:  # else the stacks are those of other events
+                if again == found:  # else the stacks belong to other events
                     stacks = (_stack(places[0]), _stack(places[1]))
             return Audited(
                 seed=seed,
@@ -125,7 +125,7 @@ def audit_seed(test: Test, seed: int, pythons: tuple[str, str]) -> Audited:
 
 
 def first_difference(one: Iterable[str], other: Iterable[str]) -> tuple[int, tuple[str, str]] | None:
-    """The number, from 1, of the first line in which two files differ, and both lines; None where they are equal."""
+    """The number (from 1) of the first line in which two files differ, and both lines; None if they are equal."""
     for number, (left, right) in enumerate(zip_longest(one, other), 1):
         if left != right:
             return number, (_shown(left), _shown(right))
@@ -168,7 +168,7 @@ def _run_both(test: Test, seed: int, pythons: Sequence[str], places: Sequence[Pa
 
 
 class _Journal:
-    """What the network carries, a line an event; the stack at the event number `stack_of`."""
+    """Writes a line for each network event, and the stack at event number `stack_of`."""
 
     def __init__(self, place: Path, stack_of: int) -> None:
         self._file = open(place / "network", "w", encoding="utf-8")  # noqa: SIM115 - open as long as the run
@@ -191,12 +191,12 @@ class _Journal:
         )
 
     def close(self) -> None:
-        """No event comes any more."""
+        """Close the file."""
         self._file.close()
 
 
 def _child(asked: dict[str, Any]) -> None:
-    end_with_parent(asked["parent"])  # it would simulate on for nobody
+    end_with_parent(asked["parent"])  # else the simulation would outlive the caller
     test, seed, place = test_from_json(asked["test"]), asked["seed"], Path(asked["place"])
     seeded, schedule = mix_for(test, seed, usable_choices(test))
     parts = parts_of(seeded, schedule)
@@ -204,7 +204,7 @@ def _child(asked: dict[str, Any]) -> None:
     journal = _Journal(place, asked["stack_of"])
 
     class Audited(SimCluster):
-        """A cluster whose network tells the journal."""
+        """A cluster whose network events go to the journal."""
 
         def __init__(self, **arguments: Any) -> None:
             super().__init__(**arguments)
@@ -217,7 +217,7 @@ def _child(asked: dict[str, Any]) -> None:
                 directory,
                 OutputConsole(file=io.StringIO(), quiet=True),
             )
-            if results.get("interrupted") is not None:  # it is shorter than the other for no reason of its own
+            if results.get("interrupted") is not None:  # then it is shorter only because of the interrupt
                 raise HarnessError(f"interrupted by {results['interrupted']}")
             (history,) = Path(directory).glob("*/2*/history.jsonl")
             history.rename(place / "history")

@@ -1,19 +1,18 @@
-"""What a simulated run did, as a set of small facts that a search can compare with those of other runs.
+"""The behaviour of a simulated run, as a set of small facts that a search can compare with those of other runs.
 
-After Mallory (Meng, Pirlea, Roychoudhury and Sergey, "Greybox fuzzing of distributed systems", CCS 2023), which tells
-runs apart by an abstraction of the order of their events. Here a fact is one of these, of a step of the protocol (a
-vote, a change of role, a start, a comparison, a truncation, a promotion):
+After Mallory (Meng, Pirlea, Roychoudhury and Sergey, "Greybox fuzzing of distributed systems", CCS 2023), which
+distinguishes runs by an abstraction of the order of their events. A fact describes a step of the protocol (a vote, a
+change of role, a start, a comparison, a truncation, a promotion) in one of four ways:
 
-    state    the step, and of all members role, term relative to the newest and whether they run, with the kinds of
+    state    the step; the role of every member, its term relative to the newest and whether it runs; and the kinds of
              faults in force
-    flight   the step and the role of its member, with what of its log is not committed and not on its disk, and the
-             kinds of faults in force
-    pair     the step and the one before it: whether the same member took both, in which roles, and how long after
-    chain    three steps of the group one after the other and who of them was the same
+    flight   the step; the role of its member, and what of its log is uncommitted or not on its disk; and the kinds of
+             faults in force
+    pair     the step and the one before it: whether the same member took both, in which roles, and the time between
+    chain    three consecutive steps of the group, and which of them were by the same member
 
-Members are distinguished by what they are, not by name: five facts that differ in names only are one. A fact is kept as
-a number of FACT_BITS bits, which is the same in every process; two facts may share one, and then the second is
-overlooked.
+Members are distinguished by their state, not by name: facts that differ only in names are the same. A fact is stored as
+a number of FACT_BITS bits, which is the same in every process; if two facts share a number, the second is overlooked.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ from harness.clusters.sim.steps import Step, rank_of
 __all__ = ["FACT_BITS", "Fact", "facts_of"]
 
 FACT_BITS = 16
-"""65,536 numbers; a search of a thousand runs meets some ten thousand."""
+"""65,536 numbers; a search of a thousand runs finds about ten thousand facts."""
 
 GAPS_S = (0.001, 0.01, 0.1, 1.0)
 
 Fact = tuple[int, float]
-"""Its number, and when it first held: seconds of the run's time."""
+"""The fact's number, and when it first held (s of the run's time)."""
 
 
 def facts_of(steps: Sequence[Step], faults: Sequence[Mapping[str, Any]], *, zero_s: float) -> tuple[Fact, ...]:
-    """The facts of a run, in the order in which they first held. `faults` as checker.faults has them; `zero_s` is the
-    loop's time at which the run's time, by which they are dated, was 0."""
+    """The facts of a run, in the order in which they first held. `faults` are as from checker.faults; `zero_s` is the
+    loop's time at which the run's time, in which facts are dated, was 0."""
     found: dict[int, float] = {}
     in_force = _Faults(faults)
     recent: deque[Step] = deque(maxlen=3)
@@ -63,7 +62,7 @@ def facts_of(steps: Sequence[Step], faults: Sequence[Mapping[str, Any]], *, zero
 
 
 class _Faults:
-    """Which kinds of faults are in force as time goes on."""
+    """Tracks the kinds of faults in force as time advances."""
 
     def __init__(self, faults: Sequence[Mapping[str, Any]]) -> None:
         spans = [(each["start_ns"], each["end_ns"], str(each.get("nemesis"))) for each in faults]
@@ -75,7 +74,7 @@ class _Faults:
         self._kinds: tuple[str, ...] = ()
 
     def at(self, at_s: float) -> tuple[str, ...]:
-        """The kinds in force at a moment, which is none before the moment asked for last."""
+        """The kinds in force at a moment; moments must be queried in order of time."""
         is_changed = False
         while self._waiting and self._waiting[-1][0] <= at_s:
             _, end_s, kind = self._waiting.pop()

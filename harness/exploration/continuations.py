@@ -1,12 +1,12 @@
-"""Continuations of a simulated run: the run itself up to a moment, and from there on by other randomness.
+"""Continuations of a simulated run: they repeat the run up to a moment and then go on with other randomness.
 
-A simulation cannot be stored and loaded again, but its process can be forked. One process, the *course*, performs the
-run as it was. At each moment that is asked for it forks a child for each seed; the child seeds every stream of random
-numbers anew (network, disks, elections, clients) and goes on, with the faults that are planned or with none any more,
-until the symptom shows or the time for it is over. So nothing that came before is simulated twice.
+A simulation cannot be saved and loaded, but its process can be forked. One process, the *course*, repeats the run. At
+each requested moment it forks a child for each seed. The child reseeds every stream of random numbers (network, disks,
+elections, clients) and goes on, with the faults as planned or with none, until the symptom shows or its time is over.
+So no part of the run is simulated twice.
 
-The course is a child of the caller, who hears by a pipe what became of each continuation. All of them die with the one
-that forked them.
+The course is a child of the caller, to which it reports the fate of each continuation through a pipe. Each process dies
+with the one that forked it.
 """
 
 from __future__ import annotations
@@ -46,34 +46,33 @@ from harness.signals import fork
 __all__ = ["INVARIANTS", "ONLINE", "Branch", "Course", "Fate", "Passage", "Symptom", "follow"]
 
 OWN_DIRECTORY = "/proc/self/cwd"
-"""Where hosts leave their files: a directory of each process's own, also after a fork, without any of the parts that
-know the path having to hear of it."""
+"""Where hosts keep their files. The path resolves to each process's own directory, even after a fork, so that no part
+that knows the path needs to be told."""
 
-PATIENCE = 1 / 3
-"""The part of the time in which the system should be back, after which a continuation counts as one that does not come
-back. A simulated cluster that is not stuck is back within seconds of its 60; to wait out all of them takes more time
-than the load."""
+RECOVERY_TIMEOUT_SHARE = 1 / 3
+"""Share of the recovery timeout after which a continuation counts as not recovered. A simulated cluster that is not
+stuck recovers within seconds of the 60; waiting for all of them would take longer than the load."""
 
 INVARIANTS, ONLINE = "invariants", "online"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Symptom:
-    """What a continuation is watched for: that `check` finds a violation, of `rule` where that is not empty.
+    """What a continuation is watched for: that `check` finds a violation, of `rule` unless that is empty.
 
-    With `until_s` (seconds on the history's clock) it counts if it shows by then, and the continuation ends with it:
-    that is for `INVARIANTS`, and for `ONLINE`, the workload's online checker, which may miss violations and reports
-    none that is none. Without, the whole run with its healing and final reads is judged; that it is not back after
-    `PATIENCE` settles `RECOVERS` before.
+    With `until_s` (seconds on the history's clock) it must show by then, and the continuation ends when it does. That
+    is for `INVARIANTS` and for `ONLINE`, the workload's online checker, which may miss violations but reports no false
+    ones. Without `until_s` the whole run is judged, with healing and final reads; `RECOVERS` is settled earlier, when
+    the system is not back after `RECOVERY_TIMEOUT_SHARE` of the timeout.
     """
 
     check: str
-    """Its name, or `STUCK`."""
+    """The check's name, or `STUCK`."""
     rule: str = ""
     until_s: float | None = None
 
     def is_in(self, results: Mapping[str, Any]) -> bool | None:
-        """Whether the results of a whole run have it; None where its check could not tell."""
+        """Whether the results of a whole run show the symptom; None if its check was undecided."""
         if self.check == STUCK:
             return is_stuck(results)
         check = results["checks"].get(self.check, {})
@@ -85,20 +84,20 @@ class Symptom:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
-    """A moment (seconds on the history's clock) at which continuations part from the run, one for each seed."""
+    """A moment (seconds on the history's clock) at which continuations branch off, one for each seed."""
 
     at_s: float
     has_faults: bool = True
-    """Whether faults come as they are planned; else all are healed at that moment and no other follows."""
+    """Whether faults occur as planned; otherwise all are healed at that moment and no other follows."""
     seeds: Sequence[int | None] = ()
-    """None is the run's own randomness: nothing is seeded anew."""
+    """None keeps the run's own randomness: nothing is reseeded."""
     act: Callable[[], None] | None = None
-    """What else is done to a continuation, at that moment and in its process."""
+    """Called in the process of each continuation at that moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
-    """What became of a continuation: whether the symptom shows; None where nobody knows."""
+    """The outcome of a continuation: whether the symptom shows; None if unknown."""
 
     branch: int
     seed: int | None
@@ -107,7 +106,7 @@ class Fate:
 
 @dataclass(slots=True)
 class Course:
-    """What came of one passage through the run."""
+    """The result of one passage through the run."""
 
     fates: list[Fate] = field(default_factory=list)
     zero_s: float = 0.0
@@ -117,29 +116,29 @@ class Course:
     fails: bool | None = None
     """Whether the symptom shows in the run itself."""
     parts_at: int | None = None
-    """The first event (from 1) that is not as in the stored history; None where all are."""
+    """The first event (from 1) that differs from the stored history; None if none does."""
     account: list[Happening] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passage:
-    """What is asked of one passage."""
+    """The parameters of one passage."""
 
     symptom: Symptom
     branches: Sequence[Branch] = ()
     zero_s: float | None = None
-    """As an earlier passage found it; needed for branches."""
+    """`Course.zero_s` of an earlier passage; needed for branches."""
     account_s: tuple[float, float] | None = None
-    """Between which moments to keep an account of what happens."""
+    """The interval for which to return an account of events."""
     history_path: Path | None = None
     """The stored history to compare with."""
     is_whole: bool = True
-    """Whether the run itself goes on to its end; else no further than its last branch, and nobody knows how it ends."""
+    """Whether the run itself is performed to its end; otherwise it stops after its last branch, with `fails` None."""
     jobs: int = 1
 
 
 def follow(parts: Parts, passage: Passage) -> Course:
-    """Perform a simulated run once, with continuations. Raises HarnessError when that fails."""
+    """Perform a simulated run once, with continuations. Raises HarnessError if that fails."""
     read_fd, write_fd = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -183,12 +182,12 @@ def _perform(parts: Parts, passage: Passage, directory: str, out_fd: int, parent
     try:
         end_with_parent(parent_pid)
         os.chdir(directory)
-        logging.getLogger().addHandler(logging.NullHandler())  # else Python writes the warnings of each to stderr
+        logging.getLogger().addHandler(logging.NullHandler())  # else Python writes every process's warnings to stderr
         run_harness(parts.cluster_class, _main(parts, passage, out_fd), seed=parts.test.seed)
     except BaseException as error:
         _send(out_fd, {"problem": f"{type(error).__name__}: {error}"[:1000]})
     finally:
-        os._exit(1)  # whoever came to an end has ended already
+        os._exit(1)  # reached only on failure: successful processes exit in _leave
 
 
 async def _main(parts: Parts, passage: Passage, out_fd: int) -> None:
@@ -197,12 +196,12 @@ async def _main(parts: Parts, passage: Passage, out_fd: int) -> None:
 
 
 def _send(fd: int, message: Mapping[str, Any]) -> None:
-    """A line, at once: lines of several processes do not mix, since none is longer than PIPE_BUF (4,096 bytes)."""
+    """Write a line atomically: lines of several processes do not mix, as none exceeds PIPE_BUF (4,096 bytes)."""
     os.write(fd, (json.dumps(message) + "\n").encode())
 
 
 class KeptHistory(HistoryWriter):
-    """A history in memory, so that forked processes each have their own."""
+    """A history in memory, so that each forked process has its own."""
 
     def __init__(self, clock_ns: Callable[[], int]) -> None:
         self.data = bytearray()
@@ -220,7 +219,7 @@ class KeptHistory(HistoryWriter):
         """Nothing to close."""
 
     def events(self) -> Sequence[Mapping[str, Any]]:
-        """Every event so far; each is read once only."""
+        """Every event so far; each is parsed only once."""
         self.flush()
         fresh = io.BytesIO(self.data[self._read_bytes :])
         self._read_bytes = len(self.data)
@@ -230,7 +229,7 @@ class KeptHistory(HistoryWriter):
 
 
 class _Watcher(SilentListener):
-    """Hears of the first violation that the workload's online checker sees, and of every phase that begins."""
+    """Reports the first violation that the workload's online checker finds, and the begin of every phase."""
 
     is_watched = True
 
@@ -238,17 +237,17 @@ class _Watcher(SilentListener):
         self._on_violation, self._on_phase = on_violation, on_phase
 
     def phase(self, text: str) -> None:
-        """Pass on that one begins."""
+        """Report that a phase begins."""
         self._on_phase()
 
     def so_far(self, violation: str | None) -> None:
-        """Pass it on."""
+        """Report a violation."""
         if violation is not None:
             self._on_violation()
 
 
 class _Conductor:
-    """The run and its continuations; after a fork, one of these."""
+    """Performs the run and forks its continuations; after a fork, performs one continuation."""
 
     def __init__(self, parts: Parts, passage: Passage, out_fd: int) -> None:
         loop = asyncio.get_running_loop()
@@ -264,10 +263,10 @@ class _Conductor:
             schedule=parts.schedule, writer=self._history, clock=self._clock, listener=listener,
         )  # fmt: skip
         self._self: tuple[int, int | None] | None = None
-        """Branch and seed of this continuation; None in the course."""
+        """Branch number and seed of this continuation; None in the course."""
         self._forked: set[int] = set()
         self._parted = 0
-        """Branches whose continuations were forked."""
+        """How many branches have had all their continuations forked."""
         self._online_has_seen = False
         self._account = None if passage.account_s is None else Account(self._cluster, self._clock)
         self._cluster.invariants.on_violation = lambda _: self._look()
@@ -276,7 +275,7 @@ class _Conductor:
     def _set_times(self) -> None:
         passage, loop = self._passage, self._loop
         zero_s = passage.zero_s
-        if zero_s is None:  # nobody knows yet when the load begins
+        if zero_s is None:  # it is not known yet when the load begins
             assert not passage.branches
             self._run.clock = _Starting(self._clock, self._set_times_of_load)
             return
@@ -285,7 +284,7 @@ class _Conductor:
         for number, branch in sorted(enumerate(passage.branches), key=lambda item: item[1].at_s):
             if zero_s + branch.at_s > loop.now:
                 loop.event_at(zero_s + branch.at_s, self._part, number)
-            else:  # now, before anything has drawn a number
+            else:  # now, before any random number is drawn
                 self._part(number)
 
     def _set_times_of_load(self) -> None:
@@ -293,7 +292,7 @@ class _Conductor:
             self._loop.event_at(self._loop.now + self._symptom.until_s, self._conclude)
 
     async def execute(self) -> Observed:
-        """The run, to its end."""
+        """Perform the run to its end."""
         return await self._run.execute(wall_ms=harness_runtime(self._cluster).clock.wall_ms)
 
     # The course
@@ -303,7 +302,7 @@ class _Conductor:
         branch = self._passage.branches[number]
         if self._self is not None:
             return
-        self._history.events()  # read now, and in none of the children
+        self._history.events()  # parse them here, so that no child has to
         for seed in branch.seeds:
             self._wait(self._passage.jobs - 1)
             course_pid = os.getpid()
@@ -312,15 +311,15 @@ class _Conductor:
                 end_with_parent(course_pid)
                 if branch.act is not None:
                     branch.act()
-                if hasattr(gc, "freeze"):  # PyPy's collector has no such knob
-                    gc.freeze()  # what was there before is not looked through, and so not copied
+                if hasattr(gc, "freeze"):  # PyPy's collector does not have it
+                    gc.freeze()  # keeps collections from touching, and so copying, the memory shared with the parent
                 self._self = number, seed
                 self._forked.clear()
                 directory = f"{number}.{seed}"
                 os.mkdir(directory)
                 os.chdir(directory)
                 self._loop.continue_forked(seed)
-                self._run.recovery_timeout_s *= PATIENCE
+                self._run.recovery_timeout_s *= RECOVERY_TIMEOUT_SHARE
                 if not branch.has_faults:
                     self._run.end_faults()
                 self._look()
@@ -331,7 +330,7 @@ class _Conductor:
             self._leave(fails=None)
 
     def _wait(self, most: int) -> None:
-        """Wait until at most so many continuations are under way."""
+        """Wait until at most `most` continuations are running."""
         while len(self._forked) > most:
             pid, status = os.waitpid(-1, 0)
             self._forked.discard(pid)
@@ -345,12 +344,12 @@ class _Conductor:
         self._look()
 
     def _look(self) -> None:
-        """Somebody has seen a violation: for a continuation this may be the end."""
+        """End a continuation if its symptom has shown."""
         if self._self is not None and self._symptom.until_s is not None and self._shows():
             self._leave(fails=True)
 
     def _look_at_recovery(self) -> None:
-        """A phase of the run begins. What has not come back by then is not said to have come back later."""
+        """Judge the recovery when a phase begins: a failure recorded by then is final."""
         if self._self is None or self._symptom != Symptom(check=RECOVERS):
             return
         recovery = self._run.observed.recovery
@@ -360,25 +359,25 @@ class _Conductor:
             self._leave(fails=True if outcome.valid is False else None)
 
     def _shows(self) -> bool:
-        """Whether the symptom has shown by now."""
+        """Whether the symptom has shown so far."""
         if self._symptom.check == INVARIANTS:
             return any(self._symptom.rule in ("", one.rule) for one in self._cluster.invariants.violations)
         return self._online_has_seen
 
     def _conclude(self) -> None:
-        """The time for the symptom is over."""
+        """Leave because the time for the symptom is over."""
         self._leave(fails=self._shows())
 
     def finish(self, observed: Observed) -> None:
-        """The run has come to its end; what it left is judged, where that is not known by now."""
-        # A load that --fail-fast ends, or one that is about over, ends before the time in which it is watched.
+        """Leave at the end of the run; a symptom without a time limit is judged now."""
+        # The load may end before the time limit of the symptom: with --fail-fast, or near its end.
         if self._symptom.until_s is not None:
             self._leave(fails=self._shows())
         results = judge(self._parts.test, self._parts.workload, self._history.events(), observed)
         self._leave(fails=self._symptom.is_in(results))
 
     def _leave(self, *, fails: bool | None) -> None:
-        """Say what came of it and end this process."""
+        """Report the outcome and end this process."""
         if self._self is not None:
             branch, seed = self._self
             shutil.rmtree(os.getcwd(), ignore_errors=True)
@@ -397,7 +396,7 @@ class _Conductor:
         os._exit(0)
 
     def _parts_at(self) -> int | None:
-        """The first event that is not the stored one."""
+        """The first event (from 1) that differs from the stored history; None if none does."""
         path = self._passage.history_path
         if path is None:
             return None
@@ -410,16 +409,16 @@ class _Conductor:
 
 
 class _Starting:
-    """A clock of a history that says when it is started."""
+    """A history's clock that calls `on_start` when it is started."""
 
     def __init__(self, clock: TestClock, on_start: Callable[[], None]) -> None:
         self._clock, self._on_start = clock, on_start
 
     def start(self) -> None:
-        """Now is 0."""
+        """Set the clock to 0."""
         self._clock.start()
         self._on_start()
 
     def now_ns(self) -> int:
-        """Nanoseconds since then."""
+        """Nanoseconds since the start."""
         return self._clock.now_ns()

@@ -1,16 +1,16 @@
 """Where was a violation decided? The share of continuations that fail, as a curve over the moment at which they begin.
 
-A simulated run that is invalid is continued from one moment after another (`continuations`), many times from each, with
-the same faults and other randomness. Where nearly none fail before a moment and nearly all after it, that is where the
-violation was decided. Moments are chosen where the curve rises: between its neighbours the steepest rise is cut into
-parts again and again.
+An invalid simulated run is continued from several moments (`continuations`), many times from each, with the same faults
+and other randomness. If nearly no continuation from before a moment fails, and nearly all from after it do, that moment
+decided the violation. New moments are chosen where the curve rises: the steepest rise between neighbours is subdivided
+repeatedly.
 
-Where the same faults make nearly every run fail, whatever else happens, that curve says nothing but this. Then a second
-one is made of continuations in which all faults are healed at that moment and none follows.
+If the same faults make nearly every run fail whatever else happens, that curve shows nothing more. Then a second curve
+is made of continuations in which all faults are healed at the moment and none follows.
 
-The violation is the first of the run that can be seen as it happens, by the invariants or by the workload's online
-checker; else what a check finds once the run is over, or that its replicas are stuck then. One that nearly every run
-shows without any fault was not decided at any moment, so the next is looked at then.
+The violation is the first that is visible during the run, to the invariants or to the workload's online checker; else
+one that a check finds after the run, or that its replicas are stuck. A violation that nearly every run shows without
+any fault was not decided at any moment; then the next violation is examined.
 """
 
 from __future__ import annotations
@@ -36,73 +36,74 @@ from harness.units import plural
 __all__ = ["Deciding", "Jump", "Point", "Violation", "best_jump", "decide", "next_moments", "violations_of"]
 
 AHEAD_S = 1.0
-"""How long after the original's violation one of the same kind still counts: an election by other randomness takes so
-much longer at most, with fast timings."""
+"""How long after the original violation one of the same kind still counts: with other randomness and fast timings an
+election takes at most this much longer."""
 
 JUST_AFTER_S = 1e-6
-"""The last moment of a curve lies so long after the violation has shown: from there every continuation fails. At the
-violation's own moment it is still to come, and what heals the faults may prevent it."""
+"""The last moment of a curve is this long after the violation showed, so that every continuation from it fails. At the
+violation's own moment it is still to come, and healing the faults may prevent it."""
 
 ACCOUNT_BEFORE_S, ACCOUNT_AFTER_S = 0.002, 0.0005
-"""What is named with a moment began so long before it at most, and ended so long after: a message or two, a sync."""
+"""The account of an interval begins this long before it and ends this long after it: a message or two, a sync."""
 
 MIN_WIDTH_S = 0.0005
-"""No interval is cut that is shorter: a message takes that long, and less would part causes that belong together."""
+"""Shorter intervals are not subdivided: a message takes that long, and less would separate related causes."""
 
 COARSE_HALVES = 7
-"""The first moments halve the way to the violation so often: to a hundredth of it. What decides it mostly lies shortly
-before, and a continuation from there takes the least time."""
+"""How often the first moments halve the way to the violation: down to a hundredth of it. The deciding moment is mostly
+shortly before the violation, and continuations from there take the least time."""
 
 COARSE_EVENLY = 4
-"""The first moments where the violation has no time of its own: parts of the load. What follows it, healing, waiting
-and the last reads, may take ten times as long and is one part more."""
+"""Into how many parts the first moments divide the load if the violation has no time of its own. The phase after the
+load (healing, waiting, final reads) may take ten times as long and is one more part."""
 
 PARTS = 2
-"""Into how many parts more, at most, the steepest rises are cut at a time; each time the run is performed once. Six
-parts need fewer passages and half as many moments again, whose continuations take longer than the passages."""
+"""Most moments added to the steepest rises at a time; each time the run is performed once. Adding six needs fewer
+passages but half as many moments again, whose continuations take longer than the passages saved."""
 
 PARTS_TO_THE_END = 1
-"""The same where the violation has no time of its own. Each continuation is performed to the run's end then, so that
+"""The same if the violation has no time of its own. Each continuation is then performed to the run's end, so that
 the six of one moment take much longer than the run up to it."""
 
 NOISE = 0.25
-"""A rise between neighbours that is smaller is not looked into: with 30 continuations two shares differ by so much in
+"""Smaller rises between neighbours are not subdivided: with 30 continuations each, two shares differ by this much in
 one of twenty cases although nothing happened between them."""
 
 MOST = 0.75
-"""The part of a curve's whole rise that is looked for in the shortest interval: a few runs may fail, or be lucky, at
-any time."""
+"""Share of a curve's whole rise that the chosen interval must contain: at any moment a few runs may fail, or hold, by
+chance."""
 
 SURE = 0.5
-"""A rise from which on it counts as the moment of a decision."""
+"""Least rise that counts as a decision."""
 
 ALWAYS = 0.9
-"""The share of runs without any fault from which on a violation counts as one that no moment decides."""
+"""If this share of the runs fails without any fault, no moment counts as deciding the violation."""
 
 FIRST_SHARE = 3
-"""Every moment gets this part of the continuations first. Most lie where none fails, or all do, and where so many agree
-more of them would say the same, or where the curve does not rise: the ends of what is looked into and of what is found
-get the rest. The first moments lie furthest from the violation, which makes their continuations the longest, and get
-the rest only where they are ends of what is found."""
+"""Each moment first gets one part in this many of the continuations. At most moments these all agree, so that more
+would show the same, or the curve does not rise there. The rest goes to the ends of the rises being subdivided and of
+the chosen interval. The first moments are furthest from the violation, so their continuations take longest: they get
+the rest only as ends of the chosen interval."""
 
 FEWEST_FIRST = 6
-"""Of one of the other moments: fewer agree too often by accident (six where half fail, once in 32 times). More are not
-performed first where each goes on to the run's end; that the ends of what is found get the rest mends an accident."""
+"""Least first continuations of a later moment: fewer agree too often by chance (six, if half fail, once in 32 times).
+If each goes on to the run's end, no more than these are performed first; errors are corrected when the ends of the
+chosen interval get the rest."""
 
 FEWEST_CONFIRMING = 10
-"""The first of the other continuations that have to confirm what was found: where none of so many fails before it and
-all do after it, it is more than an accident, and the rest would not change that."""
+"""Least continuations with fresh seeds that confirm the result first: if none of these fails before the interval and
+all fail after it, it is no accident, and the rest would not change that."""
 
 WITH_FAULTS, WITHOUT_FAULTS = True, False
 
 LOAD_BEGINS_S = 0.0
-"""Of the test's time. What comes before is that the cluster starts."""
+"""When the load begins, in the test's time. Before it the cluster starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """What is explained: the check (and the invariant's rule) that found it, its words, and when it showed; None where
-    that is known at the run's end only."""
+    """A violation to explain: the check (and the invariant's rule) that found it, its text, and when it showed; None if
+    it is known only at the run's end."""
 
     check: str
     rule: str = ""
@@ -111,33 +112,33 @@ class Violation:
 
     @property
     def symptom(self) -> Symptom:
-        """What continuations are watched for."""
+        """The symptom that continuations are watched for."""
         return Symptom(check=self.check, rule=self.rule, until_s=None if self.at_s is None else self.at_s + AHEAD_S)
 
 
 @dataclass(slots=True, kw_only=True)
 class Point:
-    """A moment of a curve, and what became of the continuations from there."""
+    """A moment of a curve, and the outcomes of the continuations from there."""
 
     at_s: float
     has_faults: bool
     fails: int = 0
     holds: int = 0
     undecided: int = 0
-    """Those whose check ran out of time or memory; they count for nothing."""
+    """Continuations whose check ran out of time or memory; they are not counted."""
 
     @property
     def runs(self) -> int:
-        """Those that count."""
+        """Continuations that count."""
         return self.fails + self.holds
 
     @property
     def share(self) -> float:
-        """The part that fails; 0 of none."""
+        """The share that fails; 0 without runs."""
         return self.fails / self.runs if self.runs else 0.0
 
     def add(self, fate: Fate) -> None:
-        """Count one."""
+        """Count one continuation."""
         if fate.fails is None:
             self.undecided += 1
         elif fate.fails:
@@ -159,14 +160,14 @@ class Jump:
 
     @property
     def is_sure(self) -> bool:
-        """Whether it is steep enough, and more than an accident."""
+        """Whether the rise is large enough, and no accident."""
         return self.rise >= SURE and self.is_significant
 
     @property
     def is_significant(self) -> bool:
-        """Whether two moments with equal shares would hardly show it (Newcombe's interval of the difference of two
-        shares, 95 %). That holds for two that were named before; the steepest of many pairs may well be an accident."""
-        from spark_analysis.statistics import difference_interval  # imports nothing heavy, but is not needed by a run
+        """Whether two moments with equal shares are unlikely to differ this much (Newcombe's 95 % interval of the
+        difference of two shares). Valid for a pair chosen in advance; the steepest of many pairs may be an accident."""
+        from spark_analysis.statistics import difference_interval  # lightweight, but not needed by a run
 
         difference = difference_interval(self.before.fails, self.before.runs, self.after.fails, self.after.runs)
         return difference.low > 0
@@ -174,25 +175,25 @@ class Jump:
 
 @dataclass(slots=True, kw_only=True)
 class Deciding:
-    """What was found."""
+    """The result of a search."""
 
     violation: Violation
     seed: int
     runs: int
-    """Continuations at each moment, at most."""
+    """Most continuations from each moment."""
     points: list[Point] = field(default_factory=list)
     begin_s: float = 0.0
-    """The beginning of the simulation, before the load (so not above 0)."""
+    """When the simulation begins, before the load (so at most 0)."""
     end_s: float = 0.0
     jump: Jump | None = None
     is_cut_short: bool = False
-    """Whether no more moments could be looked at before one was found."""
+    """Whether the limit of moments was reached before a deciding one was found."""
     is_interrupted: bool = False
-    """Whether somebody has ended the search; `points` are those that were looked at by then."""
+    """Whether the search was interrupted; `points` are those examined by then."""
     account: list[Happening] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """As explain.json holds it."""
+        """The content of explain.json."""
         jump = None if self.jump is None else {
             "before_s": self.jump.before.at_s, "after_s": self.jump.after.at_s,
             "has_faults": self.jump.before.has_faults,
@@ -205,7 +206,7 @@ class Deciding:
         }  # fmt: skip
 
     def curve_points(self) -> list[Point]:
-        """Those of both curves."""
+        """The points of both curves."""
         return [*self.curve(has_faults=WITH_FAULTS), *self.curve(has_faults=WITHOUT_FAULTS)]
 
     def curve(self, *, has_faults: bool) -> list[Point]:
@@ -214,8 +215,8 @@ class Deciding:
 
 
 def violations_of(parts: Parts, results: Mapping[str, Any], history_path: Path) -> list[Violation]:
-    """The violations of a run whose moment can be looked for, the first that showed first; those that show at its end
-    come last, and after them that its replicas are stuck. Raises OperatorError for a run that has neither."""
+    """The violations of a run that can be explained, in order of time; those known only at its end come last, followed
+    by stuck replicas. Raises OperatorError if there are none."""
     stuck = stuck_reason(results)
     if results.get("valid") is not False and stuck is None:
         raise OperatorError(
@@ -242,7 +243,7 @@ def violations_of(parts: Parts, results: Mapping[str, Any], history_path: Path) 
 
 
 def _seen_online(parts: Parts, history_path: Path) -> list[Violation]:
-    """What the workload's online checker sees first, while the load goes on; nothing where it has none or sees none."""
+    """The first violation that the workload's online checker finds during the load; [] without one, or a checker."""
     online = parts.workload.online()
     if online is None:
         return []
@@ -254,8 +255,8 @@ def _seen_online(parts: Parts, history_path: Path) -> list[Violation]:
 
 
 def coarse_moments(begin_s: float, end_s: float, *, load_s: float | None) -> list[float]:
-    """The first moments of a curve, with both ends. `load_s` is how long the load runs, where the violation shows at
-    the end only; None where it has a time of its own, which is `end_s`."""
+    """The first moments of a curve, including both ends. `load_s` is the length of the load if the violation shows only
+    at the end of the run; None if the violation has a time of its own, which is `end_s`."""
     if load_s is None:
         inner = [end_s - end_s / 2**number for number in range(COARSE_HALVES + 1)]
     else:
@@ -264,8 +265,8 @@ def coarse_moments(begin_s: float, end_s: float, *, load_s: float | None) -> lis
 
 
 def best_jump(curve: Sequence[Point]) -> Jump | None:
-    """The shortest interval in which the curve rises by most of what it rises in all; of equal ones the last, after
-    which nothing could change it any more."""
+    """The shortest interval that contains most (`MOST`) of the curve's whole rise; of equally short ones the last, as
+    nothing changed the outcome after it."""
     pairs = [Jump(before=one, after=other) for one, other in combinations(curve, 2)]
     highest = max((pair.rise for pair in pairs), default=0.0)
     steep = [pair for pair in pairs if pair.rise >= MOST * highest]
@@ -273,8 +274,8 @@ def best_jump(curve: Sequence[Point]) -> Jump | None:
 
 
 def next_moments(curve: Sequence[Point], most: int) -> list[float]:
-    """Where to look next: at most so many moments, shared out among the intervals by how much the curve rises in each
-    (as seats by D'Hondt), each cut into equal parts."""
+    """At most `most` moments to examine next. They are apportioned to the intervals by the curve's rise in each
+    (D'Hondt), and divide each interval into equal parts."""
     cuts = dict.fromkeys(range(len(curve) - 1), 0)
 
     def claim(place: int) -> float:
@@ -297,7 +298,7 @@ def next_moments(curve: Sequence[Point], most: int) -> list[float]:
 
 
 class _Decider:
-    """The search for one violation's moment; `left` is how many moments may still be looked at."""
+    """The search for one violation's moment; `left` is how many more moments may be examined."""
 
     def __init__(self, parts: Parts, found: Deciding, search: Search, *, zero_s: float, left: int) -> None:
         self._parts, self._found, self._search, self._zero_s = parts, found, search, zero_s
@@ -305,7 +306,7 @@ class _Decider:
         self._first = -(-search.runs // FIRST_SHARE)
         self._cuts = PARTS
         self._finer: list[Point] = []
-        """Those of the moments that were no first ones."""
+        """Points of all moments except the coarse first ones."""
         if found.violation.at_s is None:
             self._first, self._cuts = min(self._first, FEWEST_FIRST), PARTS_TO_THE_END
         self._seeds, self._fresh_seeds = (
@@ -314,7 +315,7 @@ class _Decider:
         )
 
     def add(self, moments: Sequence[float], *, has_faults: bool, is_coarse: bool = False) -> None:
-        """Perform the continuations from these moments, as many of them as may still be looked at."""
+        """Perform the continuations from these moments, of at most `left` of them."""
         known = {point.at_s for point in self._found.curve(has_faults=has_faults)}
         moments = [at_s for at_s in moments if at_s not in known][: self.left]
         if not moments:
@@ -341,7 +342,7 @@ class _Decider:
             )
 
     def _with_too_few(self, *, has_faults: bool) -> list[Point]:
-        """Moments whose share decides where is looked next, while their first continuations do not agree."""
+        """Finer moments at the ends of a rise whose first continuations disagree, and which have not had the rest."""
         curve = self._found.curve(has_faults=has_faults)
         rises = [pair for pair in pairwise(curve) if pair[1].share - pair[0].share > NOISE]
         jump = best_jump(curve)
@@ -363,14 +364,14 @@ class _Decider:
             points[fate.branch].add(fate)
 
     def refine(self, *, has_faults: bool, reserve: int) -> None:
-        """Look closer where the curve rises, while there is something to look at; `reserve` moments are left."""
+        """Subdivide the rises of the curve until none is left to subdivide; leaves `reserve` moments unused."""
         while moments := next_moments(
             self._found.curve(has_faults=has_faults), max(0, min(self._cuts, self.left - reserve))
         ):
             self.add(moments, has_faults=has_faults)
 
     def search(self) -> Jump | None:
-        """The moment, where there is one."""
+        """The deciding interval; None if there is none."""
         found = self._found
         self.add([found.begin_s], has_faults=WITHOUT_FAULTS, is_coarse=True)
         if found.points[0].share >= ALWAYS:
@@ -381,21 +382,21 @@ class _Decider:
         for has_faults in order:
             self.add(coarse, has_faults=has_faults, is_coarse=True)
             first = best_jump(found.curve(has_faults=has_faults))
-            # A rise that is no clear one is not worth the moments that the other curve needs.
+            # An unclear rise is not worth the moments that the other curve needs.
             is_doubtful = has_faults is not order[-1] and (first is None or first.rise < MOST)
             jump = self._settle(has_faults=has_faults, reserve=len(coarse) + 2 * PARTS if is_doubtful else 0)
-            if jump is not None and is_doubtful:  # the other curve needs them no more
+            if jump is not None and is_doubtful:  # the other curve does not need them any more
                 jump = self._settle(has_faults=has_faults, reserve=0) or jump
             if jump is not None:
                 return jump
         return None
 
     def _order(self, start: Sequence[float]) -> Sequence[bool]:
-        """Which curves to look at, by that of the planned faults at the `start`, the moments until the load begins.
+        """The order of the curves, by the curve with faults at `start`, the moments until the load begins.
 
-        Where they make every run fail from the first one on, there is no rise to look for. Where they make many fail
-        by the load's beginning, a rise before it says who led by then, and one after it is of those that are left;
-        that healing comes too late says more.
+        If the faults make every run fail from there, their curve has no rise to look for. If they make many runs fail
+        by the beginning of the load, a rise before it only tells who led by then, and one after it is of the remaining
+        runs; the curve without faults, which shows when healing is too late, says more.
         """
         self.add(start[:1], has_faults=WITH_FAULTS, is_coarse=True)
         if any(point.share >= ALWAYS for point in self._found.curve(has_faults=WITH_FAULTS)):
@@ -406,8 +407,8 @@ class _Decider:
         return WITH_FAULTS, WITHOUT_FAULTS
 
     def _settle(self, *, has_faults: bool, reserve: int) -> Jump | None:
-        """The moment on one curve, where there is one: both its ends have all their continuations, and others confirm
-        that it rises between them."""
+        """The deciding interval of one curve; None if there is none. Both its ends have all their continuations, and
+        further ones confirm the rise between them."""
         while True:
             self.refine(has_faults=has_faults, reserve=reserve)
             jump = best_jump(self._found.curve(has_faults=has_faults))
@@ -416,20 +417,20 @@ class _Decider:
             short = [point for point in (jump.before, jump.after) if point.runs + point.undecided < len(self._seeds)]
             if not short:
                 return jump if jump.is_sure and self._shows_again(jump) else None
-            for point in short:  # with more of them it may be none any more
+            for point in short:  # with more continuations the rise may vanish
                 self._perform([point], self._seeds[point.runs + point.undecided :])
 
     def _shows_again(self, jump: Jump) -> bool:
-        """Whether continuations by other seeds rise there too. The curve's own made it the steepest of many pairs."""
+        """Whether continuations with fresh seeds show the rise too; by the others it was the steepest of many pairs."""
         before, after = points = [Point(at_s=end.at_s, has_faults=end.has_faults) for end in (jump.before, jump.after)]
         first = max(-(-len(self._fresh_seeds) // FIRST_SHARE), FEWEST_CONFIRMING)
         self._perform(points, self._fresh_seeds[:first])
-        if before.fails or after.holds or before.undecided or after.undecided:  # else it is as plain as can be
+        if before.fails or after.holds or before.undecided or after.undecided:  # else the result is already clear
             self._perform(points, self._fresh_seeds[first:])
         return Jump(before=before, after=after).is_significant
 
     def account(self, jump: Jump) -> list[Happening]:
-        """What happened at the moment of a jump."""
+        """What happened around the interval of a jump."""
         window = jump.before.at_s - ACCOUNT_BEFORE_S, jump.after.at_s + ACCOUNT_AFTER_S
         return self._pass([], account_s=window).account
 
@@ -445,8 +446,8 @@ class _Decider:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """How to look: at most `points` moments in all, `runs` continuations from each, `jobs` at a time. `say` hears of
-    every step; `perform` is what performs a run."""
+    """Parameters of a search: at most `points` moments in all, `runs` continuations from each, `jobs` at a time.
+    `say` is called at every step; `perform` performs a run."""
 
     seed: int
     points: int
@@ -457,9 +458,10 @@ class Search:
 
 
 def decide(parts: Parts, violations: Sequence[Violation], history_path: Path, search: Search) -> Deciding:
-    """Look for the moment at which a violation of a stored run was decided: the first of them that has one, else the
-    first. One that is interrupted ends with the moments that it has. Raises OperatorError where this version does not
-    repeat the run, or a violation does not show in it; KeyboardInterrupt before any moment was looked at.
+    """Search for the moment at which a violation of a stored run was decided. Returns the first of `violations` that
+    has such a moment, else the first. An interrupted search returns the moments examined so far, or raises
+    KeyboardInterrupt if there are none. Raises OperatorError if this version does not repeat the run, or if a violation
+    does not show in it.
     """
     tried: list[Deciding] = []
     left = search.points

@@ -1,14 +1,14 @@
-"""A search that learns which schedules bring something new, and makes the next ones from those.
+"""A search that learns which schedules cause new behaviour, and derives the next ones from these.
 
-Every run is summarized as facts (harness.exploration.behaviour). What brought facts that no run before had is kept in a
-corpus; the next schedules are made from it by mutation (harness.exploration.mutating), from those whose facts are rare
-more often. Which operators and which kinds of faults it changes them with is learned in the same way: each is drawn as
-often as what it brought so far (a bandit with probability matching). RANDOM_RATIO of the runs, and the first ones, are
-random mixes, those of the same seed without a guide.
+Every run is summarized as facts (harness.exploration.behaviour). Schedules that produced facts that no earlier run had
+are kept in a corpus; the next schedules are mutations of these (harness.exploration.mutating), more often of those with
+rare facts. The operators and kinds of faults of mutations are learned too: each is drawn with a probability
+proportional to its mean gain so far (a bandit with probability matching). RANDOM_RATIO of the runs, and the first ones,
+are random mixes, the same that their seeds have without a guide.
 
-Nothing here knows a clock: what is proposed follows from the seeds, from the results so far and from nothing else. The
-n-th run is made of what came of the runs up to the (n - lag)-th and of no others, whichever of those in between have
-ended. So the same seeds and the same lag, which is `--jobs`, make the same search.
+Nothing here depends on a clock: proposals follow only from the seeds and the results so far. The n-th run depends on
+the results of the runs up to the (n - lag)-th and on no others, whichever of the later ones have ended. So the same
+seeds and the same lag, which is `--jobs`, make the same search.
 """
 
 from __future__ import annotations
@@ -28,44 +28,44 @@ from nemesis.schedule import Schedule
 __all__ = ["MAX_CORPUS", "Guide"]
 
 MAX_CORPUS = 64
-"""Schedules kept; the one whose facts are the least rare makes room. With some hundred facts each, choosing among them
-takes a hundredth of what a run takes."""
+"""Most schedules kept; the one with the most common facts is evicted. With some hundred facts each, choosing among them
+takes a hundredth of the time of a run."""
 
 RANDOM_RATIO = 0.25
-"""Of the runs that are random mixes all the same: what the corpus does not lead to is found by nothing else."""
+"""Share of the runs that are still random mixes, to find what the corpus does not lead to."""
 
 FIRST_RUNS = 4
-"""Random, until there is something to choose from."""
+"""The first runs are random, until there is a corpus to choose from."""
 
 SAME_SEED_RATIO = 0.5
-"""Of the mutations that keep what their origin did up to a moment at which it did something new."""
+"""Share of the mutations that repeat their origin up to a moment at which it showed new behaviour."""
 
 MAX_COUNT = 255
-"""Runs counted of one fact; what was met so often is not rare."""
+"""A fact is counted in this many runs at most; by then it is not rare."""
 
 MAX_MADE = 50_000
-"""Runs that are not made again, the latest ones: 5 MB. What is mutated is seldom older."""
+"""How many of the latest runs are remembered, so as not to be repeated: 5 MB. Mutations seldom repeat older ones."""
 
 MAX_OPERATORS = 3
-"""One after the other on one schedule."""
+"""Most operators applied to one schedule."""
 
 
 @dataclass(slots=True)
 class _Kept:
-    """A schedule that brought something new."""
+    """A schedule that showed new behaviour."""
 
     number: int
     test: Test
     schedule: Schedule
     facts: tuple[int, ...]
     moments_s: tuple[float, ...]
-    """When what was new first held."""
+    """When its new facts first held."""
     chosen: int = 0
 
 
 @dataclass(slots=True)
 class _Arms:
-    """What is drawn as often as it has paid."""
+    """Arms of a bandit, drawn in proportion to their mean gain."""
 
     gained: list[float]
     drawn: list[int] = field(default_factory=list)
@@ -84,7 +84,7 @@ class _Arms:
 
 
 class Guide:
-    """Proposes the runs of one search, `lag` of which may be under way at a time. See search.Guidance."""
+    """Proposes the runs of one search, of which `lag` may be running at a time. See search.Guidance."""
 
     def __init__(self, test: Test, *, choices: Choices, lag: int) -> None:
         self._test = test
@@ -101,12 +101,12 @@ class Guide:
         self._proposed = 0
         self._learned = 0
         self._ended: dict[int, tuple[Candidate, Rehearsal]] = {}
-        """Runs of which it has not learned yet; `lag` at most."""
+        """Ended runs from which it has not learned yet; `lag` at most."""
         self._made: dict[int, None] = {}
         """Hashes of seed and schedule of the last MAX_MADE runs."""
 
     def summary(self) -> Mapping[str, object]:
-        """What it has learned, as JSON data."""
+        """What the guide has learned, as JSON data."""
         names = [name for name, _ in self._choices]
         return {
             "facts": sum(map(bool, self._counts)),
@@ -121,11 +121,11 @@ class Guide:
         return [round(weight / sum(weights), 3) for weight in weights]
 
     def may_propose(self) -> bool:
-        """Whether the runs have ended of which the next one is made."""
+        """Whether all runs that the next one depends on have ended."""
         return all(number in self._ended for number in range(self._learned, self._proposed - self._lag + 1))
 
     def propose(self, seed: int) -> Candidate:
-        """The next run. Its seed is `seed`, or that of the run whose beginning it keeps."""
+        """The next run. Its seed is `seed`, or that of the run whose beginning it repeats."""
         while self._learned < self._proposed - self._lag + 1:
             self._learn(*self._ended.pop(self._learned))
             self._learned += 1
@@ -171,7 +171,7 @@ class Guide:
         )
 
     def note(self, candidate: Candidate, rehearsal: Rehearsal) -> None:
-        """What came of a run, which is used when it is its turn."""
+        """Take the result of a run; it is learned from when it is its turn."""
         self._ended[candidate.number] = candidate, rehearsal
 
     def _learn(self, candidate: Candidate, rehearsal: Rehearsal) -> None:

@@ -1,5 +1,5 @@
-"""A run by a schedule that was made up rather than read, kept in the store together with a file of that schedule: the
-line that repeats the run names it."""
+"""Keeping a run with a generated schedule in the store. The schedule is stored as a file, which the command that
+repeats the run names."""
 
 from __future__ import annotations
 
@@ -22,23 +22,22 @@ from nemesis.schedule import Schedule, schedule_text
 __all__ = ["keep_run"]
 
 FOLDER = "schedules"
-"""Of the store; it holds the schedules of all kept runs."""
+"""Folder of the store for the schedules of all kept runs."""
 
 DIGEST_CHARS = 12
-"""Of a schedule's content, in the name of its file."""
+"""Length of the digest of a schedule's content in its file name."""
 
 
 def keep_run(
     test: Test, schedule: Schedule, store: Store, *, name: str, has_trace: bool = False
 ) -> tuple[RunDir, str, Mapping[str, Any]]:
-    """Leave `schedule` as schedules/<name>-<digest>.json in the store, and the simulated run of `test` by it beside the
-    others.
+    """Write `schedule` to schedules/<name>-<digest>.json in the store, and perform the simulated run of `test` with it.
 
-    The digest is of the content: another search has other faults for the same seed, and a line that repeats an earlier
-    run must not get those.
+    The digest is of the content: another search may have other faults for the same seed, and the command that repeats
+    an earlier run must not get those.
 
-    Returns the run, the command that repeats it and its results. Raises OperatorError where the schedule cannot be
-    written, and what `perform` raises.
+    Returns the run, the command that repeats it and its results. Raises OperatorError if the schedule cannot be
+    written, and whatever `perform` raises.
     """
     text = schedule_text(schedule).encode()
     digest = hashlib.sha256(text).hexdigest()[:DIGEST_CHARS]

@@ -1,14 +1,14 @@
 """Random fault schedules with a bias towards danger.
 
-What breaks replication is seldom one fault alone. A mix is a list of faults that overlap: most begin at random
-moments, and some are aimed at what an earlier one sets off,
+A single fault seldom breaks replication. A mix is a list of overlapping faults: most begin at random moments, and
+some are aimed at what an earlier one sets off,
 
-- a second fault within two leases of one that takes the leader away: an election is under way;
-- a second fault just after a heal: followers are compared, truncated and filled, a new master is promoted;
-- short faults beside long ones, so that a fault ends between an fsync and its acknowledgement as well;
+- a second fault within two leases of one that removes the leader, during the election;
+- a second fault just after a heal, while followers are compared, truncated and caught up, or a new master promoted;
+- short faults beside long ones, so that some fault ends between an fsync and its acknowledgement;
 - faults at a trigger (nemesis.triggers): right after an election or a promotion, in the middle of a
   truncation, between a write and its sync;
-- in a part of the mixes a leader that is lost for several seconds, beside whatever else there is.
+- in some of the mixes a leader that is lost for several seconds, in addition to the other faults.
 """
 
 from __future__ import annotations
@@ -47,77 +47,76 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Odds:
-    """How likely a mix has what; each but the first from 0 to 1. `python -m benchmarks search_seeds` compares them by
-    what blind searches find."""
+    """Probabilities (0 to 1) of properties of a mix, and its rate of faults. `python -m benchmarks search_seeds`
+    compares values by what blind searches find with them."""
 
     faults_per_s: float = 1.2
-    """Faults begun per second, at most: with 1.5 s each on average, about two are in force at any time."""
+    """Upper bound of the faults begun per second: at 1.5 s each on average, about two are then in force at any time."""
     leader: float = 0.5
-    """Of the faults that can be aimed at a leader, those that are. Most of what goes wrong begins with the loss of one,
-    and few of the variants that there are are aimed at it: drawn evenly, one of 60 seeds cut its leader off for two
-    seconds."""
+    """Probability that a fault that can be aimed at the leader is. Most failures begin with the loss of a leader, but
+    few variants aim at it: drawn evenly, one of 60 seeds cut its leader off for two seconds."""
     lost: float = 0.7
-    """Of the mixes, those in which a leader is lost for LOST_S. Whatever leases, confirmed reads and the step-down of a
-    leader without a quorum are for shows only then, and drawn like all others such a fault was in one of ten mixes."""
+    """Probability that a leader is lost for LOST_S. Only then do leases, confirmed reads and the step-down of a leader
+    without a quorum matter, and drawn like all others such a fault was in one of ten mixes."""
     cut: float = 0.5
-    """Of these, those in which it is cut off, and lives: only such a leader can go on leading and answering."""
+    """Probability that such a leader is cut off rather than stopped: only then can it go on leading and answering."""
 
 
 ODDS = Odds()
 
 LOST_S = (2.0, 5.0)
-"""Four to ten leases of the fast timings: the next leader is there, and clients have met both."""
+"""Four to ten leases of the fast timings: the next leader is elected by then, and clients have talked to both."""
 
 LENGTHS_S = ((0.05, 0.6), (0.5, 2.0), (1.0, 5.0))
-"""How long a fault lasts: shorter than a lease, about an election, long enough for whatever waits to give up."""
+"""How long a fault lasts: less than a lease; about an election; long enough for whatever waits to time out."""
 
 QUIET_START_S = 1.0
 QUIET_END_S = 2.0
-"""Before the load ends all is healed for this long, so that a run also sees recovery under load."""
+"""All faults are healed this long before the load ends, so that a run also tests recovery under load."""
 LEAST_SPAN_S = 0.2
-"""Between the two, for faults."""
+"""Least time for faults between the two."""
 LONGER_THAN_S = QUIET_START_S + QUIET_END_S + LEAST_SPAN_S
-"""A load has to be, for a fault to find room in it."""
+"""A load must be longer than this to have room for a fault."""
 
 ELECTION_S = 1.2
-"""How long after a leader is lost the next one is being elected and promoted, with fast timings."""
+"""Time from the loss of a leader to the promotion of the next one, with fast timings."""
 
 REPAIR_S = 0.4
-"""How long after a heal followers are being repaired."""
+"""How long the repair of followers takes after a heal."""
 
 OPERATION_S = 2.0
-"""How long what an operator asks for may take, an election included."""
+"""Longest time that an operator's request may take, including an election."""
 
 PROOF_S = 0.5
-"""Between the heal of one fault and the beginning of another that would disturb the proof of the heal."""
+"""Time between the heal of one fault and the beginning of another that would disturb the proof of the heal."""
 
 MAX_TRIES = 20
-"""For a place in the schedule where a fault does not collide; after that it is left out."""
+"""Attempts to find a place in the schedule where a fault does not collide; after that it is left out."""
 
 MAX_DRAWS = 100
-"""Of a whole mix, until one has a fault that is sure to begin: a run without faults tries nothing. Half of the faults
-wait for no trigger, so a hundred in vain mean that nothing of what is asked for can be had."""
+"""Attempts to draw a mix with a fault that is sure to begin: a run without faults tests nothing. Half of the faults
+wait for no trigger, so a hundred failures mean that none of the requested faults is possible."""
 
 _DOWN = faults_that_impair(Activity.RUN)
 _HANDLED = frozenset(("restart", "promote"))
-"""An operator starts replicas himself: nobody else may keep them down meanwhile, nor hide from him whether they run."""
+"""Here the operator starts replicas: no other fault may keep them down meanwhile, or hide whether they run."""
 _UNFIT = faults_that_impair(Activity.START)
-"""On a disk that it cannot write or read a replica rightly refuses to start."""
+"""These may keep a replica from starting, which is right if, for example, it cannot write or read its disk."""
 _ASKED_OF_LEADER = frozenset(("transfer", "members", "promote"))
-"""What an operator asks of whoever leads."""
+"""Requests of an operator to the current leader."""
 _ASKED = faults_that_impair(Activity.TELL_TIME, Activity.USE_DISK)
-"""Whose proof asks the host."""
+"""Their proofs query the host."""
 
 Timed = tuple[float, float, str, str, str | None]
-"""begin, heal, nemesis, variant, the trigger it waits for"""
+"""begin (s), heal (s), nemesis, variant, the trigger that it waits for"""
 
 AFTER_ELECTION = ("voting", "elected", "promoted")
 AFTER_HEAL = ("matched", "truncating", "promoted")
 ANYWHERE = ("storing",)
-"""Moments that soon come after a leader is lost, after a heal, and at any time."""
+"""Triggers that occur soon after the loss of a leader, soon after a heal, and at any time."""
 
 DELAYS = ("", "", "+0.0002", "+0.001", "+0.005", "+0.05")
-"""After the trigger: at once; a message later; when a sync is under way; when it is done; a little later."""
+"""Delays after the trigger (s): none; one message later; during a sync; after it; a little later."""
 
 Choices = Sequence[tuple[str, Sequence[str]]]
 
@@ -134,10 +133,10 @@ def random_mix(
 ) -> Schedule:
     """Overlapping faults between a quiet start and a quiet end, decided by `rng`.
 
-    `choices` are pairs of a nemesis and its variants, for `nodes` replicas; `events` asks for that many events (two for
-    each fault, as far as they find room) instead of a random number. Replicas that elect nobody (`elects` False) have a
-    leader while that one runs. A mix of which no fault is sure to begin before the load ends is drawn again. Empty for
-    a time limit that leaves no room.
+    `choices` are pairs of a nemesis and its variants, for `nodes` replicas. `events` asks for that many events (two for
+    each fault, as far as there is room) instead of a random number. With `elects` False the replicas elect no leader:
+    they have one only while the appointed one runs. A mix in which no fault is sure to begin before the load ends is
+    drawn again. The schedule is empty if the time limit leaves no room.
     """
     end_s = time_limit_s - QUIET_END_S
     span_s = end_s - QUIET_START_S
@@ -153,7 +152,7 @@ def random_mix(
 
 
 def schedule_of(faults: Sequence[Timed]) -> Schedule:
-    """The schedule of faults that are each injected and healed; they are called f1, f2 and so on as they begin."""
+    """The schedule that injects and heals each fault; they are named f1, f2 and so on in the order of their begins."""
     rounded = [(round(fault[0], 3), round(fault[1], 3), *fault[2:]) for fault in faults]
     timed = sorted(rounded, key=lambda fault: (*fault[:4], fault[4] or ""))
     found: list[FaultEvent] = []
@@ -176,7 +175,7 @@ def schedule_of(faults: Sequence[Timed]) -> Schedule:
 def _draw(
     choices: Choices, rng: random.Random, count: int, end_s: float, *, nodes: int, elects: bool, odds: Odds
 ) -> list[Timed]:
-    """`count` faults that can be had together, less those for which no place was found."""
+    """Up to `count` compatible faults; those for which no place was found are left out."""
     span_s = end_s - QUIET_START_S
     timed: list[Timed] = []
     if count > 0 and rng.random() < odds.lost:
@@ -195,7 +194,7 @@ def _draw(
 
 
 def lost_leader(choices: Choices, rng: random.Random, from_s: float, end_s: float, odds: Odds = ODDS) -> list[Timed]:
-    """A fault that takes a leader away for LOST_S between two moments; none where nothing does or the time is short."""
+    """A fault that removes a leader for LOST_S between two moments; [] if no fault can, or if there is no time."""
     aimed = {name: [variant for variant in variants if "leader" in variant] for name, variants in choices}
     kinds = [name for name in aimed if name in _LOSES and aimed[name]]
     if not kinds or end_s - from_s <= LOST_S[0]:
@@ -207,7 +206,7 @@ def lost_leader(choices: Choices, rng: random.Random, from_s: float, end_s: floa
 
 
 def fits_beside(timed: Sequence[Timed], fault: Timed, nodes: int, *, elects: bool) -> bool:
-    """Whether a fault can be had beside others that can be had together, and they beside it."""
+    """Whether a fault is compatible with others, which are compatible among themselves."""
     if any(_collide(fault, other, nodes) for other in timed):
         return False
     together = [*timed, fault]
@@ -215,7 +214,7 @@ def fits_beside(timed: Sequence[Timed], fault: Timed, nodes: int, *, elects: boo
 
 
 def variant_of(rng: random.Random, variants: Sequence[str], odds: Odds = ODDS) -> str:
-    """Any variant; so often as `odds` say one aimed at the leader, where there is one."""
+    """A random variant; with probability `odds.leader` one aimed at the leader, if there is one."""
     aimed = [variant for variant in variants if "leader" in variant]
     if aimed and rng.random() < odds.leader:
         variants = aimed
@@ -223,16 +222,16 @@ def variant_of(rng: random.Random, variants: Sequence[str], odds: Odds = ODDS) -
 
 
 def _is_sure(fault: Timed, time_limit_s: float) -> bool:
-    """Whether a fault begins before the load ends, also when the trigger that it waits for does not occur, and whatever
-    the system does, so that it does not need a read of a disk, which a system with a cache seldom makes."""
+    """Whether a fault takes effect before the load ends whatever the system does: even if its trigger does not occur,
+    and without needing a disk read, which a system with a cache seldom makes."""
     needs_read = fault[2] == "disk-error" and fault[3].startswith("read")
     return not needs_read and (fault[4] is None or fault[0] + TRIGGER_TIMEOUT_S + PROOF_S <= time_limit_s)
 
 
 def _collide(one: Timed, other: Timed, nodes: int) -> bool:
-    """Whether one of two faults could not be proven beside the other: a host that is down cannot be asked for its
-    clock or its disk, nor be seen to crash again and again; of two faults of one disk the graver one hides the
-    other; and on links that are cut nothing can be seen of what else is wrong with them."""
+    """Whether one of two faults could not be proven beside the other. A host that is down cannot be asked for its
+    clock or its disk, nor be seen to crash repeatedly; of two faults of one disk the more severe hides the other;
+    and cut links hide every other disturbance of them."""
     if not _overlap(one, other):
         return False
     kinds = {one[2], other[2]}
@@ -250,18 +249,18 @@ def _collide(one: Timed, other: Timed, nodes: int) -> bool:
 
 
 def _overlap(one: Timed, other: Timed) -> bool:
-    """Whether two faults are in force at a time, or being proven: by their times in the schedule, which are rounded, so
-    that the answer is the same before and after it was written."""
+    """Whether two faults are in force, or being proven, at the same time. Uses rounded times, as in a written schedule,
+    so that the answer is the same before and after writing it."""
     return _in_ms(one[0]) <= _proven_s(other) and _in_ms(other[0]) <= _proven_s(one)
 
 
 def _proven_s(fault: Timed) -> float:
-    """When the heal of a fault is proven."""
+    """When the proof of a fault's heal ends."""
     return _in_ms(_in_ms(fault[1]) + PROOF_S)
 
 
 def _hides_links(timed: Sequence[Timed]) -> bool:
-    """Whether some links are disturbed while two partitions are in force at a time: together they may cut them all."""
+    """Whether single links are disturbed while two partitions overlap, which together may cut all of these links."""
     partitions = [fault for fault in timed if fault[2] == "partition"]
     for fault in timed:
         if fault[2] == "link" and not fault[3].endswith("@all"):
@@ -272,8 +271,8 @@ def _hides_links(timed: Sequence[Timed]) -> bool:
 
 
 def _finds_leaders(timed: Sequence[Timed], nodes: int, *, elects: bool) -> bool:
-    """Whether each fault that is aimed at the leader begins while enough replicas are left alone for one to lead; and
-    whatever an operator asks of a leader has to be done while that is so, and taken back while it is."""
+    """Whether each fault aimed at the leader begins while enough replicas are undisturbed for one to lead. Requests of
+    an operator to the leader must also be completed, and undone, under that condition."""
     for fault in timed:
         moments = [_in_ms(fault[0])] if "leader" in fault[3] or "followers" in fault[3] else []
         if fault[2] in _ASKED_OF_LEADER:
@@ -287,20 +286,20 @@ def _finds_leaders(timed: Sequence[Timed], nodes: int, *, elects: bool) -> bool:
                 if any(other[2] in _DOWN and not other[3].endswith("@followers") for other in others):
                     return False
                 continue
-            own = 1 if fault[2] == "members" else 0  # whoever is left has to agree on the smaller group
+            own = 1 if fault[2] == "members" else 0  # the remaining members have to agree on the smaller group
             if own + sum(_hit(other, nodes) for other in others) > (nodes - 1) // 2:
                 return False
     return True
 
 
-@functools.lru_cache(maxsize=1024)  # the same few moments are compared with one another again and again
+@functools.lru_cache(maxsize=1024)  # the same few moments are compared again and again
 def _in_ms(at_s: float) -> float:
-    """As a schedule has it: what begins at one millisecond begins at once."""
+    """A time (s) rounded to milliseconds, as in a schedule: faults of one millisecond begin simultaneously."""
     return round(at_s, 3)
 
 
 def _hit(fault: Timed, nodes: int) -> int:
-    """How many replicas a fault keeps from leading or voting, at most."""
+    """The most replicas that a fault may keep from leading or voting."""
     _, _, nemesis, variant, _ = fault
     if nemesis == "members":
         size = "one"
@@ -322,11 +321,11 @@ def _hit(fault: Timed, nodes: int) -> int:
 
 
 _LOSES = frozenset(("partition", "pause", "kill", "power"))
-"""What takes a leader away from all others at once, for as long as it lasts."""
+"""Faults that separate a leader from all others at once, for as long as they last."""
 
 _STOPS = _DOWN | _ASKED
 _CUT = faults_that_impair(Activity.BE_REACHED)
-"""What may keep a replica from leading or voting: by itself, and by what lies between it and the others."""
+"""Faults that may keep a replica from leading or voting: by stopping it, and by cutting it off from the others."""
 
 _SIZES: Mapping[str, str] = {
     "one": "one",
@@ -335,7 +334,7 @@ _SIZES: Mapping[str, str] = {
     "majority": "majority",
     "followers": "all but one",
 }
-"""Target -> how many replicas it names; any other may be all."""
+"""Target -> how many replicas it covers; any other may cover all."""
 
 _CUT_OFF: Mapping[str, str] = {
     "one": "one",
@@ -347,11 +346,11 @@ _CUT_OFF: Mapping[str, str] = {
     "majorities-ring": "one",
     "bridge": "half",
 }
-"""Shape -> how many replicas are outside the largest group; any other may leave nobody connected."""
+"""Shape -> how many replicas are outside the largest group; any other shape may leave no two connected."""
 
 
 def _begin(rng: random.Random, timed: Sequence[Timed], span_s: float) -> tuple[float, str | None]:
-    """When the next fault begins, anywhere or close behind what an earlier one sets off; the trigger it waits for."""
+    """When the next fault begins (anywhere, or close to what an earlier one sets off), and the trigger it waits for."""
     latest_s = QUIET_START_S + span_s - 0.1
     aim, waits = rng.random(), rng.random() < 0.5
     if timed and aim < 0.3:

@@ -1,8 +1,8 @@
-"""The scenario under which each scripted mutant (node.mutants) is looked for, and one run of it.
+"""The scenario for each scripted mutant (node.mutants), and one run of it.
 
-A scenario is a script: the faults that it takes to make the mistake show, round after round, with times that the seed
-shifts. It was thought out from what the mutant gets wrong; the comment beside each says how. The same seed without the
-mutant is the control: faults and load are the same, and it must show nothing, or the finding is none.
+A scenario is a script: the faults needed to make the mistake visible, in several rounds, with times that the seed
+shifts. It was derived from what the mutant gets wrong; the comment above each scenario explains how. The same seed
+without the mutant is the control, with the same faults and load: if it shows a symptom too, the finding is void.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ FIRST_ROUND_S = 1.0
 """The load runs for this long before the first round."""
 
 QUIET_END_S = 1.5
-"""And for this long after the last."""
+"""The load runs for this long after the last round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One fault of a round. It begins `at_s` after the round's begin and is healed `for_s` later, both drawn from a
-    range by the seed; or it begins at the moment `when`, and is healed at the moment `until`, that comes next."""
+    range by the seed; with `when` it then waits for that trigger to begin, with `until` for that one to be healed."""
 
     fault: str
     """nemesis=variant"""
@@ -44,7 +44,7 @@ class Step:
     until: str | None = None
 
     def events(self, fault_id: str, begin_s: float, rng: random.Random) -> list[FaultEvent]:
-        """The injection and the healing."""
+        """The injection and the heal."""
         nemesis, _, variant = self.fault.partition("=")
         inject_s = begin_s + rng.uniform(*self.at_s)
         heal_s = inject_s + rng.uniform(*self.for_s)
@@ -58,7 +58,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What a mutant is run under: `steps` in each of `rounds` rounds of `round_s` seconds."""
+    """The faults, load and settings of a mutant's runs: `steps` in each of `rounds` rounds of `round_s` seconds."""
 
     steps: Sequence[Step]
     rounds: int = 2
@@ -76,11 +76,11 @@ class Scenario:
 
     @property
     def faults(self) -> str:
-        """The faults of a round, in words."""
+        """The faults of a round as text."""
         return ", ".join(dict.fromkeys(step.fault for step in self.steps))
 
     def under(self, power_form: str) -> Scenario:
-        """The same with every power cut in another form of the nemesis, such as `cut-posix`."""
+        """The same scenario with every power cut in another form of the nemesis, such as `cut-posix`."""
         steps = tuple(
             dataclasses.replace(step, fault=step.fault.replace("power=cut@", f"power={power_form}@"))
             for step in self.steps
@@ -106,7 +106,7 @@ class Scenario:
 def _step(
     fault: str, at: float | Range, length: float | Range, when: str | None = None, until: str | None = None
 ) -> Step:
-    """A step whose times vary by a tenth of a second where no range is given."""
+    """A step; times given as single numbers vary by a tenth of a second."""
 
     def range_of(value: float | Range) -> Range:
         return value if isinstance(value, tuple) else (value, value + 0.1)
@@ -115,22 +115,22 @@ def _step(
 
 
 _IN_SYNC_HA = {"replication": "sync", "ha_mismatch": "heal", "acknowledged": "success"}
-"""A SYNC_MASTER that will be given up: its senders take only SUCCESS for an acknowledgement. The workload is one that
-may read what is not acknowledged, since a master lets its readers do so (docs/classic-ha.md)."""
+"""Settings of a SYNC_MASTER that will be replaced: its senders count only SUCCESS as an acknowledgement. The workload
+must allow reads of unacknowledged messages, since a master serves these (docs/classic-ha.md)."""
 
 SCENARIOS: Mapping[str, Scenario] = {
-    # All members forget whom they voted for, and elect somebody again in the same term.
+    # All members forget whom they voted for, and elect a second leader in the same term.
     "vote-not-persisted": Scenario(steps=(_step("kill=sigkill@all", (0, 1), (0.1, 0.4)),)),
-    # The second election's term and votes are lost with the power; the log, which is synced, knows the term.
+    # The power cut loses term and votes of the second election; the log, which is synced, has the term.
     "vote-without-fsync": Scenario(
         steps=(_step("partition=leader", 0, 1.3), _step("power=cut@all", (1.6, 2), (0.1, 0.4))), round_s=3.5
     ),
-    # One follower misses what the others acknowledge; then the leader dies and the two that are left elect one.
+    # One follower misses what the others acknowledge; then the leader dies and the remaining two elect a new one.
     "vote-for-shorter-log": Scenario(
         steps=(_step("partition=one", 0, (1.5, 1.8)), _step("kill=sigkill@leader", (1.2, 1.5), (1, 1.5)))
     ),
-    # A leader that is cut off gets a tail of entries that nobody else has. Another one commits fewer than these and
-    # dies, and the old leader's log, which is longer and older, counts as the better one.
+    # A leader that is cut off gets a tail of entries that no other member has. The next leader commits fewer entries
+    # and dies, and the old leader's log, which is longer but of an older term, counts as the better one.
     "end-term-from-current-term": Scenario(
         steps=(
             _step("partition=leader", 0, (0.8, 1.0)),
@@ -138,17 +138,17 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         round_s=4.0, rate=300.0, concurrency=24,
     ),
-    # Figure 8 of the Raft paper; n1 is its S1, n5 its S5. A host that is cut from nobody while the others are cut from
-    # each other is the only one that can be elected: n1 at first, then n5, n1 again, and n5.
+    # Figure 8 of the Raft paper; n1 is its S1, n5 its S5. While the others are cut from each other, the only host that
+    # reaches them all is the only one that can be elected: n1 at first, then n5, n1 again, and n5.
     "commit-old-terms": Scenario(
         steps=(
             _step("partition=n2|n3|n4|n5", 0, 2.6),
-            # (a) what n1 appends reaches n2 only
+            # (a) what n1 appends reaches only n2
             _step("partition=n1+n2|n3+n4+n5", (2.0, 2.05), 1.8),
             _step("partition=n3|n4", 2.3, 6.7),
             # (b) n5 is elected by n3 and n4, and is cut off before its first entry reaches them
             _step("partition=n5|n3+n4", 2.75, 2.1, "elected@n5"),
-            # (c) n1 is elected by n3 and n4 and replicates to n3; n2 says that it has the old entries, no more
+            # (c) n1 is elected by n3 and n4 and replicates to n3; n2 acknowledges the old entries, no more
             _step("partition=n2|n3|n4|n5", 2.9, 2.1),
             _step("partition=n1|n5", 3.2, 5.8),
             _step("link=delay-in@n2", 3.5, 1.3),
@@ -159,22 +159,22 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         rounds=1, round_s=9.5, nodes=5, rate=30.0, concurrency=5,
     ),
-    # Acknowledged by a leader that is cut off and then overruled.
+    # A leader that is cut off acknowledges entries, which the next leader overwrites.
     "ack-before-quorum": Scenario(steps=(_step("partition=leader", (0, 0.5), (1.3, 1.8)),), rate=200.0),
-    # Power is lost while syncs are under way, which a slow disk makes longer.
+    # Power is lost during syncs, which a slow disk prolongs.
     "ack-before-fsync": Scenario(
         steps=(_step("disk-slow=mild@all", 0, (0.5, 0.9)), _step("power=cut@all", (1.0, 1.4), (0.1, 0.4))), rate=200.0
     ),
     "quorum-off-by-one": Scenario(steps=(_step("partition=leader", (0, 0.5), (1.3, 1.8)),), rate=200.0),
-    # A paused follower is sent its oldest entries once more, with a committed index that it does not reach yet.
+    # A paused follower is sent its oldest entries again, with a committed index beyond the end of its log.
     "commit-beyond-end": Scenario(
         steps=(_step("pause=sigstop@one", (0, 0.5), (0.8, 1.6)),), rounds=3, rate=400.0, concurrency=24
     ),
-    # A leader that was cut off has a tail to be truncated; the search for where it begins goes in steps of 1, 2, 4, ...
+    # A leader that was cut off has a tail to truncate; the search for its begin takes steps of 1, 2, 4, ... entries.
     "truncate-committed": Scenario(
         steps=(_step("partition=leader", (0, 0.3), (1.3, 1.8)),), rounds=3, rate=300.0, concurrency=24
     ),
-    # The same tail, and a crash between its truncation and the entries that take its place.
+    # The same tail, and a crash between its truncation and the arrival of the entries that replace it.
     "truncate-not-persisted": Scenario(
         steps=(
             _step("partition=leader", 0, 0.5, until="elected"),
@@ -182,40 +182,42 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         rate=300.0, concurrency=24,
     ),
-    # The same tail again: entries of the same index, and not the same.
+    # The same tail: different entries at the same index.
     "compare-index-only": Scenario(
         steps=(_step("partition=leader", (0, 0.3), (1.3, 1.8)),), rate=300.0, concurrency=24
     ),
     # Pushes to a follower that is cut off are lost with their connection. Afterwards they are repeated one by one, and
-    # a new one comes between: what is acknowledged then is not there, which the next cut of another follower shows.
+    # a new one arrives in between: the follower acknowledges entries that it lacks, which the next cut of another
+    # follower reveals.
     "accept-gap": Scenario(
         steps=(_step("partition=one", (0, 0.3), (1.3, 1.8)),), rounds=3, round_s=2.5, rate=400.0, concurrency=24
     ),
     "stale-leader-reads": Scenario(steps=(_step("partition=leader", (0, 0.5), 3.0),), workload="register", round_s=4.5),
-    # The leader's clock is ahead; it is cut off, and then its clock is put right, which is back: its lease goes on.
+    # The leader's clock is ahead; the leader is cut off, and then its clock is set back to the right time, which
+    # extends its lease.
     "lease-on-wall-clock": Scenario(
         steps=(_step("clock=bump@leader", 0, (1.0, 1.05)), _step("partition=leader", 0.9, 5.5)),
         round_s=8.0, workload="register", concurrency=12, settings={"read_mode": "lease"},
     ),
     "no-step-down": Scenario(steps=(_step("partition=leader", (0, 0.5), 3.0),), round_s=4.5),
-    # A new leader's log is longer than what it has dispatched.
+    # A new leader has dispatched only a part of its log.
     "early-promotion": Scenario(steps=(_step("kill=sigkill@leader", (0, 0.5), (1, 1.3)),), rounds=3, rate=300.0),
-    # One lead, another's, and the first one's again, in one life.
+    # The same process leads, loses the lead to another, and leads again.
     "queue-offset-reuse": Scenario(steps=(_step("partition=leader", (0, 0.2), (1.3, 1.5)),), rounds=4, round_s=2.2),
-    # An orderly end leaves queues and mark as they should be; what is dispatched again is there twice.
+    # An orderly stop leaves the queues and the dispatch mark consistent; what is dispatched again is then duplicated.
     "duplicate-apply": Scenario(steps=(_step("kill=terminate@all", (0, 0.5), (0.1, 0.4)),)),
-    # A consumer forgets what it was given, and nobody else hears of it.
+    # A consumer forgets the messages that it was given, and no other consumer gets them.
     "pop-without-checkpoint": Scenario(
         steps=(_step("kill=sigkill@one", (0, 0.5), (0.5, 1.0)),), workload="queue", settings={"consume": "pop"}
     ),
-    # An orderly end leaves a checkpoint, which the next start goes on from.
+    # An orderly stop leaves a checkpoint, from which the next start continues.
     "in-hand-forgotten": Scenario(
         steps=(_step("kill=terminate@all", (0, 0.5), (0.1, 0.4)),), workload="queue", settings={"consume": "pop"}
     ),
     "timers-forgotten": Scenario(steps=(_step("kill=terminate@all", (0, 0.5), (0.1, 0.4)),), workload="delay"),
     "checksum-ignored": Scenario(steps=(_step("bit-flip=log@one", (0, 0.5), (1, 1.5)),)),
-    # Two of five are removed, and one of the three that are left is cut off, together with those two. All restart, and
-    # whoever goes by the configuration again makes a majority of five of them.
+    # Two of five are removed, and one of the remaining three is cut off together with those two. All restart, and
+    # those three, if they use the initial configuration again, are a majority of five.
     "members-forgotten": Scenario(
         steps=(
             _step("members=remove@n4", 0, 6.6),
@@ -226,18 +228,18 @@ SCENARIOS: Mapping[str, Scenario] = {
         rounds=1, round_s=7.0, nodes=5, rate=200.0,
     ),
     "removed-leader-stays": Scenario(steps=(_step("members=remove@leader", (0, 0.3), 2.0),)),
-    # The leader hears of its successor late, and its lease goes on meanwhile. It takes no messages while the other
-    # catches up, so senders have gone elsewhere by then.
+    # The leader hears of its successor late, and its lease is still valid meanwhile. It takes no messages while the
+    # successor catches up, so senders have moved to others by then.
     "transfer-keeps-lead": Scenario(
         steps=(_step("link=delay-in@leader", 0, 2.4), _step("transfer=to@followers", (0.5, 0.7), 0.5)),
         rounds=3, workload="register", rate=400.0, concurrency=24, settings={"read_mode": "lease"},
     ),
-    # What the master sends is lost on the way; then the master is, too.
+    # What the master sends is lost on the way; then the master is lost, too.
     "ha-ack-when-sent": Scenario(
         steps=(_step("partition=n1|n2+n3", 0, 2.0), _step("promote=failover@n1", (0.6, 0.8), 1.6)),
         rounds=1, workload="queue", settings=_IN_SYNC_HA,
     ),
-    # What slaves have and cannot sync goes with their power, and the master is gone as well.
+    # A power cut loses what the slaves could not sync, and the master is down as well.
     "ha-ack-before-slave-syncs": Scenario(
         steps=(
             _step("disk-stall=fsync@n2+n3", 0, 1.6),
@@ -247,23 +249,23 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         rounds=1, round_s=5.5, workload="queue", settings=_IN_SYNC_HA,
     ),
-    # A slave has what the master loses with its power, and may not give it up by itself.
+    # A slave has what the master loses in a power cut, and may not discard it on its own.
     "ha-send-before-sync": Scenario(
         steps=(_step("disk-slow=severe@n1", 0, (0.8, 1.2)), _step("power=cut@n1", (0.5, 0.7), 0.8)),
         rate=200.0, settings={"replication": "sync"},
     ),
-    # The former master has messages that no slave got, and the new one has others in their place.
+    # The former master has messages that no slave got, and the new one has others at the same offsets.
     "ha-never-compares": Scenario(
         steps=(_step("partition=n1|n2+n3", 0, 1.4), _step("promote=failover@n1", (0.6, 0.8), 1.6)),
         rounds=1, workload="queue", settings=_IN_SYNC_HA,
     ),
-    # Followers have the messages and cannot sync them, so senders give up; when the disks go on, all is committed.
+    # Followers have the messages but cannot sync them, so senders time out; when the disks resume, all is committed.
     "indefinite-as-definite": Scenario(
         steps=(_step("disk-stall=fsync@followers", (0, 0.5), (2.6, 3.0)),), round_s=4.0
     ),
-    # Three of five end, and n1, which leads, cannot sync what it appends: n2 gets it and nobody else. n1 loses that
-    # with its power, leads the same term again and has the three acknowledge other entries, fewer, in that place. Then
-    # it ends. The log of n2 ends in the same term and is longer than theirs: they elect it without what they have.
+    # Three of five are killed, and the leader n1 cannot sync what it appends, which only n2 gets. n1 loses it in a
+    # power cut, leads the same term again and has the three acknowledge other, fewer entries at these indexes. Then
+    # it is killed. The log of n2 ends in the same term and is longer than theirs: they elect n2, which lacks theirs.
     "lead-term-again": Scenario(
         steps=(
             _step("partition=n2|n3|n4|n5", 0, 4.4),
@@ -276,9 +278,9 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         rounds=1, round_s=7.5, nodes=5, rate=100.0, concurrency=12,
     ),
-    # One follower does not hear the leader and stands; the other, which does, votes for it before the lease is over, by
-    # which the leader goes on reading. The followers store nothing meanwhile, or the one that hears the leader would
-    # have the longer log.
+    # One follower does not hear the leader and becomes a candidate; the other, which does, votes for it before the
+    # lease ends, by which the leader still serves reads. The followers store nothing meanwhile; otherwise the one that
+    # hears the leader would have the longer log.
     "vote-despite-leader": Scenario(
         steps=(
             _step("disk-full=full@followers", (0, 0.01), (0.8, 0.81)),
@@ -287,16 +289,16 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         round_s=3.0, rate=100.0, concurrency=96, settings={"read_mode": "lease"},
     ),
-    # Whoever asks a leader that is paused is answered when it goes on, by a lease that is long over. There are more
-    # clients than can wait for it, so that some ask it after the next leader, which it does not hear, has taken writes.
+    # A paused leader answers its pending reads when it resumes, by a lease that ended long before. There are more
+    # clients than can wait for it, so that some ask after the next leader, which it does not hear, has taken writes.
     "lease-by-role": Scenario(
         steps=(_step("pause=sigstop@leader", 0, (1.8, 2.2)), _step("partition=leader", 0, 2.6)),
         rounds=3, round_s=3.8, rate=40.0, concurrency=96, settings={"read_mode": "lease"},
     ),
-    # n2 has a tail, where it led at first, as with half of the seeds. n1 is elected by n3, which can sync nothing
-    # more, and is cut off when it knows what n2 has to truncate. Its next connection has that done and an entry
-    # committed, and n1 ends before n2 hears so. Then the kernel sends again what the first connection had lost: n2
-    # truncates once more, and n3 has lost the entry with its power.
+    # n2 has a tail if it led at first, as with half of the seeds. n1 is elected by n3, which cannot sync any more, and
+    # is cut off from n2 when it knows what n2 has to truncate. Over its next connection n2 truncates that and an entry
+    # is committed, but n1 is killed before n2 learns of the commit. Then the kernel retransmits what the first
+    # connection had lost: n2 truncates again, and n3 loses the entry in a power cut.
     "late-truncate": Scenario(
         steps=(
             _step("partition=n3|n1+n2", (1.0, 1.01), 0.55),
@@ -308,8 +310,8 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         rounds=1, round_s=8.0, rate=40.0,
     ),
-    # Whoever has elected a leader is killed and its vote damaged, before it has an entry of the new term; it starts in
-    # the term before and, cut off from the new leader, votes once more in the next.
+    # A follower that has elected a leader is killed and its vote damaged before it has an entry of the new term. It
+    # starts in the term before and, cut off from the new leader, votes again in the next term.
     "vote-lost-with-its-file": Scenario(
         steps=(
             _step("partition=leader", 0, 2.4),
@@ -318,11 +320,11 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         round_s=4.0,
     ),
-    # A member reads its log up to what is damaged, and goes on from there as if it had acknowledged no more.
+    # A member reads its log up to the damage, and continues as if it had acknowledged no more.
     "damage-cut-off": Scenario(steps=(_step("bit-flip=log@one", (0, 0.5), (1, 1.5)),)),
-    # Ongaro's case. n5 is out. n1 is cut off with it and lets it in again, which nobody else learns. n2 is elected by
-    # n3 and n4, n4 ends before it gets anything of that term, and n2 removes n1: two of the three that are left go on.
-    # But n1, n4 and n5 are three of five. A leader that first commits an entry of its own term needs n4 for that.
+    # Ongaro's case. n5 was removed. n1 is cut off with it and adds it again, which no other member learns. n2 is
+    # elected by n3 and n4, n4 is killed before it gets any entry of that term, and n2 removes n1: two of the remaining
+    # three continue. But n1, n4 and n5 are three of five. If n2 first had to commit an entry of its term, it needed n4.
     "change-before-own-commit": Scenario(
         steps=(
             _step("partition=n2|n3|n4|n5", (0, 0.05), (2.3, 2.35)),
@@ -335,8 +337,8 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         rounds=1, round_s=8.5, nodes=5, rate=40.0,
     ),
-    # A leader is cut off with one of five and removes two of the others at once: two are a majority of the three that
-    # are left, and those three, who know of nothing, are one of the five.
+    # A leader is cut off with one of the other four and removes two of the rest at once: it has two of the remaining
+    # three members, and the other side, which does not know of it, has three of five.
     "changes-overlap": Scenario(
         steps=(
             _step("partition=n2|n3|n4|n5", 0, 2.5),
@@ -346,9 +348,9 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         rounds=1, round_s=6.5, nodes=5, rate=60.0,
     ),
-    # A leader of four, n1, is cut off and removes n4. It is stopped, so that its operator waits for an answer, and n3
-    # is elected and truncates that; n1 counts itself one of three all the same. What n3 has only n1 gets, until it is
-    # cut off together with n2: then n4 does, and the operator of another fault, who asks before the first one asks
+    # A leader of four, n1, is cut off and removes n4. It is paused, so that its operator waits for an answer, and n3
+    # is elected and truncates that; n1 still counts itself one of three. Only n1 gets the entries of n3, until n1 is
+    # cut off together with n2: then n4 gets them, and the operator of another fault, who asks before the first one asks
     # again, removes n2. So n3 and n4 are two of three, and for n1, which n2 elects, so are n1 and n2.
     "truncated-members-stay": Scenario(
         steps=(
@@ -367,18 +369,18 @@ SCENARIOS: Mapping[str, Scenario] = {
 
 
 def rehearse_mutant(mutant: str, seed: int, *, is_control: bool = False, power_form: str = "cut") -> Rehearsal:
-    """Run one seed of a mutant's scenario: with the mutant, or without it as the control; power cuts have the form
+    """Run one seed of a mutant's scenario: with the mutant, or without it as the control. Power cuts have the form
     `power_form` of their nemesis.
 
-    Raises OperatorError for a name that stands for no mutant.
+    Raises OperatorError for an unknown mutant.
     """
     scenario = _scenario(mutant).under(power_form)
     return rehearse_test(*scenario.run_of(NO_MUTANT if is_control else mutant, seed))
 
 
 def report_mutant(mutant: str, seed: int, store: Store) -> RunDir:
-    """Run one seed of a mutant's scenario as a run of its own, with its trace and a report. Raises OperatorError for a
-    name that stands for no mutant, StoreError where nothing can be written."""
+    """Run one seed of a mutant's scenario as a stored run, with its trace and a report. Raises OperatorError for an
+    unknown mutant, StoreError if nothing can be written."""
     test, schedule = _scenario(mutant).run_of(mutant, seed)
     run_dir, *_ = keep_run(test, schedule, store, name=f"{mutant}-{seed}", has_trace=True)
     return run_dir
@@ -394,5 +396,5 @@ def _scenario(mutant: str) -> Scenario:
 
 def gives_away(run: Rehearsal) -> bool:
     """Whether a run shows that something is wrong: a violation, or replicas that are stuck after all faults are
-    healed. Other doubts, such as a fault that found no leader to strike, say nothing."""
+    healed. Other doubts, such as a fault that found no leader to hit, do not count."""
     return bool(run.symptoms)

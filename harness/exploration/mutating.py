@@ -1,12 +1,12 @@
-"""Schedules made from one that brought something new, or from two.
+"""New schedules by mutation of one that showed new behaviour, or by crossing two.
 
-A schedule is taken apart into faults, each with its begin and its end, changed, and put together again by the rules of
-every mix (harness.exploration.mixes): between a quiet start and a quiet end, each fault healed, none beside one that
-would keep it from being proven, and those that are aimed at a leader where one can be. A fault that finds no place any
-more is left out. So what comes out is a schedule as `explore` may draw it at random.
+A schedule is split into faults, each with its begin and heal, changed, and reassembled by the rules of every mix
+(harness.exploration.mixes): between a quiet start and a quiet end, each fault healed, none beside one that would keep
+it from being proven, and those aimed at a leader only while there can be one. A fault that no longer fits is left out.
+So the result is a schedule that `explore` could also draw at random.
 
-With `from_s` nothing that begins before that moment is changed, nor any heal before it: with the same seed the run is
-the same up to there, to the byte, and goes another way from there on.
+With `from_s`, faults that begin before that moment stay as they are: with the same seed the run is the same up to that
+moment, to the byte, and diverges after it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from nemesis.schedule import INJECT, Schedule
 __all__ = ["OPERATORS", "Ground", "Idea", "assemble", "faults_of_schedule", "mutate"]
 
 LEAST_S = 0.05
-"""From the begin of a fault to its heal."""
+"""Least time from the begin of a fault to its heal."""
 
 MAX_SHIFT_S = 1.5
 """Three leases of the fast timings."""
@@ -44,7 +44,7 @@ MAX_SHIFT_S = 1.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ground:
-    """What schedules are made for."""
+    """The constraints for which schedules are made."""
 
     choices: Choices
     """Kinds of faults and their variants."""
@@ -54,22 +54,22 @@ class Ground:
 
     @property
     def end_s(self) -> float:
-        """By when all is healed."""
+        """When all faults must be healed."""
         return self.time_limit_s - QUIET_END_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Idea:
-    """What a mutation may draw from."""
+    """The sources that a mutation may draw from."""
 
     rng: random.Random
     ground: Ground
     from_s: float
-    """What begins or ends before it stays."""
+    """Faults that begin before this moment stay."""
     moments_s: Sequence[float]
-    """Where something new was seen; may be empty."""
+    """When new behaviour was seen; may be empty."""
     kind: Callable[[random.Random], int]
-    """Draws the place in `choices` of a kind of fault."""
+    """Draws a kind of fault, as a position in `choices`."""
     other: Sequence[Timed]
     """The faults of another schedule; may be empty."""
     fresh: Sequence[Timed]
@@ -77,7 +77,7 @@ class Idea:
 
 
 def faults_of_schedule(schedule: Schedule) -> list[Timed]:
-    """The faults of a schedule in which each is healed."""
+    """The faults of a schedule in which every fault is healed."""
     heals = {event.fault_id: event.at_s for event in schedule if event.action != INJECT}
     return [
         (event.at_s, heals[event.fault_id], event.nemesis, event.variant, event.when)
@@ -87,8 +87,7 @@ def faults_of_schedule(schedule: Schedule) -> list[Timed]:
 
 
 def assemble(kept: Sequence[Timed], wanted: Sequence[Timed], ground: Ground) -> Schedule:
-    """A schedule of the faults `kept`, which have room beside each other, and of those of `wanted` that find it too,
-    the first of them first."""
+    """A schedule of the faults in `kept`, which are compatible, and of those in `wanted` that fit, tried in order."""
     taken = list(kept)
     for begin_s, heal_s, nemesis, variant, when in wanted:
         begin_s = min(max(QUIET_START_S, begin_s), ground.end_s - LEAST_S)
@@ -99,7 +98,7 @@ def assemble(kept: Sequence[Timed], wanted: Sequence[Timed], ground: Ground) -> 
 
 
 def mutate(schedule: Schedule, idea: Idea, names: Sequence[str]) -> Schedule:
-    """A schedule changed by the operators of these names, one after the other."""
+    """The schedule changed by the named operators, one after the other."""
     faults = faults_of_schedule(schedule)
     fixed = [fault for fault in faults if fault[0] < idea.from_s]
     free = [fault for fault in faults if fault[0] >= idea.from_s]
@@ -118,7 +117,7 @@ def _new(idea: Idea, begin_s: float) -> Timed:
 
 
 def _changed(faults: list[Timed], idea: Idea, change: Callable[[Timed], Timed]) -> list[Timed]:
-    """One of the faults is changed, and comes first: it finds room before those that were there."""
+    """Change one of the faults and move it to the front, so that it is placed before the others."""
     if not faults:
         return _add(faults, idea)
     place = idea.rng.randrange(len(faults))
@@ -128,19 +127,19 @@ def _changed(faults: list[Timed], idea: Idea, change: Callable[[Timed], Timed]) 
 
 
 def _shift(faults: list[Timed], idea: Idea) -> list[Timed]:
-    """A fault sooner or later, as long as it was."""
+    """Move a fault to an earlier or later time, with the same length."""
     by_s = idea.rng.uniform(-MAX_SHIFT_S, MAX_SHIFT_S)
     return _changed(faults, idea, lambda fault: (fault[0] + by_s, fault[1] + by_s, *fault[2:]))
 
 
 def _stretch(faults: list[Timed], idea: Idea) -> list[Timed]:
-    """A fault two to four times as long, or as short."""
+    """Make a fault two or four times longer or shorter."""
     ratio = idea.rng.choice((0.25, 0.5, 2.0, 4.0))
     return _changed(faults, idea, lambda fault: (fault[0], fault[0] + (fault[1] - fault[0]) * ratio, *fault[2:]))
 
 
 def _retarget(faults: list[Timed], idea: Idea) -> list[Timed]:
-    """A fault of another variant: on another one, in another form."""
+    """Give a fault another variant: another target or form."""
     of_kind = dict(idea.ground.choices)
 
     def change(fault: Timed) -> Timed:
@@ -150,14 +149,14 @@ def _retarget(faults: list[Timed], idea: Idea) -> list[Timed]:
 
 
 def _wait(faults: list[Timed], idea: Idea) -> list[Timed]:
-    """A fault that waits for another trigger, or for none."""
+    """Let a fault wait for another trigger, or for none."""
     rng = idea.rng
     when = rng.choice((None, *(each + rng.choice(DELAYS) for each in (*AFTER_ELECTION, *AFTER_HEAL, *ANYWHERE))))
     return _changed(faults, idea, lambda fault: (*fault[:4], when))
 
 
 def _aim(faults: list[Timed], idea: Idea) -> list[Timed]:
-    """A new fault where something new was seen, or soon after."""
+    """Add a fault when new behaviour was seen, or soon after."""
     if not idea.moments_s:
         return _add(faults, idea)
     begin_s = idea.rng.choice(idea.moments_s) + idea.rng.uniform(0.0, ELECTION_S)
@@ -165,13 +164,13 @@ def _aim(faults: list[Timed], idea: Idea) -> list[Timed]:
 
 
 def _add(faults: list[Timed], idea: Idea) -> list[Timed]:
-    """A new fault at any time."""
+    """Add a fault at any time."""
     first_s = max(idea.from_s, QUIET_START_S)
     return [_new(idea, idea.rng.uniform(first_s, max(first_s, idea.ground.end_s - LEAST_S))), *faults]
 
 
 def _drop(faults: list[Timed], idea: Idea) -> list[Timed]:
-    """One fault less; the last one stays."""
+    """Remove a fault, unless it is the only one."""
     if len(faults) < 2:
         return _add(faults, idea)
     place = idea.rng.randrange(len(faults))
@@ -179,7 +178,7 @@ def _drop(faults: list[Timed], idea: Idea) -> list[Timed]:
 
 
 def _lose(faults: list[Timed], idea: Idea) -> list[Timed]:
-    """A leader that is lost for seconds, from where something new was seen on if there is time for that."""
+    """Add a fault that removes a leader for seconds, from when new behaviour was seen if there is time for that."""
     loss = lost_leader(idea.ground.choices, idea.rng, max(idea.from_s, QUIET_START_S), idea.ground.end_s)
     if not loss:
         return _aim(faults, idea)
@@ -192,14 +191,14 @@ def _lose(faults: list[Timed], idea: Idea) -> list[Timed]:
 
 
 def _renew(faults: list[Timed], idea: Idea) -> list[Timed]:
-    """From a moment on, the one from which a run goes another way if it does, the faults of a random mix."""
+    """Replace the faults after a moment (`from_s` if it is set, else random) with those of a random mix."""
     first_s = max(idea.from_s, QUIET_START_S)
     at_s = first_s if first_s > QUIET_START_S else idea.rng.uniform(first_s, idea.ground.end_s)
     return [*(fault for fault in faults if fault[0] < at_s), *(fault for fault in idea.fresh if fault[0] >= at_s)]
 
 
 def _cross(faults: list[Timed], idea: Idea) -> list[Timed]:
-    """From a moment on the faults of another schedule."""
+    """Replace the faults after a random moment with those of another schedule."""
     if not idea.other:
         return _aim(faults, idea)
     first_s = max(idea.from_s, QUIET_START_S)
@@ -220,4 +219,4 @@ OPERATORS: dict[str, Callable[[list[Timed], Idea], list[Timed]]] = {
     "renew": _renew,
     "cross": _cross,
 }
-"""Each takes the faults that may be changed, and none of the others."""
+"""Each operator gets only the faults that may be changed."""

@@ -1,4 +1,4 @@
-"""One simulated run that keeps nothing but its results."""
+"""One simulated run of which only the results are kept."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SIMULATED = "sim"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """What came of one simulated run. `valid` is True, False or "unknown"."""
+    """The result of one simulated run. `valid` is True, False or "unknown"."""
 
     seed: int
     valid: bool | str
@@ -42,28 +42,28 @@ class Rehearsal:
     failed_checks: tuple[str, ...]
     """Names of the checks that found a violation."""
     failures: tuple[str, ...] = ()
-    """The same by the rules that were broken, where a check has some (harness.exploration.symptoms)."""
+    """The same, by broken rules for checks that have rules (harness.exploration.symptoms)."""
     is_stuck: bool = False
-    """Whether all was healed and the replicas did not all come back and become equal."""
+    """Whether the replicas did not all come back and converge although all faults were healed."""
     faults: int
     operations: int
     took_s: float
     violation_s: float | None = None
-    """When the first violation could be seen: an invariant's moment, or the return of the last operation of a check's
-    witness; seconds of the test's time."""
+    """When the first violation became visible (s of the test's time): that of an invariant, or the return of the last
+    operation of a check's witness."""
     facts: tuple[Fact, ...] = ()
-    """What it did, where that was asked for (harness.exploration.behaviour)."""
+    """Its behaviour, if requested (harness.exploration.behaviour)."""
     schedule: Schedule | None = None
-    """Its faults, where they do not follow from the seed alone."""
+    """Its faults, if they do not follow from the seed alone."""
 
     @property
     def symptoms(self) -> tuple[str, ...]:
-        """What shows that something is wrong: failed checks, and STUCK. Empty for a run that shows nothing."""
+        """The signs of a failure: failed checks, and STUCK. Empty for a run without any."""
         return (*self.failed_checks, STUCK) if self.is_stuck else self.failed_checks
 
 
 def require_simulated(system: str, instead: str) -> None:
-    """Raise OperatorError for a system that cannot be simulated; `instead` says what can be done with it."""
+    """Raise OperatorError for a system that cannot be simulated; `instead` tells what to do instead."""
     system_class = registry.load("systems", system)
     if isinstance(system_class, LimitsClusters):
         reason = system_class.cannot_run_on(registry.load("clusters", SIMULATED))
@@ -72,7 +72,7 @@ def require_simulated(system: str, instead: str) -> None:
 
 
 def require_faults(test: Test) -> None:
-    """Raise OperatorError for a search of seeds without faults: their mix is what tells one seed from another."""
+    """Raise OperatorError for a search of seeds without faults, since seeds differ mainly in their mix of faults."""
     if not test.nemesis:
         raise OperatorError("--nemesis none leaves nothing to mix: leave it out for every nemesis, or name some")
 
@@ -95,9 +95,9 @@ def parts_of(test: Test, schedule: Schedule) -> Parts:
 
 
 def usable_choices(test: Test) -> list[tuple[str, list[str]]]:
-    """The nemeses that a test asks for (all where it asks for none) with the variants that simulation has.
+    """The nemeses that a test asks for (all if it names none), with the variants that simulation supports.
 
-    Raises OperatorError for a choice that stands for nothing there.
+    Raises OperatorError for a choice of which simulation supports nothing.
     """
     from harness.faults.target import PlannedTarget
 
@@ -108,7 +108,7 @@ def usable_choices(test: Test) -> list[tuple[str, list[str]]]:
         settings=test.system_settings,
     )
     asked: dict[str, list[str | None]] = {}
-    for choice in test.nemesis:  # one that is named twice has the variants of both
+    for choice in test.nemesis:  # a nemesis that is named twice gets both variants
         asked.setdefault(choice.name, []).append(choice.variant)
     if asked.pop(ALL, None) is not None or not asked:
         nemeses = registry.load_all("nemeses")
@@ -134,17 +134,17 @@ def usable_choices(test: Test) -> list[tuple[str, list[str]]]:
 
 
 def rehearse_test(test: Test, schedule: Schedule, *, with_facts: bool = False) -> Rehearsal:
-    """Run a test in simulation and judge it. A run that could not even start counts as `unknown`. `with_facts` sums up
-    what it did, which takes some hundredths of its time. Raises KeyboardInterrupt where a signal ended its load: what
-    is left is not the run that was asked for."""
+    """Run a test in simulation and judge it. A run that could not even start counts as `unknown`. `with_facts` collects
+    the facts of its behaviour, which adds a few per cent to its time. Raises KeyboardInterrupt if a signal ended its
+    load, since that is not the requested run."""
     with rare_collections(), _without_last_resort():
         return _rehearse(test, schedule, with_facts=with_facts)
 
 
 @contextlib.contextmanager
 def _without_last_resort() -> Iterator[None]:
-    """Where nobody has set up logging, nothing is logged: Python would write the warnings of thousands of runs to
-    standard error, without saying whose they are. A run that is kept is made again, and has them in its own log."""
+    """Log nothing if logging is not configured: Python would write the warnings of thousands of runs to standard error
+    without naming the run. A run that is kept is performed again, and logs them to its own file."""
     nowhere = logging.NullHandler()
     logging.getLogger().addHandler(nowhere)
     try:
@@ -182,7 +182,7 @@ def _rehearse(test: Test, schedule: Schedule, *, with_facts: bool) -> Rehearsal:
 
 
 def _facts(observer: StepObserver, clock: TestClock, faults: Sequence[Mapping[str, Any]]) -> tuple[Fact, ...]:
-    """Dated by the loop's time where the load never began."""
+    """The facts of the run; if the load never began, their times are the loop's."""
     return facts_of(observer.steps, faults, zero_s=clock.zero_s or 0.0)
 
 

@@ -1,9 +1,9 @@
-"""A process that runs simulated seeds on a machine of a cluster: a question a line, what came of it a line.
+"""A process that runs simulated seeds on a machine of a Spark cluster: one request per line, one response per line.
 
     {"test": {...}, "seed": 7}    ->    {"rehearsal": {...}} or {"refused": "why"}
 
-It is `python -m harness.exploration.remote_seeds PARENT`, with the process id of whoever asks. The first line that it
-writes says what interpreter it is. It ends with its input, and at once at SIGHUP, which it gets when its parent dies.
+It is started as `python -m harness.exploration.remote_seeds PARENT`, with the process id of the caller. The first line
+that it writes names its interpreter. It ends with its input, and at once at SIGHUP, which it gets when its parent dies.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ MODULE = "harness.exploration.remote_seeds"
 
 
 def question_for(test: Test, seed: int) -> dict[str, Any]:
-    """What to ask for one seed of a test."""
+    """The request for one seed of a test."""
     return {"test": test.to_json(), "seed": seed}
 
 
 def rehearsal_of(answer: Mapping[str, Any]) -> Rehearsal:
-    """What came of it. Raises OperatorError where it was refused."""
+    """The rehearsal in a response. Raises OperatorError if the request was refused."""
     if "refused" in answer:
         raise OperatorError(str(answer["refused"]))
     fields = dict(answer["rehearsal"])
@@ -44,7 +44,7 @@ def rehearsal_of(answer: Mapping[str, Any]) -> Rehearsal:
 
 
 class _Seeds:
-    """Answers questions; what a test may use is found out once."""
+    """Answers requests; the usable faults of a test are determined once."""
 
     def __init__(self) -> None:
         self._asked: Any = None
@@ -52,7 +52,7 @@ class _Seeds:
         self._choices: Sequence[tuple[str, Sequence[str]]] = ()
 
     def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """What came of one seed."""
+        """The response for one seed."""
         try:
             if question["test"] != self._asked:
                 self._test = test_from_json(question["test"])
@@ -65,7 +65,7 @@ class _Seeds:
 
 
 def _end(number: int, _: object) -> NoReturn:
-    raise KeyboardInterrupt  # which ends a simulation in order: what a run keeps for its time is removed
+    raise KeyboardInterrupt  # ends a simulation in order, removing its temporary files
 
 
 def main(words: Sequence[str]) -> int:
@@ -74,7 +74,7 @@ def main(words: Sequence[str]) -> int:
     try:
         end_with_parent(int(words[0]), signal.SIGHUP)
         answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-        os.dup2(2, 1)  # whatever else is printed is no answer
+        os.dup2(2, 1)  # anything else that is printed goes to standard error
         seeds = _Seeds()
 
         def tell(answer: Any) -> None:
@@ -85,7 +85,7 @@ def main(words: Sequence[str]) -> int:
         for line in sys.stdin:
             tell(seeds.answer(json.loads(line)))
     except (KeyboardInterrupt, BrokenPipeError):
-        return 1  # nobody is there any more who would want an answer
+        return 1  # the caller is gone
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Running many seeds across cores, and keeping the tally."""
+"""Running many seeds across cores, and tallying the results."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ __all__ = [
 ]
 
 MAX_KEPT_FAILURES = 100
-"""Failures listed by one exploration. Whoever has a hundred needs no further one to begin with."""
+"""Most failures listed by one exploration; a hundred are enough to begin with."""
 
 
 def elects_leaders(test: Test) -> bool:
-    """Whether the replicas of a test choose their leader themselves."""
+    """Whether the replicas of a test elect their leader themselves."""
     return test.settings.get("replication", "dledger") == "dledger"
 
 
 def require_room(test: Test) -> None:
-    """Raise OperatorError where a load is too short for a random mix to have faults."""
+    """Raise OperatorError if the load is too short for a random mix to have faults."""
     if test.time_limit_s <= LONGER_THAN_S:
         raise OperatorError(
             f"--time-limit {test.time_limit_s:g} leaves random faults no room: a load begins with {QUIET_START_S:g} s "
@@ -52,7 +52,7 @@ def require_room(test: Test) -> None:
 def mix_for(
     test: Test, seed: int, choices: Sequence[tuple[str, Sequence[str]]], *, odds: Odds = ODDS
 ) -> tuple[Test, Schedule]:
-    """The run of one seed: the test with that seed, and the faults that the seed decides."""
+    """The run of one seed: the test with that seed, and the faults that follow from the seed."""
     seeded = dataclasses.replace(test, seed=seed)
     return seeded, random_mix(
         choices,
@@ -66,34 +66,34 @@ def mix_for(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A run that is to be made. `test` has its seed."""
+    """A proposed run. `test` has its seed."""
 
     number: int
     """From 0, in the order in which runs are proposed."""
     test: Test
     schedule: Schedule
     operators: tuple[str, ...] = ()
-    """By which it was made of earlier ones (harness.exploration.mutating); empty for a random mix."""
+    """The operators that made it from earlier runs (harness.exploration.mutating); empty for a random mix."""
     kinds: tuple[int, ...] = ()
-    """The places in the choices of the kinds of faults that were drawn for it."""
+    """The kinds of faults that were drawn for it, as positions in the choices."""
 
 
 class Guidance(Protocol):
-    """Decides what is run, by what came of the runs before. See harness.exploration.guide."""
+    """Decides what is run next from the results of earlier runs. See harness.exploration.guide."""
 
     def may_propose(self) -> bool:
-        """Whether enough is known for the next run."""
+        """Whether enough results are known to propose the next run."""
 
     def propose(self, seed: int) -> Candidate:
-        """The next run; `seed` is its own unless it is to keep the beginning of an earlier one."""
+        """The next run; its seed is `seed`, unless it repeats the beginning of an earlier run."""
 
     def note(self, candidate: Candidate, rehearsal: Rehearsal) -> None:
-        """What came of a run, in whatever order they end."""
+        """Take the result of a run; runs may end in any order."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What came of the seeds so far."""
+    """The results of the seeds so far."""
 
     runs: int = 0
     valid: int = 0
@@ -118,7 +118,7 @@ class Tally:
         self.by_reason[what] = self.by_reason.get(what, 0) + 1
         if len(self.failures) < MAX_KEPT_FAILURES:
             self.failures.append(rehearsal)
-        elif rehearsal.valid is False:  # a violation is worth more than the last of those that are unknown
+        elif rehearsal.valid is False:  # a violation replaces the last unknown run
             unknown = [place for place, other in enumerate(self.failures) if other.valid is not False]
             if unknown:
                 self.failures[unknown[-1]] = rehearsal
@@ -143,11 +143,11 @@ def explore(
     pool: concurrent.futures.Executor | None = None,
     guidance: Guidance | None = None,
 ) -> Tally:
-    """Run seeds until they or the time are used up; `on_result` hears of each run.
+    """Run seeds until they or the time are used up; `on_result` is called after each run.
 
-    `jobs` processes at a time, those of `pool` or else new ones; `budget_s` seconds, after which no further run is
-    begun. With `stop_at_first` the first run that is not valid ends it. With `guidance` that decides what is run
-    for a seed, else the seed. Raises OperatorError when the test names what simulation does not have.
+    Runs are performed by `jobs` processes, those of `pool` or else new ones; none is begun after `budget_s` seconds.
+    With `stop_at_first` the first run that is not valid ends the exploration. `guidance`, if given, decides what is run
+    for a seed. Raises OperatorError if the test asks for something that simulation does not support.
     """
     choices = usable_choices(test)
     tally = Tally()
@@ -166,7 +166,7 @@ def explore(
                 work = _rehearse if guidance is None else _rehearse_with_facts
                 try:
                     running[workers.submit(work, candidate)] = candidate
-                except BrokenProcessPool:  # killed while it had nothing to do, or just now
+                except BrokenProcessPool:  # a worker was killed while idle, or just now
                     raise killed(candidate) from None
 
         def killed(candidate: Candidate) -> HarnessError:
@@ -175,11 +175,11 @@ def explore(
         begin()
         while running:
             done, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
-            for future in sorted(done, key=lambda each: each.exception() is not None):  # no finding is lost to a kill
+            for future in sorted(done, key=lambda each: each.exception() is not None):  # results before exceptions
                 candidate = running.pop(future)
                 try:
                     rehearsal = future.result()
-                except BrokenProcessPool:  # which ends all that are running
+                except BrokenProcessPool:  # it ends all running workers
                     raise killed(candidate) from None
                 if guidance is not None:
                     guidance.note(candidate, rehearsal)
@@ -209,10 +209,10 @@ def _rehearse_with_facts(candidate: Candidate) -> Rehearsal:
 
 
 def _killed(unfinished: Sequence[Candidate], jobs: int, *, is_guided: bool) -> HarnessError:
-    """What to say when one of the processes was killed that ran these."""
+    """The error to raise when one of the processes that ran these candidates was killed."""
     killed = "a process that ran a simulation was killed, maybe for want of memory"
     fewer = f"--jobs {jobs - 1} " if jobs > 1 else ""
-    if is_guided:  # what it has learned is gone, and a seed does not bring that back
+    if is_guided:  # what the guide has learned is lost, and no seed restores it
         return HarnessError(f"{killed}: {f'{fewer}takes less' if fewer else 'free some'}; the search begins anew")
     seed = min(candidate.test.seed for candidate in unfinished)
     return HarnessError(f"{killed}: {fewer}--seed {seed} goes on from here")

@@ -1,15 +1,15 @@
-"""Cutting a failing run down to what it takes to fail.
+"""Shrinking a failing run to what is needed for it to fail.
 
-A run is decided by its schedule of faults, its time limit, its clients, their rate and the number of replicas. Each
-candidate leaves something out and is run again in simulation; it counts when it shows one of the symptoms that the
-run showed at first: a check that fails (an invariant by its rule), or replicas that are stuck. Faults are removed by
-delta debugging (Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input"): large parts first, then
-single ones, until no single fault can be left out. What is left is given to Hypothesis
-(harness.exploration.simplifying), which leaves out heals as well, makes times rounder and everything less, all at once
-where it has to be; and then it is tried once more whether no single fault can be left out.
+A run is determined by its schedule of faults, its time limit, its clients, their rate and the number of replicas. Each
+candidate leaves something out and is run again in simulation; it counts as failing if it shows one of the original
+symptoms: a check that fails (an invariant by its rule), or replicas that are stuck. Faults are removed by delta
+debugging (Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input"): large parts first, then single
+ones, until no single fault can be left out. The rest goes to Hypothesis (harness.exploration.simplifying), which also
+leaves out heals, rounds times and reduces all other quantities, several at once if necessary. Finally, delta debugging
+verifies again that no single fault can be left out.
 
-What a fault does at random depends on the seed and its own id only, so leaving one out does not change the
-others; the interleaving of messages does change, which is why every candidate is run and none is trusted.
+The random choices of a fault depend only on the seed and its own id, so leaving one out does not change the others.
+The interleaving of messages does change, which is why every candidate has to be run.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Shrunk:
     rehearsal: Rehearsal
     runs: int
     is_minimal: bool
-    """Whether no single fault can be left out; False when the time was used up before that was known."""
+    """Whether no single fault can be left out; False if the time was used up before that was known."""
 
 
 Key = tuple[int, int, float, float, Schedule]
@@ -78,7 +78,7 @@ class _Shrinker:
         return bool(self.symptoms)
 
     def first_that_fails(self, candidates: Sequence[tuple[Test, Schedule]]) -> bool:
-        """Take the first candidate over that still fails. Whether there was one, before the time was used up."""
+        """Adopt the first candidate that still fails; returns whether one was found before the time was used up."""
         for start in range(0, len(candidates), self._jobs):
             batch = candidates[start : start + self._jobs]
             new = [candidate for candidate in batch if _key(*candidate) not in self._known]
@@ -96,7 +96,7 @@ class _Shrinker:
         return False
 
     def search(self) -> None:
-        """Take over the simplest that Hypothesis finds."""
+        """Adopt the simplest failing run that Hypothesis finds."""
         before, runs = (self.test, self.schedule), self.runs
         simplest = simplest_that_fails(
             *before, lambda *candidate: self.first_that_fails([candidate]), seed=f"{self.test.seed}/shrink"
@@ -123,7 +123,7 @@ class _Shrinker:
             self._say(f"the load ends at {limit_s:g} s, {self._count()} faults")
 
     def drop_faults(self) -> bool:
-        """Delta debugging over the faults. Returns whether it came to its end."""
+        """Delta debugging over the faults. Returns whether it completed."""
         parts = 2
         while True:
             faults = [event.fault_id for event in self.schedule if event.action == INJECT]
@@ -149,7 +149,7 @@ class _Shrinker:
                 parts *= 2
 
     def simplify(self) -> None:
-        """Fewer replicas, clients and operations."""
+        """Try fewer replicas, clients and operations."""
         test = self.test
         replace = dataclasses.replace
         if test.nodes > FEW_NODES and self._takes([replace(self.test, nodes=FEW_NODES)]):
@@ -171,7 +171,7 @@ def _symptoms(rehearsal: Rehearsal) -> frozenset[str]:
 
 
 def _key(test: Test, schedule: Schedule) -> Key:
-    """What candidates differ in."""
+    """The parts in which candidates may differ."""
     return test.nodes, test.concurrency, test.rate, test.time_limit_s, schedule
 
 
@@ -180,10 +180,10 @@ def shrink(
 ) -> Shrunk:
     """The shortest run found within `budget_s` seconds that fails as `test` under `schedule` does.
 
-    `say` hears of every step, and where the run shows nothing in simulation of what it was `stored` with: the failures
-    of its results. An interrupt, or that one of the processes is killed, ends the search as the end of the budget does,
-    once something has been cut. Raises OperatorError when the run does not fail in simulation, and HarnessError where a
-    process is killed before.
+    `say` is called at every step, and if the run in simulation shows none of the failures in `stored`, those of its
+    stored results. Once something has been removed, an interrupt or a killed process ends the search as the end of the
+    budget does; before, the interrupt or HarnessError is raised. Raises OperatorError if the run does not fail in
+    simulation.
     """
     deadline_s = time.monotonic() + budget_s
     shrinker = _Shrinker(test, schedule, jobs=jobs, deadline_s=deadline_s, say=say)
@@ -215,7 +215,7 @@ def shrink(
         say(f"{KILLED}; the shortest run so far is kept")
         is_minimal = False
     finally:
-        with contextlib.suppress(KeyboardInterrupt):  # a second one: what was found by then is kept all the same
+        with contextlib.suppress(KeyboardInterrupt):  # even after a second one, what was found is kept
             shrinker.close()
     return Shrunk(
         test=shrinker.test,

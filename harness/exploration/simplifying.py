@@ -1,14 +1,14 @@
 """Simpler forms of a failing run, searched for by Hypothesis.
 
-A strategy stands for the known run and everything simpler that has the same faults or some of them: without a fault;
-with one that is never healed, and so until the end; with fewer replicas, clients and operations; a load that ends
-sooner; faults that wait for no trigger, happen at rounder times, and all of them sooner. Each of these is a ladder:
-its lowest rung is the simplest and its highest the known run's own, so what Hypothesis takes for simpler is so.
+The strategy generates the known run and everything simpler with the same faults or some of them: without a fault; with
+a fault that is healed only at the end; with fewer replicas, clients and operations; with a load that ends sooner; with
+faults that wait for no trigger, are at rounder times, or all begin sooner. Each of these is a ladder: its lowest rung
+is the simplest value and its highest the known run's own, so that Hypothesis's order of simplicity is ours.
 
-`hypothesis.find` generates before it shrinks: the simplest of all first, then draws of which most are the known run's
-own, so that one of the first few fails as it does. Hypothesis could begin with the known failure itself if its
-database held it, but leaves the database alone once it is given a seed, and with a random one it is not the same each
-time.
+`hypothesis.find` generates before it shrinks: first the simplest example, then draws that mostly take the known run's
+values, so that one of the first few fails as it does. Hypothesis could start from the known failure itself if that were
+in its database, but it does not use the database if it is given a seed, and without a fixed seed the search would not
+be repeatable.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from nemesis.schedule import HEAL, INJECT, FaultEvent, Schedule
 __all__ = ["CLIENTS", "FEW_NODES", "RATES", "simpler_runs", "simplest_that_fails"]
 
 FEW_NODES = 3
-"""Fewer replicas than this tolerate no fault, which is another test."""
+"""Fewer replicas than this tolerate no fault, which would be a different test."""
 
 CLIENTS = (1, 2, 3, 5)
 RATES = (10.0, 25.0, 50.0)
 GRIDS_S = (1.0, 0.5, 0.1)
-"""Round times, the roundest first."""
+"""Grids for round times, the roundest first."""
 
 KNOWN = 32
-"""So many draws of a ladder stand for each of its rungs, and all above the highest for the highest: the known one."""
+"""A draw has this many values for each rung of a ladder; all beyond the last rung mean that one: the known run's."""
 
 MAX_TRIES = 40
-"""Runs drawn in search of one that fails as the known one does."""
+"""Most runs drawn in search of one that fails like the known one."""
 
 Candidate = tuple[Test, Schedule]
 Rung = TypeVar("Rung")
 
 
 def simpler_runs(test: Test, schedule: Schedule) -> st.SearchStrategy[Candidate]:
-    """The known run and what is simpler. Its faults are some of those of `schedule`, or all."""
+    """The known run and all simpler ones, with some or all of the faults of `schedule`."""
     heals = {event.fault_id: event for event in schedule if event.action == HEAL}
     faults = [(event, heals.get(event.fault_id)) for event in schedule if event.action == INJECT]
     places = {(event.fault_id, event.action): place for place, event in enumerate(schedule)}
@@ -65,7 +65,7 @@ def simpler_runs(test: Test, schedule: Schedule) -> st.SearchStrategy[Candidate]
         def event_of(event: FaultEvent) -> FaultEvent:
             return dataclasses.replace(event, when=choose(_triggers(event.when)), at_s=choose(_rounder(event.at_s)))
 
-        # All is drawn whether or not it is used: then lowering one draw does not shift the meaning of the others.
+        # Every value is drawn even if it is not used, so that lowering one draw does not shift the others.
         is_kept = [choose((False, True)) for _ in faults]
         is_healed = [heal is not None and choose((False, True)) for _, heal in faults]
         simpler = dataclasses.replace(
@@ -94,10 +94,10 @@ def simpler_runs(test: Test, schedule: Schedule) -> st.SearchStrategy[Candidate]
 def simplest_that_fails(
     test: Test, schedule: Schedule, fails: Callable[[Test, Schedule], bool], *, seed: str
 ) -> Candidate | None:
-    """The simplest run that Hypothesis finds for which `fails` is true; None when it finds none.
+    """The simplest run that Hypothesis finds for which `fails` is true; None if it finds none.
 
-    The same `seed` and the same answers give the same run. Whoever wants it to end answers False from then on, but for
-    what failed before. What `fails` raises is raised here, without another call.
+    The same `seed` and the same results of `fails` lead to the same run. To end the search, `fails` returns False from
+    then on, except for runs that failed before. An exception of `fails` is raised here, without another call.
     """
     raised: list[Exception] = []
 
@@ -106,13 +106,13 @@ def simplest_that_fails(
             return False
         try:
             return fails(*candidate)
-        except Exception as error:  # else it would count as the failure that is looked for
+        except Exception as error:  # else Hypothesis would treat it as the failure to minimise
             raised.append(error)
             return False
 
     found = None
     with scratch_directory("hypothesis") as directory:
-        set_hypothesis_home_dir(directory)  # it keeps what it reads of our modules, and would do so where we are run
+        set_hypothesis_home_dir(directory)  # it caches constants from our modules, else in the current directory
         try:
             found = find(
                 simpler_runs(test, schedule),
@@ -136,16 +136,16 @@ def simplest_that_fails(
 
 
 def _at_most(ladder: Sequence[Rung], known: Rung) -> list[Rung]:
-    """The rungs below `known`, which 0 is above all of (no limit), and then itself."""
+    """The rungs below `known`, then `known` itself; 0 means no limit and is above all rungs."""
     return [*(rung for rung in ladder if not known or rung < known), known]  # type: ignore[operator]
 
 
 def _triggers(when: str | None) -> list[str | None]:
-    """What an event may wait for: nothing, its trigger, its trigger with its delay."""
+    """What an event may wait for: nothing, its trigger alone, its trigger with the delay."""
     return [None] if when is None else list(dict.fromkeys((None, when.partition("+")[0], when)))
 
 
 def _rounder(at_s: float) -> list[float]:
-    """Times near this one, the roundest first, itself last."""
+    """Times near `at_s`, the roundest first and `at_s` itself last."""
     near = [round(round(at_s / grid_s) * grid_s, 6) for grid_s in GRIDS_S]
     return [*dict.fromkeys(time_s for time_s in near if time_s != at_s), at_s]

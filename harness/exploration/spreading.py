@@ -1,8 +1,8 @@
-"""Exploring seeds in tasks that run elsewhere: as many at a time as there are places, several seeds in each.
+"""Exploring seeds in tasks that run elsewhere: as many tasks at a time as there are places, each with several seeds.
 
-A task is a blocking call in a thread of its own, so what the places are is the caller's affair (`harness explore
---master` has the cores of a Spark cluster). Seeds are handed out in batches that take some seconds: a task costs its
-start, a lost one its seeds.
+A task is a blocking call in a thread of its own, so the caller decides what a place is (for `harness explore --master`,
+a core of a Spark cluster). A task gets a batch of seeds that takes some seconds: long enough to outweigh the task's
+start, short enough that a lost task costs little.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from harness.test import Test
 __all__ = ["BATCH_S", "MAX_TASKS", "explore_spread"]
 
 BATCH_S = 5.0
-"""What a task is to take. Its start costs some hundredths of a second; a task that is lost costs so much."""
+"""Intended duration of a task, which is lost if the task is. Its start takes some hundredths of a second."""
 
 MAX_BATCH = 100
-"""Seeds of a task: those of five replicas take half a second each at best."""
+"""Most seeds of a task; with five replicas a seed takes at least half a second."""
 
 MAX_TASKS = 1_000
-"""At a time: each has a thread here that waits."""
+"""Most tasks at a time; for each a thread waits here."""
 
 POLL_INTERVAL_S = 1.0
-"""Between two looks at how many places there are: machines come and go."""
+"""How often the number of places is read: machines come and go."""
 
 Task = Callable[[Sequence[int], float], Sequence[Rehearsal]]
-"""Runs seeds, one after the other; gives what came of them, in their order. None is begun after so many seconds, so the
-last may be missing."""
+"""Runs seeds one after the other and returns their results in order. It begins none after the given number of seconds,
+so the last results may be missing."""
 
 
 def explore_spread(
@@ -45,10 +45,10 @@ def explore_spread(
     stop_at_first: bool,
     on_result: Callable[[Tally, Rehearsal], None],
 ) -> Tally:
-    """Run seeds from `first` on, `count` of them or until the time is used up; `on_result` hears of each run.
+    """Run `count` seeds from `first` on, or until the time is used up; `on_result` is called after each run.
 
-    `places` says how many tasks are worth having at a time. With `stop_at_first` the first run that is not valid ends
-    it. Raises what a task raises; what is under way is not waited for then.
+    `places` returns how many tasks to run at a time. With `stop_at_first` the first run that is not valid ends the
+    exploration. Raises what a task raises, without waiting for the other tasks.
     """
     return _Spread(test, run_seeds, first, count, budget_s, stop_at_first, on_result).explore(places)
 
@@ -89,12 +89,12 @@ class _Spread:
             workers.shutdown(wait=False, cancel_futures=True)
 
     def _batch(self, at_a_time: int) -> list[int]:
-        """The seeds of the next task; none where there is nothing more to begin."""
+        """The seeds of the next task; [] if no more may be begun."""
         if self._is_over or time.monotonic() >= self._deadline_s:
             return []
         each_s = self._took_s / self._tally.runs if self._tally.runs else BATCH_S
         size = max(1, min(MAX_BATCH, round(BATCH_S / max(each_s, 1e-3))))
-        if self._end is not None:  # at the end small ones, so that all places are done at about the same time
+        if self._end is not None:  # smaller batches towards the end, so that all places finish at about the same time
             size = min(self._end - self._next, max(1, min(size, (self._end - self._next) // (2 * at_a_time))))
         batch = list(range(self._next, self._next + size))
         self._next += size

@@ -1,5 +1,4 @@
-"""What shows that something is wrong in a simulated run: failed checks, by the rules that were broken, and replicas
-that are stuck."""
+"""Symptoms of a failure in a simulated run: failed checks, by the rules that were broken, and stuck replicas."""
 
 from __future__ import annotations
 
@@ -9,12 +8,12 @@ from typing import Any
 __all__ = ["STUCK", "failures_of", "is_stuck", "stuck_reason"]
 
 STUCK = "stuck"
-"""The symptom of replicas that do not come back, or do not become equal, after everything was healed."""
+"""The symptom of replicas that do not come back, or do not converge, after everything was healed."""
 
 
 def failures_of(results: Mapping[str, Any]) -> tuple[str, ...]:
-    """The checks that found a violation; one that has rules, as `invariants` has, once for each that was broken. The
-    results may be of a file that is damaged: what is no check there is none."""
+    """The checks that found a violation; a check with rules, such as `invariants`, once for each broken rule. Results
+    may come from a damaged file: malformed entries are ignored."""
     failures: dict[str, None] = {}
     checks = results.get("checks")
     for name, check in checks.items() if isinstance(checks, Mapping) else ():
@@ -30,12 +29,12 @@ def failures_of(results: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def is_stuck(results: Mapping[str, Any]) -> bool:
-    """Whether a run's results have that symptom: then nobody could compare the replicas."""
+    """Whether a run has the symptom `STUCK`: its replicas could not be compared."""
     return stuck_reason(results) is not None
 
 
 def stuck_reason(results: Mapping[str, Any]) -> str | None:
-    """What keeps the replicas apart; None where nothing does."""
+    """Why the replicas could not be compared; None if they could."""
     checks = results.get("checks")
     check = checks.get("replicas") if isinstance(checks, Mapping) else None
     if not isinstance(check, Mapping) or check.get("valid") != "unknown":

@@ -1,6 +1,6 @@
-"""A known finding as data: the run that shows it, the run beside it that must be valid, and what a run came to.
+"""A known finding as data: the run that shows it, the control that must be valid, and how runs are classified.
 
-A run is written down as the options of `harness run`, so that what is kept here is what anybody types to repeat it.
+Runs are stored as options of `harness run`, which anybody can type to repeat them.
 """
 
 from __future__ import annotations
@@ -16,51 +16,51 @@ SIDES = ("finding", "control")
 """The two runs of a finding."""
 
 FOUND = "found"
-"""What a run came to that shows what is known; else it is "valid", "invalid" (for another reason) or "unknown"."""
+"""Outcome of a run that shows the known finding; the others are "valid", "invalid" (another reason) and "unknown"."""
 
 LEAST_FOUND = 0.8
-"""Part of the runs that must show a finding: faults meet a program at moments that nobody chooses. A control must be
-valid in all of them."""
+"""Share of the runs that must show a finding, since nobody controls at which moment a fault hits a program. A control
+must be valid in all runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One known bug, or weakness that is documented, of one version of a system."""
+    """One known bug or documented weakness of one version of a system."""
 
     name: str
     title: str
-    """What goes wrong, as one sentence without its point."""
+    """What goes wrong, as one sentence without a full stop."""
     version: str
-    """The system as people call it, with its version."""
+    """The system's usual name and its version."""
     options: str
     """Options of `harness run` for both runs: system, workload, nemesis, nodes, time limit, settings."""
     finding: str = ""
-    """Options beside those, for the run that must be invalid."""
+    """Further options for the run that must be invalid."""
     control: str = ""
-    """Options beside those, for the run that must be valid."""
+    """Further options for the run that must be valid."""
     control_says: str
-    """Why the control must be valid: the setting that makes the difference, in words."""
+    """Why the control must be valid: the setting that makes the difference, as text."""
     check: str
     """The check that finds it."""
     names: tuple[str, ...]
-    """What that check names, one of these at least: kinds of anomalies that it counts, or words of its reason."""
+    """At least one of these must occur in the check's results: kinds of anomalies, or parts of its reason."""
     promised: str
-    """What the system's documentation promises, or says of this."""
+    """What the system's documentation promises or says about this."""
     reported: str
     """Who reported it first, and when."""
     link: str
 
     def words(self, side: str) -> list[str]:
-        """Options of `harness run` for the finding's or the control's run, as words."""
+        """Options of `harness run` for the finding's or the control's run, as a list of arguments."""
         return shlex.split(f"{self.options} {self.finding if side == 'finding' else self.control}")
 
     def line(self, side: str) -> str:
-        """The command that repeats a run of it, but for its seed."""
+        """The command that repeats a run, without its seed."""
         return shlex.join(["harness", "run", *self.words(side)])
 
 
 def outcome_of(finding: Finding, results: Mapping[str, Any]) -> str:
-    """What results.json came to, held against what is known: `FOUND`, "valid", "invalid" or "unknown"."""
+    """The outcome of a run by its results.json: `FOUND`, "valid", "invalid" or "unknown"."""
     if results["valid"] is not False:
         return "valid" if results["valid"] is True else "unknown"
     check = results["checks"].get(finding.check)
@@ -76,7 +76,7 @@ def _names(check: Mapping[str, Any], what: str) -> bool:
 
 
 def is_met(side: str, outcomes: Mapping[str, int]) -> bool:
-    """Whether runs came to what is expected, from how often each outcome was had. Without any run nothing is met."""
+    """Whether the runs of a side are as expected, from the number of runs by outcome. False without runs."""
     runs = sum(outcomes.values())
     if side == "control":
         return runs > 0 and outcomes.get("valid", 0) == runs

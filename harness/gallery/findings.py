@@ -1,4 +1,4 @@
-"""The findings, as data. Another one is another `Finding` here: nothing else has to be written."""
+"""The findings, as data. To add one, add a `Finding` here; nothing else is needed."""
 
 from __future__ import annotations
 
@@ -340,4 +340,4 @@ FINDINGS: Mapping[str, Finding] = {
         _MARIADB_SKEW, _MARIADB_CRASH, _PATRONI, _RABBITMQ,
     )
 }  # fmt: skip
-"""By name, in the order in which they are listed and run."""
+"""Findings by name, in the order in which they are listed and run."""

@@ -1,4 +1,4 @@
-"""The gallery as a page: a table of all findings, a section with a picture for each, and the lines that repeat them."""
+"""The gallery as a page: a table of all findings, and for each a section with a picture and its commands."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def pages(findings: Mapping[str, Finding], records: Records) -> dict[str, str]:
 
 
 def write_pages(directory: str, found: Mapping[str, str]) -> None:
-    """Write the page and its pictures into a directory, and remove pictures of the page before it that this one has
-    not. Raises OperatorError."""
+    """Write the page and its pictures into a directory, and remove pictures that only the previous page had. Raises
+    OperatorError."""
     root = Path(directory)
     try:
         (root / PICTURES).mkdir(parents=True, exist_ok=True)
@@ -75,8 +75,7 @@ def write_pages(directory: str, found: Mapping[str, str]) -> None:
 
 
 def _pictures_of(page: Path) -> set[str]:
-    """The pictures of a page that was written before: the directory may hold others, which are somebody else's. Raises
-    OSError."""
+    """The pictures of a previously written page; their directory may hold other files, not ours. Raises OSError."""
     return set(_PICTURE.findall(page.read_text("utf-8", "replace"))) if page.is_file() else set()
 
 
@@ -120,7 +119,7 @@ def _what_was_seen(record: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _span(counts: list[Mapping[str, int]]) -> str:
-    """How many anomalies of each kind a run counted, from the fewest to the most."""
+    """The range over all runs of the number of anomalies of each kind."""
     kinds = sorted({kind for each in counts for kind in each})
     words = []
     for kind in kinds:

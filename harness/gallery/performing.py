@@ -1,4 +1,4 @@
-"""Performing the runs of findings: as `harness run` would, one after the other, finding and control in turn."""
+"""Performing the runs of findings as `harness run` would: one after the other, alternating finding and control."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ __all__ = ["Performed", "perform_finding", "prepared_runs"]
 
 @dataclass(slots=True)
 class Performed:
-    """What came of a finding. `record` is None where it could not be run at all; `problem` says why, or what of it did
-    not run."""
+    """The result of a finding's runs. `record` is None if they could not be completed, and `problem` says why."""
 
     record: dict[str, Any] | None = None
     problem: str | None = None
@@ -35,8 +34,8 @@ class Performed:
 def prepared_runs(
     finding: Finding, *, times: int, seed: int, cluster: str | None, say: Callable[[str], None]
 ) -> list[tuple[str, Prepared]]:
-    """(side, run) in the order in which they are performed, checked against what can be had here; the system's packages
-    are fetched, which `say` hears of. The runs of one turn share a seed. Raises OperatorError."""
+    """(side, run) in the order of execution. Checks that the runs are possible here and fetches the system's packages,
+    which `say` reports. The two runs of one turn share a seed. Raises OperatorError."""
     parser = build_parser()
     chosen = [] if cluster is None else ["--cluster", cluster]
     runs = []
@@ -54,7 +53,7 @@ def prepared_runs(
 def perform_finding(
     finding: Finding, runs: Sequence[tuple[str, Prepared]], store: Store, console: OutputConsole
 ) -> Performed:
-    """Perform every run. One that does not start is counted as such; what the operator has to mend ends the finding."""
+    """Perform every run. A run that does not start is counted as such; a problem for the operator ends the finding."""
     kept: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
     performed = Performed()
     shown = None

@@ -1,11 +1,10 @@
-"""What the runs of findings came to, kept as one JSON file: by finding, both sides, each run with its seed.
+"""The outcomes of the runs of findings, kept as one JSON file: by finding and side, each run with its seed.
 
     {"nats-power-loss": {"day": "2026-11-23", "cluster": "netns", "lines": {"finding": "harness run ...", ...},
                          "runs": {"finding": [{"seed": 7, "outcome": "found", ...}], "control": [...]},
                          "witness": {...}}}
 
-The runs of a finding replace those that were known of it. Where a finding's options have been changed since, the
-record says so by its lines.
+New runs of a finding replace its earlier ones. A record's lines show whether the finding's options have changed since.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ __all__ = ["RESULTS_NAME", "is_of", "load", "outcomes_of", "record_of", "run_of"
 RESULTS_NAME = "gallery.json"
 
 MAX_FAULTS = 16
-"""Of the faults that are kept with a witness: those that a picture of one moment can show."""
+"""Most faults kept with a witness; a picture of one moment cannot show more."""
 
 _WHAT_TO_DO = "take the file that harness gallery run has written"
 _TEXTS = ("version", "day", "cluster")
@@ -37,7 +36,7 @@ Record = Mapping[str, Any]
 
 
 def run_of(finding: Finding, results: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept of one run, from its results.json."""
+    """The record of one run, from its results.json."""
     faults = results["faults"]
     counts = (results["checks"].get(finding.check) or {}).get("stats", {}).get("counts")
     kept = {name: number for name, number in counts.items() if number} if isinstance(counts, Mapping) else {}
@@ -67,7 +66,7 @@ def record_of(
 
 
 def _witness(check: Mapping[str, Any], faults: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The check with its witness alone, and the faults at its time."""
+    """The check reduced to its reason and witness, and the run's first faults."""
     witness = check.get("witness")
     if not isinstance(witness, Mapping):
         return None
@@ -80,12 +79,12 @@ def _witness(check: Mapping[str, Any], faults: Sequence[Mapping[str, Any]]) -> d
 
 
 def outcomes_of(record: Record, side: str) -> Counter[str]:
-    """How often each outcome was had."""
+    """How often each outcome occurred."""
     return Counter(run["outcome"] for run in record["runs"][side])
 
 
 def is_of(record: Record, finding: Finding) -> bool:
-    """Whether the record is of the finding as it is defined now."""
+    """Whether the record matches the current definition of the finding."""
     lines = {side: finding.line(side) for side in SIDES}
     return bool(record["lines"] == lines and record["version"] == finding.version)
 
@@ -98,7 +97,7 @@ def statistics_of(record: Record) -> tuple[str, str, bool]:
 
 
 def load(path: str) -> dict[str, Any]:
-    """The records by finding; none where there is no file. Raises OperatorError for a file that is none of ours."""
+    """The records by finding; {} if there is no file. Raises OperatorError for a file that is not such a record."""
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -116,7 +115,7 @@ def load(path: str) -> dict[str, Any]:
 
 
 def _damage(record: Any) -> str | None:
-    """The first field of a record that is not as `record_of` writes it; None where all are."""
+    """The first field of a record that is not as `record_of` writes it; None if all are."""
     if not isinstance(record, dict):
         return "all of it"
     lines, runs, witness = record.get("lines"), record.get("runs"), record.get("witness", 0)
@@ -134,7 +133,7 @@ def _damage(record: Any) -> str | None:
 
 
 def _is_run(run: Any) -> bool:
-    """Whether it is as `run_of` has it; of one that did not start there are no numbers."""
+    """Whether `run` is as `run_of` returns it; a run that did not start has no numbers."""
     if not isinstance(run, dict) or "seed" not in run or not all(isinstance(run.get(name), str) for name in _RUN_TEXTS):
         return False
     if "faults" not in run and run["outcome"] not in (FOUND, "valid"):
