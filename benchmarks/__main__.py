@@ -1,6 +1,6 @@
-"""`python -m benchmarks [NAME ...]`: the benchmarks that take minutes, or those named, one after the other.
+"""`python -m benchmarks [NAME ...]` runs the benchmarks that take minutes, or the named ones, one after the other.
 
-`python -m benchmarks NAME --option ...` gives one of them its options.
+`python -m benchmarks NAME --option ...` runs one of them with its options.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ ONLY_BY_NAME = frozenset(
         "store_exchange",
     )
 )
-"""These take an hour, or gigabytes: a hundred thousand histories a model, mutants until found, 20M operations."""
+"""Benchmarks that take hours or gigabytes: 100,000 histories per model, mutants until found, 20M operations."""
 
 
 def main(words: list[str]) -> int:
-    """Run benchmarks by module name; what comes from the first option on is for the one that is named before it.
-    Returns 254 when a name is unknown, or options are for no one in particular."""
+    """Run benchmarks by module name; everything from the first option on is passed to the one named before it.
+    Returns 254 if a name is unknown, or if options do not follow exactly one name."""
     first_option = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
     names, options = words[:first_option], words[first_option:]
     if options and len(names) != 1:

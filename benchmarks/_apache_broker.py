@@ -1,5 +1,5 @@
-"""A broker of Apache RocketMQ 4.9.7 on this machine, for benchmarks and tests: started on a store, stopped in order;
-and its name server."""
+"""A local broker of Apache RocketMQ 4.9.7 for benchmarks and tests, started on a store and stopped in an orderly way,
+with its name server and proxy."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ __all__ = [
 
 APACHE_VERSION = "4.9.7"
 PROXY_VERSION = "5.3.3"
-"""Of the proxy for gRPC, and of the broker and name server that it is made for."""
+"""Version of the gRPC proxy, and of the broker and name server that it needs."""
 START_TIMEOUT_S = 300.0
-"""For a JVM, and for queues and index to be made of a large log, on a machine that is busy."""
+"""Timeout for the start of a JVM, and for building queues and index from a large log, on a busy machine."""
 STOP_TIMEOUT_S = 120.0
 SHORT_LIVED = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-"""What is asked for seconds ends before its second compiler has given back what it took."""
+"""Java options for a process that lives for seconds, in which its second compiler would not pay off."""
 
 
 @dataclass
@@ -47,23 +47,23 @@ class ApacheBroker:
     log: Path
 
     def said(self) -> str:
-        """The end of what it has logged."""
+        """The end of its log."""
         return self.log.read_text(encoding="utf-8", errors="replace")[-3000:]
 
 
 PORTS = (12_002, 32_000)
-"""Below those that Linux gives away by itself, from 32,768 on."""
+"""Range below Linux's ephemeral ports, which begin at 32,768."""
 
 
 def apache_classpath(version: str = APACHE_VERSION) -> str:
-    """Jars of broker and name server, fetched by Maven where the cache has them not. Raises OperatorError."""
+    """Jars of broker and name server, fetched by Maven if they are not cached. Raises OperatorError."""
     recipe = maven(*(name.format(version) for name in PACKAGES))
     return recipe.environment(fetched(recipe))["CLASSPATH"]
 
 
 def _free_port() -> int:
-    """A port of which the two before and the one behind are free as well: the broker takes them. None that the kernel
-    gives to whoever connects or asks for any: it could be taken before the broker is up, which takes seconds."""
+    """A port that is free together with the two before it and the one after it, which the broker uses too. It is no
+    ephemeral port: the kernel could assign such a port to another program in the seconds until the broker is up."""
     while True:
         port = random.randrange(*PORTS, 4)
         with contextlib.ExitStack() as stack:
@@ -78,8 +78,9 @@ def _free_port() -> int:
 
 @contextlib.contextmanager
 def serve_apache(store: Path, work: Path, *, version: str = APACHE_VERSION, **settings: Any) -> Iterator[ApacheBroker]:
-    """A broker on the store, which it may have to make; `settings` go into its configuration. At the end of the block
-    it is stopped in order. Raises AssertionError where it does not come up; TimeoutExpired where it does not stop."""
+    """Run a broker on the store, which it creates if necessary; `settings` go into its configuration. It is stopped in
+    an orderly way at the end of the block. Raises AssertionError if it does not come up, TimeoutExpired if it does not
+    stop."""
     port = _free_port()
     configuration = {
         **{"brokerName": "broker-a", "brokerId": 0, "listenPort": port, "haListenPort": port + 1},
@@ -97,7 +98,7 @@ def serve_apache(store: Path, work: Path, *, version: str = APACHE_VERSION, **se
 
 @contextlib.contextmanager
 def serve_apache_name_server(work: Path, version: str = APACHE_VERSION) -> Iterator[str]:
-    """A name server; gives its address. Raises as `serve_apache`."""
+    """Run a name server; yields its address. Raises as `serve_apache`."""
     configuration = {"listenPort": _free_port(), "kvConfigPath": work / "kvConfig.json"}
     with _serve("namesrv", version, work, configuration, ["-Xmx128m"]) as name_server:
         yield name_server.address
@@ -105,8 +106,7 @@ def serve_apache_name_server(work: Path, version: str = APACHE_VERSION) -> Itera
 
 @contextlib.contextmanager
 def serve_apache_proxy(name_server: str, cluster: str, work: Path) -> Iterator[str]:
-    """A proxy of RocketMQ 5 in front of the brokers of a name server; gives the address for gRPC. Raises as
-    `serve_apache`."""
+    """Run a proxy of RocketMQ 5 for the brokers of a name server; yields its gRPC address. Raises as `serve_apache`."""
     port = _free_port()
     work.mkdir(parents=True)
     configuration = {
@@ -128,7 +128,7 @@ def serve_apache_proxy(name_server: str, cluster: str, work: Path) -> Iterator[s
 
 
 def _at_home(work: Path) -> tuple[str, ...]:
-    """Its files, and the native libraries and keys that a Java which is killed leaves among the temporary ones."""
+    """Java options that put its files into `work`, also the temporary libraries and keys that a killed Java leaves."""
     return (f"-Duser.home={work}", f"-Djava.io.tmpdir={work}")
 
 

@@ -1,4 +1,4 @@
-"""A server of a few lines in Python that faults are tried on: appends each line to a log, syncs it, and answers."""
+"""A small Python server as a target for faults: it appends each line to a log, syncs it, and answers."""
 
 from harness.sdk import Client, Host, System
 
@@ -44,7 +44,7 @@ socketserver.ThreadingTCPServer((name, int(port)), Serve).serve_forever()
 class Appender(System):
     """Each host appends what it is sent, and tells the others how much it has."""
 
-    ports = {"client": 7000}  # noqa: RUF012 - as plug-ins say it
+    ports = {"client": 7000}  # noqa: RUF012 - declared like this in plug-ins
 
     def files(self, host: Host) -> dict[str, str]:
         return {"server.py": SERVER}

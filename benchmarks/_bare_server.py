@@ -1,11 +1,11 @@
-"""The least that a message broker in Python can do: what a figure of the node is held against on the same machine.
+"""A minimal message broker in Python, as the reference for figures of the node on the same machine.
 
     python -m benchmarks._bare_server [--size-mb 1024]
 
 It parses the frame of a send request (JSON header), packs the body into a record with a CRC, appends it to a mapped
-file and answers with offset and queue offset. There is no dispatch, no recovery, no check of anything, no flush: no
-broker that does more can be faster, so that a share of this says the same on a fast and on a slow machine. It prints
-its port and serves until it is killed. `measure` puts the load of 64 senders, one by one, on one.
+file and answers with offset and queue offset. It does no dispatch, no recovery, no checks and no flush. A broker that
+does more cannot be faster, so its rate as a share of this one is comparable between fast and slow machines. The server
+prints its port and serves until it is killed. `measure` loads one with 64 senders that send one by one.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ __all__ = ["main", "measure"]
 
 _HEAD = struct.Struct(">ii")
 _RECORD = struct.Struct(">iiIiiqqiqiqiiqi")
-"""Size, magic, CRC, queue, flag, queue offset, place, system flag, born at, born address, stored at, stored address,
-reconsumed, prepared offset, body size."""
+"""Size, magic, CRC, queue id, flag, queue offset, physical offset, system flag, born timestamp, born host, store
+timestamp, store host, reconsume times, prepared transaction offset, body size."""
 _MAGIC = -626843481
 _QUEUES = 8
 BACKLOG_BYTES = 1 << 20
-"""Of a frame that is not whole yet: more than any that the load generator sends."""
+"""Buffer for an incomplete frame: larger than any that the load generator sends."""
 
 
 class _Log:
-    """A mapped file that begins again at its end: the rate is measured, not the disk."""
+    """A mapped file that is overwritten from the beginning when full, so that the disk does not limit the rate."""
 
     def __init__(self, size_bytes: int) -> None:
         with tempfile.TemporaryFile() as file:
@@ -98,7 +98,7 @@ class _Connection(asyncio.Protocol):
 
 
 def measure(duration_s: float) -> float:
-    """Messages a second that a bare server of its own takes. Raises CalledProcessError where it cannot be measured."""
+    """Messages per second that a newly started bare server takes. Raises CalledProcessError if the load fails."""
     argv = [sys.executable, "-m", "benchmarks._bare_server"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as server:
         try:

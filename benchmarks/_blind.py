@@ -1,9 +1,9 @@
-"""How soon a search finds each mutant that knows nothing of it: random mixes of all faults, five nodes, no scenario.
+"""How soon a search without knowledge of a mutant finds it: random mixes of all faults, five nodes, no scenario.
 
-A search runs seed after seed, or what a guide makes of them (harness.exploration.guide), until a run gives the mutant
-away and the same run without the mutant does not, or until its budget of processor time is used up. One that ends so is
-*censored*: the seeds that it would have needed are more than those that it had. Medians and quantiles are therefore
-those of Kaplan and Meier, who take from each search what it says.
+A search runs seed after seed, or a guide's proposals (harness.exploration.guide), until a run reveals the mutant and
+the same run without the mutant shows nothing, or until its budget of CPU time is used up. In the latter case it is
+*censored*: it would have needed more seeds than it had. Medians and quantiles are therefore Kaplan-Meier estimates,
+which account for censoring.
 
 Every search is appended to a file of JSON lines when it ends, so that a measurement can be interrupted and resumed.
 """
@@ -61,7 +61,7 @@ SEARCHED, COMPARED, FULL, SMALL = "searched", "compared", "full", "small"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How large a run of a search is."""
+    """The size of a search's runs."""
 
     nodes: int
     time_limit_s: float
@@ -86,28 +86,28 @@ LOADS: Mapping[str, Load] = {
         text="`harness explore --nodes 3 --time-limit 8 --rate 60 --concurrency 10`",
     ),
 }  # fmt: skip
-"""That of searches without a guide, and of pairs of searches with and without one: the same runs, kept apart because a
-pair has a longer budget, and both its searches are of one commit. The full one was the default, and takes three times
-the processor time of a seed. The small one takes less still."""
+"""`SEARCHED` is the load of searches without a guide, `COMPARED` that of pairs with and without one: the same runs, but
+kept apart because a pair has a longer budget, and both its searches are of one commit. `FULL` is the former default,
+which takes three times the CPU time per seed; `SMALL` takes less than the default."""
 
 FIRST_SEED = 910_000
 LEAST_SEARCHES = 5
-"""For a median and a quantile; of fewer each is given."""
+"""Least number of searches for a median and a quantile; fewer are listed individually."""
 
 STRIDE = 1_000
-"""Between the first seeds of two searches; many times what a budget allows."""
+"""Distance between the first seeds of two searches; many times what a budget allows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ground:
-    """What is searched: a workload, settings, and what is mixed in beside every nemesis of `all`."""
+    """A workload with settings to search on, and its nemeses, `all` by default."""
 
     workload: str
     settings: Mapping[str, str] = field(default_factory=dict)
     nemesis: tuple[str, ...] = (ALL,)
 
     def test_of(self, mutant: str, load: Load = LOADS[SEARCHED]) -> Test:
-        """The test of every seed, as `harness explore` has it where nothing is asked for but this."""
+        """The test of every seed, as from `harness explore` with only these options."""
         return Test(
             system="broker", cluster=SIMULATED, nodes=load.nodes, workload=self.workload,
             nemesis=tuple(map(NemesisChoice.parse, self.nemesis)),
@@ -144,14 +144,14 @@ MATTERS: Mapping[str, Sequence[str]] = {
     "client": _DLEDGER,
     "ha": ("classic HA, log", "classic HA, queue", "classic HA, queue, promotions"),
 }
-"""The part of the program that a mutant is put into -> where it can matter, by workload and settings."""
+"""The part of the program that contains a mutant -> the grounds on which the mutant can have an effect."""
 
 
 def blind_search(
     mutant: str, ground: str, *, number: int, budget_s: float, is_guided: bool = False, load: str = SEARCHED
 ) -> dict[str, Any]:
-    """One search for `mutant`, the `number`th (from 0) on this ground, for `budget_s` seconds of one core: the runs
-    with the mutant, and what the guide takes. Controls are run for findings only and do not count."""
+    """One search for `mutant`, the `number`th (from 0) on this ground, for `budget_s` core seconds of runs with the
+    mutant and of the guide. Controls are run only for findings and do not count."""
     first_seed = FIRST_SEED + number * STRIDE
     test = GROUNDS[ground].test_of(mutant, LOADS[load])
     choices = usable_choices(test)
@@ -184,7 +184,7 @@ def blind_search(
 
 
 def control_gives_away(test: Test, schedule: Schedule) -> bool:
-    """Whether the same run without the mutant shows something as well, so that a finding does not count."""
+    """Whether the same run without the mutant shows something too, so that the finding does not count."""
     control = dataclasses.replace(test, settings={**test.settings, "mutant": NO_MUTANT})
     return gives_away(rehearse_test(control, schedule))
 
@@ -203,7 +203,7 @@ def measure_blind(
 ) -> None:
     """Make the searches that are not in the file at `path` yet: the first of every mutant on its first ground, the
     first on the other grounds, then the second of each, and so on. Each is made in all `ways`, guided or not, one
-    right after the other; `grounds` leaves out all others. Each says of which commit it is (those of the first
+    right after the other; if `grounds` is given, others are left out. Each records its commit (those of the first
     measurements do not). None is begun after `until_s` of the monotonic clock."""
     commit = checked_out_commit()
     known = _made(read_results(path), ways, commit)
@@ -233,7 +233,7 @@ def measure_blind(
 
 
 def _key(search: Mapping[str, Any]) -> tuple[str, str, int, bool, str]:
-    """What tells searches apart. Those of the first measurement say neither way nor load."""
+    """The identity of a search. Those of the first measurement record neither way nor load."""
     return (
         search["mutant"], search["ground"], search["number"], search.get("guided", False), search.get("load", FULL)
     )  # fmt: skip
@@ -242,7 +242,7 @@ def _key(search: Mapping[str, Any]) -> tuple[str, str, int, bool, str]:
 def _made(
     results: Sequence[Mapping[str, Any]], ways: Sequence[bool], commit: str
 ) -> set[tuple[str, str, int, bool, str]]:
-    """The searches that need not be made: those of this commit, and those that were made in all ways on another."""
+    """The searches that need not be made: those of this commit, and those made in all ways on a single other one."""
     by_key = {_key(each): each for each in results}
 
     def is_made(key: tuple[str, str, int, bool, str]) -> bool:
@@ -254,13 +254,13 @@ def _made(
 
 
 def read_results(path: Path = RESULTS) -> list[dict[str, Any]]:
-    """The searches that are in a file, none where there is no file. Raises ValueError for a line that is no JSON."""
+    """The searches in a file; [] if it does not exist. Raises ValueError for a line that is not JSON."""
     return [each for each in _lines_of(path) if "mutant" in each]
 
 
 def read_conditions(path: Path = RESULTS) -> dict[str, list[str]]:
-    """What a file says of the machine and what else it did meanwhile, by the load of the runs: lines of the form
-    {"conditions": "...", "load": "small"}, which whoever measures adds by hand; the load is FULL where none is said."""
+    """Notes in a file about the machine and its other work, by the load of the runs: lines of the form
+    {"conditions": "...", "load": "small"}, added by hand after a measurement; the load defaults to FULL."""
     found: dict[str, list[str]] = {}
     for each in _lines_of(path):
         if "conditions" in each:
@@ -282,8 +282,8 @@ def _line(result: Mapping[str, Any]) -> str:
 
 
 def quantile(ends: Iterable[tuple[float, bool]], ratio: float) -> float | None:
-    """The value below which `ratio` of the searches have found something, by Kaplan and Meier; None where so many have
-    not. `ends` are what each search took, and whether it has found anything or was censored then."""
+    """The value by which a share `ratio` of the searches have found something, by Kaplan and Meier; None if fewer have.
+    `ends` are the cost of each search, and whether it found something or was censored."""
     left = 1.0
     ordered = sorted(ends, key=lambda end: (end[0], not end[1]))
     for number, (value, is_found) in enumerate(ordered):
@@ -297,8 +297,8 @@ def quantile(ends: Iterable[tuple[float, bool]], ratio: float) -> float | None:
 def blind_table(
     results: Sequence[Mapping[str, Any]], conditions: Mapping[str, Sequence[str]] = MappingProxyType({})
 ) -> list[str]:
-    """The lines of the page on random searches, those of the load that `explore` has by default first, and then on
-    those that a guide was compared by. There are none without results."""
+    """The page's lines on random searches, beginning with the default load of `explore`, and then on the comparison
+    with a guide; [] without results."""
     lines: list[str] = []
     for load in (SEARCHED, FULL):
         mine = [each for each in results if _key(each)[3:] == (False, load)]
@@ -351,8 +351,8 @@ def _searches_with(load: Load, results: Sequence[Mapping[str, Any]]) -> list[str
 def guide_table(
     results: Sequence[Mapping[str, Any]], conditions: Mapping[str, Sequence[str]] = MappingProxyType({})
 ) -> list[str]:
-    """The lines on guided searches beside random ones: only mutants, grounds and loads that were searched both ways,
-    and of these only the searches that were made both ways on one commit: another may take other seconds for a seed."""
+    """The lines on guided compared with random searches: only mutants, grounds and loads that were searched both ways,
+    and of these only searches made both ways on one commit, since the time of a seed may differ between commits."""
     lines: list[str] = []
     for load, size in LOADS.items():
         pairs = _pairs(results, load)
@@ -419,7 +419,7 @@ def _pairs(results: Sequence[Mapping[str, Any]], load: str) -> dict[tuple[str, s
 
 
 def _budgets(pairs: Iterable[Both]) -> str:
-    """The core seconds that a search may take at most, such as "30 or 60"."""
+    """The budgets of searches in core seconds, such as "30 or 60"."""
     return " or ".join(f"{each:g}" for each in sorted({one["budget_s"] for both in pairs for one in both[0]}))
 
 
@@ -433,7 +433,7 @@ def _median(searches: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _took_s(search: Mapping[str, Any]) -> float:
-    """Core seconds, of a search that found nothing its budget, which its last run may exceed."""
+    """The core seconds of a search; its budget if it found nothing or its last run exceeded the budget."""
     return min(float(search["core_s"]), float(search["budget_s"])) if search["found"] else float(search["budget_s"])
 
 
@@ -446,7 +446,7 @@ def _middle(searches: Sequence[Mapping[str, Any]]) -> float:
 
 
 def _interval(pairs: Sequence[Both], statistic: Callable[[Sequence[Mapping[str, Any]]], float]) -> str:
-    """By what factor guided searches took less, with a 95 % interval; searches are drawn within each mutant."""
+    """The factor by which guided searches took less, with a 95 % bootstrap interval; resampled within each mutant."""
 
     def factor(sample: Sequence[Both]) -> float:
         return math.exp(sum(math.log(statistic(one) / statistic(two)) for one, two in sample) / len(sample))

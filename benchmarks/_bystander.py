@@ -1,4 +1,4 @@
-"""A client beside a fuzzer, in a thread of its own, to which nothing may happen."""
+"""A client that runs beside a fuzzer in its own thread and must not be affected by it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from node.remoting import RemotingClient
 __all__ = ["PAUSE_S", "Bystander"]
 
 PAUSE_S = 0.02
-"""Between two messages: it is to notice what happens, not to load anybody."""
+"""Time between two messages: the client is to detect failures, not to create load."""
 
 
 class Bystander:
-    """Works from `with` to the end of the block, and then looks at everything again; `failure` says what it met."""
+    """Sends messages during a `with` block, and then reads everything again; `failure` holds the first problem."""
 
     def __init__(self) -> None:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
         self.sent = 0
-        """Messages; the next one has this number."""
+        """Number of messages sent, which is the number of the next one."""
         self.failure: BaseException | None = None
 
     def __enter__(self) -> Self:
@@ -34,7 +34,7 @@ class Bystander:
 
     @staticmethod
     def body(number: int) -> bytes:
-        """Of the message with this number."""
+        """The body of the message with this number."""
         return b"%d " % number + b"b" * (number * 37 % 500)
 
     async def _run(self) -> None:
@@ -51,7 +51,7 @@ class Bystander:
             await client.close()
 
     async def begin(self, client: RemotingClient) -> None:
-        """Wait for what has to be there first."""
+        """Wait until sending can begin."""
 
     async def step(self, client: RemotingClient) -> None:
         """Send the next message."""

@@ -1,11 +1,11 @@
-"""A plugin of pytest that collects the tests once and runs those that concern a mutant in a process of its own.
+"""A pytest plugin that collects the tests once and, for each mutant, runs the relevant tests in a forked process.
 
-It runs in a copy of the tree. Without ``touched`` in its orders it runs every test that is not ``known`` and tells
+It runs in a copy of the tree. Without ``touched`` in its orders it runs every test that is not ``known`` and reports
 which functions of ``checker`` each one calls, and how long it takes. With it, it writes one changed file after the
-other into the copy and forks a child off the collected session; there the changed functions get their new code, and the
-tests that call them run, quickest first, until one fails. What has no function to give new code to (constants, classes)
-is tried by a pytest started anew. Orders come as a JSON file named by SPLITBRAIN_MUTANT_ORDERS, results go to the
-descriptor named in it, a line of JSON each.
+other into the copy and forks a child of the collected session; there the changed functions get their new code, and the
+tests that call them run, quickest first, until one fails. Changes outside functions (constants, classes) are tried in a
+newly started pytest. Orders come from a JSON file named by SPLITBRAIN_MUTANT_ORDERS; each result goes to the descriptor
+named in it, as a line of JSON.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from _pytest.runner import runtestprotocol
 from benchmarks._checker_mutations import Mutation
 
 MEMORY_LIMIT_BYTES = 4 << 30
-"""Of a child's address space: a mutant that never stops collecting must not take the machine with it."""
+"""Limit of a child's address space: a mutant that allocates without end must not exhaust the machine's memory."""
 
-PATIENCE = 10
-"""Times the processor seconds that a test took without a mutant, and `LEAST_CPU_S` beside: then it counts as hung."""
+TIMEOUT_FACTOR = 10
+"""A test counts as hung after `LEAST_CPU_S` plus this multiple of the CPU time that it took without a mutant."""
 
 WATCHED_CPU_S = 1.0
-"""Of every test; by then it has called nearly all that it calls, and being watched makes it several times as slow."""
+"""CPU time for which a test is traced: by then it has called nearly all of its functions, and tracing is slow."""
 
 LEAST_CPU_S = 5
 LEAST_WALL_S = 120
@@ -45,11 +45,11 @@ FAILED, HUNG, PASSED = "failed", "hung", "passed"
 
 
 class NeedsNewProcess(Exception):
-    """The change is outside of functions, so what was imported before it cannot be given it."""
+    """The change is outside functions, so it cannot be applied to modules that are already imported."""
 
 
 def codes_of(code: types.CodeType) -> list[types.CodeType]:
-    """The functions, classes and comprehensions right inside."""
+    """The code objects of functions, classes and comprehensions directly inside."""
     return [each for each in code.co_consts if isinstance(each, types.CodeType)]
 
 
@@ -59,7 +59,7 @@ def _own(code: types.CodeType) -> tuple[Any, ...]:
 
 
 def changed_codes(old: types.CodeType, new: types.CodeType) -> Iterator[tuple[types.CodeType, types.CodeType]]:
-    """Pairs of function codes that differ, each before those inside of it. Raises :class:`NeedsNewProcess`."""
+    """Pairs of function codes that differ, each before those nested in it. Raises :class:`NeedsNewProcess`."""
     is_function = bool(old.co_flags & 1)
     inside, inside_new = codes_of(old), codes_of(new)
     if not is_function and (_own(old) != _own(new) or len(inside) != len(inside_new)):
@@ -75,7 +75,7 @@ def changed_codes(old: types.CodeType, new: types.CodeType) -> Iterator[tuple[ty
 
 
 def named(code: types.CodeType, root: Path) -> str:
-    """How a function is written down: file, qualified name and line."""
+    """The identifier of a function: file, qualified name and line."""
     return f"{os.path.relpath(code.co_filename, root)}:{code.co_qualname}:{code.co_firstlineno}"
 
 
@@ -87,11 +87,11 @@ def changes(mutation: Mutation, path: Path) -> list[tuple[types.CodeType, types.
 
 
 QUICK_CPU_S = 0.5
-"""What tests may take, while watched, of a quick run."""
+"""Largest CPU time, while traced, of a test that is part of a quick run."""
 
 
 class Runner:
-    """What runs instead of pytest's own loop."""
+    """Replaces pytest's own loop."""
 
     def __init__(self, orders: dict[str, Any]) -> None:
         self.root = Path.cwd()
@@ -117,7 +117,7 @@ class Runner:
         os.write(self.orders["results_fd"], (json.dumps(result) + "\n").encode())
 
     def _watched(self, items: Sequence[pytest.Item]) -> dict[str, Any]:
-        """Every test with the functions that it calls in this process, and its processor seconds while watched."""
+        """Every test with the functions that it calls in this process, and its CPU time (s) while traced."""
         here = str(self.root / "checker") + os.sep
         seen: dict[int, types.CodeType] = {}
 
@@ -141,7 +141,7 @@ class Runner:
             sys.settrace(None)
             threading.settrace(None)
             cpu_s[item.nodeid] = round(time.process_time() - began_s, 3)
-            # A thread of the test that has not ended yet may still be watched.
+            # A thread of the test that has not ended yet may still be traced.
             codes = [code for code in list(seen.values()) if code.co_filename.startswith(here)]
             touched[item.nodeid] = sorted(named(code, self.root) for code in codes)
             failed += [item.nodeid for report in reports if report.failed]
@@ -168,7 +168,7 @@ class Runner:
                 wanted = {name for names in self.touched.values() for name in names if name.startswith(mutation.file)}
             tests = [name for name, names in self.touched.items() if name in items and not wanted.isdisjoint(names)]
             if changed is None and not tests:
-                tests = list(items)  # a file without functions of its own: whatever uses it
+                tests = list(items)  # a file without functions of its own: any test may use it
             tests = [name for name in tests if name not in self.orders["left_out"]]
             if self.orders["quick"]:
                 tests = [name for name in tests if self.cpu_s[name] <= QUICK_CPU_S]
@@ -189,7 +189,7 @@ class Runner:
         changed: Sequence[tuple[types.CodeType, types.CodeType]] | None,
         functions: dict[str, list[types.FunctionType]],
     ) -> tuple[str, str]:
-        """What became of a mutant, and by which test."""
+        """The status of a mutant, and the test that decided it."""
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
@@ -202,7 +202,7 @@ class Runner:
         try:
             os.killpg(child, signal.SIGKILL)
         except ProcessLookupError:
-            pass  # nothing outlived it
+            pass  # no descendant is left
         if status == 0:
             return PASSED, ""
         if not lines[1:]:
@@ -218,7 +218,7 @@ class Runner:
         functions: dict[str, list[types.FunctionType]],
         report_fd: int,
     ) -> None:
-        """Run the tests with the changed code, naming each before it begins; never returns."""
+        """Run the tests with the changed code, reporting each name before it begins; never returns."""
         status = 1
         try:
             os.setpgid(0, 0)
@@ -241,14 +241,14 @@ class Runner:
         for item, following in zip_longest(items, items[1:]):
             os.write(report_fd, f"{item.nodeid}\n".encode())
             cpu_s = self.cpu_s.get(item.nodeid, 0.0)
-            signal.setitimer(signal.ITIMER_PROF, LEAST_CPU_S + PATIENCE * cpu_s)
-            signal.setitimer(signal.ITIMER_REAL, LEAST_WALL_S + PATIENCE * PATIENCE * cpu_s)
+            signal.setitimer(signal.ITIMER_PROF, LEAST_CPU_S + TIMEOUT_FACTOR * cpu_s)
+            signal.setitimer(signal.ITIMER_REAL, LEAST_WALL_S + TIMEOUT_FACTOR * TIMEOUT_FACTOR * cpu_s)
             if any(report.failed for report in runtestprotocol(item, log=False, nextitem=following)):
                 return True
         return False
 
     def _anew(self, items: Sequence[pytest.Item], report_fd: int) -> None:
-        """Become another pytest that imports the changed file, and runs the same tests in the same order."""
+        """Replace this process by a pytest that imports the changed file and runs the same tests in the same order."""
         orders = self.root / "anew.json"
         names = [item.nodeid for item in items]
         os.set_inheritable(report_fd, True)
@@ -279,7 +279,7 @@ class RunnerAnew(Runner):
 
 
 def arguments(paths: Sequence[str]) -> list[str]:
-    """Of Python, for a pytest with this plugin in a copy of the tree."""
+    """Python's arguments for a pytest with this plugin in a copy of the tree."""
     off = ["no:cacheprovider", "no:randomly"]
     return [
         *("-B", "-m", "pytest", "-q", "-s", "-p", "benchmarks._checker_mutant_runner"),
@@ -289,7 +289,7 @@ def arguments(paths: Sequence[str]) -> list[str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Take the place of the loop; failing examples are not made smaller, nobody looks at them."""
+    """Replace the loop, and turn off the shrinking of failing examples, which nobody looks at."""
     with open(os.environ["SPLITBRAIN_MUTANT_ORDERS"], encoding="utf-8") as file:
         orders = json.load(file)
     phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)

@@ -1,4 +1,4 @@
-"""Small plausible mistakes in a Python module, each as a change of one piece of its text."""
+"""Small plausible mistakes in a Python module, each a replacement of one piece of its text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 __all__ = ["ONCE_ALIVE", "Mutation", "everything_of", "mutations_of", "once_alive", "sample"]
 
 ONCE_ALIVE = (
-    # A crashed write's invocation is ignored: as if it had been there from the start, and for where it ends.
+    # A crashed write is ignored: its value counts as written from the start, or its interval ends too soon.
     ("checker/linearizability/register.py", "first_return:\n            written[value] = invoked",
      "first_return:\n            written[value] = BEFORE_ALL"),
     ("checker/linearizability/register.py", "if invoked > last_invoke[value]:", "if False:"),
@@ -31,7 +31,7 @@ ONCE_ALIVE = (
     ("checker/sessions.py", "at <= before[0] if strict", "at < before[0] if strict"),
     ("checker/sessions.py", "else at < before[0]", "else at <= before[0]"),
 )  # fmt: skip
-"""Mistakes that the tests did not notice once: file, text that is there once, and what stands there instead."""
+"""Mistakes that the tests once failed to notice: file, text that occurs once in it, and its replacement."""
 
 COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
     ast.Lt: ("<", "<="),
@@ -47,18 +47,18 @@ COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
 }
 NAMES = {"min": "max", "max": "min", "INFO": "FAIL", "any": "all", "all": "any", "bisect_left": "bisect_right",
          "bisect_right": "bisect_left"}  # fmt: skip
-"""`INFO` for `FAIL`: what crashed is taken for what failed, so it is left out."""
+"""Names and their replacements. With `FAIL` for `INFO`, crashed operations count as failed and are left out."""
 
 TYPING_ONLY = (ast.Assert, ast.Import, ast.ImportFrom, ast.JoinedStr)
-"""Not entered: an assertion of the code is no behaviour, and text inside an f-string has no place of its own."""
+"""Nodes that are not mutated: assertions are no behaviour, and the parts of an f-string have no offsets."""
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """`before` at offsets `start` to `end` of `file` becomes `after`; `line` is where, `function` in what.
+    """`before` at offsets `start` to `end` of `file` becomes `after`, on line `line` in `function`.
 
-    `text` is the line without indentation, `number` counts what is otherwise alike, so that a key outlives changes
-    elsewhere in the file.
+    `text` is the line without indentation, and `number` distinguishes otherwise equal mutations, so that a key survives
+    changes elsewhere in the file.
     """
 
     file: str
@@ -73,17 +73,17 @@ class Mutation:
 
     @property
     def change(self) -> str:
-        """In words: what becomes what."""
+        """The change as text."""
         return f"`{_short(self.before)}` → `{_short(self.after)}`"
 
     @property
     def key(self) -> str:
-        """Names the mutation whatever else is in the file."""
+        """An identifier of the mutation that does not depend on the rest of the file."""
         number = f" ({self.number + 1})" if self.number else ""
         return f"{self.file}: {self.function}: {self.text}: {_short(self.before)} -> {_short(self.after)}{number}"
 
     def applied(self, source: str) -> str:
-        """The source with the mistake; lines keep their numbers."""
+        """The source with the mistake; line numbers do not change."""
         after = self.after
         lost = self.before.count("\n") - after.count("\n")
         if lost > 0:
@@ -91,7 +91,7 @@ class Mutation:
         return source[: self.start] + after + source[self.end :]
 
     def as_json(self) -> dict[str, Any]:
-        """For another process: `Mutation(**data)` is the same again."""
+        """The mutation as data for another process, which restores it by `Mutation(**data)`."""
         return asdict(self)
 
 
@@ -100,7 +100,7 @@ def _short(text: str) -> str:
 
 
 class _Finder(ast.NodeVisitor):
-    """Every change that can be made, as (node that it belongs to, start, end, new text)."""
+    """Finds every possible change, as (node that it belongs to, start, end, new text)."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -112,7 +112,7 @@ class _Finder(ast.NodeVisitor):
         self.found: list[tuple[str, int, int, int, str]] = []
 
     def _at(self, line: int, column: int) -> int:
-        """The offset in characters of a column in bytes."""
+        """The offset (in characters) of a line and column (in bytes)."""
         return self._starts[line - 1] + len(self._lines[line - 1].encode()[:column].decode())
 
     def _span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
@@ -143,7 +143,7 @@ class _Finder(ast.NodeVisitor):
     visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _visit_scope
 
     def visit_keyword(self, node: ast.keyword) -> None:
-        if node.arg != "strict":  # of zip: a check of the code itself, like an assertion
+        if node.arg != "strict":  # zip's `strict` is a check like an assertion
             self.visit(node.value)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
@@ -242,7 +242,7 @@ def mutations_of(file: str, source: str) -> list[Mutation]:
 
 
 def once_alive(sources: dict[str, str]) -> list[Mutation]:
-    """The mutations of `ONCE_ALIVE`. Raises ValueError for one whose text is not there once."""
+    """The mutations of `ONCE_ALIVE`. Raises ValueError if the text of one does not occur exactly once."""
     out = []
     for file, before, after in ONCE_ALIVE:
         source = sources[file]
@@ -256,7 +256,7 @@ def once_alive(sources: dict[str, str]) -> list[Mutation]:
 
 
 def _function_at(source: str, line: int) -> str:
-    """The functions and classes around a line, by name."""
+    """The names of the functions and classes around a line, joined by dots."""
     around = [
         node
         for node in ast.walk(ast.parse(source))
@@ -273,8 +273,8 @@ def everything_of(sources: dict[str, str]) -> list[Mutation]:
 
 
 def _quotas(sizes: Sequence[int], wanted: int) -> list[int]:
-    """How many of each file: one at least where there is one, the rest by the square root of what there is, so that
-    long files do not take all.
+    """How many mutations to take of each file: at least one if it has any, the rest in proportion to the square root of
+    their number, so that long files do not dominate.
     """
     quotas = [min(1, size) for size in sizes]
     while sum(quotas) < min(wanted, sum(sizes)):
@@ -285,9 +285,10 @@ def _quotas(sizes: Sequence[int], wanted: int) -> list[int]:
 
 
 def sample(sources: dict[str, str], wanted: int, seed: int) -> Iterator[Mutation]:
-    """About `wanted` mutations over all of `sources` (text by file), one at least of every file that has any.
+    """About `wanted` mutations over all `sources` (text by file), at least one of every file that has any.
 
-    A file's own choice depends on the seed and the file alone. Mutations that are no Python are left out.
+    The order in which a file's mutations are chosen depends only on the seed and the file. Mutations that are no valid
+    Python are left out.
     """
     everything = {file: mutations_of(file, source) for file, source in sorted(sources.items())}
     quotas = _quotas([len(each) for each in everything.values()], wanted)

@@ -1,4 +1,4 @@
-"""What is asked of both brokers, what is noise in an answer, and why an answer of ours differs from Apache's."""
+"""The calls made to both brokers, what is noise in their answers, and why our answers differ from Apache's."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ deleteSubGroup -b {broker} -g nobody
 deleteTopic -c {cluster} -t made
 topicRoute -t made
 """
-"""Command lines of mqadmin, and of the peer that runs them (tests/node/interop/java/MqadminPeer.java)."""
+"""Command lines of mqadmin and of the peer that runs them (tests/node/interop/java/MqadminPeer.java)."""
 
 NOT_RUN = {
     "startMonitoring": "a program that monitors forever",
@@ -111,7 +111,7 @@ NOT_RUN = {
 
 
 def mqadmin_lines(side: Side) -> list[list[str]]:
-    """The command lines for a side, word by word; what is in braces and not known here, the peer knows."""
+    """The command lines for a side, split into words; placeholders not known here are replaced by the peer."""
     known = {"broker": side.broker, "name": BROKER_NAME, "cluster": CLUSTER, "files": str(side.directory / "files")}
     lines = []
     for line in MQADMIN.strip().splitlines():
@@ -147,21 +147,21 @@ NOISE: Sequence[tuple[re.Pattern[str], str]] = [
         (r"[ \t]+", " "),
     )
 ]
-"""What differs from one run of the same broker to the next: addresses, times, identities, rates, width of columns,
-producers that clients have for their own use and tell of with their next heartbeat, the queue of a retry topic, which
-its consumer finds with its next look at routes, and how often a transaction was asked about."""
+"""What varies between runs of the same broker: addresses, times, identities, rates, width of columns, internal
+producers of clients (which appear with their next heartbeat), the queue of a retry topic (which its consumer finds when
+it next polls routes), and how often a transaction was checked."""
 
 
 def normal_lines(text: str) -> tuple[str, ...]:
-    """The lines of an answer without noise, in alphabetical order: tools print tables in the order of a hash."""
+    """The lines of an answer without noise, sorted, as tools print tables in hash order."""
     for pattern, word in NOISE:
         text = pattern.sub(word, text)
     return tuple(sorted(line.strip() for line in text.splitlines() if line.strip()))
 
 
 class Explanation(NamedTuple):
-    """Why lines of an answer, those that `line` matches, may be in one broker's answer only, for calls that `call`
-    matches; both are searched for as regular expressions."""
+    """Why answer lines that match `line` may be in only one broker's answer, for calls that match `call`; both are
+    regular expressions, used with `re.search`."""
 
     call: str
     line: str

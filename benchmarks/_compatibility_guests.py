@@ -1,5 +1,4 @@
-"""What stands for both brokers beside each other: the brokers with their name servers, and the clients of others that
-are run against either, unmodified."""
+"""Sets up both brokers for comparison with their name servers, and runs unmodified third-party clients against each."""
 
 from __future__ import annotations
 
@@ -40,9 +39,9 @@ PEERS = Path(__file__).resolve().parent.parent / "tests" / "node" / "interop" / 
 ALI_ONS_VERSION, GO_VERSION, GRPC_VERSION = "3.12.0", "v2.1.2", "5.0.7"
 CLUSTER, BROKER_NAME = "splitbrain", "broker-a"
 ROUTE_TIMEOUT_S = 60.0
-"""A broker that has failed to tell its name server tries again after half a minute."""
+"""Timeout for routes; a broker that failed to register with its name server tries again after half a minute."""
 PEER_TIMEOUT_S = 300
-"""For all that a client does, on a machine that is busy."""
+"""Timeout of all calls of a client together, on a busy machine."""
 MOVED_IN_5 = ("org.apache.rocketmq.common.protocol.heartbeat.", "org.apache.rocketmq.remoting.protocol.heartbeat.")
 NO_LOG = '<configuration><root level="OFF"/></configuration>'
 OUR_CONFIGURATION = """
@@ -60,11 +59,11 @@ APACHE_SETTINGS = {
     **{"transactionTimeOut": 1000, "transactionCheckInterval": 1000, "waitTimeMillsInSendQueue": 10_000},
     **{"osPageCacheBusyTimeOutMills": 20_000},
 }
-"""Transactions are asked about at once on both; a busy machine is no reason to refuse a message."""
+"""Settings by which transactions are checked quickly, as on ours, and messages are not refused on a busy machine."""
 
 
 class Side(NamedTuple):
-    """A broker with its name server, and a directory for whoever is run against it."""
+    """A broker with its name server, and a directory for the clients that run against it."""
 
     name: str
     name_server: str
@@ -74,8 +73,8 @@ class Side(NamedTuple):
 
 @contextlib.contextmanager
 def serve_both_sides(work: Path, version: str = APACHE_VERSION) -> Iterator[tuple[Side, Side]]:
-    """Apache's broker and name server, and ours; all are gone at the end of the block. Raises OperatorError where
-    Apache's cannot be had, AssertionError where one does not come up."""
+    """Run Apache's broker and name server, and ours, during the block. Raises OperatorError if Apache's cannot be
+    fetched, AssertionError if one does not come up."""
     with contextlib.ExitStack() as stack:
         theirs, ours = work / "apache", work / "ours"
         for directory in (theirs, ours):
@@ -86,7 +85,7 @@ def serve_both_sides(work: Path, version: str = APACHE_VERSION) -> Iterator[tupl
                 theirs / "store", theirs / "broker", version=version, namesrvAddr=name_server, **APACHE_SETTINGS
             )
         )
-        stack.callback(broker.process.kill)  # an orderly end takes it six seconds, and nobody needs the store
+        stack.callback(broker.process.kill)  # an orderly stop takes six seconds, and the store is not needed
         our_name_server = stack.enter_context(_our_name_server(ours))
         configuration = ours / "broker.toml"
         configuration.write_text(
@@ -108,8 +107,8 @@ def _our_name_server(directory: Path) -> Iterator[str]:
 
 
 async def _wait_for_routes(client: RemotingClient, name_server: str, topics: Iterable[str]) -> None:
-    """Until the name server knows where the topics are: a broker that has made one may tell it some time later, and
-    clients ask nobody else."""
+    """Wait until the name server has routes of the topics: a broker may register a new topic some time later, and
+    clients get routes only there."""
     async with asyncio.timeout(ROUTE_TIMEOUT_S):
         for topic in topics:
             fields = {"topic": topic}
@@ -123,8 +122,8 @@ async def _wait_for_routes(client: RemotingClient, name_server: str, topics: Ite
 async def create_topics(
     side: Side, topics: Mapping[str, int], *, types: Mapping[str, str] | None = None, ordered_group: str = ""
 ) -> None:
-    """Topics with so many queues, and of the message type that `types` has for some; and a group that wants messages in
-    order. Raises AssertionError where the broker refuses; TimeoutError where the name server does not hear of them."""
+    """Create topics (name -> number of queues), with message types from `types`, and a group for ordered consumption.
+    Raises AssertionError if the broker refuses, TimeoutError if the name server does not get their routes."""
     client = RemotingClient()
     try:
         for topic, queues in topics.items():
@@ -144,8 +143,8 @@ async def create_topics(
 
 
 def run_java(side: Side, peer: str, version: str, *arguments: str, **properties: str) -> list[dict[str, Any]]:
-    """What a peer of `tests/node/interop/java` says with rocketmq-tools of a version, an object a line. Raises
-    OperatorError where Maven cannot fetch that, AssertionError where the peer fails."""
+    """Run a peer of `tests/node/interop/java` with rocketmq-tools of a version; returns the objects that it prints, one
+    per line. Raises OperatorError if Maven cannot fetch the tools, AssertionError if the peer fails."""
     recipe = maven(f"org.apache.rocketmq:rocketmq-tools:{version}")
     directory = side.directory / f"{peer}-{version}"
     (directory / "conf").mkdir(parents=True)
@@ -174,7 +173,7 @@ def run_java(side: Side, peer: str, version: str, *arguments: str, **properties:
 def run_peer(
     command: Sequence[str], directory: Path, environment: dict[str, str] | None = None
 ) -> list[dict[str, Any]]:
-    """Run a peer to its end, which must be a good one; what it said, an object a line. Raises AssertionError."""
+    """Run a peer, which must succeed; returns the objects that it prints, one per line. Raises AssertionError."""
     done = subprocess.run(
         command, cwd=directory, env=environment, capture_output=True, timeout=PEER_TIMEOUT_S, check=False
     )
@@ -183,7 +182,7 @@ def run_peer(
 
 
 def run_grpc(side: Side) -> list[dict[str, Any]]:
-    """What tests/node/interop/java/GrpcPeer.java says at a proxy in front of the broker. Raises as `run_java`."""
+    """Run tests/node/interop/java/GrpcPeer.java at a proxy in front of the broker. Returns and raises as `run_java`."""
     recipe = maven(f"org.apache.rocketmq:rocketmq-client-java:{GRPC_VERSION}")
     class_path = recipe.environment(fetched(recipe))["CLASSPATH"]
     with serve_apache_proxy(side.name_server, CLUSTER, side.directory / "proxy") as proxy:
@@ -193,8 +192,8 @@ def run_grpc(side: Side) -> list[dict[str, Any]]:
 
 
 def build_go_peer(directory: Path) -> Path:
-    """The program of tests/node/interop/go, built with an unmodified rocketmq-client-go. Raises OperatorError where Go
-    cannot fetch and build that in time, AssertionError where the peer's own code is wrong."""
+    """Build the program of tests/node/interop/go with an unmodified rocketmq-client-go; returns its path. Raises
+    OperatorError if Go cannot fetch and build that in time, AssertionError if the peer's own code is wrong."""
     go = shutil.which("go")
     if go is None:
         raise OperatorError("go is not installed")
@@ -217,8 +216,9 @@ def build_go_peer(directory: Path) -> Path:
 
 
 def run_ali_ons(side: Side, messages: int, **task: Any) -> list[dict[str, Any]]:
-    """What tests/node/interop/ali_ons_peer.js says to a task, with an unmodified ali-ons, until it ends or has received
-    so many messages. Raises OperatorError where npm cannot fetch that, AssertionError where the peer fails."""
+    """Run tests/node/interop/ali_ons_peer.js on a task, with an unmodified ali-ons, until it ends or has received
+    `messages` messages; returns the objects that it prints. Raises OperatorError if npm cannot fetch ali-ons,
+    AssertionError if the peer fails."""
     recipe = npm(f"ali-ons@{ALI_ONS_VERSION}")
     environment = {**os.environ, **recipe.environment(fetched(recipe))}
     command = ["node", str(PEERS.parent / "ali_ons_peer.js"), json.dumps({"nameServer": side.name_server, **task})]
@@ -239,7 +239,7 @@ def run_ali_ons(side: Side, messages: int, **task: Any) -> list[dict[str, Any]]:
 
 
 def run_mqadmin(side: Side, version: str, lines: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
-    """What mqadmin says to each command line, as MqadminPeer.java describes it. Message bodies that mqadmin writes to
+    """Mqadmin's answer to each command line, in the format of MqadminPeer.java. Message bodies that mqadmin writes to
     files are removed."""
     script = side.directory / "mqadmin.txt"
     script.write_text("".join("\t".join(line) + "\n" for line in lines), encoding="utf-8")

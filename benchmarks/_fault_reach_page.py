@@ -1,4 +1,4 @@
-"""The page of which faults reach which programs, from what was seen when it was tried."""
+"""The page on which faults reach which programs, from the results of trying them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _WORDS = {"proven, met": "met", "proven": "in force", "met by nobody": "not met"
 
 
 def write_page(path: str, cells: Sequence[Mapping[str, Any]]) -> None:
-    """Add cells to those that are kept beside the page, and write the page anew."""
+    """Add cells to those kept beside the page, and rewrite the page."""
     kept_path = Path(os.path.splitext(path)[0] + ".json")
     kept = json.loads(kept_path.read_text()) if kept_path.exists() else []
     key = ("guest", "cluster", "fault", "sabotaged")
@@ -46,7 +46,7 @@ def write_page(path: str, cells: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_costs(path: str, costs: Sequence[Mapping[str, Any]]) -> None:
-    """Keep what it costs to be within reach beside the page, in the place of the same forms, and write the page."""
+    """Keep the overhead of fault readiness beside the page, replacing the same figures and forms; rewrite the page."""
     measured = {(cost["figure"], cost["form"]) for cost in costs}
     kept = [*(cost for cost in _kept_costs(path) if (cost["figure"], cost["form"]) not in measured), *costs]
     figures = list(dict.fromkeys(cost["figure"] for cost in kept))
@@ -65,7 +65,7 @@ def _kept_costs(path: str) -> list[Mapping[str, Any]]:
 
 
 def _without_directories(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """Where programs and files lay on the machine is nobody's business."""
+    """The cell without the directories of programs and files on the machine."""
     return {**cell, "detail": re.sub(r"(?<![\w/])/(?:[^\s/()]+/)+", "", cell["detail"])}
 
 

@@ -1,4 +1,4 @@
-"""Systems of others that faults are tried on: plug-ins, how many hosts they get, and what is written to them."""
+"""Third-party systems on which faults are tried: plug-ins, numbers of hosts, and what is written to them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["GUESTS", "Guest"]
 
 @dataclass(frozen=True, slots=True)
 class Guest:
-    """A system by its name in the registry or its file. `runs_as`: its programs must not be root's."""
+    """A system by its name in the registry or its file. `runs_as` is the user of programs that must not run as root."""
 
     name: str
     system: str

@@ -1,14 +1,14 @@
-"""A lean load: many senders or readers over few connections, in a process of its own: the broker is to be what is slow.
+"""A lean load generator in a process of its own, with many senders or readers over few connections, so that the broker
+is the bottleneck.
 
     python -m benchmarks._load MODE ADDRESS [--senders 64] [--connections 4] [--batch 1] [--seconds 5] ...
 
-Every sender has one request under way and sends the next when its answer is there. Frames are made once and only what
-a client would change is changed in them: the born timestamp, and the UNIQ_KEY that RocketMQ's clients put into every
-message. Of an answer only length, code and opaque are read.
-The result is one line of JSON. MODE is send, pull or wake.
+Every sender has one request in flight and sends the next when it gets the answer. Frames are built once, and only what
+a client would vary is changed in them: the born timestamp, and the UNIQ_KEY that RocketMQ's clients put into every
+message. Only length, code and opaque of an answer are read. The result is one line of JSON. MODE is send, pull or wake.
 
-With `--rate` the senders send at set times instead, so many messages a second in all: a latency then counts from the
-moment at which a message was due, also where its sender still waited for the answer before.
+With `--rate` the senders send at fixed times instead, at that total rate in messages per second. A latency then counts
+from the moment at which a message was due, even if its sender was still waiting for the previous answer.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ _JSON_CODE = re.compile(rb'"code":(\d+)')
 _JSON_OPAQUE = re.compile(rb'"opaque":(\d+)')
 _STAMP = b"1000000000000"
 _KEY_BEGIN = "7F00000100014E25A3B1"
-"""What all keys of one client begin with: address, process and class loader, as in RocketMQ. Twelve digits follow."""
+"""Prefix of all keys of one client: address, process and class loader, as in RocketMQ. Twelve digits follow."""
 _KEY_DIGITS = 8
-"""Digits of a key that count the requests of the load; four more count the messages of a request."""
+"""Digits of a key that number the requests of the load; four more number the messages of a request."""
 RECEIVE_BYTES = 1 << 18
 PULL_SYS_FLAG_SUSPEND = 2
 
 Answered = Callable[[int, int, bytes], bool]
-"""Called with the opaque, the code and the whole reply frame; whether that opaque sends again."""
+"""Called with the opaque, the code and the whole reply frame; returns whether that opaque sends again."""
 
 
 class _Wire:
-    """One connection: what is received and not whole yet, and what is to be sent."""
+    """One connection, with its partly received frame and the data to send."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self.socket = socket.create_connection(address)
@@ -59,7 +59,7 @@ class _Wire:
         self.socket.sendall(data)
 
     def receive(self) -> list[tuple[int, int, bytes]]:
-        """Opaque, code and frame of each reply that is whole."""
+        """Opaque, code and frame of each complete reply."""
         fresh = self.socket.recv(RECEIVE_BYTES)
         if not fresh:
             raise ConnectionError("the broker has closed the connection")
@@ -92,7 +92,7 @@ def _frame(code: int, fields: dict[str, str | int | bool], body: bytes, opaque: 
 
 
 class _Request:
-    """The send request of one sender, with the twelve fields and the properties that RocketMQ's clients write."""
+    """The send request of one sender, with the fields and properties that RocketMQ's clients write."""
 
     def __init__(self, options: argparse.Namespace, number: int) -> None:
         body = b"x" * options.body
@@ -109,7 +109,7 @@ class _Request:
         self._keys_at = [found.end() for found in re.finditer(_KEY_BEGIN.encode(), self._frame)]
 
     def stamped(self, stamp: bytes, count: int) -> bytearray:
-        """The frame, born at `stamp`, as the request number `count` of the load; good until the next call."""
+        """The frame with born timestamp `stamp`, as request number `count` of the load; valid until the next call."""
         frame = self._frame
         frame[self._stamp_at : self._stamp_at + len(_STAMP)] = stamp
         digits = b"%0*X" % (_KEY_DIGITS, count)
@@ -119,7 +119,7 @@ class _Request:
 
 
 def _properties(options: argparse.Namespace, message: int) -> str:
-    """The properties of a message of a request; 0 is that of the request itself."""
+    """The properties of a message in a batch request (numbered from 1), or of the request itself (0)."""
     if options.properties == "none":
         return ""
     key = f"UNIQ_KEY\x01{_KEY_BEGIN}{0:0{_KEY_DIGITS}X}{message:04X}\x02" if options.properties == "keys" else ""
@@ -137,7 +137,7 @@ def _now_stamp() -> bytes:
 
 
 class _Timer:
-    """Rates and latencies of what is done between the end of the warm-up and the end."""
+    """Rates and latencies between the end of the warm-up and the end of the load."""
 
     def __init__(self, warm_up_s: float, seconds: float) -> None:
         self.begin_s = time.perf_counter() + warm_up_s
@@ -145,7 +145,7 @@ class _Timer:
         self.latencies_ms = array("d")
         self.errors = 0
         self.answers = 0
-        """With those of the warm-up."""
+        """Including those of the warm-up."""
 
     def result(self, per_request: float, took_s: float) -> dict[str, float]:
         ordered = sorted(self.latencies_ms)
@@ -205,7 +205,7 @@ def _send(options: argparse.Namespace) -> dict[str, float]:
 
 
 def _send_paced(options: argparse.Namespace) -> dict[str, float]:
-    """As `_send`, but each sender's next message is due a fixed time after the one before it was."""
+    """Like `_send`, but each sender's messages are due at fixed intervals."""
     requests = [_Request(options, number) for number in range(options.senders)]
     count = itertools.count()
     wires = [_Wire(options.address) for _ in range(min(options.connections, options.senders))]
@@ -260,7 +260,7 @@ def _pull_frame(options: argparse.Namespace, queue_id: int, offset: int, opaque:
 
 
 def _count(frame: bytes) -> int:
-    """Messages in a pull reply: the records follow each other, each begins with its size."""
+    """The number of messages in a pull reply: consecutive records, each of which begins with its size."""
     length, word = _HEAD.unpack_from(frame)
     at, count = 8 + (word & 0xFFFFFF), 0
     while at < 4 + length:
@@ -270,7 +270,7 @@ def _count(frame: bytes) -> int:
 
 
 def _pull(options: argparse.Namespace) -> dict[str, float]:
-    """Each reader reads its queue from the beginning, 32 messages a request, and starts over at its end."""
+    """Each reader reads its queue from the beginning, 32 messages per request, and starts over at the end."""
     wires = [_Wire(options.address) for _ in range(min(options.connections, options.senders))]
     selector = selectors.DefaultSelector()
     for wire in wires:
@@ -302,7 +302,7 @@ def _pull(options: argparse.Namespace) -> dict[str, float]:
 
 
 def _wake(options: argparse.Namespace) -> dict[str, float]:
-    """One reader waits at the end of a queue; from the send of a message until the reader has it."""
+    """Measure the time from sending a message until a reader that waits at the end of the queue has it."""
     reader, sender = _Wire(options.address), _Wire(options.address)
     reader.send(_pull_frame(options, 0, 1 << 40, 0))
     offset = _next_offset(_one(reader)[2], options.serializer)

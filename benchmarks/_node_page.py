@@ -1,4 +1,4 @@
-"""The page of the node's speed, made of what `node_bench --json` wrote.
+"""Makes the page on the node's speed from the output of `node_bench --json`.
 
 python -m benchmarks.node_bench --kills 0 --reading --json FIGURES
 python -m benchmarks._node_page FIGURES docs/node-speed.md
@@ -17,7 +17,7 @@ from typing import Any
 __all__ = ["BESIDE_OTHERS", "main", "page", "ratios", "section_of", "share_of_bare", "with_section"]
 
 BESIDE_OTHERS = "## Beside other brokers"
-"""What `node_versus --page` writes is under this heading; a new page keeps it."""
+"""Heading of the section written by `node_versus --page`, which a new page keeps."""
 
 NAMES = {"single": "one broker", "async": "ASYNC_MASTER", "sync": "SYNC_MASTER", "dledger": "DLedger"}
 PUBLISHED = (
@@ -26,7 +26,7 @@ PUBLISHED = (
     ("DLedger, 4.7.1", "3,000"),
     ("DLedger, 4.8.0", "14,000"),
 )
-"""What Apache RocketMQ 4.x is said to do, messages a second, on servers much larger than a machine of two cores."""
+"""Published figures of Apache RocketMQ 4.x in messages per second, from servers much larger than a two-core machine."""
 
 
 def _number(value: float | None, digits: int = 0) -> str:
@@ -53,7 +53,7 @@ def _rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def ratios(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Each kind of replication against its cheaper neighbour, under the same load, as a table."""
+    """A table that compares each kind of replication with the next cheaper one under the same load."""
     kinds = ("replication", "flush_mode", "generator", "senders", "batch", "properties")
     rates = {tuple(row[kind] for kind in kinds): row["messages_per_s"] for row in rows}
     loads = list(dict.fromkeys(key[2:] for key in rates))
@@ -82,7 +82,7 @@ def ratios(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def share_of_bare(rows: Sequence[Mapping[str, Any]], bare: Sequence[float]) -> list[str]:
-    """What a bare server took under the first load of the rows, and the share of it that a single broker takes."""
+    """The rate of a bare server under the first load of the rows, and a single broker's rate as a share of it."""
     if not bare:
         return []
     mean = sum(bare) / len(bare)
@@ -146,14 +146,14 @@ def page(figures: Mapping[str, Any]) -> str:
 
 
 def with_section(text: str, section: str) -> str:
-    """A page with `section` in the place of what stands under `BESIDE_OTHERS`, or at its end."""
+    """The page with `section` under `BESIDE_OTHERS`, replacing the old section, or at the end of the page."""
     before, found, after = text.partition(f"{BESIDE_OTHERS}\n")
     rest = after[after.index("\n## ") + 1 :] if found and "\n## " in after else ""
     return f"{before.rstrip()}\n\n{BESIDE_OTHERS}\n\n{section.strip()}\n" + (f"\n{rest}" if rest else "")
 
 
 def section_of(text: str) -> str:
-    """What stands under `BESIDE_OTHERS` in a page; "" where there is none."""
+    """The section of a page under `BESIDE_OTHERS`; "" if there is none."""
     return text.partition(f"{BESIDE_OTHERS}\n")[2].partition("\n## ")[0].strip()
 
 

@@ -1,4 +1,4 @@
-"""Runs of the harness from outside, as an operator starts them, for benchmarks that make many."""
+"""Runs of the harness by its command line, for benchmarks that make many."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 __all__ = ["checked_out_commit", "kept_of", "perform_run", "timed_faults", "verdict_of"]
 
 RUN_TIMEOUT_S = 600.0
-"""For one run with everything around it: the longest here drive their load for three minutes."""
+"""Timeout of one run including setup and checks; the longest loads here take three minutes."""
 
 
 def checked_out_commit() -> str:
@@ -27,7 +27,7 @@ def checked_out_commit() -> str:
 
 
 def timed_faults(faults: Sequence[tuple[str, str]], *, begin_s: float, on_s: float, off_s: float) -> list[Any]:
-    """A schedule file's content: (nemesis, variant) pairs one after the other, each for `on_s` seconds."""
+    """The content of a schedule file: (nemesis, variant) pairs one after the other, each for `on_s` seconds."""
     events: list[dict[str, Any]] = []
     for number, (nemesis, variant) in enumerate(faults):
         at_s, fault_id = begin_s + number * (on_s + off_s), f"f{number + 1}"
@@ -45,10 +45,10 @@ def perform_run(
     python: str = sys.executable,
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """One `harness run` with its store in `directory`; returns its results. `prefix` is put before its command, as
-    somebody else or somewhere else; `environment` is added to ours.
+    """Perform one `harness run` with its store in `directory`; returns its results. `prefix` is put before its command,
+    to run it as another user or elsewhere; `environment` is added to ours.
 
-    Raises RuntimeError with what it said when it has none.
+    Raises RuntimeError with the command's output if there are no results.
     """
     argv = [*prefix, python, "-m", "harness", "run", "--json", "--store", str(directory / "store"), *words]
     if schedule is not None:
@@ -67,7 +67,7 @@ def perform_run(
 
 
 def kept_of(perform: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    """What is worth keeping of a run's results, with the machine's load as it began and as it ended."""
+    """The parts of a run's results to keep, with the machine's load at its begin and at its end."""
     began_load = os.getloadavg()[0]
     results = perform()
     faults = results["faults"]
@@ -83,5 +83,5 @@ def kept_of(perform: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def verdict_of(run: Mapping[str, Any]) -> str:
-    """A kept run's verdict as a word."""
+    """The verdict of a kept run as a word."""
     return {True: "valid", False: "**invalid**"}.get(run["valid"], "unknown")

@@ -26,7 +26,7 @@ READY_TIMEOUT_S = 240.0
 
 @dataclass(frozen=True, slots=True)
 class StandaloneCluster:
-    """Its master's URL, the process ids of its workers, and the environment of all its processes."""
+    """The master's URL, the workers' process ids, and the environment of all processes of the cluster."""
 
     url: str
     workers: tuple[int, ...]
@@ -37,7 +37,7 @@ Found = TypeVar("Found")
 
 
 def wait_for(what: str, condition: Callable[[], Found]) -> Found:
-    """What the condition gives, once that is something."""
+    """Wait until the condition returns a true value; returns that."""
     deadline_s = time.monotonic() + READY_TIMEOUT_S
     while time.monotonic() < deadline_s:
         found = condition()
@@ -49,14 +49,14 @@ def wait_for(what: str, condition: Callable[[], Found]) -> Found:
 
 @contextlib.contextmanager
 def standalone_cluster(scratch: Path, *, workers: int = 2) -> Iterator[StandaloneCluster]:
-    """A cluster for the time of a `with`; everything that it writes is below `scratch`."""
+    """Run a cluster during a `with` block; everything that it writes is below `scratch`."""
     (scratch / "tmp").mkdir()
     environment = {
         **os.environ,
         **java_environment(find_java(pyspark.__version__), pyspark.__version__, str(scratch / "java")),
         "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(SPARK_HOME), "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_DIRS": str(scratch / "local"), "TMPDIR": str(scratch / "tmp"),
-        # What Spark's start scripts find out, and workers do not when Java starts them.
+        # Set by Spark's start scripts, but not for workers started directly by Java.
         "SPARK_SCALA_VERSION": next(SPARK_HOME.glob("jars/spark-core_*.jar")).name.split("_")[1].split("-")[0],
     }  # fmt: skip
     with socket.socket() as probe:

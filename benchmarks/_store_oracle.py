@@ -1,7 +1,7 @@
-"""Apache's own store as a judge of stores that this project has written: what it finds when it opens them.
+"""Apache's own store as a judge of stores written by this project: what it finds when it opens them.
 
-`pad` makes of our log, as it lies on a disk, what Apache's store takes for one of its own after a crash: the last file
-filled up with zeros, `abort` beside it. Nothing is cut or mended, so its recovery decides what is a record.
+`pad` turns our log, as it is on disk, into a store that Apache's code takes for its own after a crash: files padded
+with zeros, and `abort` beside them. Nothing is truncated or repaired, so Apache's recovery decides what is a record.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = ["QUEUE_FILE_UNITS", "ask_apache_store", "pad", "queues_of"]
 
 SOURCE = Path(__file__).resolve().parent.parent / "tests" / "node" / "interop" / "java" / "StoreOracle.java"
 QUEUE_FILE_UNITS = 1000
-"""Of the consume queues that the oracle makes."""
+"""Units per file of the consume queues that the oracle makes."""
 
 
 def ask_apache_store(directories: Sequence[Path], *, segment_size_bytes: int) -> list[dict[str, Any]]:
     """What Apache's store finds in each: `end`, `queues` as [first, next, SHA-256 of units, of records]; or `error`.
 
-    It works on the directories as its own. Raises AssertionError where the program fails.
+    It modifies the directories, as its own stores. Raises AssertionError if the program fails.
     """
     command = [
         *("java", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Duser.home={directories[0]}"),
@@ -43,8 +43,8 @@ def ask_apache_store(directories: Sequence[Path], *, segment_size_bytes: int) ->
 
 
 def pad(files: Mapping[str, bytes], target: Path, *, segment_size_bytes: int, durable_ms: int) -> None:
-    """Write files of a log, by their names, to `target` as Apache's store of a broker that was killed; messages with a
-    store timestamp of at most `durable_ms`, in milliseconds of the epoch, were durable (0: not known)."""
+    """Write the files of a log, by name, to `target` as Apache's store of a killed broker. Messages with a store
+    timestamp of at most `durable_ms` (ms since the epoch) were durable (0: unknown)."""
     log = target / "commitlog"
     log.mkdir(parents=True)
     for name, data in files.items():
@@ -55,7 +55,7 @@ def pad(files: Mapping[str, bytes], target: Path, *, segment_size_bytes: int, du
 
 
 def queues_of(data_dir: Path) -> dict[str, list[Any]]:
-    """The queues of a store of ours, after an orderly stop, in the oracle's words; read here by their layout alone."""
+    """The queues of our store after an orderly stop, in the oracle's format; this reads the files without our code."""
     log = b"".join(path.read_bytes() for path in sorted((data_dir / "commitlog").iterdir()))
     begin = int(min(path.name for path in (data_dir / "commitlog").iterdir()))
     found: dict[str, list[Any]] = {}
@@ -70,6 +70,6 @@ def queues_of(data_dir: Path) -> dict[str, list[Any]]:
 
 
 def remove_all(directories: Sequence[Path]) -> None:
-    """The oracle's stores fill their files up: a hundred megabytes for a few messages."""
+    """Remove the oracle's stores, whose preallocated files take 100 MB even for a few messages."""
     for directory in directories:
         shutil.rmtree(directory)

@@ -1,8 +1,8 @@
-"""Power cuts judged by Apache's store: what is left of our log on a simulated disk, opened by code of others.
+"""Power cuts judged by Apache's store: it opens what is left of our log on a simulated disk.
 
-After each cut four must agree, queue by queue and byte by byte: Apache's own recovery of the image (filled up with
-zeros, otherwise as it is), our recovery, Apache's store on what `export-store` makes of the image, and our broker on
-what `import-store` makes of it. With a synchronous flush everything acknowledged must be among it.
+After each cut four results must agree, queue by queue and byte by byte: Apache's recovery of the image (padded with
+zeros, otherwise unchanged), our recovery, Apache's store on the output of `export-store` for the image, and our broker
+on the output of `import-store` for it. With a synchronous flush they must include everything acknowledged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from node.store.table_file import decode_table
 __all__ = ["power_cuts"]
 
 SEGMENT_BYTES = 262_144
-"""As the configuration of the crash loop says."""
+"""As in the configuration of the crash loop."""
 
 
 def _configuration(address: str, data_dir: object, flush_mode: str) -> BrokerConfig:
@@ -38,7 +38,7 @@ def _configuration(address: str, data_dir: object, flush_mode: str) -> BrokerCon
 
 
 class _Image:
-    """What one cut has left, and what ours made of it."""
+    """The data left by one cut, and the queues that our broker recovered from it."""
 
     def __init__(self, directory: Path, files: dict[str, bytes]) -> None:
         self.directory = directory
@@ -64,7 +64,7 @@ def _files_of(host: SimHost) -> dict[str, bytes]:
 
 
 async def _recovered(loop: SimLoop, network: SimNetwork, image: _Image, user: SimHost, number: int, flush: str) -> None:
-    """Our broker on a copy of the image, stopped in order: its queues."""
+    """Run our broker on a copy of the image, stop it in an orderly way, and keep its queues."""
     copy = SimHost(loop, network, f"copy{number}", f"10.1.{number // 250}.{1 + number % 250}")
     for path in sorted(image.data.rglob("*")):
         if path.is_file():
@@ -90,7 +90,7 @@ def _program(address: str, flush_mode: str) -> Any:
 async def _cut_again_and_again(
     directory: Path, cuts: int, rng: random.Random, flush_mode: str, images: list[_Image]
 ) -> int:
-    """Load a broker, cut its power, keep what is left; so many times. Returns how many unsynced bytes were lost."""
+    """Load a broker, cut its power and keep its data, `cuts` times. Returns how many unsynced bytes were lost."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, SimLoop)
     network = SimNetwork(loop)
@@ -122,12 +122,12 @@ async def _cut_again_and_again(
 
 
 def _first_of(queues: dict[str, list[Any]]) -> dict[str, tuple[Any, ...]]:
-    """Queues that hold anything, by what all four say of them."""
+    """The queues that are not empty, with their figures as tuples."""
     return {name: tuple(found) for name, found in queues.items() if found[1]}
 
 
 def _durable_ms(image: _Image) -> int:
-    """The store timestamp of the last message that our checkpoint says was durable; 0 without one."""
+    """The store timestamp of the last message that was durable by our checkpoint; 0 without one."""
     try:
         position = int(decode_table((image.data / "checkpoint").read_bytes())["position"])
     except FileNotFoundError:
@@ -137,7 +137,7 @@ def _durable_ms(image: _Image) -> int:
 
 
 def _exchanged(image: _Image, flush_mode: str) -> list[str]:
-    """What our two commands make of the image, next to it. The counts of records that they say."""
+    """Run our two commands on the image, with their output next to it. Returns the record counts that they print."""
     lines = export_store(_configuration("127.0.0.1", image.data, flush_mode), image.directory / "exported")
     pad(image.log, image.directory / "apache", segment_size_bytes=SEGMENT_BYTES, durable_ms=_durable_ms(image))
     (image.directory / "apache" / "config").mkdir()
@@ -148,7 +148,7 @@ def _exchanged(image: _Image, flush_mode: str) -> list[str]:
 
 
 def _judge(image: _Image, apache: dict[str, Any], exported: dict[str, Any], lines: list[str]) -> list[str]:
-    """What the four do not agree on."""
+    """The differences between the four results."""
     ours, name = _first_of(image.recovered), image.directory.name
     problems = [f"{name}: {found['error']}" for found in (apache, exported) if "error" in found]
     if problems:
@@ -174,7 +174,7 @@ def _judge(image: _Image, apache: dict[str, Any], exported: dict[str, Any], line
 
 
 def power_cuts(cuts: int, *, flush_mode: str, seed: int) -> dict[str, Any]:
-    """Cut the power so many times and have every image judged. Raises AssertionError naming what is not agreed on."""
+    """Cut the power `cuts` times and have every image judged. Raises AssertionError that names the differences."""
     with tempfile.TemporaryDirectory(prefix="splitbrain-exchange-") as directory:
         images: list[_Image] = []
         rng = random.Random(f"exchange/{flush_mode}/{seed}")

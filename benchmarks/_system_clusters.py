@@ -1,7 +1,7 @@
-"""Each real system on each kind of host: the table of docs/real-systems.md, run by run.
+"""Each real system on each kind of host: the runs for the table in docs/real-systems.md.
 
-A cell is one short run with a partition and a kill. Machines behind SSH and the Docker engine are those of
-scripts/lab.py, made for the run and gone after it; the ordinary user is `nobody`, with a copy of the packages.
+A cell is one short run with a partition and a kill. Machines behind SSH and the Docker engine come from
+scripts/lab.py and exist only during the run; the ordinary user is `nobody`, with a copy of the packages.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ CLUSTERS: Mapping[str, str] = {
     "ssh": "machines behind SSH, each an sshd in its own namespaces",
     "docker": "containers of a Docker engine, with an image built from this machine's programs",
 }
-"""Kind of hosts but netns, on which the runs of the first table are -> what they are."""
+"""Kind of host -> description. Without netns, on which the runs of the first table are."""
 
 FAULTS = (("partition", "one"), ("kill", "sigkill@one"))
 BEGIN_S, ON_S, OFF_S, LOAD_S = 3, 5, 5, 22
 SEED = 1
 
 MACHINES = 4
-"""Of the laboratory of SSH: three replicas, and one for a name server."""
+"""Machines of the SSH laboratory: three replicas, and one for a name server."""
 
 USER = "nobody"
 MAX_REASON_CHARS = 400
-"""Of why a system cannot be had; what is left out is the list of what was tried."""
+"""The reason why a system cannot run is cut to this length, which leaves out the list of what was tried."""
 
 ROOT = Path(__file__).resolve().parent.parent
 LAB = [sys.executable, str(ROOT / "scripts" / "lab.py")]
@@ -59,7 +59,7 @@ WHY = (
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a run is started: what stands before its command, and what is added to its environment and options."""
+    """How a run is started: a prefix of its command, and additions to its environment and options."""
 
     prefix: Sequence[str] = ()
     python: str = sys.executable
@@ -68,13 +68,13 @@ class _Place:
 
 
 def perform_cell(system: str, cluster: str, options: str) -> dict[str, Any]:
-    """One run with `options`; what is kept of it, or why there was none as {"cannot": reason}."""
+    """Perform one run with `options`. Returns what is kept of it, or {"cannot": reason} if it was impossible."""
     kind = cluster.partition(",")[0]
     words = [*f"--system {system} --cluster {kind} --time-limit {LOAD_S} --seed {SEED}".split(), *options.split()]
     if "--nodes" not in words:
         words += ["--nodes", "3"]
     schedule = timed_faults(FAULTS, begin_s=BEGIN_S, on_s=ON_S, off_s=OFF_S)
-    # Below /tmp and not in a home directory: other users get there, and so do machines whose files these are as well.
+    # Below /tmp and not in a home directory, so that other users and machines that share these files can access it.
     with tempfile.TemporaryDirectory(prefix="splitbrain-clusters-") as directory, _place(cluster, directory) as place:
         try:
             return kept_of(
@@ -88,7 +88,7 @@ def perform_cell(system: str, cluster: str, options: str) -> dict[str, Any]:
 
 
 def _last_line(said: str) -> str:
-    """What a command says for its failure."""
+    """The last line of a failed command's output, which names the reason."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return (lines[-1] if lines else "it said nothing").removeprefix("harness: ")[:MAX_REASON_CHARS]
 
@@ -113,7 +113,7 @@ def _place(cluster: str, directory: str) -> Iterator[_Place]:
 
 
 def _as_ordinary_user(directory: str) -> _Place:
-    """As somebody who may do nothing that root may, with packages and a Python that he can reach."""
+    """A place for runs as an unprivileged user, with packages and a Python that this user can access."""
     user = pwd.getpwnam(USER)
     packages = Path(tempfile.gettempdir(), f"splitbrain-packages-of-{USER}")
     if Path(cache_directory()).is_dir():
@@ -121,12 +121,12 @@ def _as_ordinary_user(directory: str) -> _Place:
     subprocess.run(["chown", "-R", USER, str(packages), directory], check=True)
     words = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
     environment = {"HOME": directory, "TMPDIR": directory, "SPLITBRAIN_CACHE": str(packages)}
-    # By a program that it starts in its turn: the first one is opened with rights that end there.
+    # Tested through a child process: the first program is opened with rights that its children do not have.
     starts_itself = "import harness, subprocess, sys; subprocess.run([sys.executable, '-c', ''], check=True)"
     reaches = subprocess.run([*words, sys.executable, "-c", starts_itself], capture_output=True, check=False)
     if reaches.returncode == 0:
         return _Place(words, environment=environment)
-    # Ours lies where only root gets to: the system's own Python, with our packages.
+    # Our Python is accessible only to root: use the system's Python, with our packages.
     paths = [str(ROOT), *(path for path in sys.path if path.endswith("site-packages"))]
     environment |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
     found = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin") or sys.executable
@@ -134,7 +134,7 @@ def _as_ordinary_user(directory: str) -> _Place:
 
 
 def table(results: Mapping[str, Mapping[str, Mapping[str, Any]]], systems: Sequence[str]) -> list[str]:
-    """The lines of the section: a row for each system, a column for each kind of hosts, and what was not valid."""
+    """The lines of the section: a row for each system, a column for each kind of host, and the runs not valid."""
     lines = [
         "## On other kinds of hosts",
         "",

@@ -1,10 +1,10 @@
-"""A long backlog: what it costs in memory, and what a consumer that reads it from the beginning costs the senders.
+"""A long backlog: its cost in memory, and how much a consumer that reads it from the beginning slows the senders.
 
     python -m benchmarks.backlog [--megabytes 512] [--seconds 5]
 
-One broker process with a log of its own, asynchronous flush, no memory counted as holding the log. It is filled with
-messages of 10 KB; then 16 senders send 128 bytes one by one, first alone, then while a consumer reads everything from
-offset 0, over and over, as fast as it is served. Load generator and broker share the machine.
+One broker process with a log of its own, asynchronous flush, and no memory assumed to hold the log. It is filled with
+messages of 10 KB; then 16 senders send 128 bytes one by one, first alone, then while a consumer repeatedly reads
+everything from offset 0, as fast as it is served. Load generator and broker share the machine.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ async def _fill(address: str, size_bytes: int) -> None:
 
 
 async def _send(address: str, seconds: float) -> tuple[float, float]:
-    """Messages per second, and the median of their latency in milliseconds."""
+    """Messages per second, and the median of their latency (ms)."""
     client = RemotingClient()
     times: list[float] = []
     end_s = time.monotonic() + seconds

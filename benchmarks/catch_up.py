@@ -1,30 +1,30 @@
-"""What a follower that is far behind costs: how fast it may catch up, and how much slower the senders are meanwhile.
+"""The cost of a follower that is far behind: how fast it can catch up, and how much slower senders are meanwhile.
 
     python -m benchmarks.catch_up [behind] [fresh] [joins] [--behind-mb 410] [--log-mb 1000] [--seconds 10]
                                   [--rate N] [--times 1] [--paired] [--directory DIR]
 
-Real brokers of a DLedger group on loopback, fsync before each acknowledgement, default timings. Load generator and all
-brokers share the machine. With a directory, which is kept, logs that lie there already are not made again, so that
-they can be made while the machine is busy: `--fill` makes them and measures nothing.
+Real brokers of a DLedger group on loopback, fsync before each acknowledgement, default timings. The load generator and
+all brokers share the machine. A directory given with `--directory` is kept, and logs that exist in it are reused, so
+that they can be made while the machine is busy: `--fill` makes them and measures nothing.
 
-`behind`: two of three get so many megabytes (10 KB a message, batches of 16), then the third one starts; how far its
-log has come is asked every 50 ms. The leader's quota holds for as long as it is more than 300 MB behind.
+`behind`: two of three members get `--behind-mb` (10 KB per message, batches of 16), then the third starts; its position
+is sampled every 50 ms. The leader's quota applies while that member is more than 300 MB behind.
 
-`fresh`: two of three hold a log of so many megabytes, 16 senders send 128 bytes one by one; then the third one starts
-with nothing, and they go on: at once, which is while it catches up, and once it has. Two members acknowledge all the
-while.
+`fresh`: two of three members hold a log of `--log-mb`, and 16 senders send 128 bytes one by one. Then the third starts
+empty, and the senders are measured while it catches up and after that. Two members acknowledge throughout.
 
-`joins`: the same of three brokers and a fresh fourth one, which is added to the group. From then on three of four have
-to acknowledge. All members share one machine and one disk, so that a member more costs senders something for good: what
-catching up costs is what they have less than once it is over.
+`joins`: the same with three brokers and an empty fourth one, which is added to the group. From then on three of four
+have to acknowledge. All members share one machine and one disk, so that a further member slows senders permanently: the
+cost of catching up is the difference to the rate after it.
 
-The machine's own speed changes within such a run by more than what is to be measured. With `--paired` the newcomer is
-held (SIGSTOP) for every other measurement of a few seconds while it catches up: senders with it and without it, side by
-side, so that what differs is its catching up. Not for longer than a follower waits before it stands for election.
+The machine's own speed varies within such a run by more than the effect to be measured. With `--paired` the newcomer is
+stopped (SIGSTOP) for every other measurement of a few seconds while it catches up. So senders are measured with and
+without it in alternation, and the difference is its catching up. It is stopped for less time than a follower waits
+before it stands for election.
 
-With `--rate` the senders send so many messages a second instead of as many as they can: whether they get less or later
-answers as long as the machine is not full. `--times` repeats what a newcomer costs on the same logs, each time with a
-member that has nothing.
+With `--rate` the senders send that many messages per second instead of as many as possible, which shows whether rate or
+latency suffer while the machine is not saturated. `--times` repeats the measurement of a newcomer on the same logs,
+each time with an empty member.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ SAMPLE_S = 0.05
 FIRST_MB = 100
 WAIT_S = 600
 HELD_S = 2.0
-"""With `--paired`: a follower that is held for 3 s, start of the load included, has missed one heartbeat of 2 s, and it
-stands after three."""
+"""With `--paired`: a follower that is stopped for 3 s, including the start of the load, has missed one heartbeat of
+2 s, and it stands for election after three."""
 SETTLE_S = 2.0
-"""Until the newcomer has written its queues."""
+"""Time for the newcomer to write its queues."""
 
 
 class _Growing(Group):
@@ -81,11 +81,11 @@ class _Growing(Group):
         return [*head, "[dledger.peers]", *peers]
 
     def add(self, node: str) -> None:
-        """Have the group take a member in that has started. Raises CalledProcessError."""
+        """Add a running broker to the group. Raises CalledProcessError."""
         self._change("--add", f"{node}={self._ledger[node]}")
 
     def remove(self, node: str) -> None:
-        """Have the group put a member out. Raises CalledProcessError."""
+        """Remove a member from the group. Raises CalledProcessError."""
         self._change("--remove", node)
 
     def _change(self, *change: str) -> None:
@@ -111,7 +111,7 @@ async def _fill(client: RemotingClient, address: str, size_bytes: int) -> None:
 
 
 async def _table(client: RemotingClient, address: str) -> dict[str, str]:
-    """What a broker knows of itself; nothing while it does not answer."""
+    """A broker's runtime information; {} while it does not answer."""
     try:
         reply = await client.invoke(address, Command.request(28), timeout_ms=5000)
     except RemotingError:
@@ -121,7 +121,7 @@ async def _table(client: RemotingClient, address: str) -> dict[str, str]:
 
 
 async def _wait(client: RemotingClient, address: str, is_so: Callable[[dict[str, str]], bool]) -> float:
-    """Until a broker's table is as it should be; the time then."""
+    """Wait until a broker's table satisfies `is_so`; returns the time then."""
     async with asyncio.timeout(WAIT_S):
         while True:
             table = await _table(client, address)
@@ -135,20 +135,20 @@ def _position(table: dict[str, str]) -> int:
 
 
 def _cpu_s(group: Group, node: str) -> float:
-    """Processor time that a broker has taken since it started."""
+    """CPU time (s) that a broker has used since it started."""
     with open(f"/proc/{group._processes[node].pid}/stat", encoding="ascii") as file:
         fields = file.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def _filled(client: RemotingClient, group: Group, size_bytes: int) -> tuple[str, int]:
-    """The master, and where the log of at least so many bytes ends that it has then."""
+    """Fill the log to at least `size_bytes`; returns the master and the end of its log."""
     master = await find_master(client, group, timeout_s=READY_TIMEOUT_S)
     address = group.addresses[master]
     end = _position(await _table(client, address))
     if end < size_bytes:
         await _fill(client, address, size_bytes - end)
-    await asyncio.sleep(2)  # until queues and index are written
+    await asyncio.sleep(2)  # time for queues and index to be written
     return master, _position(await _table(client, address))
 
 
@@ -180,7 +180,7 @@ async def _behind(group: Group, options: argparse.Namespace) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _held(group: Group, node: str) -> Iterator[None]:
-    """Stop one member's process for a while (SIGSTOP), and have it go on."""
+    """Stop one member's process (SIGSTOP) during the block."""
     group._processes[node].send_signal(signal.SIGSTOP)
     try:
         yield
@@ -220,7 +220,7 @@ async def _joins(group: Group, newcomer: str, options: argparse.Namespace) -> di
 async def _join_once(
     client: RemotingClient, group: Group, master: str, newcomer: str, end: int, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """A newcomer with nothing on its disk, which is taken away again afterwards."""
+    """Measure an empty newcomer, which is removed again afterwards."""
     _put_aside(group, newcomer)
     address = group.addresses[master]
     calibration = calibration_ms()
@@ -270,8 +270,8 @@ def _mean(rounds: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _put_aside(group: Group, node: str) -> None:
-    """Have a member begin with nothing. What it had is deleted with the directory only: a file system that discards
-    what is deleted keeps the disk busy with a gigabyte of it for the seconds that are measured."""
+    """Make a member start empty. Its old data is deleted only with the whole directory: a file system that discards
+    deleted blocks would keep the disk busy with a gigabyte of them during the measurement."""
     path = os.path.join(group._directory, node)
     if os.path.exists(path):
         os.rename(path, tempfile.mkdtemp(prefix="aside-", dir=group._directory))

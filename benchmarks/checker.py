@@ -1,13 +1,13 @@
-"""Every figure the checker is held to, in one table.
+"""All performance goals of the checker, in one table.
 
     python benchmarks/checker.py [--quick] [--corpora DIR]
 
-Times are processor time of ``check`` alone (everything after parsing, without explaining) unless the row says
-otherwise, one process, best of several runs: on an idle machine that is the time it takes, and on a busy one nearly
-so.  Each large row runs in a process of its own, so that its peak memory is its own.
+Times are CPU time of ``check`` alone (everything after parsing, without explaining) unless the row says otherwise,
+for one process, the best of several runs: on an idle machine that equals the elapsed time, and on a busy one nearly
+so.  Each large row runs in a separate process, so that its peak memory is its own.
 
-Beside every row stands the calibration: what a fixed small piece of pure Python took right before and right after it.
-Machines differ, and some change their speed from minute to minute: figures are to be compared by their ratio to it.
+Every row has a calibration: the time of a fixed small piece of pure Python right before and right after it. Machines
+differ, and some change their speed from minute to minute, so figures should be compared by their ratio to it.
 
 ``--quick`` divides the large sizes, and their bars, by ten.
 """
@@ -59,7 +59,7 @@ MODELS: dict[str, Model] = {
     "stack": Stack(),
     "priority-queue": PriorityQueue(),
 }
-#: What a row says, what was seen, the bar, and whether it holds.
+#: Title of a row, measured value, bar, and whether the bar is met.
 Row = tuple[str, str, str, bool]
 #: Seeds of the row that depends most on luck.
 SEEDS = range(1, 61)
@@ -75,7 +75,7 @@ def model_of(name: str) -> Model:
 
 
 def search_ms(history: Any, model: Model, runs: int = 3) -> tuple[float, Any]:
-    """Best search time of some runs in ms, and the verdict."""
+    """The best search time (ms) of some runs, and the verdict."""
     times = []
     for _ in range(runs):
         begun = time.process_time()
@@ -85,7 +85,7 @@ def search_ms(history: Any, model: Model, runs: int = 3) -> tuple[float, Any]:
 
 
 def calibration_ms() -> float:
-    """Processor time of 300,000 steps of a loop over a small dict, best of three."""
+    """CPU time (ms) of 300,000 steps of a loop over a small dict, best of three."""
     times = []
     for _ in range(3):
         begun = time.process_time()
@@ -128,7 +128,7 @@ def corpus_rows(corpora: Path) -> Iterator[Row]:
 
 
 def ten_bad_keys(path: Path) -> History:
-    """The history of a key-value file, with something that nobody wrote in one answer to each of its keys."""
+    """The history of a key-value file, with a value that was never written in one result of each key."""
     history = read(path)
     for rows in history.rows_by_key().values():
         gets = [row for row in rows if history.f[row] == "get" and history.status[row] == "ok"]
@@ -137,7 +137,8 @@ def ten_bad_keys(path: Path) -> History:
 
 
 def first_rows(corpora: Path) -> Iterator[Row]:
-    """Several invalid keys, up to the first: bars are half of what Porcupine 1.0.2 takes on one thread."""
+    """Histories with several invalid keys, checked up to the first: bars are half of Porcupine 1.0.2's time on one
+    thread."""
     folder = corpora / "porcupine" / "kv"
     for title, history, bar_ms in (
         ("kv c10-bad, eight of ten keys invalid, --first", read(folder / "c10-bad.txt"), 0.46),
@@ -172,7 +173,7 @@ def _large(kind: str, operations: int, clients: int) -> dict[str, Any]:
 
 
 def _seeds(operations: int, clients: int) -> list[float]:
-    """Search time in ms of CAS histories of many seeds, sorted; infinite for one left undecided after 20 s."""
+    """Search times (ms) of CAS histories of many seeds, sorted; infinite for those undecided after 20 s."""
     out = []
     for seed in SEEDS:
         history = large_history("cas-register", operations, clients, seed=seed)
@@ -183,7 +184,7 @@ def _seeds(operations: int, clients: int) -> list[float]:
 
 
 def _spoiled(how: str, seed: int) -> History:
-    """10,000 CAS operations of ten clients, 1 % of unknown outcome, with something wrong."""
+    """A history of 10,000 CAS operations by ten clients, 1 % with unknown outcome, with one kind of error."""
     history = large_history("cas-register", 10_000, 10, seed=seed, crash=0.01)
     reads = [row for row in range(len(history)) if history.f[row] == "read" and history.status[row] == "ok"]
     if how == "unwritten":
@@ -201,7 +202,7 @@ def _spoiled(how: str, seed: int) -> History:
 
 
 def _crashes(how: str, seeds: int, timeout_s: float) -> dict[str, Any]:
-    """Verdicts, times by the clock (explanation included) and peak memory of such histories."""
+    """Verdicts, elapsed times (explanation included) and peak memory of `_spoiled` histories."""
     took, verdicts = [], []
     for seed in range(1, seeds + 1):
         history = _spoiled(how, seed)
@@ -212,7 +213,7 @@ def _crashes(how: str, seeds: int, timeout_s: float) -> dict[str, Any]:
     return {"took": sorted(took), "verdicts": verdicts, "peak_mib": peak}
 
 
-#: Transactions that overlap in the middle of a valid history; of G1a the first fails.
+#: Transactions that overlap in the middle of a valid history; for G1a the first of them fails.
 PLANTED: dict[str, list[list[tuple[str, str, Any]]]] = {
     "G0": [
         [("append", "x", 1), ("append", "y", 1)],
@@ -240,7 +241,7 @@ PLANTED: dict[str, list[list[tuple[str, str, Any]]]] = {
 
 
 def _planted(kind: str, operations: int) -> History:
-    """A valid list-append history but for one anomaly."""
+    """A list-append history that is valid except for one anomaly."""
     history = large_history("list-append", operations, 5)
     added = PLANTED[kind]
     if kind == "stale read":
@@ -272,7 +273,7 @@ def _planted(kind: str, operations: int) -> History:
 
 
 def _anomaly(kind: str, operations: int) -> dict[str, Any]:
-    """Best times of a valid history and of the same with one anomaly, in alternation, explanation included."""
+    """Best times, measured in alternation and with explanation, of a valid history and the same with one anomaly."""
     histories = [large_history("list-append", operations, 5), _planted(kind, operations)]
     times: list[list[float]] = [[], []]
     level = "strict-serializable" if kind == "G2" or not PLANTED[kind] else "snapshot-isolation"
@@ -288,7 +289,7 @@ def _anomaly(kind: str, operations: int) -> dict[str, Any]:
 
 
 def anomaly_rows(scale: int) -> Iterator[Row]:
-    """Transactions with something wrong: at most twice the time of as many with nothing wrong."""
+    """Transactions with an anomaly: at most twice the time of as many valid ones."""
     operations = 100_000 // scale
     bar_s = 1.5 / scale
     for kind in PLANTED:
@@ -304,7 +305,7 @@ def anomaly_rows(scale: int) -> Iterator[Row]:
 
 
 def _all_open(operations: int) -> dict[str, Any]:
-    """Reads and writes of five values, all open at once, within 5 s and 200 MiB."""
+    """Check reads and writes of five values, all open at once, within 5 s and 200 MiB."""
     rng = random.Random(1)
     events = [
         {"process": process, "type": "invoke", "f": "write" if process % 2 else "read", "value": rng.randrange(5)}
@@ -320,7 +321,7 @@ def _all_open(operations: int) -> dict[str, Any]:
 
 
 def alone(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The function's answer from a process of its own."""
+    """The function's result, computed in a separate process."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(function, arguments)
 

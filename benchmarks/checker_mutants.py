@@ -1,17 +1,17 @@
-"""Small mistakes put into the checker, and whether its tests notice; makes docs/checker-mutants.md.
+"""Mutation testing of the checker: do its tests notice small mistakes? Makes docs/checker-mutants.md.
 
     python -m benchmarks.checker_mutants [FILE ...] [--count 200] [--seed 1] [--jobs N] [--touched FILE]
 
-Mistakes are comparisons that are another, numbers off by one, conditions that are left out or turned round, `and` for
-`or`, `+` for `-`, crashed operations taken for failed ones: `--count` of them over all files of `checker/` but
-`checker/testing`, chosen by the seed, with one of every file at least, and those that once lived (`ONCE_ALIVE`).
-Each is made in a copy of the tree, never in the checkout, and tried by those tests of the checker that call the
-changed function, the quickest first, until one fails; a test that takes ten times its processor time counts as
-failed. Which test calls what is found by running all of them once (`--touched` keeps that). `--quick`, and then
-`--again` for what lived, by the tests that were left out or are new, takes less time in all.
+Mistakes are changed comparisons, numbers off by one, conditions that are left out or negated, `and` for `or`, `+` for
+`-`, crashed operations treated as failed: `--count` of them over all files of `checker/` except `checker/testing`,
+chosen by the seed, at least one of every file, and those that once survived (`ONCE_ALIVE`). Each is made in a copy of
+the tree, never in the checkout, and tried with those tests of the checker that call the changed function, the quickest
+first, until one fails; a test that takes ten times its CPU time counts as failed. Which test calls what is found by
+running all of them once (`--touched` keeps that). Running `--quick`, and then `--again` for the survivors with tests
+that were left out or are new, takes less time in total.
 
-Ends with status 1 when a mutant lives that benchmarks/checker_mutants_equivalent.toml does not list with a reason.
-Results are kept in docs/checker-mutants.json; the table is written from those that fit the present code.
+Exits with status 1 if a mutant survives that benchmarks/checker_mutants_equivalent.toml does not list with a reason.
+Results are kept in docs/checker-mutants.json; the table is written from those that fit the current code.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ COPIED = ("benchmarks", "checker", "docs", "harness", "nemesis", "node", "script
 
 
 class BadRun(Exception):
-    """The tests cannot judge mutants, for the reason given."""
+    """The tests cannot judge mutants; the message is the reason."""
 
 
 def sources() -> dict[str, str]:
-    """The text of every file that mistakes are put into, by name."""
+    """The text of every file to be mutated, by name."""
     paths = [path for path in (ROOT / "checker").rglob("*.py") if "testing" not in path.relative_to(ROOT).parts]
     return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in sorted(paths)}
 
 
 def equivalent() -> dict[str, str]:
-    """The reason why each of these mutants cannot be noticed, by key."""
+    """The reason why each equivalent mutant cannot be noticed, by key."""
     with EQUIVALENT.open("rb") as file:
         return {each["key"]: each["reason"] for each in tomllib.load(file)["mutant"]}
 
 
 def copy_of_the_tree(folder: Path) -> None:
-    """Everything that the tests need, into an empty folder."""
+    """Copy everything that the tests need into an empty folder."""
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for name in COPIED:
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
@@ -71,7 +71,7 @@ def copy_of_the_tree(folder: Path) -> None:
 
 
 def run_copy(orders: dict[str, Any], heard: Callable[[dict[str, Any]], None]) -> None:
-    """A pytest with the runner in a copy of the tree; `heard` gets each of its results. Raises :class:`BadRun`."""
+    """Run a pytest with the runner in a copy of the tree; `heard` gets each result. Raises :class:`BadRun`."""
     with tempfile.TemporaryDirectory(prefix="checker-mutants-") as name:
         folder = Path(name).resolve()
         copy_of_the_tree(folder)
@@ -104,8 +104,8 @@ def run_copy(orders: dict[str, Any], heard: Callable[[dict[str, Any]], None]) ->
 
 
 def what_tests_call(kept: Path | None) -> dict[str, Any]:
-    """Which functions each test calls and its seconds; what `kept` says of the same checker is taken from there, and
-    only tests that it does not know are run. Raises :class:`BadRun`.
+    """The functions that each test calls, and its CPU seconds. What the file `kept` has for the same checker is reused,
+    and only tests that are missing there are run. Raises :class:`BadRun`.
     """
     digest = hashlib.sha256("".join(sources().values()).encode()).hexdigest()
     known: dict[str, Any] = {}
@@ -125,7 +125,7 @@ def what_tests_call(kept: Path | None) -> dict[str, Any]:
 
 
 def keep(results: dict[str, Any]) -> None:
-    """Write the results down, so that an interrupted run loses nothing."""
+    """Save the results, so that an interrupted run loses nothing."""
     text = json.dumps(results, indent=1, sort_keys=True, ensure_ascii=False)
     RESULTS.write_text(text + "\n", encoding="utf-8")
 
@@ -133,8 +133,8 @@ def keep(results: dict[str, Any]) -> None:
 def try_all(
     mutations: Sequence[Mutation], calls: dict[str, Any], results: dict[str, Any], *, jobs: int, quick: bool
 ) -> None:
-    """Try mutants in `jobs` copies at a time, by quick tests alone or by all; `results` by key grow, and are kept, one
-    by one.
+    """Try mutants in `jobs` copies at a time, with quick tests only or with all; each result is added to `results` by
+    key and saved.
     """
     lock = threading.Lock()
     lines = {each.key: f"{each.file}:{each.line} {each.function}: {each.change}" for each in mutations}
@@ -164,12 +164,12 @@ def try_all(
 
 
 def present(results: dict[str, Any]) -> list[tuple[Mutation, dict[str, Any]]]:
-    """The results whose mutation can still be made, in the order of files and lines."""
+    """The results whose mutation is still possible, in the order of files and lines."""
     return [(each, results[each.key]) for each in everything_of(sources()) if each.key in results]
 
 
 def table(results: dict[str, Any], reasons: dict[str, str]) -> str:
-    """The page, from the results by key and the reasons of those that are equivalent."""
+    """The page, from the results by key and the reasons for equivalent mutants."""
     tried = present(results)
     alive = [each for each, result in tried if result["status"] == PASSED]
     unexcused = [each for each in alive if each.key not in reasons]
@@ -215,7 +215,7 @@ def _line(mutation: Mutation) -> str:
 
 
 def main() -> int:
-    """Make mutants, try them and write the page. Returns 1 when one lives without a reason, 254 for a bad run."""
+    """Make mutants, try them and write the page. Returns 1 if one survives without a reason, 254 for a bad run."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.checker_mutants", description=__doc__)
     parser.add_argument("files", nargs="*", metavar="FILE", help="of checker/; all without one")
     parser.add_argument("--count", type=int, default=200, help="mutants over all files")

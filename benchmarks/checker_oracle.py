@@ -1,13 +1,13 @@
-"""Random small histories that make trouble, judged by the checker and by the definitions of consistency.
+"""Random small but difficult histories, judged by the checker and by the definitions of consistency.
 
     python -m benchmarks.checker_oracle [HISTORIES_PER_ROW] [MODEL ...] [--part PART] [--seed N] [--jobs N]
 
 The definitions (``checker.testing.definitions``) share no code with the checker and try every order.  Every model is
 judged with each of its options by the engine that ``check`` chooses, by the general engine alone, for sequential
-consistency, and event by event where there is an online checker; transactions are judged at every level.  Every
-witness of a violation must be a violation by itself.  A long run can be cut into several, each with a seed of its own.
+consistency, and event by event if there is an online checker; transactions are judged at every level.  Every
+witness of a violation must be a violation on its own.  A long run can be split into several with different seeds.
 
-Prints a line per row, then every kind of disagreement with its smallest histories, and ends with status 1 if there is
+Prints a line per row, then every kind of disagreement with its smallest histories, and exits with status 1 if there is
 any.
 """
 
@@ -26,14 +26,14 @@ from checker.testing.comparison import PARTS, Comparison, Row, compare, rows
 
 
 def run(row: Row, histories: int, seed: int) -> tuple[Row, Comparison, float]:
-    """One row, with the seconds that it took."""
+    """Compare one row; returns it with the result and the seconds that it took."""
     started = time.perf_counter()
     comparison = compare(row, histories=histories, seed=seed)
     return row, comparison, time.perf_counter() - started
 
 
 def line(row: Row, comparison: Comparison, elapsed_s: float) -> str:
-    """The row in one line, with the share of every answer of the definitions."""
+    """The row in one line, with the share of every verdict of the definitions."""
     histories = comparison.verdicts.total()
     shares = ", ".join(f"{word} {count / histories:.1%}" for word, count in sorted(comparison.verdicts.items()))
     wrong = comparison.kinds.total()
@@ -53,7 +53,7 @@ def disagreements(row: Row, comparison: Comparison) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run over all rows, or those of the models and parts named."""
+    """Run all rows, or those of the named models and parts."""
     parser = argparse.ArgumentParser(description="The checker against the definitions of consistency")
     parser.add_argument("count", nargs="?", type=int, metavar="HISTORIES", help="histories per row; default: 100000")
     parser.add_argument("models", nargs="*", metavar="MODEL", help="some of the models; default: all")

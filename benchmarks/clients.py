@@ -1,7 +1,7 @@
-"""How many operations a second clients of `harness.sdk` do against a system that does nothing.
+"""How many operations per second clients of `harness.sdk` do against a system that does nothing.
 
 In Python through the SDK, on one core: goal 20,000/s. As programs that speak JSON lines, on two cores: goal 5,000/s in
-all; their own work counts. Both with the whole path: generator, workers, history on disk.
+total, including their own work. Both use the whole path: generator, workers, history on disk.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ for line in sys.stdin:
 
 
 class NoOpClient(Client):
-    """Answers at once, without going anywhere."""
+    """Answers immediately, without I/O."""
 
     async def read(self, key: Any) -> Any:
         return 1
@@ -52,15 +52,15 @@ class NoOpClient(Client):
 
 
 class NoHost:
-    """In the place of a host: there is no system."""
+    """Stands for a host: there is no system."""
 
     name = "n1"
     port_names = ()
 
 
 def operations_per_s(client_class: Callable[[], Client], *, threads: int, operations: int) -> tuple[float, float]:
-    """The workload `register` with so many logical clients: operations a second, and operations a second of the
-    harness's own processor time, which other programs of the machine disturb less."""
+    """Run the workload `register` with `threads` logical clients. Returns operations per second, and operations per
+    second of the harness's own CPU time, which other programs of the machine disturb less."""
     workload = ClientRegisterWorkload()
 
     def make(process: int, thread: int) -> WorkerClient:
@@ -95,7 +95,7 @@ def operations_per_s(client_class: Callable[[], Client], *, threads: int, operat
 
 
 def print_rates(threads: int, per_s: float, per_cpu_s: float) -> None:
-    """One line."""
+    """Print one line of figures."""
     print(f"  {threads:4d} clients  {per_s:9,.0f} operations/s  {per_cpu_s:9,.0f} per second of the harness's own time")
 
 

@@ -1,15 +1,15 @@
-"""A broker that is killed or loses its power again and again under load: does it lose anything?
+"""A broker that is killed or loses power repeatedly under load: does it lose anything?
 
     python -m benchmarks.crash_loop [--rounds 200] [--seconds 280] [--state FILE]          kill -9, a real process
     python -m benchmarks.crash_loop --sim [--rounds 1000] [--seconds 280] [--state FILE]   power cuts, simulated
 
 A single master with synchronous flush (a log of its own, or with --dledger a group of one) takes messages of every
-kind: single, in batches, delayed, transactional, with tags and keys. At a random moment, often already while it
-starts, it is gone. After every round, on copies of what is left: it must recover; every message that was
-acknowledged must be where the answer said, every committed transaction must be there, nothing twice; and the
-consume queues and the index must be, byte for byte, those that are built from the log alone. The store itself is
-left as it was found, so that the next start recovers from a crash too, and after some rounds a new one begins. In
-simulation the power cut leaves of everything unsynced what chance has it.
+kind: single, in batches, delayed, transactional, with tags and keys. It dies at a random moment, often while it is
+still starting. After every round this is verified on copies of its data: it must recover; every acknowledged
+message must be at the offset that the answer named, every committed transaction must be present, nothing may be
+duplicated; and the consume queues and the index must be byte for byte those built from the log alone. The store
+itself is left untouched, so that the next start also recovers from a crash; after some rounds a new store begins. In
+simulation a power cut keeps a random part of the unsynced data.
 
 With `--state` the figures of several calls are added up in a file, so that the work can be done in pieces.
 """
@@ -85,7 +85,7 @@ def _free_port() -> int:
 
 
 async def wait_master(address: str) -> None:
-    """Return when the broker is there and takes messages."""
+    """Wait until the broker is up and takes messages."""
     for _ in range(3000):
         client = RemotingClient()
         try:
@@ -107,7 +107,7 @@ class Expected:
         self.placed: dict[tuple[str, int, int], bytes] = {}
         """Bodies by topic, queue and offset."""
         self.somewhere: dict[bytes, None] = {}
-        """Bodies of committed transactions, whose place no answer tells."""
+        """Bodies of committed transactions, whose offset no answer names."""
         self.sent = 0
         self._number = 0
 
@@ -126,7 +126,7 @@ def _batch(bodies: list[bytes]) -> bytes:
 
 
 async def _send(client: RemotingClient, address: str, expected: Expected, rng: random.Random) -> None:
-    """One message, batch or transaction. Raises RemotingError."""
+    """Send one message, batch or transaction. Raises RemotingError."""
 
     async def ask(code: int, fields: dict[str, Any], body: bytes = b"") -> Command:
         expected.sent += 1
@@ -184,7 +184,7 @@ async def load(address: str, expected: Expected, rng: random.Random, *, pause_s:
 
 
 async def check(address: str, expected: Expected) -> list[str]:
-    """Read everything and say what is wrong."""
+    """Read everything; returns what is wrong."""
     client = RemotingClient()
     found: dict[tuple[str, int, int], bytes] = {}
     try:
@@ -228,7 +228,7 @@ def _compare(kept: Mapping[str, bytes], rebuilt: Mapping[str, bytes]) -> list[st
 
 @contextlib.asynccontextmanager
 async def _serving(directory: Path, *, dledger: bool) -> AsyncIterator[str]:
-    """A broker in this process on a data directory; gives its address."""
+    """Run a broker on a data directory in this process; yields its address."""
     runtime = real_runtime()
     config = parse_broker_config(_config("127.0.0.1:0", directory, dledger=dledger))
     broker = BrokerController(config, runtime)
@@ -243,7 +243,7 @@ async def _serving(directory: Path, *, dledger: bool) -> AsyncIterator[str]:
 
 
 def _verify(data: Path, expected: Expected, *, dledger: bool) -> list[str]:
-    """Recover on copies of `data`, once as it is and once without what is derived from the log."""
+    """Recover on copies of `data`, once unchanged and once without the files derived from the log."""
     derived: list[dict[str, bytes]] = []
     for is_rebuilt in (False, True):
         with tempfile.TemporaryDirectory(prefix="splitbrain-crash-") as scratch:
@@ -272,7 +272,7 @@ def _verify(data: Path, expected: Expected, *, dledger: bool) -> list[str]:
 
 
 def wait_ready(log: Path, process: subprocess.Popen[bytes], seen: int) -> str:
-    """The address that the process says it listens on. Raises RuntimeError when it ends instead."""
+    """The listening address that the process logs. Raises RuntimeError if it ends instead."""
     while True:
         for line in log.read_text(encoding="utf-8")[seen:].splitlines():
             if "READY" in line and "listen=" in line:
@@ -283,7 +283,7 @@ def wait_ready(log: Path, process: subprocess.Popen[bytes], seen: int) -> str:
 
 
 def _kill_once(directory: Path, expected: Expected, rng: random.Random, *, dledger: bool) -> None:
-    """Start the broker, let it be for a random time, and kill it."""
+    """Start the broker, let it run for a random time, and kill it."""
     data, log, config = directory / "data", directory / "log", directory / "broker.toml"
     config.write_text(_config("127.0.0.1:0", data, dledger=dledger), encoding="utf-8")
     seen = len(log.read_text(encoding="utf-8")) if log.exists() else 0
@@ -296,7 +296,7 @@ def _kill_once(directory: Path, expected: Expected, rng: random.Random, *, dledg
             time.sleep(rng.random() * 0.6)  # while it starts and recovers
             return
         address = wait_ready(log, process, seen)
-        # Every tenth round is long enough for checkpoints, which come every 10 s.
+        # Every tenth round is long enough for a checkpoint, which is written every 10 s.
         lasts_s = rng.uniform(10, 13) if rng.random() < 0.1 else rng.expovariate(1 / 0.4)
         pause_s = 0.02 if lasts_s > 10 else 0.0
 
@@ -319,7 +319,7 @@ def _kill_once(directory: Path, expected: Expected, rng: random.Random, *, dledg
 
 
 def kill_rounds(rounds: int, *, seconds: float, seed: int, dledger: bool = False) -> dict[str, int]:
-    """Kill a real broker `rounds` times, or for so many seconds. Raises AssertionError naming what is wrong."""
+    """Kill a real broker `rounds` times, or for `seconds`. Raises AssertionError that names what is wrong."""
     rng = random.Random(seed)
     began_s, done, acknowledged, sent = time.monotonic(), 0, 0, 0
     while done < rounds and time.monotonic() - began_s < seconds:
@@ -342,7 +342,7 @@ def kill_rounds(rounds: int, *, seconds: float, seed: int, dledger: bool = False
 
 
 async def run_on(host: SimHost, work: Callable[[Incarnation], Awaitable[Any]]) -> Any:
-    """Do something as a process of `host`; returns its result."""
+    """Run `work` as a process of `host`; returns its result."""
     result: asyncio.Future[Any] = host.loop.create_future()
 
     async def program(process: Incarnation) -> None:
@@ -435,8 +435,8 @@ async def _simulated(cuts: int, rng: random.Random, *, dledger: bool) -> dict[st
 
 
 def power_cut_rounds(rounds: int, *, seconds: float, seed: int, dledger: bool = False) -> dict[str, int]:
-    """Cut the power of a simulated broker `rounds` times, or for so many real seconds, a new world every few times.
-    Raises AssertionError naming what is wrong, and the seed that shows it again."""
+    """Cut the power of a simulated broker `rounds` times, or for `seconds` of real time, with a new simulation every
+    few rounds. Raises AssertionError that names what is wrong, and the seed that reproduces it."""
     began_s, totals = time.monotonic(), Counter[str]()
     while totals["rounds"] < rounds and time.monotonic() - began_s < seconds:
         cuts = min(ROUNDS_PER_STORE, rounds - totals["rounds"])

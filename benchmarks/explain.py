@@ -1,15 +1,14 @@
-"""How near `harness explain` comes to the step that each mutant breaks; makes docs/explain-mutants.md.
+"""How close `harness explain` comes to the step that each mutant breaks; makes docs/explain-mutants.md.
 
     python -m benchmarks.explain                     # the mutants that have a scenario and were not measured yet
     python -m benchmarks.explain NAME ... [--points 40] [--runs 30] [--jobs N]
     python -m benchmarks.explain --page              # only make the page from docs/explain.json
 
-The first run of a mutant's scenario that fails is explained, as `harness explain` does it. When the mistake was made is
-found out in another way, without any randomness: the run is continued as it was, with the mutant taken out at a moment.
-While that comes early enough, the violation does not show; the mistake is made at the moment from which on it comes too
-late. Results are kept in docs/explain.json, mutant by mutant, and the table is written from all that are there.
-Continuations of a run whose violation shows at its end only are performed to their ends, which takes several times as
-long.
+The first run of a mutant's scenario that fails is explained as by `harness explain`. When the mistake was made is found
+in another way, without randomness: the run is continued unchanged, but with the mutant removed at some moment. If that
+moment is early enough, the violation does not show; the mistake was made at the moment from which on removal is too
+late. Results are kept in docs/explain.json, mutant by mutant, and the table is written from all results there. If a
+run's violation shows only at its end, continuations are performed to their ends, which takes several times as long.
 """
 
 from __future__ import annotations
@@ -49,20 +48,20 @@ __all__ = ["cure", "main", "measure", "mistake_between"]
 DOCS = Path(__file__).parent.parent / "docs"
 
 SEEDS = range(1, 11)
-"""The first of them whose run fails is explained: nearly always the first."""
+"""The first of these seeds whose run fails is explained, nearly always the very first."""
 CUTS, PASSES = 8, 3
-"""The time until the violation is cut into so many parts, and the part of the mistake again, so many times: to a
-seven-hundredth."""
+"""The time until the violation is divided into CUTS parts, then the part with the mistake again, PASSES times in all:
+down to a five-hundredth."""
 
 NEAR_S = 1.0
-"""How near counts."""
+"""Largest distance that counts as near."""
 
 
 def cure() -> None:
-    """Take every mutant out of this process: of what runs, and of what is started later.
+    """Remove every mutant from this process, from running objects and from those created later.
 
-    A mutant is an object of another class (node.mutants.parts), a stand-in in the place of an object, or a method of
-    either that somebody keeps. What it has done stays: a vote that is not on the disk is not there afterwards either.
+    A mutant is an object whose class was replaced (node.mutants.parts), a stand-in for an object, or a stored bound
+    method of either. Its effects stay: for example, a vote that was not written to disk is still missing there.
     """
     parts = gc.get_objects()
     right: dict[int, object] = {}
@@ -72,11 +71,11 @@ def cure() -> None:
         if _is_of_mutants(kind.__module__):
             while _is_of_mutants(kind.__module__):
                 kind = kind.__mro__[1]
-            if kind is object:  # it is no part itself but holds the one that it stands for
+            if kind is object:  # a stand-in, which holds the object that it replaces
                 wrong.append(part)
                 right[id(part)] = next(iter(vars(part).values()))
             else:
-                part.__class__ = kind  # which it was before
+                part.__class__ = kind  # its original class
     for part in parts:
         if isinstance(part, MethodType) and isinstance(part.__func__, FunctionType) and _is_of_mutants(part.__module__):
             method = getattr(type(part.__self__), part.__func__.__name__, None)
@@ -96,10 +95,10 @@ def cure() -> None:
 
 
 def _tell_times_again(lead: Leadership, parts: Sequence[object]) -> None:
-    """Let a leader that has told the time by another clock know when it sent what was answered, and what may be: its
-    rounds have followed one another by the interval of heartbeats.
+    """Correct the send times of answered and pending rounds that a leader has recorded by another clock, assuming that
+    its rounds were one heartbeat interval apart.
 
-    Such a time, which lies in the future by its own clock, would else make its lease last for ever.
+    Otherwise such a time, which is in the future by its own clock, would make its lease last forever.
     """
     now_ns, every_ns = lead._clock.monotonic_ns(), lead._config.timing.heartbeat_interval_ms * 1_000_000
 
@@ -117,12 +116,12 @@ def _tell_times_again(lead: Leadership, parts: Sequence[object]) -> None:
 
 
 def _is_of_mutants(module: object) -> bool:
-    """By a part's `__module__`, which of some classes of libraries is None, or a descriptor."""
+    """Whether `module`, a part's `__module__`, is of the mutants; in some libraries it is None or a descriptor."""
     return isinstance(module, str) and module.startswith("node.mutants.")
 
 
 def _put_right(holder: object, right: Mapping[int, object]) -> None:
-    """Let something that holds parts hold those in their place; `right` is by the identity of what is replaced."""
+    """Replace parts in an object that holds them; `right` maps the id of each replaced part to its replacement."""
     if isinstance(holder, CellType):
         holder.cell_contents = right[id(holder.cell_contents)]
     elif isinstance(holder, dict):
@@ -138,7 +137,7 @@ def _put_right(holder: object, right: Mapping[int, object]) -> None:
 
 
 def mistake_between(parts: Parts, found: Deciding, *, jobs: int) -> tuple[float, float] | None:
-    """Between which moments (s) the mistake was made; None where taking the mutant out never prevents it."""
+    """The interval (s) in which the mistake was made; None if removing the mutant never prevents the violation."""
     symptom = found.violation.symptom
     zero_s = follow(parts, Passage(symptom=symptom)).zero_s
     low_s, high_s = found.begin_s, found.end_s
@@ -156,7 +155,7 @@ def mistake_between(parts: Parts, found: Deciding, *, jobs: int) -> tuple[float,
 
 
 def measure(name: str, *, points: int, runs: int, jobs: int) -> dict[str, Any]:
-    """Explain one mutant's run. Returns what the table needs, as JSON data."""
+    """Explain one mutant's run. Returns the data for the table, as JSON data."""
     with tempfile.TemporaryDirectory() as directory:
         for seed in SEEDS:
             run_dir = report_mutant(name, seed, Store(directory))
@@ -191,7 +190,7 @@ def measure(name: str, *, points: int, runs: int, jobs: int) -> dict[str, Any]:
 
 
 def _curves(found: Deciding) -> dict[str, str]:
-    """How many fail of how many continuations, by the moment (s) at which they part from the run."""
+    """The number of failing and of all continuations, by the moment (s) at which they branch off."""
     return {
         name: ", ".join(f"{each.at_s:.4f}: {each.fails}/{each.runs}" for each in found.curve(has_faults=has_faults))
         for name, has_faults in (("planned", True), ("healed", False))
@@ -199,7 +198,7 @@ def _curves(found: Deciding) -> dict[str, str]:
 
 
 def _between(found: Deciding, jump: Jump, mistake_s: float) -> dict[str, int]:
-    """What became of continuations that parted from the run after the mistake and not after the jump began."""
+    """The outcomes of continuations that branch off after the mistake and no later than the begin of the jump."""
     points = found.curve(has_faults=jump.before.has_faults)
     inside = [point for point in points if mistake_s <= point.at_s <= jump.before.at_s]
     return {"runs": sum(point.runs for point in inside), "fails": sum(point.fails for point in inside)}
@@ -211,8 +210,8 @@ def _used_s() -> float:
 
 
 def distance_s(result: Mapping[str, Any]) -> float | None:
-    """How far the jump and the mistake are apart at most, wherever they lie in the intervals that were found: a wide
-    one is no near one. None where one of them was not found."""
+    """The largest possible distance (s) between jump and mistake, given their intervals, so that a wide interval does
+    not count as near. None if one of them was not found."""
     jump, mistake = result.get("jump_s"), result.get("mistake_s")
     if jump is None or mistake is None:
         return None
@@ -220,8 +219,8 @@ def distance_s(result: Mapping[str, Any]) -> float | None:
 
 
 def after_start_s(result: Mapping[str, Any]) -> float | None:
-    """How long after the run's beginning the mistake was made at the latest, where nearly every run fails without any
-    fault: what decides that is that the program was started. None for other runs."""
+    """If nearly every run fails without any fault, how long (s) after the run's beginning the mistake was made at the
+    latest: then the start of the program decides. None for other runs."""
     if result.get("jump_s") is not None or result.get("mistake_s") is None or "begin_s" not in result:
         return None
     return float(result["mistake_s"][1] - result["begin_s"]) if result["points"] == 1 else None
@@ -276,7 +275,7 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _measured_on(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Which commits the rows are of, a line each, with what was asked for."""
+    """A line for each commit with its rows and their limits."""
     by_commit: dict[str, list[str]] = {}
     for name in SCENARIOS:
         if name in results and "reason" not in results[name]:
@@ -298,7 +297,7 @@ def _measured_on(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _reasons(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Why a jump is further away than that, or there is none, as far as the measurement itself says so."""
+    """Why a jump is further away than `NEAR_S`, or there is none, as far as the measurement itself shows."""
     lines: list[str] = []
     for name in SCENARIOS:
         result = results.get(name, {"reason": "not measured"})
@@ -307,7 +306,7 @@ def _reasons(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
             continue
         apart = distance_s(result)
         if apart is None:
-            if result["points"] == 1:  # which is that of runs without any fault
+            if result["points"] == 1:  # the point of runs without any fault
                 lines += ["", f"{name}: {_without_moment(result, mistake)}"]
         elif apart > NEAR_S:
             until = "as planned" if result["has_faults"] else "healed"

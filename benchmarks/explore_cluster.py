@@ -1,11 +1,11 @@
-"""How many seeds two workers of a Spark cluster make in the time of one core: the bar is 1.7 times.
+"""How many seeds two workers of a Spark cluster run in the time of one core: the goal is 1.7 times as many.
 
     python -m benchmarks explore_cluster [--seeds 60] [--pairs 2]
 
 In alternation: `harness explore --jobs 1` on this machine, and `--master` with a standalone cluster of two workers of
-one core each, which is started for it. The same seeds, five nodes, every fault, the load of a search. Speeds are seeds
-per second from the first one's end to the last one's: what Spark takes to start, which a search of hours does not
-feel, is said apart. Two cores have to be idle.
+one core each, which is started for it. Both run the same seeds, with five nodes, every fault, and the load of a search.
+Speeds are seeds per second from the end of the first to the end of the last; Spark's start, which does not matter in a
+search of hours, is reported separately. Two cores have to be idle.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OnResult = Callable[[Tally, Rehearsal], None]
 
 
 class _Timed:
-    """When the seeds of one search ended."""
+    """Records when the seeds of one search ended."""
 
     def __init__(self) -> None:
         self.began_s = time.monotonic()
@@ -45,18 +45,18 @@ class _Timed:
         self.valid: dict[int, bool | str] = {}
 
     def heard(self, tally: Tally, rehearsal: Rehearsal) -> None:
-        """One seed's end."""
+        """Record the end of one seed."""
         self.ends_s.append(time.monotonic())
         self.valid[rehearsal.seed] = rehearsal.valid
 
     @property
     def seeds_per_s(self) -> float:
-        """From the first end to the last."""
+        """Speed from the end of the first seed to the end of the last."""
         return (len(self.ends_s) - 1) / (self.ends_s[-1] - self.ends_s[0])
 
     @property
     def first_s(self) -> float:
-        """Until the first end."""
+        """Time (s) until the end of the first seed."""
         return self.ends_s[0] - self.began_s
 
 
@@ -70,7 +70,7 @@ def _arguments(seeds: int, *words: str) -> argparse.Namespace:
 
 
 def one_core(seeds: int, on_result: OnResult) -> None:
-    """The seeds here, one after the other."""
+    """Run the seeds in this machine's processes, one after the other."""
     explore(
         test_from(_arguments(seeds)), seeds=iter(range(FIRST_SEED, FIRST_SEED + seeds)), jobs=1, budget_s=3600.0,
         stop_at_first=False, on_result=on_result,
@@ -78,7 +78,7 @@ def one_core(seeds: int, on_result: OnResult) -> None:
 
 
 def two_workers(url: str, seeds: int, on_result: OnResult) -> None:
-    """The seeds on the cluster."""
+    """Run the seeds on the cluster."""
     settings = ("spark.driver.host=127.0.0.1", f"spark.executor.extraJavaOptions={SHORT_LIVED_JAVA}")
     words = [word for setting in settings for word in ("--conf", setting)]
     arguments = _arguments(seeds, "--master", url, "--executor-python", sys.executable, *words)

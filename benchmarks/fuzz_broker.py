@@ -1,15 +1,15 @@
-"""A broker process under generated and mutated requests: does it stay up, answer right, stay small, serve others?
+"""A broker process under generated and mutated requests: does it stay up, answer correctly, stay small, serve others?
 
     python -m benchmarks.fuzz_broker [--frames 200000] [--seconds 280] [--state FILE] [--seed N] [--dledger]
 
-Two sources take turns. Hypothesis generates whole requests: any code, fields of any kind under the names the protocol
-has, bodies of bytes, of JSON and of batches, in both serializers. A mutating fuzzer takes one valid frame of every kind
-and flips bits, cuts, repeats, splices, writes extreme lengths. Held against it, all the time:
+Two sources alternate. Hypothesis generates complete requests: any code, fields of any type under the protocol's names,
+bodies of bytes, JSON and batches, in both serializers. A mutating fuzzer takes a valid frame of each kind and flips
+bits, truncates, repeats, splices, and writes extreme lengths. Verified throughout:
 
-    the process lives, and logs neither a traceback nor an error
-    every request that is whole and wants an answer gets exactly one, with its opaque and a code of the protocol
-    a bystander on a connection of its own sends and pulls; all it sent is there, in order and intact, in the end
-    memory does not grow once the tables, all of which are bounded, have seen every name that the fuzzer uses
+    the process stays up, and logs neither a traceback nor an error
+    every complete request that wants an answer gets exactly one, with its opaque and a code of the protocol
+    a bystander on its own connection sends and pulls; in the end all its messages exist, in order and intact
+    memory does not grow once the tables, which are all bounded, contain every name that the fuzzer uses
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ __all__ = ["MEMORY_SLACK_BYTES", "Subject", "free_port", "free_ports", "fuzz", "
 ANSWER_TIMEOUT_S = 10.0
 FRAMES_PER_CONNECTION = 40
 MEMORY_SLACK_BYTES = 24 << 20
-"""What a Python process's memory may wander by without leaking."""
+"""By how much the memory of a Python process may vary without a leak."""
 QUIET_CODES = (RequestCode.END_TRANSACTION,)
-"""Requests that may go without an answer."""
+"""Requests that may remain without an answer."""
 CONFIG = """
 self_id = "{self_id}"
 listen = "127.0.0.1:0"
@@ -163,7 +163,7 @@ _BODIES = st.one_of(
 
 @st.composite
 def _requests(draw: st.DrawFn) -> Command:
-    """A whole request: half of them a known one with some fields changed."""
+    """A complete request: in half of the cases a known one with some fields changed."""
     if draw(st.booleans()):
         known = draw(st.sampled_from(corpus()))
         code, fields = known.code, dict(known.ext_fields)
@@ -189,7 +189,7 @@ EXTREME_LENGTHS = tuple(number.to_bytes(4, "big") for number in (0xFFFFFFFF, 0x7
 
 
 def mutate(frame: bytes, others: list[bytes], rng: random.Random) -> bytes:
-    """A frame with something wrong with it, or several things."""
+    """A copy of the frame with one or more mutations."""
     data = bytearray(frame)
     for _ in range(rng.choice((1, 1, 1, 2, 3, 8))):
         at = rng.randrange(len(data)) if data else 0
@@ -209,21 +209,21 @@ def mutate(frame: bytes, others: list[bytes], rng: random.Random) -> bytes:
             data = data[:at] + other[rng.randrange(len(other)) :]
         elif data:
             data[at] = rng.randrange(256)
-        if rng.random() < 0.5 and len(data) > 4:  # a length that fits, so that what is inside is looked at
+        if rng.random() < 0.5 and len(data) > 4:  # a correct length, so that the content is parsed
             data[:4] = (len(data) - 4).to_bytes(4, "big")
     return bytes(data)
 
 
-# The one under test
+# The broker under test
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A port on which nobody listens."""
     return free_ports(1)[0]
 
 
 def free_ports(count: int) -> list[int]:
-    """So many of them: asked for one after the other, the kernel may give one twice."""
+    """`count` different free ports; requested one after the other, the kernel might assign one twice."""
     with ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:
@@ -232,7 +232,7 @@ def free_ports(count: int) -> list[int]:
 
 
 class Subject:
-    """A broker process, what is sent to it and what it answers."""
+    """A broker process, with the requests sent to it and its answers."""
 
     def __init__(self, directory: Path, ledger: str, *, self_id: str = "n1") -> None:
         directory.mkdir(exist_ok=True)
@@ -264,7 +264,7 @@ class Subject:
         raise AssertionError("the broker is gone")
 
     def check(self, expected: str = "$^") -> None:
-        """Raise AssertionError where the process is gone, or complains about itself other than `expected` (a regular
+        """Raise AssertionError if the process is gone, or has logged an error that does not match `expected` (a regular
         expression)."""
         assert self.process.poll() is None, f"the broker ended with status {self.process.returncode}: {self._tail()}"
         text = self.log.read_text(encoding="utf-8", errors="replace")
@@ -278,7 +278,7 @@ class Subject:
         return self.log.read_text(encoding="utf-8", errors="replace")[-2000:]
 
     async def ask(self, commands: list[Command]) -> None:
-        """Send whole requests over one connection; every one that wants an answer must get one."""
+        """Send complete requests over one connection; every one that wants an answer must get one."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         waiting: dict[int, Command] = {}
         unsure: dict[int, Command] = {}
@@ -289,7 +289,7 @@ class Subject:
             try:
                 data += encode(command)
             except FrameError:
-                continue  # does not fit into a frame: no request
+                continue  # it does not fit into a frame, so it is no request
             self.counts["generated"] += 1
             if not command.is_oneway:
                 (unsure if command.code in QUIET_CODES else waiting)[self._opaque] = command
@@ -315,7 +315,7 @@ class Subject:
             writer.close()
 
     async def throw(self, frames: list[bytes]) -> None:
-        """Send whatever it is over one connection, and take what comes."""
+        """Send any bytes over one connection, and read whatever comes back."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         self.counts["mutated"] += len(frames)
         try:
@@ -346,7 +346,7 @@ class _Neighbour(Bystander):
         self.slowest_s = 0.0
 
     async def begin(self, client: RemotingClient) -> None:
-        """Until the broker is master: a member of a group answers clients before its first election."""
+        """Wait until the broker is master: a member of a group answers clients even before its first election."""
         request = Command.request(RequestCode.GET_BROKER_RUNTIME_INFO)
         while True:
             reply = await client.invoke(self._address, request, timeout_ms=10_000)
@@ -390,7 +390,7 @@ def _subject(dledger: bool) -> Iterator[Subject]:
 
 
 def fuzz(frames: int, *, seconds: float = 1e9, seed: int = 1, dledger: bool = False) -> dict[str, Any]:
-    """Throw so many frames at a broker. Returns figures; raises AssertionError naming what is wrong."""
+    """Send `frames` frames to a broker. Returns figures; raises AssertionError that names what is wrong."""
     rng = random.Random(seed)
     valid = [encode(command) for command in corpus()]
     valid += [encode(replace(command, serializer="binary")) for command in corpus()]

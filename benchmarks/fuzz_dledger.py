@@ -1,17 +1,17 @@
-"""The ports that members of a DLedger group have for each other, under generated and mutated frames.
+"""Fuzzing the ports that members of a DLedger group have for each other, with generated and mutated frames.
 
     python -m benchmarks.fuzz_dledger [--frames 100000] [--seconds 280] [--seed N]
 
-Three broker processes, a group, and a bystander that sends and reads through whoever leads. At all three ports, in the
-binary form and in DLedger's JSON: votes, heartbeats, pushes, pieces of snapshots, leadership transfers, changes of
-members, and what clients of DLedger ask; first of one kind, then of the other.
+Three broker processes form a group, and a bystander sends and reads through the leader. The fuzzer sends to all three
+ports, in the binary form and in DLedger's JSON: votes, heartbeats, pushes, pieces of snapshots, leadership transfers,
+changes of members, and requests of DLedger clients; first from strangers, then from forgers.
 
-    strangers   well-formed messages of another group or of members that nobody knows, and bytes that are no message:
-                the group must not notice. Nobody is deposed, nothing of the bystander fails.
-    forgers     mutated messages that name true members. Members trust each other, as in every Raft, so these may
-                depose leaders; yet what was acknowledged stays, once and intact, and the group recovers.
+    strangers   well-formed messages of another group or of unknown members, and bytes that are no message. The group
+                must not be affected: no leader is deposed, and no request of the bystander fails.
+    forgers     mutated messages that name real members. Members trust each other, as in every Raft, so these may
+                depose leaders; but acknowledged messages stay, once and intact, and the group recovers.
 
-All the time every process lives, logs no traceback, and does not grow.
+Throughout, every process stays up, logs no traceback, and does not grow.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ __all__ = ["fuzz", "main"]
 MEMBERS = ("n1", "n2", "n3")
 GROUP = "broker-a"
 RECOVERY_S = 60.0
-"""How long the group may take until it serves again after forged votes and heartbeats."""
+"""Longest time until the group must serve again after forged votes and heartbeats."""
 TWO_LEADERS = r"in term \d+ both \w+ and \w+ claim to lead$"
-"""What a member rightly raises the alarm about, where somebody forges heartbeats of another leader of its term."""
+"""A legitimate alarm of a member that gets forged heartbeats from a second leader of its term."""
 FRAMES_AT_ONCE = 40
 LEDGER = """timing = "fast"
 [dledger]
@@ -69,7 +69,7 @@ listen = "127.0.0.1:{port}"
 
 
 def messages(group: str, sender: str, to: str, rng: random.Random) -> list[tuple[DLedgerRequestCode, Message]]:
-    """One message of every kind, from `sender`, with numbers that make some sense."""
+    """One message of every kind, from `sender`, with plausible numbers."""
     code = DLedgerRequestCode
     term = rng.choice((0, 1, 2, 3, 10, 1 << 40))
     base: dict[str, Any] = {"group": group, "remote_id": to, "local_id": sender}
@@ -109,7 +109,7 @@ def frames_of(code: DLedgerRequestCode, message: Message) -> list[bytes]:
 
 
 def strange_frames(rng: random.Random, count: int) -> list[bytes]:
-    """Frames of whom the group has nothing to do with, and frames that are none."""
+    """Frames from outside the group, and bytes that are no frame."""
     names = rng.choice(((GROUP, "stranger"), ("other", "n2"), ("", ""), (GROUP, "n" * 200), ("ü" * 60, "n1")))
     valid = [frame for pair in messages(*names, rng.choice((*MEMBERS, "nobody")), rng) for frame in frames_of(*pair)]
     frames = [rng.choice(valid) for _ in range(count)]
@@ -119,22 +119,22 @@ def strange_frames(rng: random.Random, count: int) -> list[bytes]:
 
 
 def forged_frames(rng: random.Random, count: int) -> list[bytes]:
-    """Mutated frames of members."""
+    """Mutated frames in the name of members."""
     sender, to = rng.sample(MEMBERS, 2)
     valid = [frame for pair in messages(GROUP, sender, to, rng) for frame in frames_of(*pair)]
     return [mutate(rng.choice(valid), valid, rng) for _ in range(count)]
 
 
 class _Sender(Bystander):
-    """Sends one message after the other to whoever leads, and reads all of them in the end."""
+    """Sends one message after the other to the leader, and reads all of them in the end."""
 
     def __init__(self, ports: list[int]) -> None:
         super().__init__()
         self._addresses = [f"127.0.0.1:{port}" for port in ports]
         self.placed: dict[int, bytes] = {}
-        """By offset, what was acknowledged."""
+        """Acknowledged bodies by offset."""
         self.failed = 0
-        """Requests that no member acknowledged at once."""
+        """Requests that no member acknowledged immediately."""
 
     async def step(self, client: RemotingClient) -> None:
         body = self.body(self.sent)
@@ -144,7 +144,7 @@ class _Sender(Bystander):
             try:
                 reply = await client.invoke(address, request, timeout_ms=10_000)
             except RemotingError:
-                break  # nobody knows whether it is stored
+                break  # it is unknown whether it is stored
             if reply.code == 0:
                 offset = int(reply.ext_fields["queueOffset"])
                 assert offset not in self.placed, f"two messages were stored as number {offset}"
@@ -177,7 +177,7 @@ class _Sender(Bystander):
 
 @contextmanager
 def _group(directory: Path) -> Iterator[tuple[list[Subject], list[int]]]:
-    """Three broker processes, and the ports that they have for each other."""
+    """Run three broker processes; yields them with the ports that they have for each other."""
     ports = dict(zip(MEMBERS, free_ports(len(MEMBERS)), strict=True))
     peers = "\n".join(f'{name} = "127.0.0.1:{port}"' for name, port in ports.items())
     with ExitStack() as stack:
@@ -191,7 +191,7 @@ def _group(directory: Path) -> Iterator[tuple[list[Subject], list[int]]]:
 
 
 async def _throw(port: int, frames: list[bytes]) -> None:
-    """Send frames over one connection and take what comes."""
+    """Send frames over one connection and read whatever comes back."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(b"".join(frames))
@@ -206,7 +206,7 @@ async def _throw(port: int, frames: list[bytes]) -> None:
 
 
 async def _leader_of(subjects: list[Subject]) -> tuple[str, int]:
-    """Who leads, and its term; waits until somebody does."""
+    """The leader and its term; waits until there is one."""
     client = RemotingClient()
     deadline_s = time.monotonic() + RECOVERY_S
     try:
@@ -224,7 +224,7 @@ async def _leader_of(subjects: list[Subject]) -> tuple[str, int]:
 
 
 def fuzz(frames: int, *, seconds: float = 1e9, seed: int = 1) -> dict[str, Any]:
-    """Throw so many frames at a group, half of each kind. Returns figures; raises AssertionError with what is wrong."""
+    """Send `frames` frames to a group, half of each kind. Returns figures; raises AssertionError with what is wrong."""
     rng = random.Random(seed)
     began_s = time.monotonic()
     memory: list[int] = []

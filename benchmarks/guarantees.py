@@ -2,12 +2,13 @@
 
     python -m benchmarks.guarantees [--runs 10] [--cells TEXT ...] [--cluster local] [--page]
 
-Each cell is a number of runs of the broker system with producers that repeat what was not acknowledged. One failure
-strikes the leader under load; what the operator of such a system would do about it is done (start it again, give it a
-new disk, promote a slave). In the end every queue is read whole, from whoever is the master then. Results are kept in
-`docs/guarantees.json`, cell by cell, and `--page` makes `docs/guarantees.md` of them.
+Each cell is a number of runs of the broker system with producers that resend what was not acknowledged. One failure
+strikes the leader under load, and what an operator would do about it is done (start it again, give it a new disk,
+promote a slave). In the end every queue is read completely from the current master. Results are kept in
+`docs/guarantees.json`, cell by cell, and `--page` makes `docs/guarantees.md` from them.
 
-Simulation fills the grid. On real hosts the failures that need no power cut can be repeated: `--cluster local`.
+Simulation fills the grid. On real hosts (`--cluster local`) all failures but a crash of the operating system can be
+repeated.
 """
 
 from __future__ import annotations
@@ -50,30 +51,30 @@ FAILURES = {
 }
 BACK_AFTER_S = {"stop": 2.0, "crash": 2.0, "os": 5.0, "power": 5.0, "disk": 5.0}
 OPERATOR_S = 5.0
-"""From the failure until somebody promotes a slave, where that is what it takes."""
+"""Time from the failure until the operator promotes a slave, if that is needed."""
 FLUSHES = ("sync", "async")
 REPLICATIONS = {"none": (1, "async"), "async": (2, "async"), "sync": (2, "sync"), "dledger3": (3, "dledger"),
                 "dledger5": (5, "dledger")}  # fmt: skip
-"""Replicas, and the system's setting."""
+"""Kind of replication -> number of replicas, and the system's setting."""
 REAL = ("stop", "crash", "power", "machine", "disk")
-"""What real processes can meet: power is cut by the shim, a machine is dead because nobody starts its broker again, a
-disk because its files are removed. What a kernel had not written yet needs file systems of the hosts' own."""
+"""Failures that can be applied to real processes: the shim cuts power; for a dead machine the broker is not started
+again, for a dead disk its files are removed. Losing the kernel's unwritten data would need a file system per host."""
 POWER = "power"
-"""The fault's id."""
+"""The id of the power cut."""
 
 QUEUES, WRITERS, PAUSE_S = 4, 4, 0.02
 BEFORE_S, AFTER_S = 3.0, 12.0
 SETTLE_S = 30.0
 OPERATION_TIMEOUT_S = 2.0
 NETWORK = LinkShape(delay_ms=5.0, loss_percent=1.0)
-"""Between the simulated replicas, one way: machines of one region on a network that drops a packet now and then. On a
-perfect one a message is on its way to the slave as soon as it is acknowledged, and nothing is ever lost."""
+"""Each direction between the simulated replicas: machines of one region on a network that drops a packet now and then.
+On a perfect network an acknowledged message is already on its way to the slave, and nothing is ever lost."""
 ROCKETMQ_FLUSH = {"flush_interval_ms": "500", "flush_least_pages": "4", "flush_thorough_interval_ms": "10000"}
 
 
 @dataclass(slots=True)
 class Cell:
-    """What came of the runs of one cell."""
+    """The results of the runs of one cell."""
 
     runs: int = 0
     acknowledged: int = 0
@@ -81,11 +82,11 @@ class Cell:
     lost: int = 0
     runs_with_loss: int = 0
     acknowledged_local: int = 0
-    """Acknowledged as stored on the master only."""
+    """Acknowledged as stored only on the master."""
     lost_local: int = 0
     duplicates: int = 0
     unavailable_s: list[float] = field(default_factory=list)
-    """The longest time without an acknowledgement after the failure, run by run; to the end of the run if none came."""
+    """For each run, the longest time without an acknowledgement after the failure; up to its end if none came."""
 
     def add(self, other: Cell) -> None:
         for each in fields(self):
@@ -125,7 +126,7 @@ class _Trial:
         return self._count(found, failed_s, ended_s)
 
     async def _write(self, number: int) -> None:
-        """Append values, each again and again until it is acknowledged: a producer's retries."""
+        """Append values, retrying each until it is acknowledged, as a producer does."""
         connection: Any = self._system.connection("queue", process=number, thread=number)
         value = number
         while self._writing:
@@ -167,7 +168,7 @@ class _Trial:
             await self._system.restart(victim)
 
     def _empty_disk(self, victim: str, machine: Any) -> None:
-        """Everything goes but the configuration."""
+        """Remove everything but the configuration."""
         if machine is None:
             shutil.rmtree(self._cluster.local_path(victim, f"{self._cluster.data_dir(victim)}/data"))
             return
@@ -176,13 +177,13 @@ class _Trial:
                 machine.disk.unlink(path)
 
     async def _read_all(self) -> dict[int, Counter[int]]:
-        """Every queue from its begin to its end; nothing where no master can be read any more."""
+        """Read every queue from begin to end; {} if there is no master to read from."""
         deadline_s = self._loop.time() + SETTLE_S
         while not any(status.takes_writes for status in (await self._system.statuses()).values()):
             if self._loop.time() > deadline_s:
                 return {}
             await asyncio.sleep(0.1)
-        for home in itertools.count():  # a home that is dead may be a link that is reset
+        for home in itertools.count():  # if reading fails, try from another home: the link may have been reset
             connection: Any = self._system.connection("queue", process=999 + home, thread=home)
             try:
                 return await self._read_at(connection)
@@ -223,7 +224,7 @@ class _Trial:
 
 
 def measure(failure: str, flush: str, replication: str, *, cluster_name: str, seed: int) -> Cell:
-    """One run."""
+    """Perform one run."""
     cluster_class = registry.load("clusters", cluster_name)
     nodes, setting = REPLICATIONS[replication]
     settings = {"replication": setting, "flush_mode": flush, **(ROCKETMQ_FLUSH if flush == "async" else {})}
@@ -257,7 +258,7 @@ def measure(failure: str, flush: str, replication: str, *, cluster_name: str, se
 
 
 def cells(cluster_name: str) -> Iterator[tuple[str, str, str]]:
-    """Every cell of the grid that can be measured there."""
+    """Every cell of the grid that can be measured on this cluster."""
     for failure in FAILURES if cluster_name == "sim" else REAL:
         for flush in FLUSHES:
             for replication in REPLICATIONS:
@@ -270,7 +271,7 @@ def load() -> dict[str, dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure cells, keep them, or make the page."""
+    """Measure cells and keep the results, or make the page."""
     parser = argparse.ArgumentParser(prog="guarantees", description="what each guarantee costs and buys")
     parser.add_argument("--runs", type=int, default=10, help="runs of each cell in all; what is there already counts")
     parser.add_argument(
@@ -340,7 +341,7 @@ def render(results: dict[str, dict[str, Any]]) -> str:
 
 
 def _agreement(results: dict[str, dict[str, Any]]) -> str:
-    """Whether real cells lose where simulated ones do, in words."""
+    """A text on whether real cells lose messages where simulated ones do."""
     real, simulated = results["local"], results.get("sim", {})
     both = [name for name in real if name in simulated]
     apart = []

@@ -1,6 +1,6 @@
-"""How many operations a second the harness itself can generate, run and record, against a client that does nothing.
+"""How many operations per second the harness itself can generate, run and record, with a client that does nothing.
 
-It bounds what a test can see: a harness that is busy with itself measures itself.
+This bounds what a test can measure: a saturated harness measures only itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GOAL_OPS_PER_S = 40_000
 
 
 class NoOpClient:
-    """Answers at once, without going anywhere."""
+    """Answers immediately, without I/O."""
 
     async def open(self) -> None:
         pass

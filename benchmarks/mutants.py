@@ -1,18 +1,18 @@
-"""How fast each mutant is found, in seeds, in seconds of the cluster and of the machine; makes docs/mutants.md.
+"""How fast each mutant is found, in seeds, cluster time and CPU time; makes docs/mutants.md.
 
     python -m benchmarks.mutants [NAME ...] [--searches 10] [--seeds 200] [--budget SECONDS] [--jobs N]
     python -m benchmarks.mutants [NAME ...] --power-models [--searches 10] [--seeds 200] [--jobs N]
     python -m benchmarks.mutants [NAME ...] --reports STORE
     python -m benchmarks.mutants [NAME ...] --blind [--guide] [--small] [--searches 10] [--budget 60] [--jobs N]
 
-A search runs a mutant's scenario seed after seed until one run gives the mutant away. Searches begin at seeds far
-apart, so they are independent of one another. Every seed is also run without the mutant: a finding counts only if that
-control shows nothing. Results are kept in docs/mutants.json, mutant by mutant, and the table is written from all
-that are there. With --power-models those whose scenario cuts power are looked for under every model of what a sync
-makes durable (nemesis/power.py); that is kept in docs/mutants-power.json. With --reports nothing is measured: the first
-seed of each is run once, and leaves its report and trace. With --blind each is looked for without its scenario
-(`benchmarks/_blind.py`); an interrupted measurement is resumed. With --guide as well each search is made twice, at
-random and by a guide that learns; with --small of shorter runs.
+A search runs a mutant's scenario seed after seed until one run reveals the mutant. Searches begin at seeds far apart,
+so they are independent of each other. Every seed is also run without the mutant: a finding counts only if that control
+shows nothing. Results are kept in docs/mutants.json, mutant by mutant, and the table is written from all results there.
+With --power-models, mutants whose scenario cuts power are searched under every model of what a sync makes durable
+(nemesis/power.py), with results in docs/mutants-power.json. With --reports nothing is measured: the first seed of each
+mutant is run once, and leaves its report and trace. With --blind each mutant is searched without its scenario
+(`benchmarks/_blind.py`); an interrupted measurement is resumed. With --guide each such search is made twice, at random
+and with a guide that learns; with --small, with shorter runs.
 """
 
 from __future__ import annotations
@@ -70,22 +70,22 @@ WHY_NONE = {
     "one blind search in thirty finds it",
     "checkpoint-ahead": "a checkpoint takes two syncs, which also make the entries that it names durable",
 }
-"""What keeps a mutant from having a scenario, with the fast timings (node.dledger.config)."""
+"""Why a mutant has no scenario, with the fast timings (node.dledger.config)."""
 
 SEARCH_STRIDE = 1000
-"""Between the first seeds of two searches; more than the seeds that one may use."""
+"""Distance between the first seeds of two searches; more than the seeds that one may use."""
 
 
 BUDGET_S = 3600.0
 BLIND_BUDGET_S = 60.0
-"""Of processor time: some 20 seeds."""
+"""CPU time of a search: about 20 seeds."""
 
 
 def search(name: str, *, first_seed: int, seeds: int, deadline_s: float, power_form: str = "cut") -> dict[str, Any]:
     """Run a mutant from `first_seed` on until it is found, for `seeds` seeds at most or until `deadline_s` of the
-    monotonic clock; power cuts have that form. `cluster_s` is simulated time under load up to the moment at which the
-    violation shows (to the end of the load, where it shows only afterwards), `processor_s` what the runs with the
-    mutant took of one core.
+    monotonic clock; power cuts have the form `power_form`. In the result, `cluster_s` is the simulated time under load
+    until the violation shows (to the end of the load, if it shows only afterwards), and `processor_s` the CPU time of
+    the runs with the mutant.
     """
     limit_s = SCENARIOS[name].time_limit_s
     found: dict[str, Any] = {"first_seed": first_seed, "found": False, "seeds": 0, "cluster_s": 0.0, "processor_s": 0.0}
@@ -112,7 +112,7 @@ def search(name: str, *, first_seed: int, seeds: int, deadline_s: float, power_f
 
 
 def measure(name: str, *, searches: int, seeds: int, budget_s: float, power_form: str = "cut") -> dict[str, Any]:
-    """Look for one mutant `searches` times. Returns what the table needs, as JSON data."""
+    """Search for one mutant `searches` times. Returns the data for the table, as JSON data."""
     deadline_s = time.monotonic() + budget_s
     done = []
     for number in range(searches):
@@ -144,7 +144,7 @@ def measure(name: str, *, searches: int, seeds: int, budget_s: float, power_form
 
 
 def interpreter() -> str:
-    """The Python that runs this, which processor seconds depend on: "CPython 3.11"."""
+    """The Python that runs this, on which CPU times depend: "CPython 3.11"."""
     return f"{platform.python_implementation()} {sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -194,8 +194,8 @@ def table(results: dict[str, Any]) -> str:
 
 
 def _measured_on(results: dict[str, Any]) -> list[str]:
-    """Which commits the searches are of, and which Python ran them, a line each: another commit's runs of the same
-    seeds may be others, another Python's take another time."""
+    """A line for each commit and Python with its mutants: on another commit the same seeds may have other runs, and
+    another Python has other times."""
     by_conditions: dict[str, list[str]] = {}
     for name in SCENARIOS:
         if name in results:
@@ -207,7 +207,7 @@ def _measured_on(results: dict[str, Any]) -> list[str]:
 
 
 def _conditions(result: dict[str, Any]) -> str:
-    """The commit and the Python of a result, as far as they were kept."""
+    """The commit and the Python of a result, as far as they were recorded."""
     commit, python = result.get("commit", ""), result.get("interpreter", "")
     of = f"commit {commit[:12]}" if commit else "an unrecorded commit"
     return f"{of}, run with {python}" if python else of
@@ -240,7 +240,7 @@ def power_table(results: dict[str, Any]) -> list[str]:
 
 
 def measure_power_models(names: Sequence[str], *, jobs: int, **limits: Any) -> None:
-    """Look for mutants whose scenario cuts power under every model, and keep what came of it."""
+    """Search for mutants whose scenario cuts power under every model, and keep the results."""
     cut = [name for name in names if "power=cut@" in SCENARIOS[name].faults]
     results: dict[str, Any] = json.loads(POWER_RESULTS.read_text(encoding="utf-8")) if POWER_RESULTS.exists() else {}
     with worker_pool(jobs) as pool:
@@ -283,7 +283,7 @@ def _unscripted() -> list[str]:
 
 
 def _cells(result: dict[str, Any]) -> str:
-    """The columns from "found by" on. Results of the former way of counting have no searches."""
+    """The columns from "found by" on. Results in the old format have no `searches`."""
     if not result["found"]:
         return f"| not found | 0 of {len(result.get('searches', ()))} | | | |"
     ordered = sorted(result["checks"].items(), key=lambda each: -each[1])

@@ -1,16 +1,16 @@
-"""How fast the node is: brokers on loopback, each a process, and a load generator, another process.
+"""How fast the node is: broker processes on loopback, and a load generator in a process of its own.
 
     python -m benchmarks.node_bench [--nodes 3] [--seconds 5] [--replication single,async,sync,dledger] [--json FILE]
 
-For each kind of replication (a single broker; classic HA with one slave less than nodes, as ASYNC_MASTER and as
-SYNC_MASTER; DLedger) and flush mode: acknowledged messages of 128 bytes a second and the percentiles of their latency,
-one by one and in batches of 32, from 64 senders and from one, every sender waiting for its answer before it sends the
-next. Every message has a UNIQ_KEY of its own, as RocketMQ's clients send it; one row of batches has no properties, as
-all of them had before. The generator is lean (`benchmarks/_load.py`): its frames are made beforehand. Rows named
-`client` are made with this project's own remoting client instead. Beside each row: what the master's process used of
-CPU for a message, and how many messages shared an fsync and a push to a follower. Then the ratios, and the share of a
-bare server (`benchmarks/_bare_server.py`); pulls and the wake-up of a held pull on the single broker; and the time from
-kill -9 of the leader to the first message acknowledged by another. Everything shares the machine.
+For each kind of replication (a single broker; classic HA with a master and slaves on the other nodes, as ASYNC_MASTER
+and as SYNC_MASTER; DLedger) and flush mode, it measures acknowledged messages of 128 bytes per second, and percentiles
+of their latency: one by one and in batches of 32, from 64 senders and from one, each waiting for its answer before it
+sends the next. Every message has its own UNIQ_KEY, as from RocketMQ's clients; one row of batches has no properties, as
+all rows had formerly. The generator is lean (`benchmarks/_load.py`): its frames are built in advance. Rows named
+`client` use this project's own remoting client instead. Each row also has the master's CPU time per message, and the
+number of messages per fsync and per push to a follower. It then reports the ratios, and the share of a bare server's
+rate (`benchmarks/_bare_server.py`); pulls and the wake-up of a held pull on the single broker; and the time from kill
+-9 of the leader to the first message acknowledged by another. Everything shares the machine.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ BODY_SIZE_BYTES = 128
 QUEUES = 8
 READY_TIMEOUT_S = 60.0
 SETTLE_S = 1.0
-"""Until slaves have connected, or what was sent is dispatched."""
+"""Time for slaves to connect, or for sent messages to be dispatched."""
 SEND_TIMEOUT_MS = 5000
 WARM_UP_S = 1.0
 
@@ -62,14 +62,14 @@ def _send(number: int) -> Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is sent, and by whom."""
+    """The messages to send, and their senders."""
 
     senders: int
     batch: int = 1
     connections: int = 4
     generator: str = "lean"
     properties: str = "keys"
-    """What `_load` puts into each message: keys as every client, or none."""
+    """The properties that `_load` puts into each message: "keys" as all clients do, or "none"."""
 
 
 LOADS = (
@@ -83,7 +83,7 @@ LOADS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
-    """One row: latencies in milliseconds, of acknowledged requests only; NaN where there is nothing to divide by."""
+    """One row of figures. Latencies (ms) are of acknowledged requests only; ratios with a divisor of 0 are NaN."""
 
     replication: str
     flush_mode: str
@@ -99,24 +99,24 @@ class Throughput:
     max_ms: float
     errors: int
     cpu_us: float
-    """Of the master's process, for each message."""
+    """CPU time (µs) of the master's process per message."""
     per_fsync: float
-    """Messages for each fsync of the master's log."""
+    """Messages per fsync of the master's log."""
     per_push: float
-    """Messages for each push to a follower (DLedger)."""
+    """Messages per push to a follower (DLedger)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failover:
-    """Times from kill -9 of the leader to the first acknowledged message, in milliseconds."""
+    """Times (ms) from kill -9 of the leader to the first acknowledged message."""
 
     timing: str
     times_ms: tuple[float, ...]
 
 
 class Group:
-    """Broker processes of one group on 127.0.0.1; a single one where `replication` says so. They run the code below
-    `tree`, or that of this directory."""
+    """Broker processes of one group on 127.0.0.1, or a single broker, depending on `replication`. They run the code in
+    `tree`, or that in the current directory."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class Group:
             )
 
     def _command(self, node: str, config: str) -> tuple[list[str], Mapping[str, str]]:
-        """What starts a member, and its environment."""
+        """The command that starts a member, and additional environment variables."""
         return [sys.executable, "-m", "node", "broker", "--config", config], {}
 
     def kill(self, node: str) -> None:
@@ -161,12 +161,12 @@ class Group:
         process.wait()
 
     def cpu_s(self, node: str) -> float:
-        """Seconds of CPU that one member's process has used so far."""
+        """CPU time (s) that one member's process has used so far."""
         fields = Path(f"/proc/{self._processes[node].pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def pause(self) -> None:
-        """Have no member run until `resume`."""
+        """Stop all members (SIGSTOP) until `resume`."""
         for process in self._processes.values():
             process.send_signal(signal.SIGSTOP)
 
@@ -250,14 +250,14 @@ async def _status(client: RemotingClient, address: str) -> dict[str, Any]:
 
 
 def run_load(mode: str, address: str, *words: object) -> dict[str, float]:
-    """One run of the load generator; raises CalledProcessError when it fails."""
+    """Run the load generator once. Raises CalledProcessError if it fails."""
     argv = [sys.executable, "-m", "benchmarks._load", mode, address, "--queues", str(QUEUES), *map(str, words)]
     figures: dict[str, float] = json.loads(subprocess.run(argv, check=True, stdout=subprocess.PIPE).stdout)
     return figures
 
 
 async def _send_with_client(address: str, senders: int, duration_s: float) -> dict[str, float]:
-    """The load of this project's own remoting client, over its one connection."""
+    """The same load from this project's own remoting client, over a single connection."""
     client = RemotingClient(name="bench")
     latencies: list[float] = []
     errors = 0
@@ -344,7 +344,7 @@ async def _measure_rows(
 def measure_throughput(
     *, nodes: int, flush_mode: str, loads: Sequence[Load], duration_s: float, replication: str = "dledger"
 ) -> list[Throughput]:
-    """Run one group under each load. Raises TimeoutError when no member becomes master."""
+    """Run one group under each load. Raises TimeoutError if no member becomes master."""
     directory = tempfile.mkdtemp(prefix="splitbrain-bench-")
     group = Group(directory, nodes=nodes, flush_mode=flush_mode, timing="fast", replication=replication)
 
@@ -404,7 +404,7 @@ def _line(row: Throughput) -> str:
 
 
 async def _kill_and_wait(group: Group, client: RemotingClient, number: int) -> float:
-    """Kill the leader, send to all others until one acknowledges; restart the killed one. Returns ms."""
+    """Kill the leader, send to the others until one acknowledges, and restart the leader. Returns the time (ms)."""
     leader = await find_master(client, group, timeout_s=READY_TIMEOUT_S)
     others = [node for node in group.ids if node != leader]
     group.kill(leader)
@@ -432,8 +432,8 @@ async def _kill_and_wait(group: Group, client: RemotingClient, number: int) -> f
 
 
 async def _wait_until_whole(client: RemotingClient, group: Group, *, timeout_s: float) -> None:
-    """Until every member answers, has committed the same, and one takes messages: each kill is to find a whole group,
-    however long a start takes on a busy machine. Raises TimeoutError."""
+    """Wait until every member answers, all have committed the same, and one takes messages, so that each kill strikes a
+    complete group, however long a start takes on a busy machine. Raises TimeoutError."""
     async with asyncio.timeout(timeout_s):
         while True:
             answers = await asyncio.gather(
@@ -450,7 +450,7 @@ async def _wait_until_whole(client: RemotingClient, group: Group, *, timeout_s: 
 
 
 def measure_failover(*, nodes: int, timing: str, kills: int) -> Failover:
-    """Kill the leader `kills` times. Raises TimeoutError when no member becomes master."""
+    """Kill the leader `kills` times. Raises TimeoutError if no member becomes master."""
     directory = tempfile.mkdtemp(prefix="splitbrain-bench-")
     group = Group(directory, nodes=nodes, flush_mode="sync", timing=timing)
 

@@ -1,11 +1,11 @@
-"""Tools and clients of RocketMQ beside each other on Apache's broker and on ours: docs/rocketmq-compatibility.md.
+"""Tools and clients of RocketMQ on Apache's broker and on ours, compared; makes docs/rocketmq-compatibility.md.
 
     python -m benchmarks node_compatibility                 # every difference, and which have no explanation
     python -m benchmarks node_compatibility --page          # the page as well
     python -m benchmarks node_compatibility --only mqadmin  # one guest
 
-Every guest is as its registry has it. It does the same to both; answers are compared line by line, without what differs
-from one run to the next. Each difference has to have a reason in `benchmarks/_compatibility_calls.py`.
+Every guest is unmodified, as from its registry. It makes the same calls to both brokers; answers are compared line by
+line, without what varies between runs. Each difference must have a reason in `benchmarks/_compatibility_calls.py`.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ __all__ = ["GUESTS", "PAGE", "Row", "compare", "main", "render"]
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "rocketmq-compatibility.md"
 SHOWN = 90
-"""Characters of an answer in the table."""
+"""Answers are cut to this many characters in the table."""
 Answers = list[tuple[str, tuple[str, ...]]]
-"""Calls in their order, each with the lines of its answer."""
+"""Calls in order, each with the lines of its answer."""
 Run = Callable[[Side], Answers]
 Guest = Callable[[Path], Run]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A call, and what is in one broker's answer only. `common` is how many lines both have."""
+    """A call, and the lines that only one broker's answer has. `common` is the number of lines that both have."""
 
     guest: str
     call: str
@@ -59,7 +59,7 @@ class Row:
     ours: tuple[str, ...]
 
     def explanations(self, known: Iterable[Explanation] = EXPLANATIONS) -> list[Explanation]:
-        """Those that explain a line of the difference."""
+        """The explanations of at least one line of the difference."""
         lines = (*self.apache, *self.ours)
         call = f"{self.guest}: {self.call}"
         return [
@@ -68,13 +68,13 @@ class Row:
         ]  # fmt: skip
 
     def unexplained(self) -> list[str]:
-        """Lines of the difference that nothing explains."""
+        """Lines of the difference without an explanation."""
         reasons = self.explanations()
         return [line for line in (*self.apache, *self.ours) if not any(re.search(each.line, line) for each in reasons)]
 
 
 def _mqadmin(side: Side) -> Answers:
-    """mqadmin's command lines; the first answer is the list of its commands."""
+    """Runs mqadmin's command lines. Raises AssertionError if mqadmin has a command that is not listed."""
     lines = mqadmin_lines(side)
     answers = run_mqadmin(side, "4.9.8", [["@commands"], *lines])
     known = set(answers[0]["out"].split())
@@ -100,7 +100,7 @@ def _flattened(value: Any, place: str = "") -> Iterable[str]:
 
 
 def _peer(lines: Sequence[Mapping[str, Any]]) -> Answers:
-    """What a peer that prints a step or a call a line has said."""
+    """The answers of a peer that prints a line for each step or call."""
     answers: Answers = []
     for line in lines:
         name = line.get("step") or line["call"]
@@ -140,7 +140,7 @@ def _go_client(work: Path) -> Run:
 
 
 def _ali_ons(side: Side) -> Answers:
-    """Sends, and consumes two tags of three; one message is given back and comes again."""
+    """Sends messages and consumes two of three tags; one message is returned and redelivered."""
     asyncio.run(create_topics(side, {"orders": 4}))
     task: dict[str, Any] = {"topic": "orders", "group": "theirs"}
     sent = run_ali_ons(side, 0, action="produce", first=0, count=SENT_BY_ALI_ONS, **task)
@@ -184,13 +184,13 @@ GUESTS: Mapping[str, Guest] = {
     "ali-ons 3.12.0": lambda work: _ali_ons,
     f"gRPC client 5.0.7, proxy {PROXY_VERSION}": lambda work: _grpc_client,
 }
-"""What prepares each in a directory and gives what it does to a side, in the order of the page. Each has brokers of
-its own."""
+"""Functions that prepare each guest in a directory and return what to run on a side, in the order of the page. Each
+guest has its own brokers."""
 
 
 def compare(guest: str, work: Path) -> list[Row]:
-    """What a guest is told by both. Raises OperatorError where something cannot be fetched, AssertionError where a
-    guest or a broker fails."""
+    """Compare the answers of both brokers to a guest. Raises OperatorError if something cannot be fetched,
+    AssertionError if a guest or a broker fails."""
     run = GUESTS[guest](work)
     version = PROXY_VERSION if guest.endswith(PROXY_VERSION) else APACHE_VERSION
     with serve_both_sides(work, version) as sides, ThreadPoolExecutor(len(sides)) as threads:
@@ -225,7 +225,7 @@ def _section(guest: str, rows: Sequence[Row]) -> str:
 
 
 def render(rows: Sequence[Row], old: str = "") -> str:
-    """The page; guests without rows keep their part of the old one."""
+    """The page; guests without rows keep their section of the old page."""
     sections = []
     for guest in GUESTS:
         if found := [row for row in rows if row.guest == guest]:
@@ -250,7 +250,7 @@ A difference without a reason fails `make test-systems`.
 
 
 def main() -> int:
-    """Compare; 1 where a difference has no explanation."""
+    """Compare; returns 1 if a difference has no explanation."""
     parser = argparse.ArgumentParser(prog="node_compatibility", description=__doc__)
     parser.add_argument("--only", choices=sorted(GUESTS), action="append", help="a guest (more than once)")
     parser.add_argument("--page", action="store_true", help="write their part of docs/rocketmq-compatibility.md")

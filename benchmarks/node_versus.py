@@ -1,21 +1,21 @@
-"""Brokers beside each other: this code, that of another commit or directory, and Apache's, under the same lean load.
+"""Comparison of brokers under the same lean load: this code, another commit or directory, and Apache's.
 
     python -m benchmarks node_versus
     python -m benchmarks node_versus --against aaa149d --against apache --json FIGURES
     python -m benchmarks node_versus --replication dledger --flush async --loads one,batch --page docs/node-speed.md
 
-All are started, warmed up, and then loaded in turn, round by round, so that a machine whose speed drifts is the same
-for all. Who is not loaded stands still (SIGSTOP): Apache's group of three takes a third to two thirds of a core in the
-seconds after a load, and a fifth when idle for long. The loads (`benchmarks/_load.py`) are 64 senders with keyed
-messages of 128 bytes: one by one, in batches of 32, and one by one to a queue that the topic has not, which is refused.
-CPU is that of the master's process over the whole load and the second after it, in which the broker dispatches what was
-sent, for each message or refusal. What is printed are medians over the rounds, and for each other contestant the median
-of the ratios round by round.
+All are started, warmed up, and then loaded in turn, round by round, so that drifts of the machine's speed affect all
+equally. Contestants that are not loaded are stopped (SIGSTOP): Apache's group of three uses a third to two thirds of a
+core in the seconds after a load, and a fifth when idle for long. The loads (`benchmarks/_load.py`) are 64 senders with
+keyed messages of 128 bytes: one by one, in batches of 32, and one by one to a queue that the topic does not have, which
+is refused. CPU is the time of the master's process per message or refusal, over the load and the second after it, in
+which the broker dispatches what was sent. Printed are medians over the rounds, and for each other contestant the median
+of the ratios within each round.
 
-`--page` writes the table into a page, in the place of the one that is there.
+`--page` writes the table into a page, replacing the existing one.
 
-Apache's broker, the only other one unless `--against` names some, is RocketMQ 4.9.7, fetched through Maven, with its
-own defaults but for a heap of 1 GiB.
+Apache's broker, the only other contestant unless `--against` names some, is RocketMQ 4.9.7, fetched through Maven, with
+its own defaults except for a heap of 1 GiB.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ LOADS: Mapping[str, tuple[object, ...]] = {
     "batch": ("--batch", 32),
     "refused": ("--first-queue", 1000),
 }
-"""Words for the load generator."""
+"""Arguments of the load generator."""
 WARM_UP_S = 20.0
-"""Of load before the first round, for each contestant: Java's compiler wants it."""
+"""Load before the first round for each contestant, needed by Java's compiler."""
 NODES = 3
-"""Where there is replication."""
+"""Members of a DLedger group."""
 START_TIMEOUT_S = 120.0
 ASK_AGAIN_S = 0.5
 LEAD_HOLDS_S = 3.0
-"""A group whose master is the same after that long is taken to have no election under way."""
+"""A group whose master stays the same for this long is assumed to have no election in progress."""
 
 
 class ApacheGroup(Group):
@@ -98,13 +98,13 @@ class ApacheGroup(Group):
         return self.ids.index(node)
 
     def _role(self, node: str) -> str:
-        # Of a group only who leads says that it is no slave: before the election all would say what is written here.
+        # In a group only the leader may report that it is no slave; until the election all report this role.
         if self._number(node) or self._replication == "dledger":
             return "SLAVE"
         return "SYNC_MASTER" if self._replication == "sync" else "ASYNC_MASTER"
 
     async def master_with_topic(self) -> str:
-        """The member that leads, which has the topic by now. Raises TimeoutError."""
+        """The leading member, once it has the topic. Raises TimeoutError."""
         asking = BrokerClient(name_servers=[], runtime=harness_runtime(None), request_timeout_ms=1000)
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
@@ -135,7 +135,7 @@ class _Contestant:
         self._settle()
 
     def resume(self) -> None:
-        """Let the group run until `pause`, and wait for its master: who was stopped for long may elect another one."""
+        """Let the group run until `pause`, and wait for its master: after a long stop it may elect another one."""
         self.group.resume()
         self._settle()
 
@@ -156,8 +156,8 @@ class _Contestant:
             await client.close()
 
     def measure(self, load: str, seconds: float) -> dict[str, float]:
-        """One round of a load: messages or refusals a second, median latency, CPU of the master for each answer, and
-        the share of sends that were refused: Apache's broker refuses those that wait for longer than 200 ms."""
+        """One round of a load: messages or refusals per second, median latency, the master's CPU time per answer, and
+        the share of refused sends: Apache's broker refuses those that wait for longer than 200 ms."""
         before_s = self.group.cpu_s(self.master)
         figures = run_load(
             "send", self.group.addresses[self.master], *LOADS[load], "--seconds", seconds, "--warm-up", 1
@@ -174,7 +174,7 @@ class _Contestant:
 
 
 def _tree_of(words: str, directory: str) -> str:
-    """The directory of another tree: `words` itself, or where the commit of that name was written to."""
+    """The directory of another tree: `words` itself, or one to which the commit of that name is exported."""
     if os.path.isdir(words):
         return os.path.abspath(words)
     tree = os.path.join(directory, f"tree-{words}")
@@ -185,7 +185,7 @@ def _tree_of(words: str, directory: str) -> str:
 
 
 def _contestants(options: argparse.Namespace, replication: str, flush: str, directory: str) -> list[_Contestant]:
-    """This tree's and the others' groups, none of them started."""
+    """The groups of this tree and of the others, not started yet."""
     made = []
     for number, name in enumerate(("here", *options.against)):
         own = os.path.join(directory, str(number))
@@ -232,7 +232,7 @@ def measure(options: argparse.Namespace, replication: str, flush: str) -> list[d
 
 
 def ratios_of(rows: Sequence[Mapping[str, Any]], other: str, figure: str) -> list[float]:
-    """That figure of the other contestant divided by ours, round by round, for rows of one load."""
+    """The figure of the other contestant divided by ours, for each round, for rows of one load."""
     by_round: dict[int, dict[str, float]] = {}
     for row in rows:
         by_round.setdefault(row["round"], {})[row["contestant"]] = row[figure]
@@ -240,7 +240,7 @@ def ratios_of(rows: Sequence[Mapping[str, Any]], other: str, figure: str) -> lis
 
 
 def table_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The rows as a table in Markdown: medians over the rounds, and medians of the ratios round by round."""
+    """The rows as a Markdown table: medians over the rounds, and medians of the ratios within each round."""
     lines = [
         "| replication | flush | load | whose | messages/s | p50 ms | CPU us/message | lowest to highest"
         " | refused | our rate : theirs | our CPU : theirs |",
@@ -264,7 +264,7 @@ def table_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def conditions_of(conditions: Mapping[str, Any]) -> str:
-    """What the figures of a table were measured under, as a paragraph."""
+    """The conditions under which the figures of a table were measured, as a paragraph."""
     return (
         f"{conditions['cpus']} CPUs shared by the load generator and all brokers (load average of the quarter of an"
         f" hour before: {conditions['load_average']:.1f}); Python {conditions['python']}; 64 lean senders over 4"

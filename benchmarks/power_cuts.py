@@ -1,11 +1,11 @@
-"""What power cuts cost: acknowledged messages lost with a synchronous and with an asynchronous flush.
+"""Acknowledged messages lost in power cuts, with a synchronous and with an asynchronous flush.
 
     python -m benchmarks.power_cuts [--cuts 50] [--from 0] [--cluster local] [--flush sync async] [--model ext4]
                                     [--set NAME=VALUE]
 
-Real brokers, the workload `log`, ten cuts a run, the whole cluster every other time. A message is lost when its append
-was acknowledged and no replica has it in the end. The asynchronous flush is RocketMQ's: every 500 ms if four pages
-are unsynced, after 10 s in any case.
+Real brokers, the workload `log`, ten cuts per run, every other one of the whole cluster. A message is lost if its
+append was acknowledged and no replica has it in the end. The asynchronous flush is RocketMQ's: every 500 ms if four
+pages are unsynced, and after 10 s in any case.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BEGIN_S, ON_S, OFF_S = 3.0, 1.0, 3.0
 def trial(
     flush_mode: str, *, cluster: str, cuts: int, first: int, settings: dict[str, str], model: str = "ext4"
 ) -> dict[str, Any]:
-    """One run of `cuts` cuts, of which the first is number `first` of all. Returns its counts."""
+    """One run of `cuts` cuts, the first of which is number `first` over all runs. Returns its counts."""
     form = next(form for form, of_form in KINDS.items() if of_form == model)
     faults = [("power", f"{form}@{TARGETS[(first + number) % len(TARGETS)]}") for number in range(cuts)]
     schedule = timed_faults(faults, begin_s=BEGIN_S, on_s=ON_S, off_s=OFF_S)
@@ -49,7 +49,7 @@ def trial(
         "proven": sum(fault["proven"] and fault["healed"] for fault in results["faults"]),
         "hosts": sum(proof.get("detail", "").count(" lost ") for proof in proofs),
         "acked": results["ops_by_f"].get("append", {}).get("ok", 0),
-        "lost": results["checks"]["log"].get("stats", {}).get("counts", {}).get("lost"),  # None: nobody could count
+        "lost": results["checks"]["log"].get("stats", {}).get("counts", {}).get("lost"),  # None: could not be counted
         "valid": results["valid"],
         "reason": results["reason"],
     }
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def summary(runs: list[dict[str, Any]]) -> str:
-    """The sums of some runs in words. A run that could not count its losses counts for neither appends nor losses."""
+    """The totals of some runs as text. A run that could not count its losses adds neither appends nor losses."""
     total = {name: sum(run[name] for run in runs) for name in ("cuts", "proven", "hosts")}
     counted = [run for run in runs if run["lost"] is not None]
     uncounted = f" ({len(runs) - len(counted)} runs could not count their losses)" if len(counted) < len(runs) else ""

@@ -1,11 +1,11 @@
-"""Half an hour of faults on real brokers: what docs/real-runs.md tells of.
+"""Half an hour of faults on real brokers; makes docs/real-runs.md.
 
     python -m benchmarks.real_runs           # every run that is not recorded yet, two and a half minutes each
     python -m benchmarks.real_runs 3 7       # these
     python -m benchmarks.real_runs --page    # only make the page from docs/real-runs.json
 
-DLedger with three and five replicas under partitions, kills, pauses and power cuts in turn, on processes with link
-proxies and in network namespaces. Whatever else the machine does meanwhile, each run must be valid.
+DLedger with three and five replicas under alternating partitions, kills, pauses and power cuts, on processes with link
+proxies and in network namespaces. Each run must be valid, whatever the load of the machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RESULTS = PAGE.with_suffix(".json")
 LOAD_S = 150
 FAULTS = "partition,kill,pause,power"
 FAULT_S = 4
-"""How long each fault lasts, and the calm after it."""
+"""Length of each fault, and of the pause after it."""
 RUNS: Sequence[tuple[str, int, str]] = (
     ("local", 3, "register"),
     ("netns", 5, "log"),
@@ -47,7 +47,7 @@ RUNS: Sequence[tuple[str, int, str]] = (
 
 
 SYSTEM_CHECKS = ("replicas", "leaders")
-"""What is checked of the replicas, in every run; the others are the workload's."""
+"""The checks of the replicas in every run; the others belong to the workload."""
 
 
 def words_of(number: int) -> list[str]:
@@ -60,7 +60,7 @@ def words_of(number: int) -> list[str]:
 
 
 def perform(number: int) -> dict[str, Any]:
-    """One run; what is kept of it."""
+    """Perform one run; returns what is kept of it."""
     checks: dict[str, dict[str, Any]] = {}
 
     def run() -> dict[str, Any]:
@@ -114,7 +114,7 @@ def render(results: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Perform runs, keep what came of them, make the page."""
+    """Perform runs, keep their results, make the page."""
     parser = argparse.ArgumentParser(prog="real_runs", description="half an hour of faults on real brokers")
     parser.add_argument("runs", nargs="*", type=int, metavar="NUMBER", help=f"1 to {len(RUNS)} (default: all)")
     parser.add_argument("--page", action="store_true", help="only make the page")

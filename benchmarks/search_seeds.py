@@ -1,12 +1,12 @@
-"""What a searched seed should be, its load and its mix of faults: how soon blind seeds find mutants, by processor time.
+"""Which load and mix of faults make a search effective: the CPU time in which blind seeds find mutants.
 
     python -m benchmarks search_seeds [--way TEXT ...] [--seeds 12] [--jobs N] [--json FILE]
 
-Five nodes, random mixes of all faults, mutants in play that one seed finds now and then. Every way meets the same
-seeds, every mutant others: two mutants under one schedule are hardly two trials. A finding counts only if the same run
-without the mutant shows nothing. What is compared is findings for each 1,000 core seconds of searching (controls do not
-count).
-`harness explore` takes the best load (`SEARCHED_LOAD`) and the best mix (`ODDS`); docs/simulation-speed.md tells of it.
+Five nodes, random mixes of all faults, and mutants that only some seeds find. All ways use the same seeds, but each
+mutant has others, since two mutants under one schedule are hardly two trials. A finding counts only if the same run
+without the mutant shows nothing. The ways are compared by findings per 1,000 core seconds of searching, without the
+controls. `harness explore` uses the best load (`SEARCHED_LOAD`) and the best mix (`ODDS`); see
+docs/simulation-speed.md.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["WAYS", "Trial", "Way", "main", "table", "trial"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """A load and a mix of faults, to be compared with others."""
+    """A load and a mix of faults to compare with others."""
 
     load: Load = LOADS[SEARCHED]
     odds: Odds = ODDS
@@ -53,7 +53,7 @@ WAYS: Mapping[str, Way] = {
         )
     },
 }  # fmt: skip
-"""Loads by operations per second, clients and seconds."""
+"""Ways to search. Loads are named by operations per second, clients and seconds."""
 
 MUTANTS: Sequence[tuple[str, str]] = (
     ("accept-gap", "log"),
@@ -70,14 +70,14 @@ MUTANTS: Sequence[tuple[str, str]] = (
     ("vote-not-persisted", "log"),
     ("vote-without-fsync", "log"),
 )
-"""Mutant and ground: those of DLedger that some blind search finds and not every seed does."""
+"""Mutant and ground: mutants of DLedger that some blind search finds, but not every seed."""
 
 FIRST_SEED = 870_000
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One seed of one mutant, searched in one way; `core_s` is the processor time (s) without the control."""
+    """One seed of one mutant, searched in one way; `core_s` is the CPU time (s) without the control."""
 
     mutant: str
     way: str
@@ -87,7 +87,7 @@ class Trial:
 
 
 def trial(mutant: str, ground: str, way: str, seed: int) -> Trial:
-    """Run it, and its control where it shows something."""
+    """Run one trial, and its control if the run shows something."""
     test = GROUNDS[ground].test_of(mutant, WAYS[way].load)
     seeded, schedule = mix_for(test, seed, usable_choices(test), odds=WAYS[way].odds)
     began_s = time.process_time()
@@ -99,7 +99,7 @@ def trial(mutant: str, ground: str, way: str, seed: int) -> Trial:
 
 
 def table(trials: Sequence[Trial]) -> list[str]:
-    """A row for each mutant and one for all: of how many seeds it was found by, and core seconds a seed."""
+    """A row for each mutant and one for all: how many seeds found it, and core seconds per seed."""
     ways = [way for way in WAYS if any(each.way == way for each in trials)]
     lines = [f"| mutant | {' | '.join(ways)} |", f"|---|{'---|' * len(ways)}"]
     for name in dict.fromkeys(each.mutant for each in trials):

@@ -1,13 +1,13 @@
-"""Simulated seeds over every kind of replication: what docs/seeds.md tells of.
+"""Simulated seeds over every kind of replication; makes docs/seeds.md.
 
     python -m benchmarks.seeds                       # every campaign that is not complete yet
     python -m benchmarks.seeds ha dledger7 --jobs 2  # those with one of these in the name
     python -m benchmarks.seeds every-fault --jobs 2 --budget 28800   # 100,000 seeds, for so many seconds
     python -m benchmarks.seeds --page                # only make the page from docs/seeds.json
 
-Each seed is a run of its own: a random mix of every fault that simulation has, twenty seconds of load, the clients'
-history judged, the replicas compared byte for byte, the invariants watched. Campaigns go on where an earlier one ended.
-Those that take days are run where they are named only, and on one commit: a checkout that is left alone meanwhile.
+Each seed is a separate run: a random mix of every fault that simulation has, twenty seconds of load; the clients'
+history is judged, the replicas are compared byte for byte, and the invariants are watched. Campaigns resume where they
+ended. Those that take days run only if named, and on one commit: do not change the checkout meanwhile.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ RESULTS = PAGE.with_suffix(".json")
 CHUNK = 10
 """Seeds between two writes of the results."""
 LONG_CHUNK = 200
-"""The same of a campaign that takes days: at the end of each the processes wait for the last seed."""
+"""The same for a campaign that takes days, since at the end of each chunk all processes wait for the last seed."""
 REASON_CHARACTERS = 300
-"""Of a run's reason; more of it says the run itself, which its seed brings back."""
+"""A run's reason is cut to this length; its seed reproduces the run with the full text."""
 MAX_KEPT_FAILURES = 20
-"""Runs that are not valid, kept by seed and reason; the rest are counted."""
+"""Most runs that are not valid kept with seed and reason; the rest are only counted."""
 MAX_REASONS = 200
-"""Kinds of reasons that are counted each, so that a page stays one; a campaign has seen fewer than ten."""
+"""Most kinds of reasons that are counted separately, to limit the page; no campaign has had ten of them yet."""
 OTHER_REASONS = "other reasons"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Campaign:
-    """So many seeds of one kind of run. `nemesis` as on the command line."""
+    """A number of seeds of one kind of run. `nemesis` is as on the command line."""
 
     title: str
     seeds: int
@@ -64,9 +64,9 @@ class Campaign:
     concurrency: int = 10
     operation_timeout_s: float = 3.0
     may_lose: str = ""
-    """What of its promise lets a seed lose what was acknowledged; empty where every seed has to be valid."""
+    """Why a seed may lose acknowledged messages; empty if every seed has to be valid."""
     is_long: bool = False
-    """Whether it takes days: run where it is named, and on one commit only."""
+    """Whether it takes days: it then runs only if named, and on one commit."""
 
     def test(self) -> Test:
         """The test without its seed."""
@@ -79,7 +79,7 @@ class Campaign:
 
     @property
     def faults(self) -> str:
-        """In words, for the page."""
+        """The faults as text, for the page."""
         every = {
             IN_DLEDGER: "machines, disks, clocks, networks",
             IN_HA: "the same without bit-flip",
@@ -89,7 +89,7 @@ class Campaign:
 
     @property
     def command(self) -> str:
-        """The same by the harness."""
+        """The equivalent command of the harness."""
         words = [f"harness explore --nodes {self.nodes} --workload {self.workload}"]
         words.append(f"--nemesis {','.join(self.nemesis)} --time-limit {self.time_limit_s:g}")
         test = self.test()
@@ -103,7 +103,7 @@ SYNC, ASYNC = {"replication": "sync"}, {"replication": "async"}
 OPERATORS = ("members", "transfer", "restart")
 IN_HA = ("partition", "kill", "pause", "clock", "disk-stall", "disk-slow", "disk-full", "disk-error", "power", "link")
 IN_DLEDGER = tuple(sorted((*IN_HA, "bit-flip")))
-"""Faults of machines and networks. The files of which `bit-flip` damages one are DLedger's."""
+"""Faults of machines and networks. `bit-flip` damages files of DLedger only."""
 CAMPAIGNS: Mapping[str, Campaign] = {
     "operators-dledger3": Campaign(
         title="DLedger", seeds=100, nodes=3, workload="log", nemesis=OPERATORS, time_limit_s=15.0
@@ -174,27 +174,27 @@ CAMPAIGNS: Mapping[str, Campaign] = {
 
 
 class OtherCommit(Exception):
-    """A campaign that is to be of one commit was begun on another one."""
+    """A campaign that must run on one commit was begun on another."""
 
 
 def lost_by(reason: str) -> int:
-    """How many acknowledged messages a verdict says are lost."""
+    """The number of lost acknowledged messages named in a verdict's reason."""
     return sum(int(count) for count in re.findall(r"\(In all: (\d+) lost", reason))
 
 
 def without_what_varies(reason: str) -> str:
-    """A verdict's reason without what varies from run to run, so that equal ones can be counted."""
+    """A verdict's reason without numbers and hosts, which vary between runs, so that equal reasons can be counted."""
     return _short(re.sub(r"\d+(,\d{3})*", "#", re.sub(r"\bn\d+\b", "n#", reason)))
 
 
 def _short(reason: str) -> str:
-    """The beginning of a verdict's reason, to a word's end."""
+    """The beginning of a verdict's reason, cut after a word."""
     return reason if len(reason) <= REASON_CHARACTERS else reason[:REASON_CHARACTERS].rpartition(" ")[0] + " ..."
 
 
 def run(name: str, results: dict[str, Any], *, jobs: int, pool: Executor, path: Path, deadline_s: float) -> None:
-    """Run what is left of a campaign until then; `results` is written after every CHUNK seeds. The processes stay the
-    same all the time, because some interpreters compile while they run. Raises OtherCommit."""
+    """Run the rest of a campaign until `deadline_s`; `results` is written after every chunk of seeds. The pool's
+    processes are reused, because some interpreters compile while they run. Raises OtherCommit."""
     campaign = CAMPAIGNS[name]
     known = results.setdefault(
         name,
@@ -239,7 +239,7 @@ def run(name: str, results: dict[str, Any], *, jobs: int, pool: Executor, path: 
 
 
 def kept(failures: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The failures that are kept of all: the first ones, but invalid ones before others."""
+    """The failures to keep: the first ones, invalid ones before others."""
     return sorted(failures, key=lambda each: (each["valid"] is not False, each["seed"]))[:MAX_KEPT_FAILURES]
 
 
@@ -281,7 +281,7 @@ def render(results: Mapping[str, Any]) -> str:
             lines += ["", f"{name}, seeds that were not valid:", ""]
             lines += [
                 f"- seed {each['seed']}: {'invalid' if each['valid'] is False else 'unknown'}: {each['reason']}"
-                + (f" ({each['note']})" if "note" in each else "")  # what came of it, added by hand
+                + (f" ({each['note']})" if "note" in each else "")  # the outcome of its analysis, added by hand
                 for each in failures
             ]
         if reasons := results.get(name, {}).get("reasons"):
@@ -296,7 +296,7 @@ def render(results: Mapping[str, Any]) -> str:
 
 
 def _measured_on(results: Mapping[str, Any]) -> list[str]:
-    """Which commits the campaigns are of, a line each: another commit's runs of the same seeds may be others."""
+    """A line for each commit with its campaigns: on another commit the same seeds may have other runs."""
     by_commit: dict[str, list[str]] = {}
     for name in CAMPAIGNS:
         if name in results:
@@ -308,11 +308,11 @@ def _measured_on(results: Mapping[str, Any]) -> list[str]:
         lines.append(f"{which}: {', '.join(names)}; all runs took {took_s:,.0f} s, some beside other programs.")
     for name in CAMPAIGNS:
         first = 0
-        for until in results.get(name, {}).get("began_on", ()):  # kept by hand where code had to be mended meanwhile
+        for until in results.get(name, {}).get("began_on", ()):  # added by hand if code had to be fixed meanwhile
             of = f"Seeds {first:,} to {until['seeds'] - 1:,} of {name} were run on commit {until['commit'][:12]}"
             lines += ["", f"{of}: {until['why']}"]
             first = until["seeds"]
-        for again in results.get(name, {}).get("again", ()):  # kept by hand too, until it is of all that came before
+        for again in results.get(name, {}).get("again", ()):  # by hand too, until it covers all earlier seeds
             last = again["first"] + again["seeds"] - 1
             lines += [
                 "",

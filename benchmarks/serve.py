@@ -1,10 +1,10 @@
-"""How soon `harness serve` shows a store of 10,000 runs, and a run that begins.
+"""How soon `harness serve` shows a store of 10,000 runs, and a new run.
 
     python -m benchmarks.serve [--runs 10000]
 
-Measured from outside, over HTTP, on a server of its own: from its start to its first page, with and without the kept
-summaries; further pages; from the beginning of a run (its directory is there) until the list shows it, and from an
-event in its history until the live view says it. Bars: a page within a second, what is new within a second.
+Measured over HTTP on a separate server: the time from its start to its first page, with and without the cached
+summaries; further pages; the time from the beginning of a run (when its directory exists) until the list shows it, and
+from an event in its history until the live view shows it. Goals: pages within a second, news within a second.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ FIRST = datetime(2026, 1, 1, tzinfo=UTC)
 KINDS = (("kill", True), ("partition", False), ("pause", "unknown"), ("clock", True))
 TIMEOUT_S = 60.0
 POLL_S = 0.01
-"""Between two looks at the list: far below the bar."""
+"""Time between two polls of the list: far below the goal."""
 
 
 def make_store(root: Path, runs: int) -> None:
-    """A store of so many finished runs, a minute apart: small files that are like those of real ones."""
+    """Make a store of `runs` finished runs, a minute apart, with small files like those of real runs."""
     for number in range(runs):
         nemesis, valid = KINDS[number % len(KINDS)]
         started = FIRST + timedelta(minutes=number)
@@ -60,7 +60,7 @@ def make_store(root: Path, runs: int) -> None:
 
 @contextmanager
 def _server(root: Path) -> Iterator[tuple[int, float]]:
-    """A server's port, and how long it took until it said it."""
+    """Run a server; yields its port, and the time (s) until it reported it."""
     began_s = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-m", "harness", "serve", "--store", str(root), "--port", "0"],
@@ -77,7 +77,7 @@ def _server(root: Path) -> Iterator[tuple[int, float]]:
 
 
 def _page(port: int, path: str = "/") -> tuple[float, str]:
-    """How long a page takes, and its text."""
+    """The time (s) that a page takes, and its text."""
     began_s = time.monotonic()
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
     connection.request("GET", path)
@@ -89,7 +89,7 @@ def _page(port: int, path: str = "/") -> tuple[float, str]:
 
 
 def _until_shown(port: int, store: Store) -> float:
-    """From the beginning of a run until the list shows it as one at work."""
+    """The time (s) from the beginning of a run until the list shows it as running."""
     run = store.create("broker-register-live")
     began_s = time.monotonic()
     try:
@@ -103,7 +103,7 @@ def _until_shown(port: int, store: Store) -> float:
 
 
 def _until_live(port: int, store: Store) -> float:
-    """From an event in the history of a run at work until its live view says so."""
+    """The time (s) from an event in the history of a running run until its live view shows it."""
     run = store.create("broker-register-live")
     try:
         run.write_test({"system": "broker", "workload": "register", "nemesis": [], "cluster": "local", "seed": 1})

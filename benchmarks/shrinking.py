@@ -1,9 +1,9 @@
-"""How far and how fast failing schedules are cut down (bar: 50 events to 8 at most, in under 2 minutes).
+"""How far and how fast failing schedules are shrunk (goal: from 50 events to 8 at most, in under 2 minutes).
 
     python -m benchmarks.shrinking [NAME ...] [--events 50] [--jobs N]
 
-For each mutant its scenario's faults are mixed with others at random until there are as many events as asked for; the
-first seed whose run gives the mutant away is shrunk. Results are printed, and kept in docs/shrinking.json.
+For each mutant, random faults are added to those of its scenario until there are `--events` events; the first seed
+whose run reveals the mutant is shrunk. Results are printed, and kept in docs/shrinking.json.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_SEEDS = 50
 
 
 def crowded(name: str, seed: int, events: int) -> tuple[Test, Schedule]:
-    """The run of a mutant's scenario, with random faults beside its own: `events` events in all."""
+    """The run of a mutant's scenario, with random faults added up to `events` events in total."""
     test, schedule = SCENARIOS[name].run_of(name, seed)
     choices = []
     for text in MIXED_IN:

@@ -1,10 +1,10 @@
-"""Apache RocketMQ and our broker side by side: what docs/rocketmq-side-by-side.md tells of.
+"""Apache RocketMQ and our broker side by side; makes docs/rocketmq-side-by-side.md.
 
     python -m benchmarks.side_by_side                   # one more run of every cell that has fewer than three
     python -m benchmarks.side_by_side --times 1         # until every cell has one
     python -m benchmarks.side_by_side --page            # only make the page from docs/rocketmq-side-by-side.json
 
-Each cell is a fault and a way of replication. Both systems meet it with the same workload, the same clients
+Each cell is a fault and a kind of replication. Both systems run it with the same workload, the same clients
 (`node.client`), the same number of brokers and the same seeds, and the same checker judges both.
 """
 
@@ -40,7 +40,7 @@ FAULTS: Mapping[str, str] = {
     "late": "link=delay@leader",
     "promote": "promote=failover@leader",
 }
-"""In words of the command line. `promote` kills the master and makes a slave the master."""
+"""Faults as on the command line. `promote` kills the master and promotes a slave."""
 
 REPLICATIONS = ("async", "sync", "dledger")
 CELLS: Sequence[tuple[str, str]] = [
@@ -52,7 +52,7 @@ CELLS: Sequence[tuple[str, str]] = [
 TIMES = 3
 FAULT_S = 8
 LOAD_S = 40
-"""One fault from the eighth second to the sixteenth; what is left is for the way back, which a Java broker needs."""
+"""One fault lasts from the eighth second to the sixteenth; a Java broker needs the rest to recover."""
 
 
 def words_of(system: str, fault: str, replication: str, seed: int) -> list[str]:
@@ -65,8 +65,8 @@ def words_of(system: str, fault: str, replication: str, seed: int) -> list[str]:
 
 
 def longest_away(history: Iterator[Mapping[str, Any]]) -> tuple[float, bool]:
-    """The longest time of the load in which no append succeeded, in seconds, from the first one asked for to the last;
-    and whether it lasted until the end, so that it would have been longer."""
+    """The longest time (s) in which no append succeeded, between the first and the last invocation; and whether it
+    lasted until the end, so that it might have been longer."""
     first = last = None
     succeeded: list[int] = []
     for event in history:
@@ -85,7 +85,7 @@ def longest_away(history: Iterator[Mapping[str, Any]]) -> tuple[float, bool]:
 
 
 def perform(system: str, fault: str, replication: str, seed: int) -> dict[str, Any]:
-    """One run; what is kept of it."""
+    """Perform one run; returns what is kept of it."""
     began_load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="splitbrain-side-by-side-") as directory:
         results = perform_run(Path(directory), *words_of(system, fault, replication, seed))
@@ -109,7 +109,7 @@ def perform(system: str, fault: str, replication: str, seed: int) -> dict[str, A
 
 
 def name_of(system: str, fault: str, replication: str) -> str:
-    """The name of one system's runs of a cell."""
+    """The key of one system's runs of a cell."""
     return f"{system}/{replication}/{fault}"
 
 
@@ -172,7 +172,7 @@ def _side(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _remarks(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
-    """Every run that is not valid for another reason than a loss, or has no answer."""
+    """Every run that is not valid for a reason other than lost messages."""
     found = [
         f"- {name}, seed {run['seed']}: {run['reason'][:300]}"
         for name, runs in results.items()
@@ -184,7 +184,7 @@ def _remarks(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str
 
 
 def main() -> None:
-    """Perform runs, keep what came of them, make the page."""
+    """Perform runs, keep their results, make the page."""
     parser = argparse.ArgumentParser(prog="side_by_side", description="Apache RocketMQ and ours under the same faults")
     parser.add_argument("--times", type=int, default=TIMES, metavar="N", help=f"runs of each cell (default: {TIMES})")
     parser.add_argument("--page", action="store_true", help="only make the page")

@@ -1,21 +1,21 @@
-"""How fast the simulation is: seconds of cluster time per second of processor time, on one core.
+"""How fast the simulation is: seconds of cluster time per second of CPU time, on one core.
 
     python -m benchmarks simulation            the figures
     python -m benchmarks.simulation --profile  where the time goes, by package and by function
     python -m benchmarks.simulation --searched what seeds of a search take: five nodes under random mixes of all faults
 
-Five brokers, one name server and ten clients, as `harness run --cluster sim` has them, without report and checks.
+Five brokers, one name server and ten clients, as with `harness run --cluster sim`, without report and checks.
 
-PyPy compiles while it runs, and some minutes of cluster time pass until it has compiled what is run often. There the
-figures are taken after ten minutes of warm-up, which are shown too: a process that runs few seeds runs at their speed
-rather. Its collector looks through what is new whenever the nursery is full; a larger one than its own (4 MB) saves
-much of the time, so the benchmark starts itself again with `PYPY_GC_NURSERY=64M`, as `harness` does, unless it is set.
+PyPy compiles while it runs, and it takes some minutes of cluster time until frequently run code is compiled. So on PyPy
+the figures are taken after ten minutes of warm-up, which are shown too, because a process that runs few seeds runs at
+the speed of the warm-up. PyPy's collector runs whenever the nursery is full; one larger than the default (4 MB) saves
+much time, so the benchmark restarts itself with `PYPY_GC_NURSERY=64M`, as `harness` does, unless the variable is set.
 
-What remains on CPython has no peak to take off (2026-11, Python 3.11): 25 % DLedger, 24 % the remoting protocol, 22 %
-the simulation itself (loop, network, disk, the watch over its invariants), 12 % the stores and brokers above the log,
-10 % clients, generator and history; the largest single function, the loop, is 5 %. An operation is 11 segments and 27
-callbacks: an append goes to four followers and five disks, a read takes one confirmation by a quorum. Every message is
-encoded, framed and decoded as on a real network.
+The profile on CPython has no hot spot left (2026-11, Python 3.11): 25 % DLedger, 24 % the remoting protocol, 22 % the
+simulation itself (loop, network, disk, invariant checks), 12 % the stores and brokers above the log, 10 % clients,
+generator and history; the largest single function, the loop, is 5 %. An operation is 11 segments and 27 callbacks: an
+append goes to four followers and five disks, a read takes one confirmation by a quorum. Every message is encoded,
+framed and decoded as on a real network.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ IDLE_S = 600.0
 SEARCHED_SEEDS = range(3000, 3006)
 WARM_UP_SEEDS = range(100, 110)
 WARM_UP_S = 60.0
-"""Cluster time of each run of the warm-up where the interpreter compiles while it runs."""
+"""Cluster time of each warm-up run, for interpreters that compile while they run."""
 COMPILES = sys.implementation.name == "pypy"
 SAMPLE_S = 0.001
-"""Between two samples of the profile, in processor time."""
+"""CPU time between two samples of the profile."""
 
 
 class _Clock:
@@ -82,7 +82,7 @@ class _Clock:
 
 
 class Figures:
-    """What one run took and did."""
+    """The cost and amount of work of one run."""
 
     def __init__(self, *, cluster_s: float, processor_s: float, steps: int, events: int, digest: str) -> None:
         self.cluster_s = cluster_s
@@ -163,7 +163,7 @@ async def _simulate(seed: int, time_limit_s: float, rate: float, with_partitions
 
 @contextlib.contextmanager
 def _sampled(functions: collections.Counter[str], packages: collections.Counter[str]) -> Iterator[None]:
-    """Count which function is running, every SAMPLE_S of processor time."""
+    """Count which function is running, every SAMPLE_S of CPU time."""
 
     def sample(number: int, frame: FrameType | None) -> None:
         if frame is not None:
@@ -182,7 +182,7 @@ def _sampled(functions: collections.Counter[str], packages: collections.Counter[
 
 def _searched() -> None:
     """Run seeds as `harness explore --nodes 5` does, and print what each took."""
-    # These need packages; the digest is also taken by interpreters that have none.
+    # Imported here, since they need packages, and `--digest` must work without them.
     from benchmarks._blind import GROUNDS
     from harness.exploration.rehearsal import rehearse_test, usable_choices
     from harness.exploration.search import mix_for
@@ -219,7 +219,7 @@ def _warm_up() -> None:
 
 
 def _print(what: str, seed: int, *, time_limit_s: float, rate: float) -> float:
-    """Run once, print what it took, and return how many times real time that was."""
+    """Run once and print the figures; returns the speed in cluster seconds per CPU second."""
     before_ms = calibration_ms()
     figures = simulate(seed=seed, time_limit_s=time_limit_s, rate=rate)
     name = f"{what}, seed {seed}"

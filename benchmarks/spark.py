@@ -1,10 +1,10 @@
-"""How long `harness report` takes over a large store, and distributed checking against one process.
+"""How long `harness report` takes on a large store, and distributed checking compared with one process.
 
     python -m benchmarks spark                       20 and 1 million operations, and checking of 5 million
     python -c 'from benchmarks.spark import synthesise; synthesise("/tmp/store", operations=1_000_000, runs=20)'
 
-The synthetic store has the harness's files (Parquet, test.json, results.json). Every operation is made by
-processes that alternate invocation and completion; a run has two faults and, at each, a second without success.
+The synthetic store has the harness's files (Parquet, test.json, results.json). Processes alternate invocations and
+completions; a run has two faults and, at each, a second without success.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from harness.history_parquet import HISTORY_SCHEMA, ROW_GROUP_EVENTS
 PROCESSES = 10
 KEYS = 8
 VARIANTS = 10
-"""Different histories in a store; the other runs repeat them, so that making it takes less than reading it."""
+"""Different histories in a store; the other runs repeat them, so that making the store takes less than reading it."""
 
 CONFIGURATIONS = ("read_index", "lease", "log", "unsafe")
 GOAL_S, GOAL_GB, GOAL_EXPONENT = 60.0, 6.0, 1.1
@@ -39,7 +39,7 @@ CHECK_GOAL_S = 45.0
 
 
 def synthesise(store: str, *, operations: int, runs: int, keys: int = KEYS, seed: int = 1) -> None:
-    """Write a store of `runs` runs with `operations` register operations in all."""
+    """Write a store of `runs` runs with `operations` register operations in total."""
     rng = np.random.default_rng(seed)
     per_run = operations // runs
     histories = [_events(rng, per_run, keys) for _ in range(min(runs, VARIANTS))]
@@ -82,7 +82,7 @@ def _write_run(folder: Path, table: dict[str, Any], number: int, began: datetime
 
 
 def _events(rng: Any, operations: int, keys: int) -> dict[str, Any]:
-    """The columns of one history: registers that behave, since reads return the last write before them."""
+    """The columns of one history of correct registers: reads return the last write before them."""
     step_ns = 1_000_000
     rounds = math.ceil(operations / PROCESSES)
     count = rounds * PROCESSES
@@ -93,13 +93,13 @@ def _events(rng: Any, operations: int, keys: int) -> dict[str, Any]:
     status = rng.choice(np.array([0, 0, 0, 0, 0, 0, 0, 0, 0, 1], np.int8), count)
     pause_ns = 1_500_000_000
     faults = [(count // 4, count // 3), (count // 2, 2 * count // 3)]
-    for start, _ in faults:  # a stretch without success: what is open then ends unknown, what follows moves away
+    for start, _ in faults:  # an interval without success: open operations end `info`, later ones are shifted
         invoked_ns[start:] += pause_ns
         status[start - PROCESSES : start] = 2
         latency_ns[start - PROCESSES : start] = pause_ns - gap_ns
     is_read = rng.random(count) < 0.5
     key = place % keys if keys > PROCESSES else rng.integers(0, keys, count)
-    # Reads of a key return what was written last among operations that ended before the read began.
+    # A read returns the last write of its key among operations that ended before the read began.
     completed_ns = invoked_ns + latency_ns
     value = _values(is_read, key, status, invoked_ns, completed_ns)
     times = np.concatenate((invoked_ns, completed_ns))
@@ -125,8 +125,8 @@ def _events(rng: Any, operations: int, keys: int) -> dict[str, Any]:
 
 
 def _values(is_read: Any, key: Any, status: Any, invoked_ns: Any, completed_ns: Any) -> Any:
-    """Writes write their own number; a successful read returns the newest write of its key that cannot be
-    overtaken: each key takes one operation at a time here, by letting only every PROCESSES-th of it succeed."""
+    """Writes write their own number, and a successful read returns the last write of its key. Operations that would be
+    concurrent with a successful one of the same key are made to fail, so that the order is unambiguous."""
     count = len(is_read)
     value = np.arange(count)
     order = np.lexsort((np.arange(count), key))
@@ -136,7 +136,7 @@ def _values(is_read: Any, key: Any, status: Any, invoked_ns: Any, completed_ns: 
         k = int(key[at])
         written, busy_until = last.get(k, (-1, -1))
         if status[at] == 0 and invoked_ns[at] <= busy_until:
-            status[at] = 1  # would be concurrent: it fails, so that the history stays linearizable by construction
+            status[at] = 1  # it would be concurrent, so it fails: the history is linearizable by construction
         if status[at] == 0:
             if is_read[at]:
                 result[at] = written
@@ -174,7 +174,7 @@ def _with_faults(columns: dict[str, Any], faults: list[tuple[int, int]]) -> dict
 
 
 def measure(store: str) -> tuple[float, float, float, float]:
-    """(seconds in all, seconds without Spark's start, CPU seconds, peak GB) of analysing a store."""
+    """(total seconds, seconds without Spark's start, CPU seconds, peak GB) of analysing a store."""
     code = (
         "import sys,time,json;from spark_analysis.session import open_session;"
         "from spark_analysis.analysis import analyse,Options\n"
@@ -196,7 +196,7 @@ def measure(store: str) -> tuple[float, float, float, float]:
 
 
 def _resident_bytes(root: int, ticks: dict[int, int]) -> Iterator[int]:
-    """Proportional memory of a process and all below it (shared pages count once); `ticks` gets their CPU times."""
+    """Proportional memory of a process and its descendants (shared pages count once); `ticks` gets their CPU times."""
     parents: dict[int, list[int]] = {}
     times: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
@@ -221,7 +221,7 @@ def _resident_bytes(root: int, ticks: dict[int, int]) -> Iterator[int]:
 
 
 def measure_checking(store: str) -> tuple[float, float, float]:
-    """(Spark in all, Spark without its start, one process) in seconds, to check every key of a store."""
+    """Seconds to check every key of a store: (Spark in total, Spark without its start, one process)."""
     distributed = (
         "import sys,time;from spark_analysis.session import open_session;"
         "from spark_analysis.ingest import ingest,list_runs;from spark_analysis.checking import *\n"
@@ -254,7 +254,7 @@ def _timed(code: str, store: str) -> float:
 
 
 def main() -> None:
-    """Print the figures of every bar."""
+    """Print the figures with their goals."""
     place = tempfile.mkdtemp(prefix="splitbrain-bench-")
     try:
         took: dict[int, float] = {}

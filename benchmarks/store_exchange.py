@@ -1,12 +1,12 @@
-"""Stores moved to Apache's broker and back: does everything come through, and how long does it take?
+"""Moving stores to Apache's broker and back: is everything preserved, and how long does it take?
 
     python -m benchmarks.store_exchange [--messages 1000000] [--cuts 20] [--json FILE] [--page FILE]
 
-Our broker is filled with messages of every kind, stopped, its store exported, and Apache RocketMQ 4.9.7 started on the
-export: every queue must give the same records, byte for byte. Then Apache's broker is filled, stopped, its store
-imported, and ours started on it: the same. Then power cuts: a simulated broker under load loses its power, and
-Apache's store opens what is on its disk, filled up with zeros and otherwise as it is; everything acknowledged must be
-there, and the log must end where our own recovery ends it.
+Our broker is filled with messages of every kind and stopped, its store is exported, and Apache RocketMQ 4.9.7 is
+started on the export: every queue must return the same records, byte for byte. Then the same in the other direction:
+Apache's broker is filled and stopped, its store imported, and ours started on it. Then power cuts: a simulated broker
+loses power under load, and Apache's store opens its disk, padded with zeros and otherwise unchanged; everything
+acknowledged must be present, and the log must end where our own recovery ends it.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ QUEUES = 8
 SENDERS = 16
 BATCH = 32
 IN_FLIGHT_LEVEL = 18
-"""Two hours: nothing of it is delivered meanwhile."""
+"""Delay level of two hours, so that none of these messages is delivered during the benchmark."""
 RARE = ("compressed", "soon", "later", "commit", "roll back", "open", "retry", "dlq")
 SPREAD = ("batch",) * 40 + ("plain",) * 14 + RARE
-"""What a sender draws from; a batch is of BATCH messages."""
+"""Kinds of sends from which a sender draws; a batch has BATCH messages."""
 INTERNAL = ("RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC")
 SEGMENT_BYTES = 64 << 20
 CONFIG = """
@@ -68,14 +68,14 @@ APACHE_SETTINGS: dict[str, Any] = {
 
 
 class KeptOpen(NamedTuple):
-    """A transaction whose producer has not said how it ends."""
+    """A transaction that its producer has neither committed nor rolled back."""
 
     number: int
     position: int
 
 
 class Census(NamedTuple):
-    """What a broker gives: for each queue the number of messages and a hash of their records, and what else it says."""
+    """A broker's contents: the number of messages and a hash of the records of each queue, and further figures."""
 
     queues: dict[str, tuple[int, str]]
     ends: dict[str, int]
@@ -84,7 +84,7 @@ class Census(NamedTuple):
 
 
 def differences(before: Census, after: Census, *, grown: tuple[str, ...] = ()) -> list[str]:
-    """What one has and the other has not; the topics of `grown` may go on further in the second."""
+    """The differences of two censuses; the topics in `grown` may have more messages in the second."""
     problems = []
     for name, old, new in (
         ("queue", before.queues, after.queues), ("offset of", before.offsets, after.offsets),
@@ -115,7 +115,7 @@ class _Producer:
         self.open: list[KeptOpen] = []
 
     async def ask(self, code: int, fields: dict[str, Any], body: bytes = b"") -> Command:
-        """One request, repeated while the broker is busy. Raises AssertionError where it refuses for good."""
+        """Send one request, repeated while the broker is busy. Raises AssertionError if it refuses permanently."""
         for _ in range(200):
             reply = await self._client.invoke(self._address, Command.request(code, fields, body), timeout_ms=60_000)
             if reply.code in (0, 10):
@@ -125,7 +125,7 @@ class _Producer:
         raise AssertionError(f"request {code}: {reply.code} {reply.remark}")
 
     async def send(self, kind: str) -> None:
-        """One message of a kind, or a batch."""
+        """Send one message of a kind, or a batch."""
         rng = self._rng
         bodies = [self._body() for _ in range(BATCH if kind == "batch" else 1)]
         queue_id = rng.randrange(QUEUES)
@@ -174,7 +174,7 @@ class _Producer:
             await self.end(kept, commit=kind == "commit")
 
     async def end(self, kept: KeptOpen, *, commit: bool) -> None:
-        """Say how a transaction ends."""
+        """Commit or roll back a transaction."""
         fields = {"producerGroup": "producers", "tranStateTableOffset": kept.number, "commitLogOffset": kept.position}
         await self.ask(37, fields | {"commitOrRollback": 8 if commit else 12, "fromTransactionCheck": "false"})
         self.sent += 2 if commit else 1
@@ -188,7 +188,7 @@ def _part(body: bytes, text: str) -> bytes:
 
 
 async def fill(address: str, messages: int, *, seed: int) -> list[KeptOpen]:
-    """Send so many messages of every kind, and offsets of a group; returns the transactions that stay open."""
+    """Send `messages` messages of all kinds, and commit offsets of a group; returns the transactions left open."""
     client = RemotingClient()
     try:
         clients = [_Producer(client, address, random.Random(f"{seed}/{at}"), f"{seed}-{at}") for at in range(SENDERS)]
@@ -206,7 +206,7 @@ async def fill(address: str, messages: int, *, seed: int) -> list[KeptOpen]:
         for queue_id in range(QUEUES):
             fields = {"consumerGroup": GROUP, "topic": TOPIC, "queueId": queue_id, "commitOffset": 10 + queue_id}
             await clients[0].ask(15, fields)
-        await asyncio.sleep(2)  # most of what was delayed for a second is delivered
+        await asyncio.sleep(2)  # most messages with a delay of one second are delivered meanwhile
         return [kept for producer in clients for kept in producer.open]
     finally:
         await client.close()
@@ -254,7 +254,7 @@ async def _end(client: RemotingClient, address: str, topic: str, queue_id: int) 
 async def _read(
     client: RemotingClient, address: str, topic: str, queue_id: int, keys: dict[str, None]
 ) -> tuple[int, str]:
-    """The number of a queue's messages and a hash of their records; now and then one of its keys goes into `keys`."""
+    """The number of a queue's messages and a hash of their records; some of its keys are added to `keys`."""
     hashed, offset, count = hashlib.sha256(), 0, 0
     while True:
         fields = {"consumerGroup": GROUP, "topic": topic, "queueId": queue_id, "queueOffset": offset, "maxMsgNums": 32}
@@ -282,7 +282,7 @@ def _count(data: bytes) -> int:
 
 
 async def _find(client: RemotingClient, address: str, key: str) -> list[str]:
-    """Hashes of the messages that a key finds."""
+    """Hashes of the messages found by a key."""
     fields = {"topic": TOPIC, "key": key, "maxNum": 32, "beginTimestamp": 0, "endTimestamp": 1 << 60}
     reply = await _ask(client, address, 12, fields)
     data, found = reply.body, []
@@ -294,14 +294,14 @@ async def _find(client: RemotingClient, address: str, key: str) -> list[str]:
 
 
 def write_configuration(path: Path, data_dir: Path, address: str = "127.0.0.1:10911") -> Path:
-    """The configuration of our broker."""
+    """Write the configuration of our broker; returns its path."""
     path.write_text(CONFIG.format(address=address, data_dir=data_dir, segment_bytes=SEGMENT_BYTES), encoding="utf-8")
     return path
 
 
 @contextlib.contextmanager
 def serve_ours(configuration: Path) -> Iterator[str]:
-    """Our broker as a process of its own; gives its address. Stopped in order at the end of the block."""
+    """Run our broker as a process; yields its address. It is stopped in an orderly way at the end of the block."""
     log = configuration.with_suffix(".log")
     command = [sys.executable, "-m", "node", "broker", "--config", str(configuration), "--set", "listen=127.0.0.1:0"]
     with log.open("wb") as output:
@@ -316,7 +316,7 @@ def serve_ours(configuration: Path) -> Iterator[str]:
 
 
 async def _address_of(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Where it listens, once it is the master: then its queues and index are made of the whole log."""
+    """The broker's address, once it is the master: then its queues and index cover the whole log."""
     address = wait_ready(log, process, 0)
     client = RemotingClient()
     try:
@@ -332,14 +332,14 @@ async def _address_of(process: subprocess.Popen[bytes], log: Path) -> str:
 
 
 def _command(*words: str) -> list[str]:
-    """What a command of the node prints. Raises AssertionError where it fails."""
+    """The lines that a command of the node prints. Raises AssertionError if it fails."""
     done = subprocess.run([sys.executable, "-m", "node", *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
 async def _end_one(address: str, kept: KeptOpen) -> int:
-    """Commit a transaction that another broker has begun; how many more messages there are then."""
+    """Commit a transaction begun at the other broker; returns how many messages that adds."""
     client = RemotingClient()
     try:
         producer = _Producer(client, address, random.Random(0), "end")
@@ -359,7 +359,7 @@ def _timed(work: Callable[[], T]) -> tuple[T, float]:
 
 
 def to_apache(directory: Path, messages: int) -> dict[str, Any]:
-    """Ours, exported, opened by Apache's broker. Raises AssertionError naming what is not as it was."""
+    """Export our store and open it with Apache's broker. Raises AssertionError that names the differences."""
     configuration = write_configuration(directory / "ours.toml", directory / "ours")
     with serve_ours(configuration) as address:
         kept, filling_s = _timed(lambda: asyncio.run(fill(address, messages, seed=1)))
@@ -374,12 +374,12 @@ def to_apache(directory: Path, messages: int) -> dict[str, Any]:
         opened_s = round(time.monotonic() - began_s, 1)
         problems = differences(before, asyncio.run(census(apache.address)), grown=INTERNAL)
         assert asyncio.run(_end_one(apache.address, kept[0])) == 1, "a transaction of ours was not ended by Apache's"
-        apache.process.kill()  # nobody needs this store any more, and an orderly end takes it six seconds
+        apache.process.kill()  # the store is not needed any more, and an orderly stop takes six seconds
     return _figures("ours to Apache", before, problems, lines, filling_s, export_s, opened_s)
 
 
 def from_apache(directory: Path, messages: int) -> dict[str, Any]:
-    """Apache's, imported, opened by our broker. Raises AssertionError naming what is not as it was."""
+    """Import Apache's store and open it with our broker. Raises AssertionError that names the differences."""
     with serve_apache(
         directory / "apache", directory / "apache-work", mappedFileSizeCommitLog=SEGMENT_BYTES, **APACHE_SETTINGS
     ) as apache:
@@ -414,7 +414,7 @@ def _figures(
 
 
 def page(results: dict[str, Any]) -> str:
-    """The figures in words, as a section of docs/store-exchange.md."""
+    """The figures as text, for a section of docs/store-exchange.md."""
     lines = []
     for moved in results["moved"]:
         seconds = f"{moved['moving_s']} s, the other broker came up in {moved['opened_s']} s (load {moved['load']})"

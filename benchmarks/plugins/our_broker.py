@@ -1,8 +1,8 @@
-"""Our broker in the place of Apache's: the same plug-in, the same clients, another program and its configuration.
+"""Our broker in place of Apache's: the same plug-in and clients, with another program and its configuration.
 
     harness run benchmarks/plugins/our_broker.py:OurBroker --set replication=async
 
-The timings are RocketMQ's own, not the fast ones that the harness's tests use.
+The timings are RocketMQ's own, not the fast ones of the harness's tests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class OurBroker(RocketMQ):
     """The broker of this repository, started as Apache's is in harness.systems.rocketmq."""
 
     client = RocketMQClient
-    install = ()  # type: ignore[assignment]  # plug-ins leave it to mypy what their class attributes are
+    install = ()  # type: ignore[assignment]  # plug-ins do not annotate their class attributes
     settings: Mapping[str, Any] = {"replication": tuple(ROLES), "flush": RocketMQ.settings["flush"]}  # type: ignore[assignment]
 
     def files(self, host: Host) -> Mapping[str, str]:
@@ -60,7 +60,7 @@ class OurBroker(RocketMQ):
         ]
 
     def command(self, host: Host) -> list[str]:
-        """A broker, or the name server."""
+        """The command of a broker, or of the name server."""
         if host.name == NAME_SERVER:
             return [host.python, "-m", "node", "nameserver", "--listen", host.listen("nameserver")]
         return [host.python, "-m", "node", "broker", "--config", host.path("broker.toml")]
@@ -70,10 +70,10 @@ class OurBroker(RocketMQ):
         return {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
     async def start_together(self) -> None:
-        """Nothing: topics are configured."""
+        """Does nothing: topics are in the configuration."""
 
     async def status(self, host: Host) -> Status:
-        """Its own word."""
+        """The broker's own status report."""
         table: Mapping[str, Any] = await self.asking.runtime_info(host.address("broker"))
         facts = {name: table[name] for name in ("role", "brokerRole") if name in table}
         return Status(leads=table["role"] == "LEADER", end=int(table.get("committedPos", -1)), facts=facts)
