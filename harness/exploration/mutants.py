@@ -324,7 +324,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "damage-cut-off": Scenario(steps=(_step("bit-flip=log@one", (0, 0.5), (1, 1.5)),)),
     # Ongaro's case. n5 was removed. n1 is cut off with it and adds it again, which no other member learns. n2 is
     # elected by n3 and n4, n4 is killed before it gets any entry of that term, and n2 removes n1: two of the remaining
-    # three continue. But n1, n4 and n5 are three of five. If n2 first had to commit an entry of its term, it needed n4.
+    # three continue. But n1, n4 and n5 are three of five. If n2 had to commit an entry first, it would need n4.
     "change-before-own-commit": Scenario(
         steps=(
             _step("partition=n2|n3|n4|n5", (0, 0.05), (2.3, 2.35)),

@@ -420,7 +420,7 @@ def _rate_panels(data: RunData, columns: int, per_window: int, end_ns: int, back
 
 
 def _rates(data: RunData, kind: str, columns: int, per_window: int, end_ns: int) -> list[float]:
-    """Operations per second by window. The last window counts only up to the run's end, but a quarter at least."""
+    """Operations per second by window. The last one is as long as the rest of the run, but at least a quarter."""
     windows = data.grid.windows(data.series(data.functions, [kind]), per_window)
     number = math.ceil(columns / per_window)
     window_ns = per_window * data.grid.column_ns

@@ -144,7 +144,7 @@ def _interrupted(planned: Sequence[_Point], healed: Sequence[_Point]) -> str:
 
 
 def _fails_mostly(point: _Point) -> bool:
-    """Whether nearly all runs fail, and enough were made for that to be significant (Wilson's lower bound is 0.5)."""
+    """Whether nearly all runs fail, and enough were made for that to be significant (Wilson's low end >= 0.5)."""
     from spark_analysis.statistics import wilson  # not needed by a run without a curve
 
     return point.share >= ALWAYS and wilson(point.fails, point.runs).low >= 0.5

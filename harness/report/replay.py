@@ -52,7 +52,7 @@ MAX_LOG_STATES = 100_000
 
 MAX_TEXT = 60
 SHUTDOWN_WINDOW_US = 1_000_000
-"""Replicas that stop less than this before the run's last moment were stopped by the end of the run."""
+"""Replicas that stop at most this long (µs) before the run's last moment were stopped by the end of the run."""
 MAX_VIOLATION_TEXT = 700
 EVER_NS = 10**18
 """Longer than any run; from -EVER_NS to EVER_NS is the whole run."""
@@ -247,8 +247,8 @@ def _fault(fault: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _down_us(fault: Mapping[str, Any], nemesis: Sequence[Mapping[str, Any]]) -> int | None:
-    """When the hosts of a fault went down; None if they did not, or if that is unknown. A power cut first counts for a
-    while what a replica has not synced, and the replica still answers: the time is that of the cut itself."""
+    """When the hosts of a fault went down (µs); None if they did not, or if that is unknown. For a power cut it is the
+    time of the cut itself: before it unsynced data is counted for a while, and the replica still answers."""
     if fault.get("nemesis") == "kill":
         return int(fault["start_ns"]) // 1000
     for event in nemesis if fault.get("nemesis") == "power" else ():

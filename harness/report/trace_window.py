@@ -107,7 +107,7 @@ class Window:
     logs: list[LogState] = field(default_factory=list)
     """Changes of the replicas' logs within the window, preceded by each replica's last change before it."""
     stopped_ns: int | None = None
-    """When the trace reached its bound, if before the window's end; later events were not kept."""
+    """When the trace reached its bound, if by the window's end; later events were not kept."""
     left_out: Counter[str] = field(default_factory=Counter)
     """How many messages of each kind (named as in RANKS) were left out of `messages`."""
 
