@@ -1,6 +1,6 @@
-"""What only some clusters can do, by name. A class of clusters has one of these by having its members.
+"""Optional abilities of clusters, as protocols. A cluster class has an ability if it has the protocol's members.
 
-What every cluster must be is `harness.clusters.base.Cluster`; which faults it can carry out it says by `missing`.
+What every cluster must provide is `harness.clusters.base.Cluster`; its `missing` reports the faults it cannot inject.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 
 @runtime_checkable
 class OwnWorld(Protocol):
-    """A class of clusters that bring their own event loop, and with it their own time, as simulation does."""
+    """A cluster class that brings its own event loop, and with it its own time, as the simulator does."""
 
     @staticmethod
     def run_harness(main: Coroutine[Any, Any, Any], *, seed: int) -> Any:
@@ -48,53 +48,53 @@ class Traced(Protocol):
     """A cluster whose network can be traced message by message (`--trace`)."""
 
     def trace_to(self, path: str, zero_s: Callable[[], float | None]) -> None:
-        """Write the trace to a file until the cluster stops; `zero_s` gives the event loop's time (s) at which the
-        load began, None before that. Raises OSError."""
+        """Write the trace to a file until the cluster stops; `zero_s` returns the event loop's time (s) at which the
+        load began, or None before that. Raises OSError."""
         ...
 
 
 @runtime_checkable
 class NamesLinkMechanism(Protocol):
-    """A class of clusters that can tell without their hosts what slows and breaks their links."""
+    """A cluster class that can name the mechanism of its link faults before any host exists."""
 
     @staticmethod
     def link_mechanism() -> str:
-        """What shapes links on this machine, in a few words."""
+        """The mechanism that shapes links on this machine, in a few words."""
         ...
 
 
 @runtime_checkable
 class NamesMechanisms(Protocol):
-    """A class of clusters that can tell by what it carries out faults."""
+    """A cluster class that can name the mechanisms by which it injects faults."""
 
     @classmethod
     def mechanism_of(cls, interface: str, ability: str) -> str:
-        """What an ability of a fault interface (nemesis.target.ABILITIES) is had by, in a few words."""
+        """The mechanism behind an ability of a fault interface (nemesis.target.ABILITIES), in a few words."""
         ...
 
 
 @runtime_checkable
 class NamesHosts(Protocol):
-    """A cluster whose hosts know each other by names as well."""
+    """A cluster whose hosts may also know each other by name."""
 
     def names_of(self, host: str) -> Sequence[str]:
-        """The names by which programs on the other hosts find a host, as each of them is to reach it; none where there
-        are none. Known from `start` on."""
+        """The names by which programs on the other hosts look up a host, each at the address it should use; empty if
+        there are none. Known from `start` on."""
         ...
 
 
 @runtime_checkable
 class NotesItsLinks(Protocol):
-    """A cluster that may know, before the load, what will keep faults of links from being proven."""
+    """A cluster that may know, before the load starts, what will keep link faults from being proven."""
 
     def notes_on_links(self) -> Sequence[str]:
-        """A line for each thing that a user can mend. Known once the system has started."""
+        """A line for each problem that a user can fix. Known once the system has started."""
         ...
 
 
 @runtime_checkable
 class TakesOptions(Protocol):
-    """A class of clusters that take options beside the number of nodes."""
+    """A cluster class that takes options besides the number of nodes."""
 
     options: Sequence[str]
     """Their names, as on the command line and in the constructor."""
@@ -102,24 +102,24 @@ class TakesOptions(Protocol):
 
 @runtime_checkable
 class LiveLogs(Protocol):
-    """A cluster, or a class of them, that says whether what programs log is on this machine while they run."""
+    """A cluster or cluster class that declares whether programs' logs are on this machine while the programs run."""
 
     logs_are_live: bool
 
 
 @runtime_checkable
 class JudgesOptions(Protocol):
-    """A class of clusters that can tell from its options alone whether such a cluster can be had."""
+    """A cluster class that can tell from its options alone whether such a cluster is available."""
 
     @classmethod
     def require(cls, **options: Any) -> None:
-        """Raises ClusterUnavailable where it cannot."""
+        """Raises ClusterUnavailable if it is not."""
         ...
 
 
 @runtime_checkable
 class Configured(Protocol):
-    """A class of clusters whose options decide about what they can do."""
+    """A cluster class whose options determine its abilities."""
 
     @classmethod
     def configured(cls, *, extra_hosts: Sequence[str] = (), **options: Any) -> Any:
@@ -129,7 +129,7 @@ class Configured(Protocol):
 
 @runtime_checkable
 class BendsClocks(Protocol):
-    """A cluster whose hosts' clocks can be made wrong."""
+    """A cluster whose hosts' clocks can be skewed."""
 
     clocks: Clocks | None
 
@@ -143,37 +143,37 @@ class DamagesDisks(Protocol):
 
 @runtime_checkable
 class LimitsResources(Protocol):
-    """A cluster that limits what replicas may use of their hosts."""
+    """A cluster that can limit the host resources that replicas use."""
 
     @property
     def resources(self) -> Resources | None:
-        """None unless the run was prepared for them."""
+        """None unless the run was prepared for resource limits."""
         ...
 
 
 @runtime_checkable
 class KeepsAccount(Protocol):
-    """A cluster that may keep an account of what its hosts' programs have not synced."""
+    """A cluster that may keep an account of what its hosts' programs have written and not synced."""
 
     async def begin_account(self, host: str) -> None:
-        """The data directory of a host was emptied, by nobody whose calls are seen: what was not synced before is none
-        of its data any more. Its programs must be down. Raises ShellError."""
+        """Start the account of a host afresh, because its data directory was emptied by something whose calls are not
+        traced. Its programs must be down. Raises ShellError."""
         ...
 
 
 @runtime_checkable
 class ServesNames(Protocol):
-    """A cluster whose hosts' programs find one another by a name service that can be disturbed."""
+    """A cluster whose hosts' programs find one another through a name service that can be disturbed."""
 
     @property
     def names(self) -> Names | None:
-        """None unless the run was prepared for it."""
+        """None unless the run was prepared for name faults."""
         ...
 
 
 class SendQueue(NamedTuple):
-    """A socket of a program, as the kernel of its host has it: where it is connected to, and what its peer has not
-    acknowledged yet, sent or not."""
+    """A program's socket as its host's kernel reports it: the peer it is connected to, and how many bytes the peer has
+    not acknowledged yet, whether they were sent or not."""
 
     peer_address: str
     peer_port: int
@@ -182,25 +182,25 @@ class SendQueue(NamedTuple):
 
 @runtime_checkable
 class SeesStrays(Protocol):
-    """A cluster that finds processes of its hosts which the programs' own agents have lost sight of."""
+    """A cluster that finds stray processes: those that can no longer be traced to the program that started them."""
 
     async def strays(self, host: str) -> Sequence[ProcessMember]:
-        """Those of a host that have not ended, and are none of its programs' as far as anybody else can tell."""
+        """The strays of a host that have not ended."""
         ...
 
     async def adopt_strays(self, host: str) -> None:
-        """Let those count as its programs' that are younger than these: they are killed, stopped and continued with
-        them. Raises ShellError."""
+        """Count the strays that are younger than the host's programs as theirs, so that they are killed, stopped and
+        continued together. Raises ShellError."""
         ...
 
 
 @runtime_checkable
 class SeesSendQueues(Protocol):
-    """A cluster that sees what the programs on its hosts have sent and nobody has taken."""
+    """A cluster that sees the send queues of the programs on its hosts."""
 
     async def send_queues(self, host: str, peer_ports: Collection[int]) -> Sequence[SendQueue]:
-        """The sockets of the programs of a host that are connected to clients of the harness which have these ports;
-        those that its programs have closed and the kernel has not are left out. Raises ShellError."""
+        """The sockets of a host's programs that are connected to clients of the harness on these ports, except those
+        that a program has closed and the kernel has not. Raises ShellError."""
         ...
 
 

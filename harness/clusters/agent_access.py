@@ -1,4 +1,4 @@
-"""The way into hosts by their agents, as mechanisms ask for it (nemesis.mechanisms.hosts.HostAccess), and files."""
+"""Access to hosts through their agents: `HostAccess` for mechanisms (nemesis.mechanisms.hosts), and file transfer."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from nemesis.mechanisms.shell import ShellError
 __all__ = ["MAX_FILE_BYTES", "AgentAccess", "fetch_directory", "get_file", "put_file"]
 
 MAX_FILE_BYTES = 128 << 20
-"""Of a file that is read whole: the harness keeps it in memory."""
+"""Largest file that is read whole: the harness holds it in memory."""
 
 _PIECE_BYTES = 512 * 1024
-"""Content of one message; a third more in base64, which must fit host_agent.MAX_LINE_BYTES."""
+"""File content per message; base64 adds a third, and the result must fit host_agent.MAX_LINE_BYTES."""
 
 _PACK_TIMEOUT_S = 300.0
-"""For a host to pack its directory: some gigabytes of log on a slow disk."""
+"""Time for a host to pack its directory: some gigabytes of logs on a slow disk."""
 
 _PIECE_TIMEOUT_S = 60.0
 
 
 class AgentAccess:
-    """Commands, small files and clocks of hosts, through their agents and with their rights.
+    """Commands, small files and clocks of hosts, through their agents and with the agents' privileges.
 
     `agent` gives the link to a host's agent. Every method raises ShellError when
     the host cannot be asked.
@@ -50,7 +50,7 @@ class AgentAccess:
         return await self._agent(host).run(argv, stdin=stdin, timeout_s=timeout_s, environment=environment)
 
     async def overwrite(self, host: str, path: str, data: bytes) -> None:
-        """Write over the beginning of a file, which keeps its length and whoever has it mapped."""
+        """Overwrite the beginning of a file in place: its length and its memory mappings stay."""
         arguments = {"path": path, "data": base64.b64encode(data).decode(), "offset": 0, "keep": True}
         await self._agent(host).request("write", arguments)
 
@@ -60,12 +60,12 @@ class AgentAccess:
         return base64.b64decode(answer["data"])
 
     async def now(self, host: str) -> tuple[int, int]:
-        """The host's true wall and monotonic clocks, in nanoseconds; the agent itself is never under the shim."""
+        """The host's true wall and monotonic clocks, in nanoseconds; the agent itself never runs under the shim."""
         answer = await self._agent(host).request("hello")
         return int(answer["wall_ns"]), int(answer["monotonic_ns"])
 
     def python(self, host: str) -> str:
-        """A Python 3 there."""
+        """The path of a Python 3 on the host."""
         return self._agent(host).python
 
 
@@ -80,7 +80,7 @@ async def put_file(link: AgentLink, path: str, content: bytes, *, mode: int = 0o
 
 
 async def get_file(link: AgentLink, path: str) -> bytes:
-    """Read a file of a host as root. Raises ShellError, also for one of more than MAX_FILE_BYTES."""
+    """Read a file of a host as root. Raises ShellError, also if it is larger than MAX_FILE_BYTES."""
     content = bytearray()
     while True:
         arguments = {"path": path, "offset": len(content), "size_bytes": _PIECE_BYTES}
@@ -94,9 +94,9 @@ async def get_file(link: AgentLink, path: str) -> bytes:
 
 
 async def fetch_directory(link: AgentLink, path: str, local_path: str) -> None:
-    """Copy the files of a host's directory into `local_path`, in place of those that are there under the same names.
+    """Copy the files of a host's directory into `local_path`, replacing files of the same names.
 
-    A directory that is not there is as good as an empty one. Raises ShellError, OSError.
+    A missing directory counts as an empty one. Raises ShellError, OSError.
     """
     packed = await link.request("pack", {"path": path}, timeout_s=_PACK_TIMEOUT_S)
     os.makedirs(local_path, exist_ok=True)
@@ -119,7 +119,7 @@ async def fetch_directory(link: AgentLink, path: str, local_path: str) -> None:
 
 
 def _unpack(archive_path: str, local_path: str) -> None:
-    """Regular files and directories only, all below `local_path`: a host is not trusted with anything else."""
+    """Unpack regular files and directories only, all below `local_path`: a host is trusted with nothing else."""
     with tarfile.open(archive_path, "r:gz") as archive:
         for member in archive:
             name = os.path.normpath(member.name)

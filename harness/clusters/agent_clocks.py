@@ -1,7 +1,7 @@
-"""The real clocks of machines that have one of their own, beside the shim for what a real clock cannot be.
+"""Clock faults on machines with a clock of their own: the real wall clock is set, the shim does the rest.
 
-Wall clocks are really set, by a helper on each machine (see clock_helper); monotonic clocks, which no kernel lets
-anybody set, are still the shim's. What sets a machine's clock right is written down on it before the first setting.
+A helper on each machine sets its wall clock (see clock_helper). Monotonic clocks, which no kernel lets anybody set, are
+still skewed by the shim. A command that corrects a machine's clock is stored on it before the clock is first set.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class AgentClocks:
         self._links = dict(links)
         self._shim = shim
         self._baseline_ms: dict[str, float] = {}
-        """By how much each machine's clock differs from the harness's by nature."""
+        """How far each machine's clock differs from the harness's without any fault."""
         self._hosts: dict[str, tuple[str, ...]] = {}
-        """Fault -> the hosts whose real clocks it bends."""
+        """Fault -> the hosts whose real clocks it skews."""
 
     @classmethod
     async def prepared(cls, links: Mapping[str, AgentLink], *, shim: Clocks) -> AgentClocks:
-        """Start a helper on every host of `links`; the shim has the clocks of the others. No clock is touched yet.
+        """Start a helper on every host of `links`; the shim skews the clocks of the others. No clock is touched yet.
 
-        Raises ClusterUnavailable when two hosts, or a host and this machine, have one clock between them; ShellError.
+        Raises ClusterUnavailable when two hosts, or a host and this machine, share a clock; ShellError.
         """
         await _require_clocks_of_their_own(links)
         helpers = {host: AgentHelper(link, module="harness.clusters.clock_helper") for host, link in links.items()}
@@ -64,23 +64,23 @@ class AgentClocks:
         return made
 
     def mechanism(self, host: str) -> str:
-        """What moves the clock of the host's replica."""
+        """What skews the clock of the host's replica."""
         return "the machine's own clock" if host in self._helpers else self._shim.mechanism(host)
 
     async def reaches(self, host: str, pid: int | None, *, monotonic: bool = False) -> str | None:
-        """None of the wall clock on machines whose own clock is set: whatever runs there reads it."""
+        """None for the wall clock of a machine whose own clock is set: every process there reads it."""
         if host in self._helpers and not monotonic:
             return None
         return await self._shim.reaches(host, pid, monotonic=monotonic)
 
     async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
-        """What replicas have read of a clock that the shim skews; who reads a machine's clock is not counted."""
+        """How often replicas have read a clock that the shim skews; reads of a machine's own clock are not counted."""
         return {**dict.fromkeys(self._hosts.get(fault_id, ()), FaultMet(None, None)), **await self._shim.met(fault_id)}
 
     async def read(
         self, host: str, *, pauses_s: Sequence[float] = (), apart_ms: float = 0.0, timeout_s: float
     ) -> Sequence[ClockReading]:
-        """The machine's own wall clock against the harness's, and the monotonic clock as the shim has it."""
+        """The machine's own wall clock against the harness's, and the monotonic clock as seen under the shim."""
         if host not in self._helpers:
             return await self._shim.read(host, pauses_s=pauses_s, apart_ms=apart_ms, timeout_s=timeout_s)
         readings: list[ClockReading] = []
@@ -123,21 +123,21 @@ class AgentClocks:
         await all_of([bend(host, skew) for host, skew in real.items()])
 
     async def release(self, fault_id: str) -> None:
-        """Undo one fault. Idempotent. Raises ShellError when a clock is not right afterwards."""
+        """Undo one fault. Idempotent. Raises ShellError when a clock is still wrong afterwards."""
         await self._shim.release(fault_id)
         hosts = self._hosts.get(fault_id, ())
         await all_of([self._helpers[host].request("release", fault=fault_id) for host in hosts])
         self._hosts.pop(fault_id, None)
 
     async def release_all(self) -> None:
-        """Undo every skew; every clock is set right, whatever is thought of it. Idempotent. Raises ShellError."""
+        """Undo every skew and correct every clock, even if no skew is known. Idempotent. Raises ShellError."""
         await self._shim.release_all()
         await all_of([helper.request("release_all") for helper in self._helpers.values()])
         self._hosts.clear()
 
 
 async def _require_clocks_of_their_own(links: Mapping[str, AgentLink]) -> None:
-    """Machines are distinguished by the boots that they are in: namespaces and containers share this machine's."""
+    """Tell machines apart by their boot ids: namespaces and containers share that of this machine."""
     hosts = list(links)
     boots = await asyncio.gather(*(_boot_id(links[host]) for host in hosts))
     seen = {await begin_in_thread(_own_boot_id): "this machine"}

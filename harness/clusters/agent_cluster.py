@@ -1,7 +1,7 @@
-"""What every cluster has in common whose hosts are real: everything but how a host is made and reached.
+"""The base of every cluster with real hosts: everything except how hosts are created and reached.
 
-Each host is reached through an agent that runs on it. A subclass makes its hosts, says how a connection to an agent is
-made, and removes them; programs, files, cuts, faults and probes are done here through the agents (see host_agent,
+Each host is reached through an agent that runs on it. A subclass creates its hosts, connects to their agents and
+removes the hosts; programs, files, cuts, faults and probes are handled here through the agents (see host_agent,
 agent_link, agent_shim, agent_links).
 """
 
@@ -47,13 +47,13 @@ logger = logging.getLogger(__name__)
 
 
 _STRAY_LOOKS_S = 0.1
-"""Between two looks for processes that were left behind: what is just ending is gone at the second."""
+"""Pause between two looks for processes that were left behind: one that is just ending is gone at the second."""
 
 
 class ClusterArguments(TypedDict):
-    """What every cluster is made from: the number of replicas, the run that owns everything, the directory that the
-    hosts' files are in on the harness's side, the ports that hosts will be reached on, the hosts that the system
-    needs beside its replicas', and the mechanism that programs are to meet faults by (nemesis.mechanisms.reach)."""
+    """The constructor arguments of every cluster: the number of replicas, the run that owns everything, the directory
+    of the hosts' files on the harness's side, the ports that hosts will be reached on, the hosts that the system needs
+    besides its replicas', and the mechanism that applies faults to programs (nemesis.mechanisms.reach)."""
 
     node_count: int
     run: RunState
@@ -66,17 +66,17 @@ class ClusterArguments(TypedDict):
 class AgentCluster(ABC):
     """Hosts with agents, for one run. See harness.clusters.base.Cluster.
 
-    Replicas' hosts are n1..nN; `extra_hosts` are what the system needs beside them. What the hosts have written is in
-    `work_dir/<host>` once the cluster was stopped. The clients are the harness itself, wherever it is in the network.
+    Replicas' hosts are n1..nN; `extra_hosts` are the others that the system needs. The files of a host are in
+    `work_dir/<host>` once the cluster has stopped. The clients are the harness itself, wherever it is in the network.
     """
 
     name: str
     file_systems_missing: str | None = None
     """Why such hosts cannot have a file system of the run's own; None when they can, as far as is known."""
     names_missing: str | None = None
-    """Why the programs of such hosts cannot be shown names of the run's own; None when they can, as far as is known."""
+    """Why programs on such hosts cannot be given names of the run's own; None when they can, as far as is known."""
     max_hosts: int
-    """Replicas that such a cluster has at most."""
+    """The largest number of replicas in such a cluster."""
     options: Sequence[str] = (MECHANISM_OPTION,)
 
     def __init__(self, **given: Unpack[ClusterArguments]) -> None:
@@ -93,21 +93,21 @@ class AgentCluster(ABC):
         self._processes = self._new_processes()
         self._network: Network | None = None
         self._capabilities: frozenset[tuple[str, str]] = frozenset()
-        """Interface and ability of everything that the run will use."""
+        """The (interface, ability) pairs that the run will use."""
         self._shim: AgentShim | None = None
-        """What bends clocks and disks."""
+        """Injects clock and disk faults."""
         self._file_system_disks: FileSystemDisks | None = None
-        """Disks with faults of a whole file system, where hosts have one each; they pass the others on to the shim."""
+        """Faults of whole file systems, if each host has its own; other disk faults are passed on to the shim."""
         self._real_clocks: Clocks | None = None
-        """Clocks that are really set, where hosts have one each; they pass the rest on to the shim."""
+        """Skews of hosts' own clocks, if any host has one; other skews are passed on to the shim."""
         self._link_faults: Links | None = None
         self._name_service: HostNames | None = None
 
-    # What a subclass brings
+    # What a subclass implements
 
     @abstractmethod
     async def _make_hosts(self) -> None:
-        """Bring up hosts and agents, claimed before they are made. Raises ClusterUnavailable or OperatorError."""
+        """Bring up hosts and agents; claim them before creating them. Raises ClusterUnavailable or OperatorError."""
 
     @abstractmethod
     async def _remove_hosts(self) -> list[Exception]:
@@ -119,15 +119,15 @@ class AgentCluster(ABC):
 
     @abstractmethod
     async def _check_machines(self) -> None:
-        """Hear from every agent; see that its machine has what a run needs. Raises ClusterUnavailable, ShellError."""
+        """Check that agents answer and machines have what a run needs. Raises ClusterUnavailable, ShellError."""
 
     @abstractmethod
     async def _collect(self) -> list[Exception]:
-        """Bring what the hosts have written to where it outlives them; returns what went wrong."""
+        """Copy the hosts' files to where they outlive the hosts; returns what went wrong."""
 
     @abstractmethod
     def data_dir(self, host: str) -> str:
-        """The directory of a host for its data, on that host. Raises KeyError for a host that there is not."""
+        """The data directory of a host, on that host. Raises KeyError for an unknown host."""
 
     @abstractmethod
     def local_path(self, host: str, path: str) -> str:
@@ -139,43 +139,43 @@ class AgentCluster(ABC):
 
     @abstractmethod
     def _file_system_place(self, host: str) -> FileSystemPlace:
-        """Where the image of a host's file system is to be, and its mount point, as the host itself resolves them."""
+        """Where to put the image of a host's file system and its mount point, as the host itself resolves the paths."""
 
     @abstractmethod
     def _shim_place(self, host: str, *, undo_inside: bool) -> ShimPlace:
-        """Where the shim's files are on a host; `undo_inside` the data's directory, a file system of its own."""
+        """Where the shim's files are on a host; `undo_inside` puts the undo directory inside the data directory."""
 
     @abstractmethod
     def _address(self, host: str) -> str:
-        """The IPv4 address of a host among the hosts."""
+        """The IPv4 address by which the other hosts know a host."""
 
     async def _ipv6_of_others(self) -> Mapping[str, str]:
-        """By machine the nft match of what comes to it over IPv6 from the others; none where nothing can. Raises
+        """Machine -> nft match of IPv6 packets that it receives from the others; no entry if there can be none. Raises
         ShellError."""
         return {}
 
     async def _further_of_others(self) -> Mapping[str, Collection[str]]:
-        """By machine the IPv4 addresses of the others other than those of `_address`. Raises ShellError."""
+        """Machine -> further IPv4 addresses of the others, besides those of `_address`. Raises ShellError."""
         return {}
 
     async def _addresses_gained(self) -> Mapping[str, Collection[str]]:
-        """By machine the addresses that it has got since its network was prepared. Raises ShellError."""
+        """Machine -> addresses that it has acquired since its network was prepared. Raises ShellError."""
         return {}
 
     def _machine(self, host: str) -> str:
-        """The machine that a host is on: itself, but for hosts that share one."""
+        """The machine that a host is on: the host itself, unless several hosts share a machine."""
         return host
 
     @abstractmethod
     def _named_host(self, host: str) -> NamedHost:
-        """Where the name service of a host listens, and what it tells when nothing is wrong."""
+        """Where the name service of a host listens, and what it answers when no fault is in force."""
 
     def _helpers_path(self) -> str | None:
-        """Where a Python on the hosts finds the harness's modules; None where they have to be brought."""
+        """Where a Python on the hosts finds the harness's modules; None if they have to be copied there."""
         return None
 
     def _may_set_clock(self, host: str) -> bool:
-        """Whether a host is a machine with a clock of its own that is there to be bent."""
+        """Whether a host is a machine with a clock of its own that the run may skew."""
         return False
 
     def _new_processes(self) -> AgentProcesses:
@@ -188,8 +188,8 @@ class AgentCluster(ABC):
 
     @classmethod
     def missing(cls, interface: str, ability: str) -> str | None:
-        """Why this cluster cannot have an ability (see nemesis.target.ABILITIES) here; None when it can, as far as can
-        be known without its hosts: what one of them lacks is named when the cluster is started."""
+        """Why this cluster cannot have an ability (see nemesis.target.ABILITIES) here; None when it can, as far as is
+        known without its hosts: what a host lacks is reported when the cluster is started."""
         if interface == "disks" and ability in FILE_SYSTEM_KINDS:
             return cls.file_systems_missing
         if interface == "resources":
@@ -200,12 +200,12 @@ class AgentCluster(ABC):
 
     @staticmethod
     def link_mechanism() -> str:
-        """What shapes links on such hosts, for `harness doctor`."""
+        """The mechanism that shapes links on such hosts, for `harness doctor`."""
         return f"{NETEM} where every host's kernel has it, else {RELAY}"
 
     @classmethod
     def mechanism_of(cls, interface: str, ability: str) -> str:
-        """What carries out an ability here, in a few words."""
+        """The mechanism behind an ability here, in a few words."""
         if interface == "disks" and ability in FILE_SYSTEM_KINDS:
             return "a file system of the host's own"
         names = {
@@ -240,7 +240,7 @@ class AgentCluster(ABC):
 
     @property
     def _tracks_writes(self) -> bool:
-        """Whether the shim is to keep an account of what is written and not synced."""
+        """Whether the shim must keep an account of what is written and not synced."""
         return not self._capabilities.isdisjoint({("disks", "power"), ("disks", "crash")})
 
     @property
@@ -250,14 +250,14 @@ class AgentCluster(ABC):
 
     @property
     def names(self) -> Names | None:
-        """By what the hosts' programs find the other hosts; None unless `prepare` was asked for it."""
+        """The name service of the hosts' programs; None unless `prepare` was asked for it."""
         return self._name_service
 
     def names_of(self, host: str) -> Sequence[str]:
-        """Its own name, where the programs of the other hosts can look it up."""
+        """The host's own name if programs on the other hosts can look it up."""
         return () if self._name_service is None else (host,)
 
-    # Life
+    # Life cycle
 
     @property
     def hosts(self) -> Sequence[str]:
@@ -266,7 +266,7 @@ class AgentCluster(ABC):
 
     @property
     def extra_hosts(self) -> Sequence[str]:
-        """The hosts that the system has beside its replicas'."""
+        """The hosts that the system has besides its replicas'."""
         return self._extra_hosts
 
     @property
@@ -287,13 +287,13 @@ class AgentCluster(ABC):
 
     @property
     def _machines(self) -> list[str]:
-        """Every machine with an agent once, the replicas' first."""
+        """Every machine with an agent, once; the replicas' come first."""
         return list(dict.fromkeys(self._machine(host) for host in self._all_hosts))
 
     async def start(self) -> None:
-        """Bring up the hosts, see that they have what faults need, and put the rules in place.
+        """Bring up the hosts, check that they have what faults need, and install the nftables rules.
 
-        Raises ClusterUnavailable; what was made by then is removed.
+        Raises ClusterUnavailable, after removing what was created by then.
         """
         try:
             await self._make_hosts()
@@ -332,14 +332,14 @@ class AgentCluster(ABC):
         self._network = network
 
     async def _undo_at_clean(self, key: str, argv: Sequence[str], stdin: str) -> None:
-        """Have a command run on every machine when it is cleaned, with or without the harness."""
+        """Register a command that every machine runs when it is cleaned up, with or without the harness."""
         undo = {"key": key, "argv": list(argv), "stdin": stdin}
         await all_of(link.request("undo", undo) for link in self._links.values())
 
     # Faults
 
     async def _prepare_faults(self) -> None:
-        """What the nemeses of this run need on the replicas' hosts. Raises ClusterUnavailable, ShellError."""
+        """Prepare what the nemeses of this run need on the replicas' hosts. Raises ClusterUnavailable, ShellError."""
         agents = {host: self.agent(host) for host in self._hosts}
         access = AgentAccess(self.agent)
         file_systems = await self._make_file_systems(agents)
@@ -373,7 +373,7 @@ class AgentCluster(ABC):
             await self._network.leave_out(made.meter_ports)
 
     async def _make_file_systems(self, agents: Mapping[str, AgentLink]) -> AgentFileSystems | None:
-        """A file system for each host, where the run needs one; None where it needs none."""
+        """Create a file system for each host if the run needs them; None otherwise."""
         if not any(("disks", kind) in self._capabilities for kind in FILE_SYSTEM_KINDS):
             return None
         return await self._create_file_systems(agents, {host: self._file_system_place(host) for host in self._hosts})
@@ -422,16 +422,16 @@ class AgentCluster(ABC):
     # The end
 
     async def stop(self) -> None:
-        """End every program, fetch data and logs, remove rules and hosts. Idempotent; safe after half a start.
+        """End every program, fetch data and logs, remove rules and hosts. Idempotent; safe after a partial start.
 
-        Raises HarnessError when something could not be fetched or removed, after everything was tried; what is
+        Raises HarnessError when something could not be fetched or removed, after everything was tried; what was
         not removed stays in the run's state.
         """
         problems: list[Exception] = []
         clocks, self._real_clocks = self._real_clocks, None
         disks, self._file_system_disks = self._file_system_disks, None
         shim, self._shim = self._shim, None
-        # First, because a replica that waits for its disk does not end in order.
+        # First, because a replica that waits for its disk does not shut down cleanly.
         for held in (clocks, disks, shim):
             try:
                 if held is not None:
@@ -439,7 +439,7 @@ class AgentCluster(ABC):
             except (ShellError, RuntimeError, TimeoutError, OSError) as error:
                 problems.append(error)
         self._link_faults = None  # relays, queues and rules go with the hosts
-        self._name_service = None  # and the services with the agents, what programs were shown with the programs
+        self._name_service = None  # services end with the agents, and programs' private mounts with the programs
         if self._network is not None:
             problems += await self._processes.stop_all()
             problems += await self._end_strays()
@@ -448,7 +448,7 @@ class AgentCluster(ABC):
         links, self._links = self._links, {}
         closed = await asyncio.gather(*(link.close() for link in links.values()), return_exceptions=True)
         problems += [outcome for outcome in closed if isinstance(outcome, Exception)]
-        # First, because it says where the files are that could not be fetched.
+        # First, because it reports where files are that could not be fetched.
         problems = [*await self._remove_hosts(), *problems]
         if problems:
             raise HarnessError("; ".join(str(problem) for problem in problems[:3]))
@@ -475,7 +475,7 @@ class AgentCluster(ABC):
         """See harness.clusters.abilities.SeesStrays."""
         programs = [process.host_pid for process in self._processes.running if process.host == host]
         strays = await self.strays(host) if programs else []
-        if strays:  # which of several programs has started them makes no difference: they are struck together
+        if strays:  # it does not matter which of several programs started them: faults hit all of them together
             members = [[stray.pid, stray.start_ticks] for stray in strays]
             await self.agent(host).request("adopt", {"pid": programs[0], "strays": members})
 
@@ -484,16 +484,16 @@ class AgentCluster(ABC):
         return self._of_host(host, [ProcessMember(*stray) for stray in answer["strays"]])
 
     def _of_host(self, host: str, strays: Sequence[ProcessMember]) -> Sequence[ProcessMember]:
-        """Which of the strays of its machine are a host's."""
+        """The strays of a host, among those of its machine."""
         return strays
 
     async def _end_strays(self) -> list[Exception]:
-        """End what the programs have left behind; returns what does not end."""
+        """End processes that the programs have left behind; returns a problem for each that does not end."""
 
         async def end_on(machine: str, link: AgentLink) -> list[Exception]:
             try:
                 found = await link.request("end_strays")
-            except ShellError as error:  # whoever does not answer is a problem of others
+            except ShellError as error:  # an agent that does not answer is reported elsewhere
                 logger.info("processes that were left behind on %s: %s", machine, error)
                 return []
             for pid, command in found["ended"]:
@@ -509,15 +509,15 @@ class AgentCluster(ABC):
         return [problem for problems in each for problem in problems]
 
     def _note_left(self, machine: str, pid: int) -> None:
-        """Note a process that does not end, for whoever cleans up later."""
+        """Record a process that does not end, for a later cleanup."""
         logger.warning("%s: process %d was left behind and does not end", machine, pid)
 
     async def run(
         self, host: str, argv: Sequence[str], *, stdin: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> tuple[int, str, str]:
-        """Run a short command on a host, as root where the agent is: (status, standard output, standard error).
+        """Run a short command on a host, as root if the agent is: (status, standard output, standard error).
 
-        Status -9: it was killed when its time was up. Raises ShellError when the host cannot be asked.
+        Status -9: it was killed at its timeout. Raises ShellError when the host does not answer.
         """
         return await self.agent(host).run(argv, stdin=stdin or "", timeout_s=timeout_s)
 
@@ -530,32 +530,32 @@ class AgentCluster(ABC):
         return self.agent(host).python
 
     def bind_address(self, host: str) -> str:
-        """The address of a host, the same for everyone in the run. Known from `start` on."""
+        """The address of a host, the same for every host in the run. Known from `start` on."""
         return self._address(host)
 
     def address_from(self, source: str, destination: str, port: int) -> str:
         """The "ip:port" of `port` on `destination`: packets go straight there, whatever `source` is.
 
-        Raises ValueError for a port that was not announced when the cluster was made: what works here must
-        also work on clusters that have to prepare for it.
+        Raises ValueError for a port that was not announced when the cluster was made, because other clusters
+        have to prepare for each port.
         """
         if port not in self._ports:
             raise ValueError(f"port {port} was not announced to the cluster: {sorted(self._ports)}")
         return f"{self._address(destination)}:{port}"
 
     async def put_file(self, host: str, path: str, content: bytes) -> None:
-        """Write a file on a host, creating parent directories; it survives a loss of power. Raises OperatorError."""
+        """Write a file on a host durably (synced), creating parent directories. Raises OperatorError."""
         try:
             await put_file(self.agent(host), path, content)
         except ShellError as error:
             raise OperatorError(f"cannot write a file on {host}: {error}") from None
 
     async def get_file(self, host: str, path: str) -> bytes:
-        """The content of a file on a host. Raises ShellError, also for one of more than MAX_FILE_BYTES."""
+        """The content of a file on a host. Raises ShellError, also if it is larger than MAX_FILE_BYTES."""
         return await get_file(self.agent(host), path)
 
     async def begin_account(self, host: str) -> None:
-        """Whatever a host's programs had not synced is none of its data any more. Raises ShellError."""
+        """Forget what a host's programs have not synced; see abilities.KeepsAccount. Raises ShellError."""
         if self._shim is not None:
             await self._shim.begin_account(host)
 
@@ -563,7 +563,7 @@ class AgentCluster(ABC):
         await asyncio.gather(*(process.kill() for process in self._processes.running if process.host == host))
 
     async def spawn(self, host: str, program: Program) -> AgentProcess:
-        """Start a program on a host; returns once it is started. Raises OperatorError when it cannot be run."""
+        """Start a program on a host; returns once it has started. Raises OperatorError when it cannot be run."""
         link = self.agent(host)
         machine, mounts = self._machine(host), self._mounts(host)
         if self._shim is None:
@@ -581,7 +581,7 @@ class AgentCluster(ABC):
         return process
 
     async def send_queues(self, host: str, peer_ports: Collection[int]) -> Sequence[SendQueue]:
-        """What the programs of a host have sent to clients on these ports and nobody has taken. Raises ShellError."""
+        """See harness.clusters.abilities.SeesSendQueues."""
         pids = [process.host_pid for process in self._processes.running if process.host == host]
         answer = await self.agent(host).request("send_queues", {"pids": pids, "ports": list(peer_ports)})
         return [SendQueue(*each) for each in answer["queues"]]
@@ -595,5 +595,5 @@ class AgentCluster(ABC):
         return [member.pid for member in await self._members_of(host)]
 
     def _mounts(self, host: str) -> Sequence[tuple[str, str]]:
-        """(file, place): what the programs of a host alone see of it in that place."""
+        """(file, place) pairs: the host's programs, and nobody else, see the file in that place."""
         return () if self._name_service is None else self._name_service.mounts(host)

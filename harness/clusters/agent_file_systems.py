@@ -1,8 +1,8 @@
 """A file system of the run's own on each host, for faults of whole file systems.
 
-It is an ext4 image, sparse, on a loop device of its own, mounted on the host's data directory. It takes root's full
-rights, which machines give and containers do not. What thaws and unmounts it is written down on the host before it is
-made, so that cleaning needs nothing that the harness knows.
+It is a sparse ext4 image on a loop device of its own, mounted on the host's data directory. It takes root's full
+privileges, which machines give and containers do not. The commands that thaw and unmount it are stored on the host
+before it is made, so that cleanup does not depend on the harness.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from nemesis.mechanisms.shell import ShellError
 __all__ = ["IMAGE_BYTES", "AgentFileSystems", "FileSystemPlace", "why_no_file_systems"]
 
 IMAGE_BYTES = 2 << 30
-"""Of one host's file system. Images are sparse: they take what is written."""
+"""Size of one host's file system. Images are sparse: they take up only what is written."""
 
 PROGRAMS = {"mkfs.ext4": "e2fsprogs", "mount": "mount", "losetup": "mount", "unshare": "util-linux"}
 
 _BUSY_TIMEOUT_S = 10
-"""For the last user of a file system to be gone, once its programs were ended."""
+"""Time (s) for the last user of a file system to be gone, once its programs were ended."""
 
 _MAKE_TIMEOUT_S = 60.0
 _TMPFS_SLACK_BYTES = 64 << 20
@@ -49,14 +49,14 @@ mount -o loop "$1/trial.img" "$1/mounted"
 umount "$1/mounted"
 """
 
-# What is on a disk that has just been mounted has been written: the shim's account of what was not begins anew, and is
-# itself there for good.
+# Everything on a disk that has just been mounted is durable: the shim's account of unsynced writes starts empty, in a
+# directory that is synced itself.
 _BEGIN_UNDO = f"""
 undo="$2/{UNDO_INSIDE}"
 [ ! -e "$undo" ] || rm -rf "$undo"
 [ -z "$tracks_writes" ] || {{ mkdir -m 1777 "$undo" && sync "$2"; }}
 """
-# $1 image, $2 mount point, $3 bytes, $4 mark, $5 bytes of a file system in memory for the image, if it is to be there.
+# $1 image, $2 mount point, $3 bytes, $4 mark, $5 bytes of a tmpfs to hold the image, empty for none.
 _MAKE = f"""
 set -eC
 [ -z "$5" ] || mount -t tmpfs -o size="$5",mode=700 splitbrain "$(dirname "$1")"
@@ -67,8 +67,8 @@ printf '%s\\n' "$4" 1<> "$1"
 mount -o loop,noatime "$1" "$2"
 {_BEGIN_UNDO}"""
 # The loop device goes with the last mount; while the image is attached, a mount would find the same broken file system.
-# A program that has mounts of its own has had a copy of this one since it was started: on a machine of several hosts
-# that is another host's program, which runs on.
+# A program with its own mount namespace has held a copy of this mount since it was started: on a machine of several
+# hosts that is another host's program, which keeps running.
 _UNMOUNT = """
 end=$(($(date +%s) + $3))
 while mountpoint -q "$2"; do
@@ -103,7 +103,7 @@ except OSError as error:
 @functools.cache
 def why_no_file_systems() -> str | None:
     """None when hosts on this machine can have file systems of their own; otherwise why not, in one line that names the
-    mend. Found out by making one, in a mount namespace that vanishes with the trial."""
+    fix. Makes one to find out, in a mount namespace that vanishes with the trial."""
     if os.geteuid() != 0:
         return "a file system per host needs root"
     missing = sorted({package for name, package in PROGRAMS.items() if find_program(name) is None})
@@ -124,8 +124,8 @@ def why_no_file_systems() -> str | None:
 @dataclass(frozen=True, slots=True)
 class FileSystemPlace:
     """Where the image of a host's file system is, and its mount point, as the host itself resolves them. `in_memory`:
-    the image's directory is a file system in memory, made for it. `path_here` is how the harness reaches the mount
-    point, where it can."""
+    a tmpfs is mounted on the image's directory to hold it. `path_here` is the harness's own path to the mount point,
+    if it has one."""
 
     image: str
     mount_point: str
@@ -136,8 +136,8 @@ class FileSystemPlace:
 class AgentFileSystems:
     """See harness.faults.file_system_disks.HostFileSystems.
 
-    `end_programs` ends whatever runs on a host. `tracks_writes`: the shim keeps its account of them there. `run_id` and
-    the path of the run's state are marked in the images.
+    `end_programs` ends whatever runs on a host. `tracks_writes`: the shim keeps its account of unsynced writes on these
+    file systems. The images are marked with `run_id` and the path of the run's state.
     """
 
     def __init__(
@@ -162,8 +162,8 @@ class AgentFileSystems:
 
     def _script(self, host: str, script: str, *arguments: str) -> list[str]:
         place = self._places[host]
-        tells = f"tracks_writes={'yes' if self._tracks_writes else ''}\n"
-        return ["sh", "-c", tells + script, "disk", place.image, place.mount_point, *arguments]
+        setting = f"tracks_writes={'yes' if self._tracks_writes else ''}\n"
+        return ["sh", "-c", setting + script, "disk", place.image, place.mount_point, *arguments]
 
     def _operation(self, host: str, operation: str, *arguments: str) -> list[str]:
         return [self._links[host].python, "-I", "-S", "-", operation, self.mount_point(host), *arguments]
@@ -183,17 +183,17 @@ class AgentFileSystems:
         status, _, errors = await link.run(make, timeout_s=_MAKE_TIMEOUT_S)
         if status != 0:
             said = (errors.strip().splitlines() or [f"status {status}"])[-1]
-            mend = "it takes loop devices and the packages e2fsprogs and mount"
+            fix = "it takes loop devices and the packages e2fsprogs and mount"
             if os.strerror(errno.ENOSPC) in said:
-                mend = f"free some space for {self._places[host].image}"
+                fix = f"free some space for {self._places[host].image}"
             raise ClusterUnavailable(
-                f"{host} cannot have a file system of its own ({said}): {mend}; without, name the nemeses and leave "
+                f"{host} cannot have a file system of its own ({said}): {fix}; without, name the nemeses and leave "
                 "freeze, fill, shutdown and crash out"
             )
 
     async def perform(self, host: str, operation: str, *arguments: str) -> None:
-        """An operation of nemesis.mechanisms.file_systems; nothing where none is mounted. Raises ShellError, and where
-        the harness does it itself OSError, TimeoutError."""
+        """Perform an operation of nemesis.mechanisms.file_systems; does nothing if none is mounted. Raises ShellError,
+        or OSError, TimeoutError if the harness reaches the mount point and does it itself."""
         path = self._places[host].path_here
         if path is not None:
             if os.path.ismount(path):
@@ -212,7 +212,7 @@ class AgentFileSystems:
             raise TimeoutError(said) from None
 
     async def mount_again(self, host: str) -> None:
-        """End the host's programs, unmount and mount. Raises RuntimeError when something keeps the file system."""
+        """End the host's programs, unmount and mount. Raises RuntimeError when the file system stays in use."""
         await self._end_programs(host)
         argv = self._script(host, _MOUNT_AGAIN, str(_BUSY_TIMEOUT_S))
         status, _, errors = await self._links[host].run(argv, timeout_s=2.0 * _BUSY_TIMEOUT_S)
@@ -221,5 +221,5 @@ class AgentFileSystems:
 
 
 def _operations() -> str:
-    """The operations as a program for the host's Python: operation, path and more as arguments."""
+    """The operations as a program for the host's Python; its arguments are operation, path and what that takes."""
     return inspect.getsource(file_systems) + _OPERATE

@@ -1,8 +1,8 @@
 """Helper processes on hosts with agents: modules of the harness that run there beside the replicas.
 
-The helpers need nothing but the standard library; hosts that do not have the harness's files are brought them in one
-archive. An agent starts them, so they carry the run's mark and end with it, and passes on what the harness asks of them
-over a Unix socket in the agent's directory. That survives broken connections as every request to an agent does.
+The helpers need only the standard library; hosts that lack the harness's files are sent them in one archive. The agent
+starts the helpers, so they carry the run's mark and end with it, and forwards the harness's requests to them over a
+Unix socket in the agent's directory. Like every request to an agent, these survive broken connections.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ __all__ = ["START_TIMEOUT_S", "AgentHelper", "HelperRefused", "helper_archive"]
 MODULES = tuple(
     f"harness.clusters.{name}" for name in ("clock_helper", "control_server", "link_meter", "link_relay", "name_server")
 )
-"""What the archive holds, beside the packages that these are in."""
+"""The modules in the archive, besides the packages that contain them."""
 
 _ARCHIVE = "helpers.zip"
 START_TIMEOUT_S = 60.0
-"""For a helper that was just started to listen: an emulated machine takes seconds to start a Python."""
+"""Time for a helper that was just started to listen: an emulated machine takes seconds to start a Python."""
 
 _LISTEN_TIMEOUT_S = 5.0
-"""For one that listened before: if it does not now, it has ended."""
+"""The same for one that listened before: if it does not by then, it has ended."""
 
 _REQUEST_TIMEOUT_S = 20.0
 _GRACE_S = 5.0
-"""Beyond the helper's own time: for the way there and back, and one new connection."""
+"""Added to the helper's own timeout, for the round trip and one reconnection."""
 
 
 def helper_archive() -> bytes:
@@ -56,7 +56,7 @@ def helper_archive() -> bytes:
 
 
 class HelperRefused(ShellError):
-    """A helper answered that it cannot do what it was asked; `reply` is its answer."""
+    """A helper rejected a request; `reply` is its answer."""
 
     def __init__(self, host: str, what: list[str], reply: dict[str, Any]) -> None:
         super().__init__(host, what, 1, str(reply.get("error")))
@@ -64,8 +64,8 @@ class HelperRefused(ShellError):
 
 
 class AgentHelper:
-    """One helper on one host, by an agent that was greeted. `import_path` is where an interpreter there finds the
-    modules, when not in the archive that `bring` brings."""
+    """One helper on one host, through an agent that was greeted. `import_path` is where an interpreter there finds the
+    modules, if not in the archive that `bring` sends."""
 
     def __init__(self, link: AgentLink, *, module: str, import_path: str | None = None) -> None:
         self._link = link
@@ -75,15 +75,15 @@ class AgentHelper:
         self._path = os.path.join(link.directory, f"{name}.sock")
         self._log = os.path.join(link.directory, f"{name}.log")
         self.pid: int | None = None
-        """Its process there, once it was started."""
+        """Its process id on the host, once it was started."""
 
     @staticmethod
     async def bring(link: AgentLink) -> None:
-        """Bring the archive of all helpers to a host, before any is started there. Raises ShellError."""
+        """Send the archive of all helpers to a host, before any is started there. Raises ShellError."""
         await put_file(link, os.path.join(link.directory, _ARCHIVE), helper_archive())
 
     async def start(self) -> None:
-        """Start the helper; it listens, or will in a moment. Raises ShellError."""
+        """Start the helper; it may begin to listen only after this returns. Raises ShellError."""
         arguments = {
             "argv": [self._link.python, "-P", "-S", "-m", self._module, self._path],
             "environment": {"PYTHONPATH": self._import_path},
@@ -99,8 +99,8 @@ class AgentHelper:
         listens_within_s: float = _LISTEN_TIMEOUT_S,
         **fields: Any,
     ) -> dict[str, Any]:
-        """Ask for an operation and return the answer; `listens_within_s` is for the helper to listen. Raises
-        HelperRefused when it says no, ShellError when it has ended or does not answer."""
+        """Request an operation and return the answer; the helper must listen within `listens_within_s` seconds. Raises
+        HelperRefused when it rejects the request, ShellError when it has ended or does not answer."""
         arguments = {
             "name": os.path.basename(self._path),
             "line": json.dumps({"id": 0, "op": op, **fields}),

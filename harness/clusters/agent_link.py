@@ -1,11 +1,11 @@
 """The harness's end of an agent: requests, answers and events over a connection that may break.
 
-A link connects when it is first needed and again whenever the connection breaks, with a growing pause. Requests that
-were open are then asked again under their ids; the agent does what it is asked once (see host_agent). So a lost
-connection costs time and nothing else, until a request's own time is up.
+A link connects when it is opened and again whenever the connection breaks, with a growing pause. Pending requests are
+then sent again under the same ids, and the agent performs each of them once (see host_agent). So a lost connection
+costs only time, until a request times out.
 
-Connections are blocking byte streams, because that is what the libraries for Docker and SSH have; each is read by a
-thread of its own, which hands complete lines to the event loop.
+Connections are blocking byte streams, because that is what the libraries for Docker and SSH provide; each is read by a
+thread of its own, which passes complete lines to the event loop.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT_S = 20.0
 MAX_PENDING = 1000
-"""Requests open at a time on one link; the harness has a handful, so more is a mistake of ours."""
+"""Requests pending at a time on one link; the harness has a handful, so more are a bug in the harness."""
 _GRACE_S = 5.0
-"""Beyond a command's own time: for the way there and back, and one new connection."""
+"""Added to a command's own timeout, for the round trip and one reconnection."""
 _MIN_PAUSE_S = 0.1
 _MAX_PAUSE_S = 2.0
 _PING_S = 3.0
-"""Between questions whether the agent is still there: TCP alone does not notice a path that went silent."""
+"""Interval between pings of the agent: TCP alone does not notice a path that went silent."""
 _SILENCE_S = 12.0
-"""After this long without a byte a connection is given up and made anew."""
+"""After this long without a byte, a connection is dropped and made anew."""
 FIRST_WORD_TIMEOUT_S = 90.0
-"""For the first answer through a new connection: an emulated or overloaded machine starts its end in that time."""
+"""Time for the first answer on a new connection: even an emulated or overloaded machine starts its end within this."""
 _UNREACHABLE = 255
 
 Message = dict[str, Any]
@@ -49,20 +49,20 @@ class ByteStream(Protocol):
     """A connection to an agent's relay; every method may block and is called from a thread."""
 
     def receive(self) -> bytes:
-        """Some bytes; none at the end."""
+        """Receive some bytes; empty at the end."""
         ...
 
     def send(self, data: bytes) -> None:
-        """All of `data`. Raises OSError."""
+        """Send all of `data`. Raises OSError."""
         ...
 
     def close(self) -> None:
-        """End it; a `receive` that is under way returns. Idempotent."""
+        """Close the connection; a `receive` that is under way returns. Idempotent."""
         ...
 
 
 class ConnectFailure(Exception):
-    """No connection could be made; the message is one line. Another try may do better unless the host is `gone`."""
+    """No connection could be made; the message is one line. A retry may succeed unless the host is `gone`."""
 
     def __init__(self, message: str, *, gone: bool = False) -> None:
         super().__init__(message)
@@ -70,15 +70,15 @@ class ConnectFailure(Exception):
 
 
 class AgentGone(ShellError):
-    """The agent itself has ended: its host was restarted or taken down, and its programs with it."""
+    """The agent itself has ended, and its programs with it: its host was restarted or taken down."""
 
 
 class AgentLink:
     """Requests to one host's agent.
 
     `connect` makes a connection; it is called in a thread and raises ConnectFailure. `on_event` is called on the
-    loop for each event, and for {"event": "connected"} after each connection that was made, with what has happened in
-    between unknown.
+    loop for each event, and with {"event": "connected"} after each new connection: events may have been missed before
+    it. {"event": "gone"} means that the agent has ended.
     """
 
     def __init__(self, host: str, connect: Callable[[], ByteStream], on_event: Callable[[Message], None]) -> None:
@@ -96,22 +96,22 @@ class AgentLink:
         self._connection_count = 0
         self._heard_s = 0.0
         self.directory = ""
-        """The agent's own directory on the host, as the host resolves it; known once it was greeted."""
+        """The agent's own directory on the host, as the host resolves it; set by `greet`."""
         self.python = ""
-        """The Python interpreter there; known then."""
+        """The Python interpreter there; set by `greet`."""
 
     @property
     def connection_count(self) -> int:
-        """How many connections there were. Events may be lost between two, so a change of this says that some were."""
+        """How many connections were made so far. If this has changed, events may have been lost in between."""
         return self._connection_count
 
     def open(self, session: str) -> None:
-        """Begin to connect. `session` begins every request's id: unique among harnesses that talk to the agent."""
+        """Begin to connect. `session` prefixes every request id and is unique among harnesses that use the agent."""
         self._session = session
         self._connector = asyncio.ensure_future(self._keep_connected())
 
     async def greet(self) -> Message:
-        """Hear what the agent says of itself, at first. Raises ShellError."""
+        """Exchange the first message: learn the agent's directory and interpreter. Raises ShellError."""
         hello = await self.request("hello", timeout_s=FIRST_WORD_TIMEOUT_S)
         self.directory, self.python = str(hello["directory"]), str(hello["interpreter"])
         return hello
@@ -129,10 +129,10 @@ class AgentLink:
     async def request(
         self, op: str, arguments: Mapping[str, Any] | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> Message:
-        """Ask the agent for an operation (see host_agent.Agent) and return its answer.
+        """Request an operation of the agent (see host_agent.Agent) and return its answer.
 
-        Raises AgentGone when the agent has ended; ShellError when it refuses or no answer comes in time (it is then
-        not known whether it was done).
+        Raises AgentGone when the agent has ended; ShellError when it refuses or no answer comes in time (the operation
+        may have been done even so).
         """
         if self._gone:
             raise AgentGone(self.host, [op], _UNREACHABLE, "the agent on this host has ended")
@@ -166,7 +166,7 @@ class AgentLink:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         environment: Mapping[str, str] | None = None,
     ) -> tuple[int, str, str]:
-        """Run a command on the host as root: (status, standard output, standard error). Status -9: its time was up.
+        """Run a command on the host as root: (status, standard output, standard error). Status -9: it timed out.
 
         `environment` is added to the agent's own. Raises ShellError.
         """
@@ -177,11 +177,11 @@ class AgentLink:
         return int(answer["status"]), str(answer["stdout"]), str(answer["stderr"])
 
     async def request_to_its_end(self, op: str, arguments: Mapping[str, Any], *, timeout_s: float) -> Message:
-        """As `request`; a cancelled caller still waits for the answer, so that what was done is known."""
+        """Like `request`, but a cancelled caller still waits for the answer, so that the outcome is known."""
         return await to_its_end(self.request(op, arguments, timeout_s=timeout_s))
 
     async def _send(self, line: bytes) -> None:
-        """Send now if there is a connection; the next connection sends everything that is pending by itself."""
+        """Send now if there is a connection; otherwise the next connection sends everything that is pending."""
         stream = self._stream
         if stream is None:
             return
@@ -219,7 +219,7 @@ class AgentLink:
         self._fail_pending("the agent on this host has ended")
 
     async def _until_silent(self, ended: asyncio.Future[None]) -> None:
-        """Until the connection has ended, or nothing comes through it any more although the agent is asked."""
+        """Ping the agent; return when the connection has ended or nothing arrives on it any more."""
         loop = asyncio.get_running_loop()
         begin_s = self._heard_s = loop.time()
         ping = b'{"id":"ping","op":"hello"}\n'
@@ -232,7 +232,7 @@ class AgentLink:
             await asyncio.wait([pings, ended], timeout=_PING_S, return_when=asyncio.FIRST_COMPLETED)
 
     async def _connected(self) -> ByteStream:
-        """A new connection, closed again if we are cancelled while it is made."""
+        """Make a new connection; it is closed again if we are cancelled meanwhile."""
         making = begin_in_thread(self._connect)
         try:
             return await asyncio.shield(making)

@@ -1,10 +1,9 @@
-"""Bad links between hosts with agents: shaped where packets leave their source, and measured by helpers there.
+"""Link faults between hosts with agents: packets are shaped where they leave their source, and measured by helpers.
 
-What shapes is each host's own netem (see shaped_links), or, when a kernel among them has none or a device's queue is
-somebody else's, a relay of ours on every host. A host turns what it sends to shaped peers aside then, to one end of a
-pair of devices of ours; the relay takes it from the other end and sends it on, late, twice, out of order, at a rate, or
-never (see link_relay). So a link is shaped where its packets begin, one direction at a time, with nothing but nftables
-and packet sockets.
+Each host's own netem shapes them (see shaped_links). If a kernel has no netem, or a device's queue belongs to somebody
+else, a relay of ours does it on every host: the host redirects packets to shaped peers into one end of a veth pair of
+ours; the relay takes them from the other end and sends them on, late, twice, out of order, at a rate, or never (see
+link_relay). So a link is shaped at its source, one direction at a time, with only nftables and packet sockets.
 """
 
 from __future__ import annotations
@@ -40,27 +39,27 @@ __all__ = ["AgentLinks", "AgentRelays", "ClockDifference", "measure_of"]
 logger = logging.getLogger(__name__)
 
 TABLE = "netdev splitbrain"
-"""Family and name of the table of ours that turns packets aside."""
+"""Family and name of our nftables table that redirects packets to the relay."""
 
 _ASIDE, _TAKEN = "sb-aside", "sb-taken"
-"""The two ends of the pair of devices: where packets go in, and where the relay takes them."""
+"""The two ends of the veth pair: packets are redirected to the first, and the relay takes them from the second."""
 
 _REMOVE_TABLE = f"add table {TABLE}\ndelete table {TABLE}\n"
 _REMOVE_DEVICE = f"if ip link show dev {_ASIDE} >/dev/null 2>&1; then ip link delete dev {_ASIDE}; fi"
 
 _MTU = 65535
-"""Of our devices: no packet that any other device takes is too long for them."""
+"""MTU of the veth pair: no packet that fits another device is too long for it."""
 
 Pairs = dict[Pair, LinkShape]
 
 _CLOCK_READINGS = 5
 _GRACE_S = 20.0
-"""For a meter to answer, beyond what it was asked to wait."""
+"""Time for a meter to answer, in addition to the time that it was asked to wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClockDifference:
-    """A host's wall clock less the harness's monotonic one, in nanoseconds, right to half of `round_trip_ns`."""
+    """A host's wall clock minus the harness's monotonic clock, in nanoseconds, within half of `round_trip_ns`."""
 
     difference_ns: int
     round_trip_ns: int
@@ -83,10 +82,10 @@ class AgentLinks(ShapedLinks):
         self._addresses = dict(addresses)
         self._meters = dict(meters)
         self.meter_ports: dict[str, int] = {}
-        """The UDP port of each host on which packets to be measured arrive."""
+        """Host -> the UDP port of its meter, on which probe packets arrive."""
         self._measurements = 0
         self.why_no_netem = why_no_netem
-        """What a host lacks for netem; None when all have it."""
+        """The first host that cannot use netem, and why; None when all can."""
 
     @classmethod
     async def prepared(
@@ -97,10 +96,10 @@ class AgentLinks(ShapedLinks):
         shell: HostShell,
         seed: str,
     ) -> AgentLinks:
-        """Find out what can shape, and make it and the meters ready on every host; nothing is shaped yet.
+        """Find out which mechanism works, and prepare it and the meters on every host; nothing is shaped yet.
 
-        `links` are the agents of the replicas' hosts and `addresses` what these hosts are known by. Raises
-        ClusterUnavailable when a host's kernel can shape in no way, ShellError when one cannot be asked.
+        `links` are the agents of the replicas' hosts and `addresses` the hosts' IPv4 addresses. Raises
+        ClusterUnavailable when a host's kernel supports neither mechanism, ShellError when a host does not answer.
         """
         relays, meters = (
             {host: AgentHelper(link, module=module) for host, link in links.items()}
@@ -147,8 +146,8 @@ class AgentLinks(ShapedLinks):
     async def measure(
         self, links: Collection[Link], *, count: int, size_bytes: int, timeout_s: float
     ) -> Mapping[Link, LinkMeasure]:
-        """Datagrams along each link, stamped where they are sent and by the kernel where they arrive; the difference of
-        the two clocks is known to half a round trip of the agents' connections."""
+        """Send datagrams along each link, stamped by the sender and by the receiver's kernel; the difference between
+        two hosts' clocks is known to within half of the agents' round trips, added up."""
         self._require_known(links)
         self._measurements += 1
         number = self._measurements
@@ -190,12 +189,12 @@ class AgentLinks(ShapedLinks):
         }
 
     async def refused(self, hosts: Collection[str]) -> Mapping[str, int]:
-        """Segments of TCP that each host's kernel has refused for their checksums."""
+        """How many TCP segments each host's kernel has dropped for a wrong checksum."""
         answers = await asyncio.gather(*(self._meters[host].request("refused") for host in hosts))
         return {host: int(answer["segments"]) for host, answer in zip(hosts, answers, strict=True)}
 
     async def _difference(self, host: str) -> ClockDifference:
-        """Of a few readings the one that took least time."""
+        """Take a few readings; returns the one with the shortest round trip."""
         loop = asyncio.get_running_loop()
         readings = []
         for _ in range(_CLOCK_READINGS):
@@ -215,9 +214,9 @@ def measure_of(
     within_ns: int = 0,
     damaged: int = 0,
 ) -> LinkMeasure:
-    """What packets met on a link. `sent_ns` is when each was sent, 0 if not, by the source's clock; `arrivals` are
-    [number, time] in order by the destination's clock, which is ahead of the source's by `ahead_ns`, right to
-    `within_ns`."""
+    """What happened to probe packets on a link. `sent_ns` has the time at which each was sent, by the source's clock,
+    or 0 if it was not; `arrivals` are [number, time] in order of arrival, by the destination's clock, which is ahead of
+    the source's by `ahead_ns`, give or take `within_ns`."""
     first_ns: dict[int, int] = {}
     duplicates = out_of_order = 0
     highest = -1
@@ -235,7 +234,7 @@ def measure_of(
         received=len(first_ns),
         duplicates=duplicates,
         out_of_order=out_of_order,
-        # Nothing arrives before it is sent; only the clocks are known no better than that.
+        # Nothing arrives before it is sent: a negative delay is within the error of the clocks' difference.
         delays_ms=[max(0.0, (at_ns - sent_ns[number]) / 1e6) for number, at_ns in sorted(first_ns.items())],
         seconds=max(0.0, (max(first_ns.values()) - begin_ns) / 1e9) if first_ns else 0.0,
         damaged=damaged,
@@ -246,7 +245,7 @@ def measure_of(
 async def _why_no_netem(link: AgentLink, netem: Netem) -> str | None:
     """Why links that begin on this host cannot be shaped by netem; None when they can.
 
-    What undoes it is written down on the host before anything is tried there.
+    The commands that undo netem are stored on the host before anything is tried there.
     """
     await link.request("undo", {"key": "netem trial", "argv": remove_trial_argv()})
     await link.request("undo", {"key": NETEM, "argv": remove_argv(netem.devices)})
@@ -260,8 +259,8 @@ async def _why_no_netem(link: AgentLink, netem: Netem) -> str | None:
 class AgentRelays:
     """See harness.clusters.shaped_links.LinkShaper.
 
-    `relays` are the helpers, one a host; `addresses` is what hosts are known by, `devices` by which device each host
-    reaches each peer's address. Devices, rules and relays are made by `prepare`, or when they are first needed.
+    `relays` are the helpers, one per host; `addresses` are the hosts' IPv4 addresses; `devices` maps host and peer
+    address to the device that leads there. Veth pairs, rules and relays are made by `prepare`, or on first use.
     """
 
     mechanism = RELAY
@@ -282,13 +281,13 @@ class AgentRelays:
         self._seed = zlib.crc32(seed.encode())
         self._is_prepared = False
         self._lock = asyncio.Lock()
-        # What each host is known to shape; None where that is not known.
+        # What each host is shaping now; None if unknown.
         self._applied: dict[str, Pairs | None] = {host: {} for host in links}
 
     async def prepare(self) -> None:
-        """Make devices and rules and start the relay on every host; nothing is turned aside yet. Idempotent.
+        """Make devices and rules and start the relay on every host; nothing is redirected yet. Idempotent.
 
-        Raises ClusterUnavailable when a host's kernel cannot, ShellError when one cannot be asked.
+        Raises ClusterUnavailable when a host's kernel does not support it, ShellError when a host does not answer.
         """
         async with self._lock:
             if not self._is_prepared:
@@ -323,7 +322,7 @@ class AgentRelays:
             )
 
     async def apply(self, wanted: Mapping[Link, LinkShape]) -> None:
-        """See LinkShaper. Raises ShellError; ClusterUnavailable when it is needed for the first time and cannot be."""
+        """See LinkShaper. Raises ShellError; ClusterUnavailable when relays are first needed and cannot be prepared."""
         if wanted:
             await self.prepare()
         by_host: dict[str, Pairs] = {host: {} for host in self._links}
@@ -337,27 +336,27 @@ class AgentRelays:
         self._applied = dict.fromkeys(self._applied)
 
     async def _apply_on(self, host: str, wanted: Pairs) -> None:
-        """What is no longer turned aside goes first, what is newly turned aside comes last: the relay must know every
-        pair that comes to it."""
+        """Stop redirecting old pairs first and start redirecting new ones last: the relay must know every pair whose
+        packets reach it."""
         before = self._applied[host]
-        self._applied[host] = None  # not known until it is done; the next change repairs it
+        self._applied[host] = None  # unknown until it is done; if this fails, the next change repairs it
         staying = wanted.keys() & before.keys() if before is not None else set[Pair]()
         if before is None or staying != before.keys():
-            await self._turn_aside(host, staying)
+            await self._redirect(host, staying)
         pairs = [[*pair, asdict(shape)] for pair, shape in wanted.items()]
         try:
             await self._relays[host].request("shape", pairs=pairs)
         except ShellError as error:
             if wanted:
                 raise
-            # Nothing comes to the relay any more, so that one which has ended is in nobody's way.
+            # Nothing is redirected to the relay any more, so it does no harm that it has ended.
             logger.warning("healing links of %s: %s", host, error)
             return
         if staying != wanted.keys():
-            await self._turn_aside(host, wanted)
+            await self._redirect(host, wanted)
         self._applied[host] = wanted
 
-    async def _turn_aside(self, host: str, pairs: Collection[Pair]) -> None:
+    async def _redirect(self, host: str, pairs: Collection[Pair]) -> None:
         script = f"flush set {TABLE} pairs\n"
         if pairs:
             elements = ", ".join(f"{source} . {destination}" for source, destination in sorted(pairs))
@@ -369,7 +368,7 @@ class AgentRelays:
 
 
 def _install_script(devices: Collection[str]) -> str:
-    """The nft script that turns packets of the pairs in a set, which is empty at first, aside on every device."""
+    """The nft script that redirects, on every device, packets between the pairs of a set, which is empty at first."""
     script = f"{_REMOVE_TABLE}add table {TABLE}\nadd set {TABLE} pairs {{ type ipv4_addr . ipv4_addr; }}\n"
     for number, device in enumerate(sorted(devices)):
         hook = f'type filter hook egress device "{device}" priority 0; policy accept;'

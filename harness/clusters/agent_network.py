@@ -1,11 +1,11 @@
-"""A network of hosts with addresses of their own: cuts by nftables on the receiving host, and their proof.
+"""A network of hosts with addresses of their own: nftables on the receiving host makes cuts, and probes prove them.
 
-What the hosts' own programs send each other is counted by nftables as well, from the start on.
+From the start, nftables also counts what the hosts' own programs send each other.
 
-To prove a cut, a datagram with a nonce is sent on every link, and looked for at the other end. Each agent holds one UDP
-socket on its host's address. The source's agent is asked to send a fresh nonce to the destination's socket, through the
-same devices and rules as the nodes' own packets; the destination's agent reports every nonce that arrives and from
-where. All links are probed at once.
+To prove a cut, a datagram with a nonce is sent along every link and looked for at the other end. Each agent holds one
+UDP socket on its host's address. The source's agent sends a fresh nonce to the destination's socket, through the same
+devices and rules as the nodes' own packets; the destination's agent reports every nonce that arrives and its source
+address. All links are probed at once.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from nemesis.target import PROBE_ATTEMPTS, Grudge, Link, LinkTraffic, ProbeResul
 __all__ = ["AgentNetwork"]
 
 _REQUEST_TIMEOUT_S = 10.0
-"""For an agent to answer that it has sent. Not part of a probe's own time: that begins when all have been sent."""
+"""Time for an agent to confirm that it has sent. Not part of a probe's own timeout, which starts after sending."""
 
 _MAX_NAMED = 3
-"""Addresses that a line names."""
+"""Addresses listed in one message."""
 
 
 @dataclass(slots=True)
 class _Nonce:
-    """One nonce on its way."""
+    """One nonce in flight."""
 
     link: Link
     sent_s: float
@@ -52,13 +52,13 @@ class _Nonce:
 
 def _uncut(source: str, addresses: Collection[str]) -> str:
     has_got = f"{source} has got {', '.join(sorted(addresses)[:_MAX_NAMED])} since the run began"
-    mend = "run it again, and keep addresses as they are (net.ipv6.conf.all.use_tempaddr=0)"
-    return f"{has_got}, by which nothing is cut: {mend}"
+    fix = "run it again, and keep addresses as they are (net.ipv6.conf.all.use_tempaddr=0)"
+    return f"{has_got}, by which nothing is cut: {fix}"
 
 
 class AgentNetwork:
     """See nemesis.target.Network, CountsTraffic and FindsBypasses. `links` are the agents of the hosts and
-    `addresses` their IPv4 addresses; `gained` tells which others hosts have got since the cuts were prepared."""
+    `addresses` their IPv4 addresses; `gained` returns the addresses that hosts have acquired since the start."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class AgentNetwork:
         self._expected: dict[str, _Nonce] = {}
 
     async def open(self) -> None:
-        """Have every host ready to cut and to count, and every agent make its socket. Raises ShellError."""
+        """Prepare cuts and counters on every host and open every agent's socket. Raises ShellError."""
         await self._cuts.install()
         await self._counters.install()
 
@@ -89,11 +89,11 @@ class AgentNetwork:
         await self.leave_out(self._ports)
 
     async def leave_out(self, ports: Mapping[str, int]) -> None:
-        """Count nothing that is for these UDP ports of hosts: the harness receives there. Raises ShellError."""
+        """Do not count packets to these UDP ports of hosts, where the harness itself receives. Raises ShellError."""
         await self._counters.leave_out(ports)
 
     async def traffic(self, links: Collection[Link]) -> Mapping[Link, LinkTraffic]:
-        """What the hosts' programs sent along each link, and what of it was cut. Raises ShellError."""
+        """What the hosts' programs sent along each link, and how much of it ran into a cut. Raises ShellError."""
         return await self._counters.read(links)
 
     async def bypasses(self, links: Collection[Link]) -> Sequence[str]:
@@ -103,11 +103,11 @@ class AgentNetwork:
         return [*found, *(_uncut(source, gained[source]) for source in sources if gained.get(source))]
 
     async def cut(self, fault_id: str, grudge: Grudge) -> None:
-        """Drop packets as `grudge` says. Raises ValueError for an unknown host, ShellError."""
+        """Drop packets according to `grudge`. Raises ValueError for an unknown host, ShellError."""
         await self._cuts.cut(fault_id, grudge)
 
     async def heal(self, fault_id: str) -> None:
-        """Undo one fault's cut; what others cut stays cut. Idempotent. Raises ShellError."""
+        """Undo one fault's cut; links that other faults cut stay cut. Idempotent. Raises ShellError."""
         await self._cuts.heal(fault_id)
 
     async def heal_all(self) -> None:
@@ -115,7 +115,7 @@ class AgentNetwork:
         await self._cuts.heal_all()
 
     def take_event(self, host: str, event: Mapping[str, Any]) -> None:
-        """Take the news of a datagram. Only the right bytes from the right address at the right host count."""
+        """Handle a datagram event. It counts only if nonce, source address and receiving host all match."""
         nonce = self._expected.get(str(event["nonce"]))
         if nonce is not None and nonce.link.destination == host and self._addresses[nonce.link.source] == event["from"]:
             if not nonce.arrived.is_set():
@@ -123,10 +123,10 @@ class AgentNetwork:
             nonce.arrived.set()
 
     async def probe(self, links: Collection[Link], *, timeout_s: float) -> Sequence[ProbeResult]:
-        """Send a nonce along each link; returns as soon as all have arrived, or `timeout_s` seconds after sending.
+        """Send a nonce along each link, repeatedly; returns once all have arrived, or after `timeout_s` seconds.
 
         One result per link, in the given order. Raises ValueError for a host that is not in the cluster and
-        ShellError when an agent does not answer: silence of a host that cannot be asked proves nothing.
+        ShellError when an agent does not answer: silence from an unreachable host proves nothing.
         """
         unknown = {host for link in links for host in link} - self._ports.keys()
         if unknown:
@@ -165,8 +165,8 @@ class AgentNetwork:
                 nonces[ident].error = str(error)
 
     async def _require_receivers(self, nonces: Collection[_Nonce], connections: Mapping[str, int]) -> None:
-        """The agents that reported nothing must have been there to report: what one has to say comes before its
-        answer, unless the connection broke in between."""
+        """Check that the agents which reported nothing could have reported: an agent's events arrive before its answer
+        to a later request, unless the connection broke in between. Raises ShellError."""
         silent = {nonce.link.destination for nonce in nonces if not nonce.arrived.is_set()}
         await asyncio.gather(*(self._links[host].request("hello", timeout_s=_REQUEST_TIMEOUT_S) for host in silent))
         for host in sorted(silent):

@@ -21,10 +21,10 @@ __all__ = ["AgentProcess", "AgentProcesses"]
 logger = logging.getLogger(__name__)
 
 _LOST_STATUS = -9
-"""Status of a program whose agent has ended: the kernel killed it with the agent."""
+"""Exit status of a program whose agent has ended: the kernel killed the program with it."""
 
 _KILL_TIMEOUT_S = 30.0
-"""For a killed process to be gone; one whose disk is stalled ends only when that is over."""
+"""Time for a killed process to be gone; one whose disk is stalled ends only after the stall."""
 
 _SIGNAL_TIMEOUT_S = 5.0
 _SIGNAL_PAUSE_S = 0.02
@@ -40,12 +40,11 @@ class AgentProcess:
     ) -> None:
         self.host = host
         self.name = name
-        """The program's name."""
         self.host_pid = host_pid
         """Its process id on its host, which is also the id of its process group."""
         self._link = link
         self.log_path = log_path
-        """Where its output is on the harness's side, once it was fetched."""
+        """The path of its output on the harness's side, once it was fetched."""
         self._is_here = is_here
         self._exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._is_terminated = False
@@ -57,7 +56,7 @@ class AgentProcess:
         return self.host_pid if self._is_here else None
 
     def exit_status(self) -> int | None:
-        """None while it runs, as far as is known; otherwise its status, negative for a signal."""
+        """Its exit status, negative for a signal; None as long as its end is not known."""
         return self._exited.result() if self._exited.done() else None
 
     async def wait(self) -> int:
@@ -65,20 +64,20 @@ class AgentProcess:
         return await asyncio.shield(self._exited)
 
     async def signal(self, number: signal.Signals) -> None:
-        """Send a signal to it: to every process of it if that kills, stops or continues, otherwise to its group.
-        Nothing when it has ended. Raises ShellError."""
+        """Send it a signal: SIGKILL, SIGSTOP and SIGCONT go to all its processes, others to its process group and
+        adopted strays (see host_agent). Does nothing when it has ended. Raises ShellError."""
         if not self._exited.done():
             await self._link.request("signal", {"pid": self.host_pid, "number": int(number)})
 
     @property
     def ended_by_harness(self) -> bool:
-        """Whether it ended by a signal of the harness. One that was killed and has another status had ended before."""
+        """Whether a signal of the harness ended it. A status other than -9 after a kill means it had ended before."""
         return self._exited.done() and (
             self._is_terminated or (self._is_killed and self._exited.result() == -signal.SIGKILL)
         )
 
     async def terminate(self, *, grace_s: float = 10.0) -> int:
-        """SIGTERM (and SIGCONT, should it be stopped), then SIGKILL after `grace_s` seconds; returns the status."""
+        """SIGTERM (and SIGCONT, in case it is stopped), then SIGKILL after `grace_s` seconds; returns the status."""
         self._is_terminated |= not self._exited.done()
         await self.signal(signal.SIGTERM)
         await self.signal(signal.SIGCONT)
@@ -89,7 +88,7 @@ class AgentProcess:
             return await self.wait()
 
     async def kill(self) -> None:
-        """SIGKILL and wait until it is gone. Raises ShellError when its host does not answer."""
+        """SIGKILL and wait until it is gone. Raises ShellError when it does not end or its host does not answer."""
         self._is_killed |= not self._exited.done()
         await self.signal(signal.SIGKILL)
         try:
@@ -100,18 +99,18 @@ class AgentProcess:
             ) from None
 
     async def pause(self) -> None:
-        """SIGSTOP to every process of it; returns once it has stopped, or ended. Raises ShellError."""
+        """SIGSTOP all its processes; returns once it has stopped or ended, or after 5 s. Raises ShellError."""
         await self.signal(signal.SIGSTOP)
         await self._while_still(RUNNING)
 
     async def resume(self) -> None:
-        """SIGCONT to every process of it; returns once it runs, or has ended. Raises ShellError."""
+        """SIGCONT all its processes; returns once it runs or has ended, or after 5 s. Raises ShellError."""
         await self.signal(signal.SIGCONT)
         await self._while_still(PAUSED)
 
     async def _while_still(self, state: str) -> None:
-        """A signal takes effect when the process is next scheduled; one that waits for a disk takes longer, and is
-        left to whoever looks at its state."""
+        """Wait until a signal has taken effect, which happens when the process is next scheduled. A process that waits
+        for a disk may take longer than the timeout; callers that care check its state."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + _SIGNAL_TIMEOUT_S
         while await self.state() == state and loop.time() < deadline_s:  # noqa: ASYNC110 - a process elsewhere
@@ -127,12 +126,12 @@ class AgentProcess:
         return DOWN if letter in ("", "Z", "X") else RUNNING
 
     async def members(self) -> list[ProcessMember]:
-        """Its own process and all that it started, as far as they have not ended. Raises ShellError."""
+        """Its own process and all that it started, except those that have ended. Raises ShellError."""
         members = (await self._link.request("members", {"pid": self.host_pid}))["members"]
         return [ProcessMember(*member) for member in members]
 
     def has_ended(self, status: int, tail: str = "") -> None:
-        """Note its end, with its last output, which goes to the log on the harness's side until that is fetched."""
+        """Record its end. Its last output becomes the log on the harness's side until the full log is fetched."""
         if self._exited.done():
             return
         if tail and not os.path.exists(self.log_path):
@@ -144,7 +143,7 @@ class AgentProcess:
 
 
 class AgentProcesses:
-    """The programs of one run by host; takes the agents' events."""
+    """The programs of one run; handles the agents' events."""
 
     def __init__(
         self,
@@ -153,8 +152,8 @@ class AgentProcesses:
         remote_log_path: Callable[[str, str], str],
         are_here: bool = False,
     ) -> None:
-        """`log_path` and `remote_log_path` say where a host's log of a name is: on the harness's side, on the host.
-        `are_here`: the hosts are on the harness's machine."""
+        """`log_path` and `remote_log_path` map a host and a log's name to its path, on the harness's side and on the
+        host. `are_here`: the hosts are on the harness's machine."""
         self._are_here = are_here
         self._log_path = log_path
         self._remote_log_path = remote_log_path
@@ -163,14 +162,14 @@ class AgentProcesses:
 
     @property
     def running(self) -> list[AgentProcess]:
-        """Those that have not ended, oldest first."""
+        """The programs that have not ended, oldest first."""
         return [process for process in self._processes.values() if process.exit_status() is None]
 
     async def spawn(
         self, host: str, machine: str, link: AgentLink, program: Program, *, mounts: Sequence[tuple[str, str]] = ()
     ) -> AgentProcess:
-        """Start a program on a host; returns once it is started. Of `mounts`, (file, place) each, it alone sees the
-        file in that place. Raises OperatorError when it cannot be run."""
+        """Start a program on a host; returns once it has started. For each (file, place) of `mounts`, only this program
+        sees the file in that place. Raises OperatorError when it cannot be run."""
         try:
             answer = await link.request(
                 "spawn",
@@ -193,7 +192,7 @@ class AgentProcesses:
             is_here=self._are_here,
         )
         self._processes[machine, process.host_pid] = process
-        self._in_background(self._compare(machine, link))  # it may have ended before we knew its number
+        self._in_background(self._compare(machine, link))  # it may have ended before we knew its pid
         return process
 
     def take_event(self, machine: str, link: AgentLink, event: Message) -> None:
@@ -209,7 +208,7 @@ class AgentProcesses:
             self._all_lost(machine)
 
     async def stop_all(self, *, grace_s: float = 10.0) -> list[Exception]:
-        """Terminate all that still run, at the same time; returns what went wrong. Idempotent."""
+        """Terminate all running programs at the same time; returns what went wrong. Idempotent."""
         outcomes = await asyncio.gather(
             *(process.terminate(grace_s=grace_s) for process in self.running), return_exceptions=True
         )
@@ -223,7 +222,7 @@ class AgentProcesses:
                 process.has_ended(_LOST_STATUS)
 
     async def _compare(self, machine: str, link: AgentLink) -> None:
-        """Ask which programs have ended while nobody listened."""
+        """Ask the agent which programs have ended, in case their events were missed."""
         try:
             ended = (await link.request("list"))["ended"]
         except ShellError as error:

@@ -1,11 +1,11 @@
-"""What makes programs on hosts meet clock and disk faults: brought there, tried there, and steered from here.
+"""Clock and disk faults for programs on hosts: installs the mechanism there, tries it, and controls it from here.
 
-There are two mechanisms (nemesis.mechanisms.reach): a library that is preloaded, and a launcher that runs the program
-under a supervisor. Which of them a program is started under is decided by its file on its host, or by name.
+There are two mechanisms (nemesis.mechanisms.reach): a preloaded library, and a launcher that runs the program under a
+supervisor. Which of them a program gets depends on its executable on the host, unless `--mechanism` names one.
 
-The library: the harness's machine has or builds it. Where that does not load (another processor, an older C library),
-one that was built in advance for the host's processor is tried, and then the host's own compiler builds it from the
-same sources. In every case a Python there must have felt it before a replica is started.
+The harness's machine has the library or builds it. If that does not load on a host (another processor, an older C
+library), one that was prebuilt for the host's processor is tried, and then the host's own compiler builds it from the
+same sources. In every case a Python on the host must have shown the library's effect before a replica is started.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ from nemesis.target import ProcessMember
 __all__ = ["UNDO_INSIDE", "AgentShim", "LauncherTrial", "agent_shim_missing"]
 
 UNDO_INSIDE = ".splitbrain-undo"
-"""The undo directory's name on a file system of a host's own. Names that begin so are nobody's data."""
+"""Name of the undo directory on a host's own file system. Names that begin like this (.splitbrain-) are not data."""
 
 _BUILD_TIMEOUT_S = 120.0
-"""For a compiler on an emulated machine; anywhere else it takes less than a second."""
+"""Enough for a compiler on an emulated machine; anywhere else it takes less than a second."""
 
 _TRIAL_TIMEOUT_S = 30.0
 _JUDGE_TIMEOUT_S = 10.0
@@ -69,14 +69,14 @@ while time.time() - TRUE > -3000 and time.monotonic() < deadline:
     time.sleep(0.01)
 print(time.time())
 """
-"""Waits for a clock that is put back by an hour (`trial_control`), and prints it."""
+"""Waits for its clock to be set back by an hour (see `trial_control`), and prints it."""
 
 _FOR_ALL = 0o666
-"""Mode of files that programs of any user write: the control file, for its counts."""
+"""Mode of files that programs of any user write to: the control file, for its counters."""
 
 
 def agent_shim_missing() -> str | None:
-    """Why clocks and disks of hosts with agents cannot be had from this machine; None when they can."""
+    """Why this machine cannot inject clock and disk faults on hosts with agents; None when it can."""
     try:
         build_shim()
     except ShimError as error:
@@ -86,8 +86,8 @@ def agent_shim_missing() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class LauncherTrial:
-    """Why the launcher cannot report calls on a host from a program's start, why not from a running one's first disk
-    fault on, and why it can move no clock; None when it can."""
+    """Why the launcher on a host cannot report calls from a program's start, why it cannot attach to a running program
+    at its first disk fault, and why it cannot move clocks; None for what it can do."""
 
     why_no_traps: str | None
     why_not_attached: str | None
@@ -95,8 +95,8 @@ class LauncherTrial:
 
 
 class AgentShim:
-    """The shim's files on all replicas' hosts, and the interfaces that act through it. `places` says where on each host
-    they are; they go with the directories that they are in."""
+    """The shim's files on all replicas' hosts, and the fault interfaces that act through it. `places` has their paths
+    on each host; they are removed with the directories that contain them."""
 
     def __init__(
         self,
@@ -108,24 +108,24 @@ class AgentShim:
         mechanism: str = AUTO,
         strays: Callable[[str], Awaitable[Sequence[ProcessMember]]] | None = None,
     ) -> None:
-        """Nothing is on the hosts before `install`. `capabilities` are what the run will use, `mechanism` one of
-        nemesis.mechanisms.reach.MECHANISMS, `strays` see ShimControls."""
+        """Nothing is on the hosts before `install`. `capabilities` are what the run will use, `mechanism` is one of
+        nemesis.mechanisms.reach.MECHANISMS; for `strays` see ShimControls."""
         self._access = access
         self._links = dict(links)
         self._mechanism = mechanism
         self._needs_clock = ("clocks", "wall") in capabilities
         self._controls = ShimControls(access, places, traps=wanted_traps(capabilities), strays=strays)
         self._judged: dict[tuple[str, ...], str] = {}
-        """(host, command...) -> the kind of its program; "" where its file cannot be read"""
+        """(host, argv...) -> the kind of the executable; "" if it is unknown"""
         self._trials: dict[str, asyncio.Task[LauncherTrial]] = {}
         self.clocks = ShimClocks(self._controls)
         self.disks = ShimDisks(self._controls)
 
     async def install(self, *, have_library: bool = False) -> None:
-        """Put the files on every host and see that a Python there feels them; or, where the hosts `have_library`, one
-        that was tried, the other files.
+        """Put the files on every host and check that the library takes effect in a Python there. If the hosts
+        `have_library`, already tried, install only the remaining files.
 
-        Raises ClusterUnavailable naming what a host lacks, ShellError when one cannot be asked, ShimError.
+        Raises ClusterUnavailable naming what a host lacks, ShellError when a host does not answer, ShimError.
         """
         await all_of(self._install(host, have_library) for host in self._links)
 
@@ -135,7 +135,7 @@ class AgentShim:
             await self._bring_library(host)
             await put_file(link, place.launcher_path, launcher_archive())
         await put_file(link, place.control_path, self._controls.initial_content(host), mode=_FOR_ALL)
-        # A replica may run as another user: what it writes there, and the way to it, must be open to it.
+        # A replica may run as another user, who must be able to write there and to reach it.
         if place.undo_path is not None:
             await link.run(["mkdir", "-p", "-m", "1777", place.undo_path])
 
@@ -174,7 +174,7 @@ class AgentShim:
         return trial_problem(python, output, errors, true_s=wall_ns / 1e9)
 
     async def _put_prebuilt(self, host: str) -> bool:
-        """Put the shim that was built in advance for the host's own processor there; False when there is none."""
+        """Put the prebuilt shim for the host's processor there; False when there is none."""
         link = self._links[host]
         _, machine, _ = await link.run(["uname", "-m"])
         library = prebuilt_shim(machine.strip())
@@ -184,7 +184,7 @@ class AgentShim:
         return True
 
     async def _build_there(self, host: str, problem: str) -> None:
-        """The host's compiler builds it; `problem` is why our build does not do. Raises ClusterUnavailable."""
+        """Build the library with the host's compiler; `problem` is why ours failed. Raises ClusterUnavailable."""
         link, library_path = self._links[host], self._controls.places[host].library_path
         find = " || ".join(f"command -v {shlex.quote(name)}" for name in COMPILERS)
         _, found, _ = await link.run(["sh", "-c", find])
@@ -210,9 +210,9 @@ class AgentShim:
     # Programs
 
     async def prepared(self, host: str, program: Program) -> tuple[Program, StartedProgram | None]:
-        """The program as it is to be started so that it meets the faults of its host, and what to note of it once it
-        is; programs of hosts without replicas are left as they are. Raises OperatorError where the mechanism that was
-        asked for cannot be had, ShellError."""
+        """Adapt a program so that the faults of its host reach it; returns it with the record to complete once it was
+        started (`note_started`). Programs on hosts without replicas are left as they are. Raises OperatorError when the
+        mechanism that was asked for is not available, ShellError."""
         place = self._controls.places.get(host)
         if place is None:
             return program, None
@@ -236,19 +236,19 @@ class AgentShim:
 
     @staticmethod
     def note_started(started: StartedProgram, process: HostProcess | None) -> None:
-        """Say that a program that was `prepared` has been started; None when it could not be."""
+        """Record that a program that was `prepared` has been started; None when it could not be."""
         if process is not None:
             started.pid = process.host_pid
         started.is_running = lambda: process is not None and process.exit_status() is None
 
     async def _choose(self, host: str, program: Program) -> tuple[str, str | None, str | None]:
-        """(mechanism, why its disk faults do not reach the program after all, why those of its clock do not). Raises
+        """(mechanism, why disk faults will not reach the program even so, why clock faults will not). Raises
         OperatorError."""
         if self._mechanism == PRELOAD:
             return PRELOAD, None, None
         kind = await self._kind(host, program) if self._mechanism == AUTO else ""
         is_loaded = not kind or mechanism_for(kind) == PRELOAD
-        # The library keeps an account for one process that writes, the launcher for all of a program.
+        # The library keeps an account of unsynced writes for a single process, the launcher for all of a program.
         follows_all = program.multiprocess and self._controls.places[host].undo_path is not None
         if self._mechanism == AUTO and is_loaded and not follows_all:
             return PRELOAD, None, None
@@ -261,14 +261,14 @@ class AgentShim:
         if not needed or (why_no_traps is not None) + (why_no_clock is not None) < needed:
             return SECCOMP, why_no_traps, why_no_clock
         if self._mechanism == AUTO and is_loaded:
-            return PRELOAD, None, None  # a power cut says by itself that it cannot be vouched for
+            return PRELOAD, None, None  # a power cut reports on its own that it cannot vouch for the loss
         why_not = f"{program.argv[0]} is {kind_in_words(kind)}; {'; '.join(sorted(problems))}"
         return PRELOAD, why_not, why_not
 
     async def _kind(self, host: str, program: Program) -> str:
-        """The kind of a program's file (launcher/programs.py); "" where there is none, which its start will say."""
+        """The kind of a program's executable (launcher/programs.py); "" if there is none: its start will fail."""
         if program.argv[0] == self._access.python(host):
-            return DYNAMIC  # it has felt the library
+            return DYNAMIC  # the library was tried in it
         key = (host, *program.argv)
         if key not in self._judged:
             place = self._controls.places[host]
@@ -286,7 +286,7 @@ class AgentShim:
         """What the launcher can do on a host; tried once."""
         if host not in self._trials:
             trial = self._trials[host] = asyncio.ensure_future(self._try_launcher(host))
-            # A start that is interrupted waits for it no more: what it meets then is nobody's.
+            # After an interrupted start nobody awaits the trial: retrieve its exception so that it is not logged.
             trial.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(self._trials[host])
 
@@ -324,6 +324,6 @@ class AgentShim:
         return LauncherTrial(why_no_traps, why_not_attached, why_no_clock)
 
     async def release_all(self) -> None:
-        """Let everything go: a replica that waits for its disk does not end in order. Raises ShellError."""
+        """Release all faults: a replica that waits for its disk does not shut down cleanly. Raises ShellError."""
         await self.disks.release_all()
         await self.clocks.release_all()

@@ -2,10 +2,10 @@
 
 A cluster gives hosts to the system under test and fault interfaces to the nemesis. It does not know what
 the system is; the system does not know how its hosts are made. Life cycle: `start` creates hosts and network
-(everything it creates is first written to the run's state, so that a killed harness can be cleaned up after),
+(everything is recorded in the run's state before it is created, so that it can be cleaned up after a killed harness),
 `spawn` runs programs, `stop` takes everything down and is idempotent.
 
-Host names: replicas are n1..nN; the system names the hosts that it needs beside them; the clients' host is `clients`.
+Host names: replicas are n1..nN; the system names the other hosts that it needs; the clients' host is `clients`.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _T = TypeVar("_T")
 
 
 class ClusterUnavailable(OperatorError):
-    """This machine cannot host such a cluster. The message is one line that names what mends it."""
+    """This machine cannot host such a cluster. The message is one line that names the fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program to run on a host. `argv` is run as is, in `directory`; output goes to `log_path` on the harness's side.
+    """A program to run on a host. `argv` is run as is, in `directory`; output goes to the host's log `log_name`.
     `multiprocess`: several of its processes write to the disk."""
 
     name: str
@@ -70,12 +70,12 @@ class HostProcess(Protocol):
 
     @property
     def pid(self) -> int | None:
-        """Process id as the harness's machine sees it; None where it is not visible."""
+        """Process id as the harness's machine sees it; None if it is not visible there."""
         ...
 
     @property
     def host_pid(self) -> int | None:
-        """Process id as its own host sees it; None where there are none."""
+        """Process id as its own host sees it; None if its host has no process ids."""
         ...
 
     def exit_status(self) -> int | None:
@@ -91,15 +91,15 @@ class HostProcess(Protocol):
         ...
 
     async def pause(self) -> None:
-        """SIGSTOP to it and to what it started; nothing when it has ended."""
+        """SIGSTOP it and what it started; does nothing when it has ended."""
         ...
 
     async def resume(self) -> None:
-        """SIGCONT to it and to what it started; nothing when it has ended."""
+        """SIGCONT it and what it started; does nothing when it has ended."""
         ...
 
     async def state(self) -> str:
-        """RUNNING, PAUSED or DOWN of nemesis.target, looked at on the process itself."""
+        """RUNNING, PAUSED or DOWN of nemesis.target, observed on the process itself."""
         ...
 
 
@@ -117,38 +117,38 @@ class EndsInParts(Protocol):
 
     @property
     def host_pids(self) -> Sequence[int]:
-        """The process ids, as their own host sees them, of those that have not ended."""
+        """The process ids, as their own host sees them, of the programs that have not ended."""
         ...
 
     @property
     def ended(self) -> Sequence[str]:
-        """The names of those that have ended."""
+        """The names of the programs that have ended."""
         ...
 
     def first_problem(self) -> str | None:
-        """Which of them has ended, and how, in words; None while all run."""
+        """Which program has ended, and how, in words; None while all run."""
         ...
 
 
 @runtime_checkable
 class ListsMembers(Protocol):
-    """A program whose host tells every single process of it."""
+    """A program whose host can list all its processes."""
 
     async def members(self) -> Sequence[ProcessMember]:
-        """Its own process and all that it started, as far as they have not ended. Raises ShellError."""
+        """Its own process and all that it started, except those that have ended. Raises ShellError."""
         ...
 
 
 @runtime_checkable
 class SeesReplicas(Protocol):
-    """A cluster that sees what its replicas do, and judges it itself."""
+    """A cluster that observes what its replicas do and checks it itself."""
 
     def checks(self, *, zero_s: float) -> Mapping[str, CheckOutcome]:
-        """What it found, by check; `zero_s` is the event loop's time at which the history begins."""
+        """The outcome of each check; `zero_s` is the event loop's time (s) at which the history begins."""
         ...
 
     def leading(self) -> Sequence[str] | None:
-        """Hosts whose replica leads at this moment, newest term first; None where none has a role."""
+        """Hosts whose replica leads at this moment, newest term first; None if no replica has a role."""
         ...
 
 
@@ -161,7 +161,7 @@ class RemoteHosts(Protocol):
         ...
 
     async def fetch(self, hosts: Collection[str] | None = None) -> Sequence[Exception]:
-        """Copy what these hosts, or all, have written to the run's directory; returns what went wrong."""
+        """Copy the files of these hosts (None: of all) to the run's directory; returns what went wrong."""
         ...
 
 
@@ -172,7 +172,7 @@ class RunsCommands(Protocol):
     async def run(
         self, host: str, argv: Sequence[str], *, stdin: str | None = None, timeout_s: float = ...
     ) -> tuple[int, str, str]:
-        """(status, standard output, standard error); status -9 when its time was up. Raises ShellError."""
+        """(status, standard output, standard error); status -9 when it timed out. Raises ShellError."""
         ...
 
 
@@ -181,25 +181,25 @@ class ReadsFiles(Protocol):
     """A cluster whose hosts' files can be read while they run."""
 
     async def get_file(self, host: str, path: str) -> bytes:
-        """The content of a file on a host. Raises ShellError, also for one that is too large."""
+        """The content of a file on a host. Raises ShellError, also if the file is too large."""
         ...
 
 
 @runtime_checkable
 class KeepsLogs(Protocol):
-    """A cluster whose hosts keep what programs print in files."""
+    """A cluster whose hosts keep programs' output in log files."""
 
     def log_path(self, host: str, name: str) -> str:
-        """Where a host keeps the log of a name (`Program.log_name`), as a path on that host."""
+        """Where a host keeps the log of that name (`Program.log_name`), as a path on that host."""
         ...
 
 
 @runtime_checkable
 class HoldsFiles(Protocol):
-    """A cluster whose hosts' files are not in the run's directory unless somebody wants them."""
+    """A cluster whose hosts' files are put into the run's directory only on request."""
 
     def leave_files(self) -> None:
-        """Put them there. The cluster has stopped. Raises OSError."""
+        """Put them there, once the cluster has stopped. Raises OSError."""
         ...
 
 
@@ -219,17 +219,17 @@ class Cluster(Protocol):
     @classmethod
     def missing(cls, interface: str, ability: str) -> str | None:
         """Why such a cluster cannot have an ability of a fault interface (nemesis.target.ABILITIES) on this machine,
-        as one line that names what mends it; None when it can. Asked before a cluster is made."""
+        as one line that names the fix; None when it can. Called before a cluster is made."""
         ...
 
     @property
     def extra_hosts(self) -> Sequence[str]:
-        """The hosts that the system has beside its replicas', as it names them."""
+        """The hosts that the system has besides its replicas', by the system's own names."""
         ...
 
     def prepare(self, capabilities: Collection[tuple[str, str]]) -> None:
         """Be ready for the (interface, ability) pairs that the run will use. Called before `start`; the interfaces
-        themselves are `clocks`, `disks` and `links`, where a cluster has them."""
+        themselves are attributes such as `clocks`, `disks` and `links`, if the cluster has them (see abilities)."""
         ...
 
     async def start(self) -> None:
@@ -247,8 +247,8 @@ class Cluster(Protocol):
     def address_from(self, source: str, destination: str, port: int) -> str:
         """The "ip:port" under which `source` reaches `port` of `destination`.
 
-        On most clusters this is the bind address; where every link goes through a proxy it is the
-        proxy's. Ports that will be asked for are given to the cluster when it is made.
+        On most clusters this is the bind address; if every link goes through a proxy, it is the proxy's.
+        Ports that will be asked for are passed to the cluster when it is made.
         """
         ...
 
@@ -257,7 +257,7 @@ class Cluster(Protocol):
         ...
 
     def local_path(self, host: str, path: str) -> str:
-        """Where the harness itself can read `path` of `host` (same path where they share a file system)."""
+        """Where the harness itself can read `path` of `host` (the same path if they share a file system)."""
         ...
 
     async def put_file(self, host: str, path: str, content: bytes) -> None:
@@ -265,13 +265,13 @@ class Cluster(Protocol):
         ...
 
     async def spawn(self, host: str, program: Program) -> HostProcess:
-        """Start a program on a host; returns once it is started, not once it is ready."""
+        """Start a program on a host; returns once it has started, not once it is ready."""
         ...
 
 
 def run_harness(cluster_class: Any, main: Coroutine[Any, Any, _T], *, seed: int) -> _T:
-    """Run the coroutine that makes and uses a cluster: on an ordinary event loop, unless the class brings a world of
-    its own, as simulation does."""
+    """Run the coroutine that makes and uses a cluster: on an ordinary event loop, unless the class brings its own, as
+    the simulator does (OwnWorld)."""
     if isinstance(cluster_class, OwnWorld):
         result: _T = cluster_class.run_harness(main, seed=seed)
         return result

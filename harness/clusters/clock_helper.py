@@ -1,16 +1,16 @@
-"""The clock helper: bends the real wall clock of the machine it runs on, and sets it right.
+"""The clock helper: skews the real wall clock of the machine it runs on, and corrects it afterwards.
 
-For machines with a clock of their own that are there to be broken: everything on them sees the wrong time, whatever
-it is linked to. What is true is known by the kernel's clock since boot, which nobody sets: their difference is written
-to a file, durably, before the wall clock is touched for the first time, so that whoever comes later can set it right;
-with the boot that it is of, since a later one counts anew and begins with a clock that is right.
-It runs on a host with an agent, as root, and is spoken to over the Unix socket that its argument names, as
-control_server says:
+For machines with a clock of their own that may be broken: every process on them sees the wrong time, however it is
+linked. The true time follows from the kernel's clock since boot, which cannot be set: the difference between wall clock
+and boot clock is written to a file, durably, before the wall clock is first touched, so that anyone can correct it
+later. The file also has the boot id, because a later boot counts anew and starts with a correct clock.
+The helper runs as root on a host with an agent and takes requests on the Unix socket that its argument names, in the
+format of control_server:
 
-    open         {"base": path}    learn the difference, or read what an earlier helper has learnt
+    open         {"base": path}    record the difference, or read the one that an earlier helper has recorded
     skew         {"fault": id, "skew": {"offset_ms", "rate_ppm", "strobe_ms", "strobe_period_ms",
                  "step_ms"}}    in force when answered; several faults add up
-    release      {"fault": id}    without any, the clock is seen to be right before it is answered
+    release      {"fault": id}    after the last fault, the clock is checked before the answer
     release_all  {}
 """
 
@@ -29,10 +29,10 @@ from harness.clusters.control_server import run_helper
 __all__ = ["RESTORE_SCRIPT", "ClockHelper", "main", "skew_ns"]
 
 TICK_S = 0.01
-"""Between two settings of a clock that drifts or swings: far below the shortest strobe's period."""
+"""Interval at which a drifting or strobing clock is set: far below the shortest strobe period."""
 
 RIGHT_NS = 100_000_000
-"""A clock this near to the truth is right: setting and reading it takes microseconds, a busy machine some more."""
+"""A clock this close to the true time is correct: setting and reading it takes microseconds, more on a busy machine."""
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
@@ -44,8 +44,8 @@ if os.path.exists(sys.argv[1]):
         time.clock_settime_ns(time.CLOCK_REALTIME, int(base) + time.clock_gettime_ns(time.CLOCK_BOOTTIME))
     os.unlink(sys.argv[1])
 """
-"""What a Python there runs to set the clock right when the helper has ended; does nothing a second time, nor after the
-machine was started anew."""
+"""Run by a Python on the machine to correct the clock after the helper has ended; does nothing a second time, nor after
+a reboot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ class _Fault:
 
 
 def skew_ns(skew: dict[str, int], elapsed_ns: int) -> int:
-    """How far a clock is off `elapsed_ns` after its skew began: by the offset, by what the rate has added up to since
-    the clock was stepped right, and by the strobe in every second half of its period."""
+    """How far a clock is off `elapsed_ns` after its skew began: the offset, plus what the rate has added up to since
+    the clock was last stepped right, plus the strobe in the second half of each of its periods."""
     gained_ns = abs(skew["rate_ppm"]) * elapsed_ns // 1_000_000
     if skew["step_ms"]:
         gained_ns %= skew["step_ms"] * 1_000_000
@@ -98,7 +98,7 @@ class ClockHelper:
         self._mover: asyncio.Task[None] | None = None
 
     async def open(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Know what is true. Raises OSError."""
+        """Learn the true time: the difference between wall clock and boot clock. Raises OSError."""
         path, boot_id = message["base"], self._boot_id()
         with contextlib.suppress(FileNotFoundError), open(path, encoding="ascii") as file:
             base_ns, of_boot_id = file.read().split()
@@ -114,7 +114,7 @@ class ClockHelper:
         return {}
 
     async def skew(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Put one fault in force."""
+        """Apply one fault."""
         self._require_open()
         skew = {name: int(value) for name, value in message["skew"].items()}
         self._faults[str(message["fault"])] = _Fault(skew, self._since_boot_ns())
@@ -122,13 +122,13 @@ class ClockHelper:
         return {}
 
     async def release(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Take one fault back."""
+        """Undo one fault."""
         if self._faults.pop(str(message["fault"]), None) is not None:
             self._apply()
         return {}
 
     async def release_all(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Take every fault back."""
+        """Undo every fault and correct the clock."""
         self._faults.clear()
         if self._base_ns is not None:
             self._apply()
@@ -160,7 +160,7 @@ class ClockHelper:
     async def _keep_moving(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            with contextlib.suppress(OSError):  # raised to whoever sets it next
+            with contextlib.suppress(OSError):  # the next request that sets the clock reports it
                 self._move()
 
 

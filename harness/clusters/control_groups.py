@@ -1,4 +1,4 @@
-"""The control groups of hosts on this machine: in which hierarchies there can be any, and how they go."""
+"""Control groups for hosts on this machine: the hierarchies in which they can be made, and their removal."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from pathlib import Path
 __all__ = ["cgroup_parents", "limiting_controllers", "remove_group"]
 
 _CONTROLLERS = frozenset({"cgroup2", "cpu", "memory", "blkio", "pids"})
-"""The hierarchies in which hosts get groups: those that account for and limit what a host uses."""
+"""The hierarchies in which hosts get groups: those that account for and limit a host's resources."""
 
 _POLL_S = 0.05
 
 
 def cgroup_parents() -> list[str]:
-    """The control group that this process is in, as a directory, in every hierarchy where it may make groups.
+    """The directory of this process's control group in every hierarchy where it may make groups.
 
-    Hosts' groups lie inside it, so that limits on the harness hold for its hosts too. A hierarchy that is mounted more
-    than once, as for a chroot, counts once.
+    Hosts' groups are made inside it, so that limits on the harness also apply to its hosts. A hierarchy that is mounted
+    more than once, as for a chroot, counts once.
     """
     return [path for path, _ in _parents()]
 
 
 def limiting_controllers() -> frozenset[str]:
-    """The controllers (cpu, memory, pids, ...) that limit what is in the groups that this process may make."""
+    """The controllers (cpu, memory, pids, ...) that can limit the groups that this process may make."""
     found: set[str] = set()
     for path, names in _parents():
         if "cgroup2" in names:
-            # Those that the parent hands on to its groups.
+            # Only those that the parent delegates to its groups.
             with contextlib.suppress(OSError):
                 found |= set(Path(path, "cgroup.subtree_control").read_text(encoding="ascii").split())
         else:
@@ -60,7 +60,7 @@ def _parents() -> list[tuple[str, Sequence[str]]]:
 
 
 def remove_group(path: str, *, timeout_s: float) -> None:
-    """Remove a control group once its last process is no zombie any more. Raises OSError."""
+    """Remove a control group, waiting until its last process was reaped. Raises OSError."""
     deadline_s = time.monotonic() + timeout_s
     while True:
         try:

@@ -1,11 +1,11 @@
-"""The `docker` cluster: every host a container, on a bridge network of the run's own.
+"""The `docker` cluster: every host is a container, on a bridge network of the run's own.
 
     container sb-<run>-n1 ---+
     container sb-<run>-n2 ---+-- network sb-<run>
     ...                      |
     container sb-<run>-nN ---+   the clients are on the machine that the engine runs on
 
-A container's first process is the harness's agent; what runs on the host are its children, and faults are made in
+A container's first process is the harness's agent; the host's programs are its children, and faults are injected in
 the container's own namespaces (NET_ADMIN, NET_RAW, SYS_PTRACE, nothing more). The harness must be able to reach
 containers by their addresses, so it runs where the engine runs.
 """
@@ -32,23 +32,23 @@ from harness.run_state import KIND_CONTAINER, KIND_NETWORK, Claim
 __all__ = ["MAX_HOSTS", "DockerCluster"]
 
 MAX_HOSTS = 50
-"""Replicas of one run: far more than say anything new, and each is a process tree of its own."""
+"""Largest number of replicas: far more than show anything new, and each is a process tree of its own."""
 
 _BASE = "/var/lib/splitbrain"
 _AGENT = f"{_BASE}/agent.py"
 _DIRECTORY = f"{_BASE}/run"
 _NEEDED = "a user root, Python 3.11, a shell, coreutils, nftables and iproute2"
 _NOT_IN_THE_IMAGE = ("executable file not found", "no such file or directory", "unable to find user")
-"""What an engine says when a container cannot start for what its image lacks."""
+"""Parts of an engine's error when a container cannot start because its image lacks something."""
 _CAPABILITIES = ("NET_ADMIN", "NET_RAW", "SYS_PTRACE")
-"""For nftables and devices; for the packet sockets of the link relay; to look into programs of other users."""
+"""For nftables and devices; for the link relay's packet sockets; for inspecting programs of other users."""
 
 
 class DockerCluster(RemoteCluster):
     """Hosts as containers, for one run. See harness.clusters.base.Cluster and RemoteCluster.
 
-    `image` has a user root, Python 3.11, a shell, coreutils, nftables and iproute2; without one the project's own is
-    used, and built if need be.
+    `image` needs a user root, Python 3.11, a shell, coreutils, nftables and iproute2. Without one, the project's own
+    image is used, and built if it is missing.
     """
 
     name = "docker"
@@ -68,7 +68,7 @@ class DockerCluster(RemoteCluster):
 
     @classmethod
     def require(cls, *, image: str | None = None) -> None:
-        """Raise ClusterUnavailable when no engine answers or an image that was named is not there."""
+        """Raise ClusterUnavailable when no engine answers or the given image does not exist."""
         engine = DockerEngine()
         try:
             if image is not None and not engine.has_image(image):
@@ -136,7 +136,7 @@ class DockerCluster(RemoteCluster):
         return [*self._left_in_containers(kept), *problems]
 
     def _left_in_containers(self, hosts: Sequence[str]) -> list[Exception]:
-        """What to say of hosts whose files are there and nowhere else."""
+        """The problem to report for hosts whose files are only in their ended containers."""
         if not hosts:
             return []
         copies = ", ".join(f"docker cp {self._containers[host]}:{self._host_dir(host)} DIRECTORY" for host in hosts)
@@ -170,7 +170,7 @@ class DockerCluster(RemoteCluster):
 
 
 def _image(engine: DockerEngine, wanted: str | None) -> str:
-    """The image to use; builds the project's own when it is not there. Raises ClusterUnavailable."""
+    """The image to use; builds the project's own if it is missing. Raises ClusterUnavailable."""
     if wanted is not None or engine.has_image(HOST_IMAGE):
         return wanted or HOST_IMAGE
     try:

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 __all__ = ["HOST_IMAGE", "HOST_LABEL", "RUN_LABEL", "DockerEngine", "EngineUnreachable", "ExecStream"]
 
 HOST_IMAGE = "splitbrain-host:1"
-"""The image that the project's Dockerfile describes. A change of what hosts need is a new number."""
+"""The image that the project's Dockerfile builds. The number goes up when hosts need something else."""
 
 RUN_LABEL = "splitbrain.run"
 HOST_LABEL = "splitbrain.host"
 
 _TIMEOUT_S = 60
-"""For one request to the engine; only building an image takes longer, and that streams."""
+"""Timeout of one request to the engine; only building an image takes longer, and that streams."""
 
 _STDOUT = 1
 _HEADER = struct.Struct(">BxxxL")
-"""What the engine puts before each piece of an exec's output: which stream, how many bytes."""
+"""The engine's header before each piece of an exec's output: which stream, how many bytes."""
 
 
 class EngineUnreachable(ClusterUnavailable):
@@ -43,13 +43,13 @@ class ExecStream:
     """Input and output of a command that runs in a container. See harness.clusters.agent_link.ByteStream."""
 
     def __init__(self, connection: Any, client: docker.DockerClient) -> None:
-        self._holder = connection  # the SDK's object; the connection would be closed with it
+        self._holder = connection  # the SDK's object; the connection would be closed when it is collected
         self._socket: socket.socket = getattr(connection, "_sock", connection)
         self._socket.settimeout(None)
         self._client = client
 
     def receive(self) -> bytes:
-        """The next piece of standard output; nothing at the end."""
+        """The next piece of standard output; empty at the end."""
         while True:
             header = self._exactly(_HEADER.size)
             if len(header) < _HEADER.size:
@@ -69,7 +69,7 @@ class ExecStream:
         return data
 
     def send(self, data: bytes) -> None:
-        """All of `data` to standard input. Raises OSError."""
+        """Send all of `data` to standard input. Raises OSError."""
         self._socket.sendall(data)
 
     def close(self) -> None:
@@ -84,7 +84,7 @@ class ExecStream:
 class DockerEngine:
     """One engine. `url` is where it listens; None means $DOCKER_HOST or the usual socket.
 
-    Every method blocks. Errors of the engine are OperatorErrors of one line.
+    Every method blocks. Errors of the engine are raised as OperatorErrors of one line.
     """
 
     def __init__(self, url: str | None = None) -> None:
@@ -103,10 +103,10 @@ class DockerEngine:
             client.ping()
         except (docker.errors.DockerException, OSError) as error:
             if "Permission denied" in str(error):
-                mend = "run as root, or add this user to the group docker"
+                fix = "run as root, or add this user to the group docker"
             else:
-                mend = "start it (systemctl start docker), or set DOCKER_HOST"
-            raise EngineUnreachable(f"docker: no engine answers at {self.url}: {mend}") from None
+                fix = "start it (systemctl start docker), or set DOCKER_HOST"
+            raise EngineUnreachable(f"docker: no engine answers at {self.url}: {fix}") from None
         return client
 
     def close(self) -> None:
@@ -135,7 +135,7 @@ class DockerEngine:
             self._client.images.build(path=str(context), tag=tag, rm=True, forcerm=True)
 
     def create_network(self, name: str, run_id: str) -> None:
-        """A bridge of its own for a run, without a way out. Raises OperatorError."""
+        """Create an internal bridge network for a run, without outside access. Raises OperatorError."""
         with self._errors(f"network {name}"):
             self._client.networks.create(name, driver="bridge", internal=True, labels={RUN_LABEL: run_id})
 
@@ -173,7 +173,7 @@ class DockerEngine:
             return str(container.attrs["NetworkSettings"]["Networks"][network]["IPAddress"])
 
     def connect(self, container: str, argv: Sequence[str]) -> ExecStream:
-        """Run a command in a container and be connected to it. Raises ConnectFailure."""
+        """Run a command in a container, connected to its input and output. Raises ConnectFailure."""
         import docker.errors
         import requests
 
@@ -194,12 +194,12 @@ class DockerEngine:
     def remove_container(self, name: str, run_id: str) -> bool:
         """End and remove a container of a run; False when there is none.
 
-        Raises OperatorError, also when the container of that name is another's.
+        Raises OperatorError, also when the container of that name belongs to another run.
         """
         return self._with_container(name, run_id, lambda container: container.remove(force=True, v=True))
 
     def end_container(self, name: str, run_id: str) -> bool:
-        """End a container of a run, whose files stay; False when there is none. Raises OperatorError, as above."""
+        """Stop a container of a run and keep its files; False when there is none. Raises OperatorError, as above."""
         return self._with_container(name, run_id, lambda container: container.stop(timeout=0))
 
     def _with_container(self, name: str, run_id: str, work: Callable[[Any], object]) -> bool:
@@ -216,7 +216,7 @@ class DockerEngine:
             return True
 
     def remove_network(self, name: str, run_id: str) -> bool:
-        """Remove the networks of that name and run; False when there is none. Raises OperatorError."""
+        """Remove a run's networks of that name; False when there is none. Raises OperatorError."""
         with self._errors(f"network {name}"):
             found = self._client.networks.list(names=[name], filters={"label": f"{RUN_LABEL}={run_id}"})
             for network in found:

@@ -1,23 +1,23 @@
-"""The agent: one file of standard library by which the harness acts on a host.
+"""The agent: a single file, standard library only, through which the harness acts on a host.
 
 A host has its own processes, files and network, be it a namespace, a container or a machine behind SSH. The agent runs
 there: it runs commands, starts the programs of a test and reports how they end, sends and receives probe datagrams, and
-reads and writes files. It listens on a Unix socket. On the harness's own machine the harness connects to that; anywhere
-else it reaches it through `docker exec` or an SSH channel by the sub-command `relay`. When that connection breaks,
-agent and programs go on; the harness connects again and asks again under the same request ids, and what was asked twice
-is done once.
+reads and writes files. It listens on a Unix socket. On its own machine the harness connects to that directly; elsewhere
+it uses the sub-command `relay` through `docker exec` or an SSH channel. When the connection breaks, agent and programs
+keep running; the harness reconnects and repeats its requests under the same ids, and a repeated request is performed
+once.
 
-    agent.py start BASE RUN_ID    take the host for a run, start the daemon behind, say so (or why not) in JSON
+    agent.py start BASE RUN_ID    claim the host for a run, start the daemon in the background, report it in JSON
     agent.py daemon DIR RUN_ID    serve; in a container this is process 1
-    agent.py relay DIR            carry bytes between standard input and output and the daemon
-    agent.py others DIR           print the runs, with their directories, whose agents work in the same network
-    agent.py clean BASE RUN_ID HOST ...  remove everything of a run: processes, undo commands, directory; but the files
-                                  of these hosts, which go beside it
-    agent.py fork RUN_ID ...      serve hosts on the harness's own machine, a process each; for each one the descriptor
-                                  of its socket and its directory follow. All end with standard input, or the harness
+    agent.py relay DIR            copy bytes between standard input and output and the daemon
+    agent.py others DIR           print the runs, with their directories, whose agents are in the same network namespace
+    agent.py clean BASE RUN_ID HOST ...  remove everything of a run: end its processes, run its undo commands, delete
+                                  its directory; the files of these hosts are kept beside it
+    agent.py fork RUN_ID ...      serve hosts on the harness's own machine, a process each; the arguments are the socket
+                                  descriptor and directory of each. All end with standard input, or the harness
 
-Messages are JSON, one a line. Programs and commands carry the run's id in their environment, so `clean` knows them.
-Whatever else they start stays below the agent, which the kernel gives every orphan to, and ends with it.
+Messages are JSON, one per line. Programs and commands carry the run's id in their environment, so `clean` finds them.
+Whatever else they start stays below the agent, to which the kernel reparents every orphan, and ends with it.
 """
 
 from __future__ import annotations
@@ -64,53 +64,53 @@ __all__ = [
 
 RUN_VARIABLE = "SPLITBRAIN_RUN"
 KEPT = ".left"
-"""After the name of a run's directory: of one beside it, with what could not be fetched."""
+"""Suffix to the name of a run's directory: the directory beside it that keeps files which could not be fetched."""
 MADE_BASE = "made-base"
-"""In a run's directory: the directory above it was not there before, and goes with it."""
+"""File in a run's directory: the run created the parent directory too, and it is removed with the run's."""
 MAX_LINE_BYTES = 4 << 20
-"""Longest message: the output of a command and some room; file contents come in smaller pieces."""
+"""Longest message: the output of a command and some room; file contents are sent in smaller pieces."""
 MAX_OUTPUT_BYTES = 1 << 20
-"""What is kept of a command's output and of its errors: more than any tool that is called here prints."""
+"""How much is kept of a command's output, and of its errors: more than any tool that is called here prints."""
 MAX_REMEMBERED = 256
-"""Answers kept for requests that are asked again after a broken connection; far more than are open at a time."""
+"""Answers kept in case a request is repeated after a broken connection; far more than are pending at a time."""
 MAX_CHILDREN = 1000
 MAX_UNSENT_BYTES = 16 << 20
-"""A connection that does not take its messages is closed at this much; its owner connects again."""
+"""A connection with this much unsent is closed, because nobody reads it; the harness reconnects."""
 TAIL_BYTES = 2048
-"""How much of a program's last output goes along with the news of its end."""
+"""How much of a program's last output is included in the event of its end."""
 NONCE_BYTES = 16
 MAX_DATAGRAMS_PER_WAKE = 256
-"""Reads in one go, so that a flood cannot hold up the loop."""
+"""Datagrams read in one go, so that a flood cannot hold up the loop."""
 START_TIMEOUT_S = 60.0
 RELAY_TIMEOUT_S = 3.0
-"""For an agent that has just been started to listen; one that does not by then has ended."""
+"""Time for an agent that has just been started to listen; one that does not listen by then has ended."""
 KILL_TIMEOUT_S = 10.0
 END_TIMEOUT_S = 5.0
-"""For everything below an agent to be gone once it is killed; what waits for a disk in the kernel takes longer."""
+"""Time for everything below an agent to be gone once killed; a process waiting for a disk in the kernel takes longer."""
 NO_AGENT_STATUS = 3
 PROGRAM_VARIABLE = "SPLITBRAIN_PROGRAM"
-"""In the environment of a program and of all that it starts: which of an agent's programs it is."""
+"""Environment variable of a program and of all that it starts; identifies it among the agent's programs."""
 HELPERS = "fault-"
-"""How the names of processes begin that act on a program from beside it and are none of it."""
+"""Name prefix of processes that act on a program from outside and do not belong to it."""
 MAX_MEMBERS = 2000
-"""Processes of one program that are listed; a system has hundreds at most."""
+"""Most processes that are listed for one program; a system has hundreds at most."""
 MAX_COMMAND_CHARS = 200
 EXEC_TIMEOUT_S = 1.0
-"""For a process to begin as another program, which takes less than a millisecond of processor time."""
+"""Time for an exec to complete, which takes less than a millisecond of processor time."""
 HOLD_PASSES = 50
 HOLD_PAUSE_S = 0.01
-"""Looks for processes that are not stopped or killed yet, those included that were started meanwhile."""
+"""Number of looks, and the pause between them, for processes not yet stopped or killed, including new ones."""
 CONTROL_FILE = "faults.control"
 _IN_FORCE_AT, _IN_FORCE_BYTES = 16, 72
-"""Where its flags and its delay are (nemesis/mechanisms/shim/control.h); a clock slot without its flag does nothing."""
+"""Position of its flags and delay (nemesis/mechanisms/shim/control.h); a clock slot without its flag does nothing."""
 LISTENING = "0A"
-"""The state of a TCP socket that listens, as the kernel's tables show it."""
+"""State of a listening TCP socket in the kernel's tables."""
 _OPEN = ("01", "02", "04", "05", "08")
-"""Those of one that is being opened, is open, or of which one end has said all that it will."""
+"""States of a TCP connection that is being opened, is open, or is half-closed."""
 TIME_WAIT, TIME_WAIT_S = "06", 60.0
-"""And of a connection that is closed, and for how long the kernel then keeps its numbers from others."""
+"""State of a closed TCP connection, and how long the kernel keeps its addresses and ports reserved."""
 UNCONNECTED = "07"
-"""And of a UDP socket that takes from everybody."""
+"""State of a UDP socket that receives from any address."""
 SOCKET = "agent.sock"
 UNDO_FILE = "undo.json"
 HELPER_POLL_S = 0.02
@@ -123,7 +123,7 @@ _PF_KTHREAD = 0x00200000
 """In a process's flags (linux/sched.h)."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _MAPPED = bytes(10) + b"\xff\xff"
-"""How an IPv6 address begins that stands for one of IPv4."""
+"""Prefix of an IPv4-mapped IPv6 address."""
 _ADMIN_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
 
 Message = dict[str, Any]
@@ -140,12 +140,12 @@ class _Child:
         self.popen = popen
         self.mark = mark.encode()
         self.known: dict[int, int] = {}
-        """Of its processes that were ever seen, when they started."""
+        """Its processes seen so far: pid -> start, in ticks since boot."""
         self.signalling = asyncio.Lock()
-        """Held while its processes are killed, stopped or continued: who stops them goes on until all have, and would
-        stop those again that another request continues meanwhile."""
+        """Held while its processes are killed, stopped or continued: a request to stop them repeats until all have
+        stopped, and would stop again what another request continues meanwhile."""
         self.adopted: dict[int, int] = {}
-        """Of strays that count as its processes, the same."""
+        """Strays that count as its processes: pid -> start, in ticks since boot."""
         self.log_path = log_path
         self.exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
@@ -154,13 +154,13 @@ class _Child:
         return self.exited.result() if self.exited.done() else None
 
     def news(self) -> Message:
-        """The event of its end."""
+        """The event that reports its end."""
         tail = _tail(self.log_path) if self.log_path else ""
         return {"event": "exit", "pid": self.popen.pid, "status": self.status, "tail": tail}
 
 
 class _Process(NamedTuple):
-    """A process as the kernel knows it; `started` in ticks since the machine's start."""
+    """A process as the kernel knows it; `started` in ticks since boot."""
 
     pid: int
     name: str
@@ -171,7 +171,7 @@ class _Process(NamedTuple):
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing of it runs any more."""
+        """Whether none of its threads runs any more."""
         return self.letter in ("Z", "X")
 
 
@@ -183,8 +183,8 @@ class _End(NamedTuple):
 
 
 class _Socket(NamedTuple):
-    """A socket in the kernel's tables; `state` as in linux/tcp_states.h, in hexadecimal, also of UDP. `timer_s` is what
-    its timer has left, in seconds."""
+    """A socket in the kernel's tables; `state` as in linux/tcp_states.h, in hexadecimal, also for UDP. `timer_s` is the
+    time left on its timer, in seconds."""
 
     inode: int
     own: _End
@@ -217,13 +217,13 @@ class Agent:
         self._operations = {operation.__name__[1:]: operation for operation in operations}
 
     async def serve(self, listener: socket.socket | None = None) -> None:
-        """Serve until SIGTERM comes, on a socket of its own directory unless one is given; ends all that descends from
+        """Serve until SIGTERM, on `listener` or else on a socket in the agent's directory; then end all descendants of
         this process."""
         adopt_orphans()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         loop.add_signal_handler(signal.SIGTERM, self._stopping.set)
-        os.chdir(self._directory)  # the address of a socket may have 107 bytes, a directory's path may have more
+        os.chdir(self._directory)  # a socket address is limited to 107 bytes, and the path may be longer
         if listener is None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(SOCKET)
@@ -257,7 +257,7 @@ class Agent:
         ident = str(request["id"])
         if (task := self._remembered.get(ident)) is None:
             task = asyncio.ensure_future(self._perform(request))
-            if request["op"] not in ("read", "hello", "list", "state"):  # big, or as good when done again
+            if request["op"] not in ("read", "hello", "list", "state"):  # large answers, or harmless to repeat
                 self._remembered[ident] = task
                 while len(self._remembered) > MAX_REMEMBERED:
                     self._remembered.popitem(last=False)
@@ -269,7 +269,7 @@ class Agent:
             return await self._operations[request["op"]](**request.get("arguments", {}))
         except OSError as error:
             return {"error": f"{error.filename or request['op']}: {error.strerror or error}"}
-        except Exception as error:  # whatever it is, whoever asked must learn that it was not done
+        except Exception as error:  # whatever it is, the caller must learn that the request failed
             return {"error": str(error) if isinstance(error, _Refused) else f"{type(error).__name__}: {error}"}
 
     def _send(self, writer: asyncio.StreamWriter, message: Message) -> None:
@@ -292,8 +292,8 @@ class Agent:
     def _start(
         self, argv: list[str], log_path: str | None, mounts: list[list[str]] | None = None, **options: Any
     ) -> _Child:
-        """A process in a session of its own. A program, which has a log, dies with the agent; a short command ends by
-        itself, and starts in half the time without that wish."""
+        """Start a process in a session of its own. A program, which has a log, gets a death signal, so it dies with the
+        agent; a short command ends on its own, and starts in half the time without one."""
         if len(self._children) >= MAX_CHILDREN:
             ended = [pid for pid, child in self._children.items() if child.status is not None]
             for pid in ended[: len(ended) // 2 + 1]:
@@ -310,14 +310,14 @@ class Agent:
             popen = subprocess.Popen(argv, start_new_session=True, preexec_fn=first, **options)
         except OSError as error:
             raise _Refused(f"{error.filename or argv[0]}: {error.strerror}") from None
-        except subprocess.SubprocessError:  # what a new process does first says no more
+        except subprocess.SubprocessError:  # a failed preexec_fn gives no reason
             raise _Refused(f"{argv[0]}: it cannot have mounts of its own") from None
         child = self._children[popen.pid] = _Child(popen, log_path, mark)
         return child
 
     def _members_of(self, child: _Child) -> list[_Process]:
-        """Every process of a program that has not ended: what it started, whatever group, session or parent that has by
-        now. Known by its parents and session, by the mark in its environment, and by having been seen before."""
+        """Every process of a program that has not ended, including what it started, whatever group, session or parent
+        that has by now. Found by parents and session, by the mark in the environment, and by having been seen before."""
         table = {process.pid: process for process in _processes()}
         first = child.popen.pid
         found = {pid for pid, started in child.known.items() if pid in table and table[pid].started == started}
@@ -332,14 +332,14 @@ class Agent:
         return [process for process in members if not process.has_ended]
 
     async def _members(self, pid: int) -> Message:
-        """The processes of a program that have not ended: [pid, start in ticks, letter of the state, name, whether it
-        waits in the kernel and meets a signal before it runs on] each."""
+        """The processes of a program that have not ended, each as [pid, start in ticks, state letter, name, whether it
+        waits in the kernel and will stop or end by a signal before it runs on]."""
         members = self._members_of(self._child(pid))[:MAX_MEMBERS]
         return {"members": [[*_shown(member), _meets_signal(member)] for member in members]}
 
     def _find_strays(self) -> list[_Process]:
-        """What descends from this agent and belongs to none of its programs, nor to a command at work; or only because
-        it was adopted."""
+        """Descendants of this agent that belong to no running command and to none of its programs, other than by having
+        been adopted."""
         table = {process.pid: process for process in _processes()}
         children = list(self._children.values())
         left = dict.fromkeys(_descendants([os.getpid()], table))
@@ -360,14 +360,14 @@ class Agent:
         return [process for process in left if not process.name.startswith(HELPERS)]
 
     async def _strays(self) -> Message:
-        """Processes that have lost their parents, and show in nothing which program has started them, such as a daemon
-        that was given an environment of its own: as `members` has them."""
+        """Orphaned processes that cannot be traced to the program that started them, such as a daemon with an
+        environment of its own, each as [pid, start in ticks, state letter, name]."""
         strays = self._find_strays()[:MAX_MEMBERS]
         return {"strays": [list(_shown(stray)) for stray in strays]}
 
     async def _adopt(self, pid: int, strays: list[list[int]]) -> Message:
-        """Count strays, [pid, start in ticks] each, as processes of a program from now on, so that what is done to it
-        is done to them. One that is older than the program, or that a command has left, is none of it."""
+        """Count strays, each [pid, start in ticks], as processes of a program from now on, so that they are signalled
+        with it. Strays that are older than the program, or were left behind by a command, are not adopted."""
         child, wanted = self._child(pid), {(stray, started) for stray, started in strays}
         first = next((process for process in _processes() if process.pid == pid), None)
         if child.status is None and first is not None:
@@ -378,7 +378,7 @@ class Agent:
         return {}
 
     async def _end_strays(self) -> Message:
-        """Kill them: [pid, command] of each that has ended, and of each that does not."""
+        """Kill all strays; returns [pid, command] of each that has ended, and of each that has not."""
         commands = dict[int, str]()
         deadline = time.monotonic() + END_TIMEOUT_S
         while (left := self._find_strays()) and time.monotonic() < deadline:
@@ -394,9 +394,9 @@ class Agent:
         }
 
     async def _connections_of(self, pids: list[int]) -> Message:
-        """Where the connections go that programs have opened, their connected UDP sockets included: [program's pid,
-        pid, address, port, pid of the program that has the other end, 0 where it is none of these] each; and where they
-        hear UDP from whoever sends there, as `heard`: [program's pid, pid, address, port] each."""
+        """The connections that programs have opened, including connected UDP sockets, each as [program's pid, pid, peer
+        address, peer port, pid of the program that has the other end, or 0 if it is none of these]; and, as `heard`,
+        the addresses on which they receive UDP from anybody, each as [program's pid, pid, address, port]."""
         owners: dict[int, list[tuple[int, int]]] = {}
         for pid in pids:
             for member in self._members_of(self._child(pid)):
@@ -417,8 +417,8 @@ class Agent:
         }
 
     async def _send_queues(self, pids: list[int], ports: list[int]) -> Message:
-        """What of programs' TCP sockets that are connected to one of these ports has not been acknowledged:
-        [address, port, bytes] each. A socket that no program has open any more is none."""
+        """Unacknowledged bytes of the programs' TCP sockets that are connected to one of these ports, each as
+        [address, port, bytes]. Sockets that no program has open any more are left out."""
         open_here = {
             inode for pid in pids for member in self._members_of(self._child(pid)) for inode in sockets_of(member.pid)
         }
@@ -441,7 +441,7 @@ class Agent:
         return {**os.environ, **(additions or {}), RUN_VARIABLE: self._run_id}
 
     async def _run(self, argv: list[str], stdin: str = "", timeout_s: float = 20.0, environment: Any = None) -> Message:
-        """A short command. Its output goes to memory files, so that no child of it can hold up the answer."""
+        """Run a short command. Its output goes to memory files, so that no child of it can delay the answer."""
         with contextlib.ExitStack() as stack:
             files = [stack.enter_context(os.fdopen(os.memfd_create(name), "w+b")) for name in ("in", "out", "err")]
             given, output, errors = files
@@ -458,8 +458,8 @@ class Agent:
             for file in (output, errors):
                 file.seek(0)
                 texts.append(file.read(MAX_OUTPUT_BYTES).decode(errors="replace"))
-        # One that was killed and waits in the kernel, for a disk that is frozen, ends when that lets it; until then it
-        # is nobody's stray.
+        # A killed command that waits in the kernel for a frozen disk ends once the disk thaws; it is remembered until
+        # then, so that it does not count as a stray.
         child.exited.add_done_callback(lambda _: self._forget(child))
         return {"status": status, "stdout": texts[0], "stderr": texts[1]}
 
@@ -475,8 +475,8 @@ class Agent:
         mounts: list[list[str]] | None = None,
         directory: str = "/",
     ) -> Message:
-        """A program that lasts, started in `directory`; its output is appended to the file `log`. Of `mounts`, [file,
-        place] each, it sees the file in that place, and nobody else does."""
+        """Start a long-running program in `directory`; its output is appended to the file `log`. For each [file, place]
+        of `mounts`, it sees the file in that place, and nobody else does."""
         os.makedirs(os.path.dirname(log), exist_ok=True)
         with open(log, "ab") as output:
             child = self._start(
@@ -486,9 +486,9 @@ class Agent:
         return {"pid": child.popen.pid}
 
     async def _signal(self, pid: int, number: int) -> Message:
-        """Signal a program. What kills, stops or continues goes to each of its processes, those included that are
-        started meanwhile; other signals to its first one and its group, which pass them on as they see fit, but to
-        adopted ones first: what passes on nothing to these ends at once, and they would be killed with it."""
+        """Signal a program. SIGKILL, SIGSTOP and SIGCONT go to each of its processes, including those that are started
+        meanwhile. Other signals go to its process group, but only once its adopted processes have ended by them: a
+        program that does not pass them on to these could end at once, and they would be killed with it."""
         child = self._child(pid)
         if number not in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT):
             if child.status is None and await self._end_adopted(child, number):
@@ -517,11 +517,11 @@ class Agent:
             await asyncio.sleep(HOLD_PAUSE_S)
 
     async def _end_adopted(self, child: _Child, number: int) -> bool:
-        """Signal the adopted processes of a program; returns whether they end by that, within a time."""
+        """Signal the adopted processes of a program; returns whether they have ended within END_TIMEOUT_S."""
         for process in _adopted(child, {process.pid: process for process in _processes()}):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process.pid, number)
-                os.kill(process.pid, signal.SIGCONT)  # one that is stopped hears nothing
+                os.kill(process.pid, signal.SIGCONT)  # a stopped process does not handle signals
         deadline = time.monotonic() + END_TIMEOUT_S
         while child.adopted and _adopted(child, {process.pid: process for process in _processes()}):
             if time.monotonic() > deadline:
@@ -530,19 +530,19 @@ class Agent:
         return True
 
     async def _state(self, pid: int) -> Message:
-        """The letter for a process's state as /proc shows it; none when there is no such process."""
+        """The letter of a process's state as /proc shows it; empty when there is no such process."""
         try:
             return {"letter": _living(pid, _letter_of(pid))[1]}
         except OSError:
             return {"letter": ""}
 
     async def _list(self) -> Message:
-        """The programs that have ended, as their events said it."""
+        """The programs that have ended, each as its exit event."""
         ended = [child for child in self._children.values() if child.log_path and child.status is not None]
         return {"ended": [child.news() for child in ended]}
 
     def _reap(self) -> None:
-        """Wait for whatever has ended: our children, and in a container also orphans that came to us."""
+        """Reap whatever has ended: our children, and orphans that were reparented to us."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -569,8 +569,8 @@ class Agent:
     # Files
 
     async def _write(self, path: str, data: str, offset: int, mode: int = 0o644, keep: bool = False) -> Message:
-        """Bytes at an offset of a file; offset 0 begins it anew, with this mode, unless `keep`, for those who have the
-        file mapped."""
+        """Write bytes at an offset of a file and set its mode; offset 0 truncates it first. With `keep`, it is neither
+        truncated nor changed in mode, for files that are mapped."""
         os.makedirs(os.path.dirname(path) or "/", exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if offset == 0 and not keep else 0)
         with open(os.open(path, flags, mode), "wb", buffering=0) as file:
@@ -580,7 +580,7 @@ class Agent:
             while content:
                 written = os.pwrite(file.fileno(), content, offset)
                 content, offset = content[written:], offset + written
-            if not keep:  # the harness's own files outlive a file system that is shut down
+            if not keep:  # the harness's own files must survive a file system that is shut down
                 os.fsync(file.fileno())
         if not keep:
             _sync_directory(os.path.dirname(path) or "/")
@@ -592,7 +592,7 @@ class Agent:
             return {"data": base64.b64encode(file.read(min(size_bytes, MAX_OUTPUT_BYTES))).decode()}
 
     async def _pack(self, path: str) -> Message:
-        """A compressed tar of a directory, among the agent's files; `read` fetches it."""
+        """Pack a directory into a compressed tar among the agent's files, to be fetched by `read`."""
         packed = os.path.join(self._directory, path.strip("/").replace("/", "-")[-100:] + ".tar.gz")
         await asyncio.to_thread(_pack_directory, path, packed)
         return {"path": packed, "size_bytes": os.path.getsize(packed)}
@@ -600,7 +600,7 @@ class Agent:
     # Probes
 
     async def _udp_open(self, address: str) -> Message:
-        """A socket for probes on `address`; the answer is its port. There is one; asked again it is the same."""
+        """Open the socket for probes on `address`; returns its port. There is only one: later calls return the same."""
         if self._udp is None:
             self._udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
             self._udp.setblocking(False)
@@ -619,7 +619,7 @@ class Agent:
                 self._tell_all({"event": "datagram", "nonce": data.hex(), "from": address})
 
     async def _udp_send(self, datagrams: list[list[Any]]) -> Message:
-        """Send [nonce in hex, address, port] each; the answer names what could not be sent and why."""
+        """Send datagrams, each [nonce in hex, address, port]; the answer lists what could not be sent, and why."""
         if self._udp is None:
             raise _Refused("no probe socket is open")
         errors = {}
@@ -633,9 +633,9 @@ class Agent:
     # Places and helpers
 
     async def _enter(self, network: str, device: str, address: str, groups: list[str], has_mounts: bool) -> Message:
-        """Go where the host is on this machine, and whatever is started here with it: into a network namespace, by its
-        path, whose device gets the host's address and prefix; control groups, by their directories; and, if it
-        `has_mounts`, mounts that nobody else sees."""
+        """Move the agent, and whatever it starts from now on, to where its host is on this machine: the network
+        namespace of this path, whose device gets the host's address and prefix; the control groups, by their
+        directories; and, if it `has_mounts`, a mount namespace of its own."""
         libc = ctypes.CDLL(None, use_errno=True)
         for group in groups:
             Path(group, "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
@@ -648,8 +648,8 @@ class Agent:
         return {}
 
     async def _ask(self, name: str, line: str, timeout_s: float, listens_within_s: float) -> Message:
-        """Ask a helper that listens on the socket `name` of this directory; `listens_within_s` is for one that was just
-        started. Its answer is the line that it sends."""
+        """Send a line to the helper that listens on the socket `name` of this directory, and return the line that it
+        answers; one that was just started has `listens_within_s` seconds to listen."""
         deadline_s = time.monotonic() + listens_within_s
         while True:
             try:
@@ -673,7 +673,7 @@ class Agent:
     # The end
 
     async def _undo(self, key: str, argv: list[str] | None, stdin: str = "") -> Message:
-        """Keep a command under `key` that `clean` runs to undo something, none forgets it; "thaw..." comes first."""
+        """Store a command under `key` that `clean` runs to undo something; None removes it. "thaw..." runs first."""
         commands = _undo_commands(self._directory)
         commands.pop(key, None)
         if argv is not None:
@@ -698,16 +698,16 @@ def _tail(path: str) -> str:
 
 
 def _pack_directory(path: str, packed: str) -> None:
-    import tarfile  # with what it needs, which takes longer than all else to import and is needed once at most
+    import tarfile  # slower to import, with what it imports, than all the rest, and needed once at most
 
-    ours = ("lost+found", ".splitbrain-")  # what is the file system's own, or was put there by faults
+    ours = ("lost+found", ".splitbrain-")  # the file system's own, or put there by faults
     with tarfile.open(packed, "w:gz", compresslevel=1) as archive:
         if os.path.isdir(path):
             archive.add(path, ".", filter=lambda m: None if os.path.basename(m.name).startswith(ours) else m)
 
 
 def _processes() -> Iterator[_Process]:
-    """Every process that the kernel shows here."""
+    """Every process in /proc."""
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
@@ -723,7 +723,7 @@ def _processes() -> Iterator[_Process]:
 
 
 def _descendants(pids: list[int], table: dict[int, _Process]) -> list[_Process]:
-    """What of a table descends from one of these processes and has not ended."""
+    """The processes of a table that descend from one of `pids` and have not ended."""
     children: dict[int, list[_Process]] = {}
     for process in table.values():
         children.setdefault(process.parent, []).append(process)
@@ -736,7 +736,7 @@ def _descendants(pids: list[int], table: dict[int, _Process]) -> list[_Process]:
 
 
 def _adopted(child: _Child, table: dict[int, _Process]) -> list[_Process]:
-    """The strays of a program that have not ended; what they have started is adopted with them."""
+    """The adopted strays of a program that have not ended; what they have started is adopted with them."""
     found = {pid for pid, started in child.adopted.items() if pid in table and table[pid].started == started}
     found = _with_offspring(found, table)
     here = [table[pid] for pid in sorted(found) if not table[pid].has_ended]
@@ -745,7 +745,7 @@ def _adopted(child: _Child, table: dict[int, _Process]) -> list[_Process]:
 
 
 def _with_offspring(found: set[int], table: dict[int, _Process]) -> set[int]:
-    """Processes, and those of a table that they have started as far as parents and sessions tell."""
+    """These processes, and those of a table that they have started, as far as parents and sessions show."""
     while True:
         more = {each.pid for each in table.values() if each.parent in found or each.session in found}
         if more <= found:
@@ -754,25 +754,25 @@ def _with_offspring(found: set[int], table: dict[int, _Process]) -> set[int]:
 
 
 def _words_of(pid: int) -> list[bytes]:
-    """The command line of a process; none where it is gone."""
+    """The command line of a process; empty if it is gone."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
     return []
 
 
 def _command_of(pid: int) -> str:
-    """The beginning of the command line of a process; empty where it is gone."""
+    """The beginning of the command line of a process; empty if it is gone."""
     return b" ".join(_words_of(pid)).decode(errors="replace")[:MAX_COMMAND_CHARS]
 
 
 def adopt_orphans() -> None:
-    """Have the kernel give this process what its descendants leave behind, so that it stays below it."""
+    """Have the kernel reparent orphaned descendants to this process, so that they stay below it."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_descendants() -> None:
-    """Kill all that descends from this process, which adopts orphans, until nothing is left; what does not end within
-    `END_TIMEOUT_S` is left. Blocks."""
+    """Kill all descendants of this process, which adopts orphans, until none is left; gives up on those that do not end
+    within `END_TIMEOUT_S`. Blocks."""
     deadline = time.monotonic() + END_TIMEOUT_S
     while time.monotonic() < deadline:
         left = _descendants([os.getpid()], {process.pid: process for process in _processes()})
@@ -788,7 +788,7 @@ def end_descendants() -> None:
 
 
 def _letter_of(pid: int) -> str:
-    """The state of a process, or of a thread, as /proc shows it. Raises OSError."""
+    """The state letter of a process or thread, as /proc shows it. Raises OSError."""
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
 
 
@@ -797,8 +797,8 @@ def _shown(process: _Process) -> tuple[int, int, str, str]:
 
 
 def _meets_signal(process: _Process) -> bool:
-    """Whether a process waits in the kernel, and stops or ends before it runs on: such a signal is pending, or another
-    thread has taken it for all of them."""
+    """Whether a process waits in the kernel and will stop or end before it runs on: such a signal is pending, or
+    another of its threads has already stopped by it."""
     if process.letter != "D":
         return False
     with contextlib.suppress(OSError):
@@ -810,9 +810,9 @@ def _meets_signal(process: _Process) -> bool:
 
 
 def _living(pid: int, letter: str = "Z") -> tuple[int, str]:
-    """(thread, its state) of a process whose first thread is in the state `letter`. Where that one has ended, the
-    kernel shows a zombie that has no environment and no descriptors, whatever other threads of it go on: one of those
-    is meant then, the first one where there is none."""
+    """The thread that represents a process whose first thread is in the state `letter`, and its state. If the first
+    thread has ended, the kernel shows a zombie without environment and descriptors even while other threads run: it is
+    one of those then, or the first thread if none runs."""
     if letter == "Z":
         with contextlib.suppress(OSError):
             for thread in map(int, os.listdir(f"/proc/{pid}/task")):
@@ -823,13 +823,13 @@ def _living(pid: int, letter: str = "Z") -> tuple[int, str]:
 
 
 def _environment_of(pid: int) -> list[bytes]:
-    """The words b"NAME=value" that a process was started with; none where nobody may know."""
+    """The strings b"NAME=value" that a process was started with; empty if they cannot be read."""
     deadline = time.monotonic() + EXEC_TIMEOUT_S
     with contextlib.suppress(OSError):
         while True:
             try:
                 shown = Path(f"/proc/{pid}/environ").read_bytes()
-            except (ProcessLookupError, PermissionError):  # its first thread has ended, if not all of it
+            except (ProcessLookupError, PermissionError):  # its first thread has ended, or all of it
                 shown = Path(f"/proc/{_living(pid)[0]}/environ").read_bytes()
             if shown or _has_no_environment(pid) or time.monotonic() > deadline:
                 return shown.split(b"\0")
@@ -838,8 +838,8 @@ def _environment_of(pid: int) -> list[bytes]:
 
 
 def _has_no_environment(pid: int) -> bool:
-    """Whether a process that has shown none has none. One that is becoming another program shows none either until it
-    has begun, which it may have by now: then it has one that was not looked at."""
+    """Whether a process whose environment was read as empty really has none. A process during an exec shows none
+    either; if the exec has completed by now, the process has one that was not read yet."""
     fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     letter, flags, start, end = fields[0], int(fields[6]), int(fields[47]), int(fields[48])
     return letter in (b"Z", b"X") or bool(flags & _PF_KTHREAD) or start == end != 0
@@ -850,13 +850,13 @@ def _has_in_environment(pid: int, word: bytes) -> bool:
 
 
 def _mark_of(pid: int) -> bytes:
-    """Which program a process says in its environment that it is of; empty where it does not."""
+    """The program that a process belongs to according to its environment; empty if that names none."""
     name = PROGRAM_VARIABLE.encode() + b"="
     return next((word.removeprefix(name) for word in _environment_of(pid) if word.startswith(name)), b"")
 
 
 def sockets_of(pid: int) -> set[int]:
-    """The inodes of the sockets that a process has open."""
+    """The inodes of a process's open sockets."""
     found = set()
     with contextlib.suppress(OSError):
         directory = f"/proc/{_living(pid, _letter_of(pid))[0]}/fd"
@@ -869,15 +869,15 @@ def sockets_of(pid: int) -> set[int]:
 
 
 def _connections() -> Iterator[tuple[int, _End, int]]:
-    """(inode, where it goes, inode of the other end) of each TCP connection that was opened here and not accepted,
-    those included that are not established yet or carry one way only, and of each connected UDP socket. The last is 0
-    where the other end is not here."""
+    """(inode, peer, inode of the other end) of each TCP connection that was opened here rather than accepted, including
+    those that are not established yet or half-closed, and of each connected UDP socket. The last is 0 if the other end
+    is not here."""
     tcp, udp = sockets_here("tcp", "tcp6"), sockets_here("udp", "udp6")
     listening = {each.own.port for each in tcp if each.state == LISTENING}
     opened = [each for each in tcp if each.state in _OPEN and each.own.port not in listening]
     for table, sockets in ((tcp, opened), (udp, [each for each in udp if each.state == "01"])):
         other_ends = {(each.own, each.peer): each.inode for each in table}
-        # What takes from everybody, at one address or at all: it has what nobody has accepted yet, and all UDP.
+        # Sockets that receive from anybody, on one address or on all: they hold unaccepted connections, and all UDP.
         takers = {each.own: each.inode for each in table if each.state in (LISTENING, UNCONNECTED)}
         for each in sockets:
             address, port = each.peer
@@ -888,7 +888,7 @@ def _connections() -> Iterator[tuple[int, _End, int]]:
 
 
 def sockets_here(*tables: str) -> list[_Socket]:
-    """Those of the kernel's tables (/proc/net/tcp and the like) here."""
+    """The sockets in these tables of the kernel (tcp, udp6, ... of /proc/net), in this network namespace."""
     found = list[_Socket]()
     for name in tables:
         with contextlib.suppress(OSError):
@@ -901,7 +901,7 @@ def sockets_here(*tables: str) -> list[_Socket]:
 
 
 def _end(shown: str) -> _End:
-    """The end of a socket as a table shows it. An IPv4 address that is mapped into IPv6 is that address."""
+    """Parse one end of a socket as a table shows it. An IPv4-mapped IPv6 address becomes the IPv4 address."""
     address, _, port = shown.partition(":")
     words = [
         bytes.fromhex(address[at : at + 8])[:: 1 if sys.byteorder == "big" else -1] for at in range(0, len(address), 8)
@@ -925,7 +925,7 @@ def _sync_directory(path: str) -> None:
 
 
 def death_signal_setter(number: int = signal.SIGKILL) -> Callable[[], None]:
-    """What a child of this process runs first, so that it gets a signal when this process dies, as a rule one to die.
+    """A function for a child of this process to run first, so that it gets a signal when this process dies.
 
     The library is loaded here and not in the child: between fork and exec a child should do next to nothing.
     """
@@ -933,15 +933,15 @@ def death_signal_setter(number: int = signal.SIGKILL) -> Callable[[], None]:
 
     def set_death_signal() -> None:
         prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
-        if os.getppid() != parent_pid:  # it died before the kernel knew of our wish
+        if os.getppid() != parent_pid:  # it died before the death signal was set
             os._exit(1)
 
     return set_death_signal
 
 
 def _mounts_setter(mounts: Sequence[Sequence[str]], first: Callable[[], None]) -> Callable[[], None]:
-    """What a child of this process runs to see each file of [file, place] in its place, after it ran `first`. An
-    ordinary user may mount in a user namespace, in which the child is who it was."""
+    """A function for a child of this process to run, which calls `first` and then mounts each file of [file, place] in
+    its place. An ordinary user may mount only in a user namespace; in it the child keeps its user and group ids."""
     libc = ctypes.CDLL(None, use_errno=True)
     user, group = os.geteuid(), os.getegid()
     pairs = [(os.fsencode(file), os.fsencode(place)) for file, place in mounts]
@@ -962,8 +962,8 @@ def _mounts_setter(mounts: Sequence[Sequence[str]], first: Callable[[], None]) -
 
 
 def _fork_command(run_id: str, *arguments: str) -> int:
-    """Serve hosts of this machine, each in a process of its own. Whoever dies, be it killed, the others end in order:
-    with all that programs have started."""
+    """Serve hosts of this machine, each in a process of its own. Whichever of these processes dies, even if killed, the
+    others still shut down cleanly, with all that programs have started."""
     adopt_orphans()
     listeners = {socket.socket(fileno=int(number)): directory for number, directory in _pairs(arguments)}
     prepare, pids = death_signal_setter(signal.SIGTERM), list[int]()
@@ -986,13 +986,13 @@ def _fork_command(run_id: str, *arguments: str) -> int:
             while pid := os.waitpid(-1, os.WNOHANG)[0]:
                 left.discard(pid)
 
-    signal.signal(signal.SIGCHLD, reap)  # what an agent leaves behind that was killed comes to us
-    signal.signal(signal.SIGTERM, lambda number, frame: os.dup2(nothing, 0))  # which ends the reading, at any moment
+    signal.signal(signal.SIGCHLD, reap)  # orphans of a killed agent are reparented to us
+    signal.signal(signal.SIGTERM, lambda number, frame: os.dup2(nothing, 0))  # ends the read below, at any moment
     reap()
     os.read(0, 1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for pid in left:
-        os.kill(pid, signal.SIGTERM)  # not waited for yet, so the number is nobody else's
+        os.kill(pid, signal.SIGTERM)  # not waited for yet, so the pid cannot have been reused
     for pid in left:
         os.waitpid(pid, 0)
     end_descendants()
@@ -1004,7 +1004,7 @@ def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _bring_up(device: str, address: str) -> None:
-    """Give a device its address, and have it and the loopback device up. Raises OSError."""
+    """Give a device its address, and bring it and the loopback device up. Raises OSError."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         own, _, bits = address.partition("/")
         mask = (0xFFFFFFFF << (32 - int(bits)) & 0xFFFFFFFF).to_bytes(4, "big")
@@ -1021,13 +1021,13 @@ def _require(result: int, what: str) -> None:
 
 
 def _start_command(base: str, run_id: str, source: str) -> int:
-    """Take the host, start the daemon, print {"started": true} or {"refused": why}."""
+    """Claim the host, start the daemon, print {"started": true} or {"refused": why}."""
     directory, owner = os.path.join(base, run_id), Path(base, "owner")
     was_there = os.path.isdir(base)
     try:
         os.makedirs(base, mode=0o711, exist_ok=True)  # a replica may run as another user
         is_ours = _take(owner, run_id)
-    except PermissionError:  # the mend is another user, not another directory
+    except PermissionError:  # the fix is another user, not another directory
         raise
     except OSError as error:
         if not was_there:
@@ -1068,9 +1068,9 @@ def _start_command(base: str, run_id: str, source: str) -> int:
 
 
 def _take(owner: Path, run_id: str) -> bool:
-    """Have the file say whose the host is, unless it is there. Its name comes after its content is durable, so that a
-    machine that loses power then has no host that is taken by nobody."""
-    draft = owner.with_name(f"{owner.name}.{run_id}.{os.getpid()}")  # not another's, which takes the host beside us
+    """Create the file that names the host's owner; False if it exists. It gets its name only once its content is
+    durable, so that a power loss cannot leave a host that is claimed by nobody."""
+    draft = owner.with_name(f"{owner.name}.{run_id}.{os.getpid()}")  # unique: others may claim the host concurrently
     try:
         with open(draft, "w", encoding="utf-8") as file:
             file.write(run_id)
@@ -1086,8 +1086,8 @@ def _take(owner: Path, run_id: str) -> bool:
 
 
 def _others_command(directory: str) -> int:
-    """Print the runs, with their directories, whose agents work in the same network: their rules would take each
-    other's place, whatever directories they have."""
+    """Print the runs, with their directories, whose agents are in the same network namespace: their nftables rules
+    would replace each other's, even with different directories."""
     for name in filter(str.isdigit, os.listdir("/proc")):
         words = [os.fsdecode(word) for word in _words_of(int(name))]
         is_agent = len(words) > 4 and words[1:3] == [f"{words[3]}/agent.py", "daemon"]
@@ -1106,7 +1106,7 @@ def _reach(connection: socket.socket, directory: str) -> bool:
 
 
 def _relay_command(directory: str) -> int:
-    """Carry bytes both ways until either side ends."""
+    """Copy bytes both ways until either side closes."""
     with socket.socket(socket.AF_UNIX) as connection:
         deadline = time.monotonic() + RELAY_TIMEOUT_S
         while not _reach(connection, directory):
@@ -1129,7 +1129,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def ancestors() -> frozenset[int]:
-    """This process and all its parents."""
+    """This process and all its ancestors."""
     found: set[int] = set()
     pid = os.getpid()
     while pid > 0 and pid not in found:
@@ -1143,7 +1143,7 @@ def ancestors() -> frozenset[int]:
 
 
 def _marked(run_id: str) -> Iterator[int]:
-    """Processes of a run by the mark in their environment, but for this one and its parents."""
+    """Processes of a run by the mark in their environment, except this one and its ancestors."""
     spared = ancestors()
     mark = f"{RUN_VARIABLE}={run_id}".encode()
     for name in os.listdir("/proc"):
@@ -1163,8 +1163,8 @@ def _undo_all(commands: dict[str, Message], removed: list[str], left: list[str])
 
 
 def let_go(directory: str) -> None:
-    """Have no fault in force by any control file below a directory, before it is removed. A process that shows nobody's
-    mark, such as one that writes over its environment, may wait for a disk for as long as the file says so. Raises
+    """Clear all faults in the control files below a directory, before it is removed: a process without a visible mark,
+    such as one that overwrites its environment, may wait for its disk until the file no longer says so. Raises
     OSError."""
     for path in Path(directory).rglob(CONTROL_FILE):
         with open(path, "r+b", buffering=0) as file:
@@ -1172,7 +1172,7 @@ def let_go(directory: str) -> None:
 
 
 def _end_agents(run_id: str, directory: str) -> None:
-    """Have the daemon of a run end, with all that is below it; who does not within some seconds is killed later."""
+    """End the daemon of a run by SIGTERM, with all processes below it; if it takes too long, it is killed later."""
     words = [b"daemon", os.fsencode(directory), run_id.encode()]
     deadline = time.monotonic() + END_TIMEOUT_S + 1
     asked = set[int]()
@@ -1188,7 +1188,7 @@ def _end_agents(run_id: str, directory: str) -> None:
 
 
 def _keep(directory: str, hosts: Sequence[str], left: list[str]) -> None:
-    """Put the files of hosts, which are nowhere else, beside the directory that is to be removed."""
+    """Move the only copy of these hosts' files out of the directory that is to be removed, to one beside it."""
     for host in hosts:
         try:
             os.makedirs(f"{directory}{KEPT}", exist_ok=True)
@@ -1200,11 +1200,11 @@ def _keep(directory: str, hosts: Sequence[str], left: list[str]) -> None:
 
 
 def _clean_command(base: str, run_id: str, *kept_hosts: str) -> int:
-    """Remove everything of a run, but what is to be kept, and print {"removed": [...], "left": [...]}."""
+    """Remove everything of a run except the files of `kept_hosts`; print {"removed": [...], "left": [...]}."""
     removed, left = list[str](), list[str]()
     directory, owner, seen = os.path.join(base, run_id), Path(base, "owner"), set[int]()
     commands = _undo_commands(directory)
-    # Who waits for a frozen disk cannot be killed.
+    # A process that waits for a frozen disk cannot be killed.
     _undo_all({key: commands.pop(key) for key in list(commands) if key.startswith("thaw")}, removed, left)
     _end_agents(run_id, directory)
     deadline = time.monotonic() + KILL_TIMEOUT_S
@@ -1227,19 +1227,19 @@ def _clean_command(base: str, run_id: str, *kept_hosts: str) -> int:
 
             shutil.rmtree(directory)
             removed.append(directory)
-        if owner.exists() and owner.read_text().strip() in (run_id, ""):  # of earlier versions power took the content
+        if owner.exists() and owner.read_text().strip() in (run_id, ""):  # empty: an earlier version, and a power loss
             owner.unlink()
         for draft in owner.parent.glob(f"{owner.name}.{run_id}.*"):
             draft.unlink(missing_ok=True)
         if made_base:
-            with contextlib.suppress(OSError):  # somebody else's files are there by now
+            with contextlib.suppress(OSError):  # other files are there by now
                 os.rmdir(base)
     print(json.dumps({"removed": removed, "left": left}))
     return 0
 
 
 def main(arguments: list[str], source: str = "") -> int:
-    """Do what a sub-command says (see the module's text); returns the exit status."""
+    """Run a sub-command (see the module's docstring); returns the exit status."""
     os.environ["PATH"] = f"{os.environ.get('PATH', '')}:{_ADMIN_PATH}"
     command, *rest = arguments
     if command == "start":

@@ -1,9 +1,9 @@
-"""The names by which the programs of hosts find one another: a name service for each host, and the files that say so.
+"""Names by which the hosts' programs find one another: a name service for each host, and the files that point to it.
 
-Every program of a host is shown files of its own in three places, in a mount namespace that ends with it: a resolv.conf
-that names the host's service (name_server), an /etc/hosts that has the machine's own names and the host's, and an
-nsswitch.conf by which the C library asks there. Nothing on the host itself is changed, so nothing need be put back.
-A container may mount nothing, but has files of its own in these places, which end with it: they are written to.
+Every program of a host sees private files in three places, in a mount namespace that ends with it: a resolv.conf that
+names the host's service (name_server), an /etc/hosts with the machine's own names and the host's, and an nsswitch.conf
+that has the C library use both. Nothing on the host itself is changed, so nothing needs to be restored.
+A container may not mount, but its own files in these places end with it, so they are overwritten.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HOSTS_FILE, RESOLVER_FILE, ORDER_FILE = "/etc/hosts", "/etc/resolv.conf", "/etc/
 _LEAST_HOSTS = "127.0.0.1\tlocalhost\n"
 
 _GRACE_S = 10.0
-"""For a helper's answer, beyond the time that it is given."""
+"""Time for a helper to answer, in addition to the time that it was asked to wait."""
 
 _TRIAL = """
 set -e
@@ -43,8 +43,8 @@ for place in "$@"; do mount --bind "$0" "$place"; done
 
 @functools.cache
 def why_no_names() -> str | None:
-    """None when programs on this machine can be shown other files in these places; otherwise why not, in one line that
-    names the mend. Found out in a mount namespace that vanishes with the trial."""
+    """None when programs on this machine can be given private files in these places; otherwise why not, in one line
+    that names the fix. Tried in a mount namespace that vanishes with the trial."""
     missing = [place for place in (HOSTS_FILE, RESOLVER_FILE) if not os.path.exists(place)]
     if missing:
         return f"a name service per host needs {missing[0]} on this machine: make it, empty if need be"
@@ -62,7 +62,7 @@ def why_no_names() -> str | None:
 
 
 async def _text(link: AgentLink, path: str) -> str | None:
-    """A file of a host; None where it has none."""
+    """The content of a file of a host; None if it cannot be read."""
     try:
         return (await get_file(link, path)).decode(errors="replace")
     except ShellError:
@@ -70,21 +70,21 @@ async def _text(link: AgentLink, path: str) -> str | None:
 
 
 def hosts_file(own: str, names: Mapping[str, str]) -> str:
-    """A machine's own /etc/hosts, and these names with their addresses."""
+    """A machine's own /etc/hosts (`own`), followed by these names with their addresses."""
     return "\n".join([own.rstrip("\n"), *(f"{address}\t{name}" for name, address in names.items())]) + "\n"
 
 
 def nsswitch_file(text: str) -> str:
-    """A nsswitch.conf by which hosts are looked for in /etc/hosts and then by DNS, and all else as in `text`."""
+    """An nsswitch.conf that looks hosts up in /etc/hosts and then by DNS, and everything else as `text` does."""
     kept = [line for line in text.splitlines() if line.split(":")[0].strip() != "hosts"]
     return "\n".join([*kept, "hosts: files dns"]) + "\n"
 
 
 @dataclass(frozen=True, slots=True)
 class NamedHost:
-    """A host with a service: the link to its agent, the address that its service listens on, its own address, the names
-    of the others with their addresses as it is to reach them, and an address that nobody has. `owns_files`: its files
-    in these places are the run's own, and end with it."""
+    """A host with a name service: the link to its agent, the address that the service listens on, the host's own
+    address, the names of the other hosts with the addresses at which it reaches them, and an address that nobody has.
+    `owns_files`: its files in these places belong to the run and end with it, as in a container."""
 
     link: AgentLink
     _: KW_ONLY
@@ -95,7 +95,7 @@ class NamedHost:
     owns_files: bool = False
 
     def path(self, host: str, place: str) -> str:
-        """The file of this host that its programs see in a place."""
+        """The path of the file that this host's programs see in a place."""
         if self.owns_files:
             return place
         return os.path.join(self.link.directory, f"{host}.names.{os.path.basename(place)}")
@@ -103,7 +103,7 @@ class NamedHost:
     def served(self, replicas: Sequence[str]) -> dict[str, object]:
         """The configuration of its service (see name_server). A wrong address is the next replica's, or this host's."""
         addresses = [self.names[name] for name in replicas if name in self.names]
-        # A host may reach one replica, or none: on `local` nobody but replicas has a way to the others.
+        # A host may reach one replica, or none: on `local` only replicas have links to the others.
         following = [*addresses[1:], addresses[0]] if len(addresses) > 1 else [self.own] * len(addresses)
         turned = dict(zip(addresses, following, strict=True))
         wrong = {name: turned.get(address, self.own) for name, address in self.names.items()}
@@ -111,7 +111,7 @@ class NamedHost:
 
 
 class HostNames:
-    """See nemesis.target.Names. Made by `prepared`. `members` tells every process of the programs of a host."""
+    """See nemesis.target.Names. Made by `prepared`. `members` lists every process of a host's programs."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class HostNames:
         self._helpers = dict(helpers)
         self._members = members
         self._places: dict[str, dict[str, str]] = {}
-        """host -> what its programs see files of their own in place of, and what is in them"""
+        """host -> place -> content of the file that its programs see there"""
 
     @classmethod
     async def prepared(
@@ -135,8 +135,8 @@ class HostNames:
         import_path: str | None,
         members: Callable[[str], Awaitable[Sequence[ProcessMember]]],
     ) -> HostNames:
-        """Start the services and write the files. The modules are brought to hosts where there is no `import_path` to
-        them. Raises ClusterUnavailable when a host can have no mounts or the port is taken, ShellError."""
+        """Start the services and write the files. Without an `import_path`, the modules are copied to the hosts. Raises
+        ClusterUnavailable when a host cannot have private mounts or the port is taken, ShellError."""
         links = list(dict.fromkeys(named.link for named in hosts.values()))
         helpers = {
             link: AgentHelper(link, module="harness.clusters.name_server", import_path=import_path) for link in links
@@ -169,7 +169,7 @@ class HostNames:
         named = self._hosts[host]
         texts = {
             HOSTS_FILE: hosts_file(await _text(named.link, HOSTS_FILE) or _LEAST_HOSTS, {host: named.own}),
-            # No domain of the machine's own is put after a name, and a late answer is waited for.
+            # No search domain of the machine is appended to a name, and the timeout leaves room for late answers.
             RESOLVER_FILE: f"nameserver {named.listen}\nsearch .\noptions timeout:5 attempts:2\n",
         }
         order = await _text(named.link, ORDER_FILE)
@@ -180,7 +180,7 @@ class HostNames:
             await put_file(named.link, named.path(host, place), text.encode())
 
     def mounts(self, host: str) -> Sequence[tuple[str, str]]:
-        """(file, place): what the programs of a host are to see in place of what is there."""
+        """(file, place) pairs: the programs of a host must see the file in that place."""
         if self._hosts[host].owns_files:
             return ()
         return [(self._hosts[host].path(host, place), place) for place in self._places.get(host, ())]
@@ -189,7 +189,7 @@ class HostNames:
         return self._helpers[self._hosts[host].link]
 
     async def disturb(self, fault_id: str, faults: Mapping[str, NameFault]) -> None:
-        """Put faults in force. Raises ShellError."""
+        """Apply faults. Raises ShellError."""
         for host, fault in faults.items():
             wanted = {"kind": fault.kind, "delay_ms": fault.delay_ms}
             await self._helper(host).request("disturb", fault=fault_id, hosts={host: wanted})
@@ -209,7 +209,7 @@ class HostNames:
         ]
 
     async def reaches(self, host: str) -> str | None:
-        """None when every process of the host's programs sees the files, as they were written."""
+        """None when every process of the host's programs sees the files as they were written; otherwise why not."""
         members = await self._members(host)
         for place, text in self._places[host].items():
             file = self._hosts[host].path(host, place)
@@ -224,7 +224,7 @@ class HostNames:
         return None
 
     async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
-        """What programs have asked since a fault began, and met. Raises ShellError."""
+        """How many lookups programs have made since a fault began, and how many met it. Raises ShellError."""
         found: dict[str, FaultMet] = {}
         for helper in self._helpers.values():
             answer = await helper.request("met", fault=fault_id)
@@ -232,11 +232,11 @@ class HostNames:
         return found
 
     async def release(self, fault_id: str) -> None:
-        """Take one fault back. Raises ShellError."""
+        """Undo one fault. Raises ShellError."""
         for helper in self._helpers.values():
             await helper.request("release", fault=fault_id)
 
     async def release_all(self) -> None:
-        """Take every fault back. Raises ShellError."""
+        """Undo every fault. Raises ShellError."""
         for helper in self._helpers.values():
             await helper.request("release_all")

@@ -1,8 +1,8 @@
-"""The file of the host keys that are right, as OpenSSH has it: paramiko reads some of its lines and rewrites none.
+"""OpenSSH's known_hosts file: paramiko is given the lines that it understands, and never rewrites the file.
 
-paramiko ends with an error at what it cannot read (`@cert-authority`, a damaged line), and to keep a key it writes the
-whole file anew, without comments and without the lines that it does not know. So it is given only what it understands,
-and a new key is added at the end.
+paramiko fails on a line that it cannot parse (`@cert-authority`, a damaged line), and to store a key it rewrites the
+whole file, dropping comments and lines that it does not know. So it gets only what it understands, and a new key is
+appended here.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ __all__ = ["append_key", "load_known_hosts"]
 
 
 def load_known_hosts(client: paramiko.SSHClient, path: str) -> None:
-    """Have the client believe the keys of a file; none where there is no such file. Lines with a marker (`@`) and those
-    that paramiko cannot read are passed over, as ssh passes over what it cannot read. Raises OSError."""
+    """Have the client trust the keys in a file, if it exists. Lines with a marker (`@`) and lines that paramiko cannot
+    parse are skipped, as ssh skips what it cannot parse. Raises OSError."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             entries = [" ".join(line.split()[:3]) for line in file if _is_read_by_paramiko(line)]
@@ -45,7 +45,7 @@ def _is_read_by_paramiko(line: str) -> bool:
 
 
 def append_key(path: str, name: str, key: paramiko.PKey) -> None:
-    """Add a key at the end of a file, which is made if need be. Raises OSError."""
+    """Append a key to a file, which is created if it does not exist. Raises OSError."""
     os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     with os.fdopen(descriptor, "r+b", buffering=0) as file:
