@@ -86,7 +86,7 @@ RELAY_TIMEOUT_S = 3.0
 """Time for an agent that has just been started to listen; one that does not listen by then has ended."""
 KILL_TIMEOUT_S = 10.0
 END_TIMEOUT_S = 5.0
-"""Time for everything below an agent to be gone once killed; a process waiting for a disk in the kernel takes longer."""
+"""Time for everything below an agent to be gone once killed; processes waiting for a disk in the kernel take longer."""
 NO_AGENT_STATUS = 3
 PROGRAM_VARIABLE = "SPLITBRAIN_PROGRAM"
 """Environment variable of a program and of all that it starts; identifies it among the agent's programs."""
@@ -317,7 +317,7 @@ class Agent:
 
     def _members_of(self, child: _Child) -> list[_Process]:
         """Every process of a program that has not ended, including what it started, whatever group, session or parent
-        that has by now. Found by parents and session, by the mark in the environment, and by having been seen before."""
+        that has by now. Found by parent and session, by the mark in the environment, or because it was seen before."""
         table = {process.pid: process for process in _processes()}
         first = child.popen.pid
         found = {pid for pid, started in child.known.items() if pid in table and table[pid].started == started}

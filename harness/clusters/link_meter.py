@@ -1,19 +1,19 @@
-"""The link meter: sends and takes the packets that show how good the links of a host are.
+"""The link meter: sends and receives the packets that measure the quality of a host's links.
 
-It runs on a host with an agent, beside what is tested and not under its faults. What it sends is stamped by the host's
-wall clock, what it takes by the kernel on arrival; whoever asks knows how the clocks of two hosts differ. It is
-spoken to over the Unix socket that its argument names, as control_server says:
+It runs on a host with an agent, beside the tested programs and outside their faults. Packets are stamped by the host's
+wall clock when sent, and by the kernel on arrival; the caller knows how the clocks of two hosts differ. It takes
+requests on the Unix socket that its argument names, in the format of control_server:
 
-    open      {"address": own}   -> {"port"}    where it takes packets; asked again it is the same
+    open      {"address": own}   -> {"port"}    where it receives packets; later calls return the same
     send      {"measurement": n, "to": [[address, port], ...], "count", "size_bytes", "spacing_s"}
-              -> {"sent_ns": {address: [time of each]}}    answered when all are sent; 0 for one that was refused
+              -> {"sent_ns": {address: [time of each]}}    answered when all are sent; 0 for one that failed to send
     arrivals  {"measurement": n, "sources": [address, ...], "count", "wait_s"}
               -> {"arrivals": {address: [[number, time], ...]}, "damaged": {address: count}}    in order, as soon as
               `count` different ones have come from each source, or after `wait_s` seconds
-    refused   -> {"segments"}    what the kernel of this host refused of TCP for its checksum since it was started
+    refused   -> {"segments"}    TCP segments that the host's kernel has dropped for a wrong checksum since it started
 
-Only packets of the newest measurement that was heard of are kept. They carry a checksum of their own and none of UDP's,
-so that one with a flipped bit comes here and is counted, instead of being refused before.
+Only packets of the newest measurement seen are kept. They carry a checksum of their own and none of UDP's, so that a
+packet with a flipped bit arrives here and is counted, instead of being dropped by the kernel.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from harness.clusters.control_server import run_helper
 __all__ = ["HEADER_BYTES", "LinkMeter", "arrival_ns", "main", "refused_segments", "stamp_arrivals"]
 
 MAX_ARRIVALS = 200_000
-"""Packets kept of one measurement: twice what a hundred peers send."""
+"""Packets kept per measurement: twice what a hundred peers send."""
 MAX_PACKETS_PER_WAKE = 256
 
 _SO_TIMESTAMPNS = 35
 _SO_NO_CHECK = 11
 _TIMESPEC = struct.Struct("=qq")
 _HEADER = struct.Struct("!III")
-"""Number of the packet, of the measurement, and the checksum (CRC-32) of both and of all that follows."""
+"""Packet number, measurement number, and a CRC-32 checksum of both and of all that follows the header."""
 HEADER_BYTES = _HEADER.size
 _RECEIVE_BUFFER_BYTES = 4 << 20
 _ANCILLARY_BYTES = 128
@@ -58,7 +58,7 @@ class LinkMeter:
         self._news = asyncio.Event()
 
     async def open(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Bind the one socket."""
+        """Bind the socket, unless it is bound already."""
         if self._socket is None:
             made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
             try:
@@ -74,7 +74,7 @@ class LinkMeter:
         return {"port": self._socket.getsockname()[1]}
 
     async def send(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Send to every destination in turn, `spacing_s` between two rounds."""
+        """Send to every destination in turn, pausing `spacing_s` between two rounds."""
         if self._socket is None:
             raise ValueError("the meter was not opened")
         measurement, size_bytes = int(message["measurement"]), int(message["size_bytes"])
@@ -93,7 +93,7 @@ class LinkMeter:
         return {"sent_ns": sent_ns}
 
     async def arrivals(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Wait for packets, and tell of them."""
+        """Wait for packets, and return when and from where they arrived."""
         measurement, sources, count = int(message["measurement"]), message["sources"], int(message["count"])
         self._begin(measurement)
         with contextlib.suppress(TimeoutError):
@@ -111,7 +111,7 @@ class LinkMeter:
         }
 
     async def refused(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Read the kernel's count."""
+        """Read the kernel's counter."""
         return {"segments": refused_segments(Path("/proc/net/snmp").read_text(encoding="ascii"))}
 
     def _begin(self, measurement: int) -> None:
@@ -150,20 +150,20 @@ def _packet(number: int, measurement: int, size_bytes: int) -> bytes:
 
 
 def refused_segments(shown: str) -> int:
-    """Segments of TCP with a wrong checksum, from the text of /proc/net/snmp. Raises ValueError where it has none."""
+    """TCP segments with a wrong checksum, from the text of /proc/net/snmp. Raises ValueError if it does not say."""
     names, values = [line.split() for line in shown.splitlines() if line.startswith("Tcp:")]
     return int(values[names.index("InCsumErrors")])
 
 
 def stamp_arrivals(receiver: socket.socket) -> None:
-    """Have the kernel stamp what a socket receives, and let many packets wait there. Raises OSError."""
+    """Have the kernel stamp packets that a socket receives, and enlarge its receive buffer. Raises OSError."""
     with contextlib.suppress(OSError):
         receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
     receiver.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
 
 
 def arrival_ns(ancillary: list[tuple[int, int, bytes]]) -> int:
-    """When the kernel took a packet, by its ancillary data; now where that is not said."""
+    """When the kernel received a packet, from its ancillary data; the present time if that has no timestamp."""
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == _SO_TIMESTAMPNS and len(data) >= _TIMESPEC.size:
             seconds, nanoseconds = _TIMESPEC.unpack_from(data)

@@ -1,13 +1,14 @@
 """Probes for the links of a `local` cluster: real bytes through the real proxy.
 
-For every pair of hosts that may open connections the harness keeps one connection of its own through the
-pair's listener, from one end to the other: it has announced the address that it connects from, so that the
-proxy joins it to an endpoint of the harness instead of a node. Everything in between is what the nodes' own
-connections go through: the listener, the gates, the pumps.
+For every pair of hosts that may open connections, the harness keeps one connection of its own through the
+pair's listener. It announces the address that it connects from, so that the proxy joins the connection to an
+endpoint of the harness instead of a node. Everything in between is the same as for the nodes' own
+connections: the listener, the gates, the pumps.
 
 A probe of a link sends a nonce over each such connection between the two hosts, in the direction of the link:
-once as what an opener sends and once as what it gets back. And it opens new connections between the two
-hosts, which must come to nothing while either direction is cut. What a probe says is only ever what arrived.
+one on the connection that its source opened, and one on the connection that its destination opened. It also
+opens new connections between the two hosts, which must not be established while either direction is cut. A
+probe reports only what arrived.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from nemesis.target import Link, LinkMeasure, ProbeResult
 __all__ = ["LinkProbe"]
 
 NONCE_BYTES = 8
-"""A nonce is a counter: unique within one harness, which is the only one that its connections reach."""
+"""A nonce is a counter: it has to be unique only within one harness, as its connections reach no other."""
 
 _BLOCK_BYTES = 32 * NONCE_BYTES
-"""Bytes that are looked at together, so that filler is passed over quickly."""
+"""Bytes that are checked together, so that filler is skipped quickly."""
 
 OPEN_TIMEOUT_S = 10.0
-"""How long the kept connections may take to be made, all together, on a very busy machine."""
+"""How long it may take to open all kept connections together, on a very busy machine."""
 
 _HOME = "127.0.0.1"
-"""Where the harness's own endpoints are."""
+"""The address of the harness's own endpoints."""
 
 Address = tuple[str, int]
 Announce = Callable[[Sequence[tuple[str, int, str, int]]], Awaitable[None]]
@@ -45,8 +46,8 @@ class LinkProbe:
     """Keeps the probe connections of one cluster and answers `Network.probe`."""
 
     def __init__(self, *, listeners: dict[Link, Address], announce: Announce) -> None:
-        """`listeners` has, for every pair (opener, far host), where the opener connects to. `announce` tells
-        the proxy (source ip, source port, to ip, to port) for connections to come."""
+        """`listeners` maps every pair (opener, far host) to the address that the opener connects to. `announce`
+        sends the proxy (source ip, source port, to ip, to port) for connections to come."""
         self._listeners = listeners
         self._announce = announce
         self._kept: dict[Link, _Connection] = {}
@@ -54,10 +55,10 @@ class LinkProbe:
         self._awaited: dict[int, asyncio.Future[None]] = {}
 
     async def keep(self, pairs: Iterable[Link]) -> None:
-        """See to it that there is a kept connection for each of these pairs that can open connections.
+        """Ensure a kept connection for each of these pairs that can open connections.
 
-        To be called while their links are whole, before a cut: afterwards none can be made. Pairs that cannot
-        be connected are left without; a probe then has only new connections to go by.
+        Call this before a cut, while the links are whole: afterwards none can be made. Pairs that cannot be
+        connected are left without one; a probe then relies on new connections only.
         """
         missing = [pair for pair in pairs if pair in self._listeners and not self._is_kept(pair)]
         made = [self._new_connection(pair) for pair in missing]
@@ -71,11 +72,11 @@ class LinkProbe:
                 self._keep_or_close(connection)
 
     async def probe(self, links: Collection[Link], *, timeout_s: float) -> Sequence[ProbeResult]:
-        """Whether bytes pass each link; returns as soon as all have, or after `timeout_s` seconds.
+        """Test whether bytes pass each link; returns once they have on all, or after `timeout_s` seconds.
 
-        A link is `partial` when some ways over it pass and others do not: nonces of one kind of connection
-        only, a new connection in spite of a cut, or none although both directions pass.
-        Raises ValueError for a link that this cluster does not have.
+        A link is `partial` when some connections over it pass and others do not: nonces arrive on some kept
+        connections only, a new connection is established in spite of a cut, or none is although both
+        directions pass. Raises ValueError for a link that this cluster does not have.
         """
         loop = asyncio.get_running_loop()
         end_s = loop.time() + timeout_s
@@ -106,10 +107,10 @@ class LinkProbe:
     async def time_link(
         self, link: Link, *, count: int, size_bytes: int, spacing_s: float, timeout_s: float
     ) -> LinkMeasure:
-        """Send `count` lots of about `size_bytes` over the kept connection of a link and time their last bytes.
+        """Send `count` batches of about `size_bytes` over the kept connection of a link and time their last bytes.
 
-        Streams lose and double nothing, so only delays and the time for all say anything. Nothing is received
-        where there is no kept connection.
+        Streams neither lose nor duplicate bytes, so only the delays and the total time mean anything. Nothing
+        counts as received if there is no kept connection.
         """
         loop = asyncio.get_running_loop()
         kept = [self._kept[pair] for pair in self._ways(link) if self._is_kept(pair)]
@@ -150,10 +151,11 @@ class LinkProbe:
         for connection in self._kept.values():
             connection.close()
         self._kept.clear()
-        await asyncio.sleep(0)  # transports close in the loop's next round
+        await asyncio.sleep(0)  # transports close in the loop's next iteration
 
     def _ways(self, link: Link) -> list[Link]:
-        """The pairs over whose connections bytes of `link` travel: forward, and as what comes back."""
+        """The pairs whose connections carry bytes in the direction of `link`: those of its source, which send them
+        forward, and those of its destination, which get them back."""
         pairs = [pair for pair in (link, _reverse(link)) if pair in self._listeners]
         if not pairs:
             raise ValueError(f"this cluster has no link {link.source}->{link.destination}")
@@ -167,7 +169,7 @@ class LinkProbe:
         sent: dict[Link, list[asyncio.Future[None]]],
         new: dict[Link, _Connection],
     ) -> ProbeResult:
-        """Judge what arrived for one link."""
+        """Judge a link by what arrived."""
         arrived = [arrival.done() for arrival in sent[link]]
         established = [pair for pair in pairs if new[pair].established.done()]
         arrived_new = [new[pair].arrivals[link].done() for pair in established]
@@ -199,7 +201,7 @@ class LinkProbe:
         return _Connection(pair, send=self._send, arrived=self._arrived)
 
     async def _open(self, connections: Collection[_Connection]) -> None:
-        """Announce connections and begin to make them; whether they are established shows later."""
+        """Announce connections and begin to open them; `established` shows later whether they were."""
         if not connections:
             return
         routes = await asyncio.gather(*(connection.listen() for connection in connections))
@@ -207,7 +209,7 @@ class LinkProbe:
         await asyncio.gather(*(connection.connect(self._listeners[connection.pair]) for connection in connections))
 
     def _send(self, connection: _Connection, link: Link) -> asyncio.Future[None]:
-        """Send a nonce over a connection in the direction of `link`; done when it comes out at the other end."""
+        """Send a nonce over a connection in the direction of `link`; the future is done when it arrives."""
         nonce = next(self._nonces)
         arrival = asyncio.get_running_loop().create_future()
         self._awaited[nonce] = arrival
@@ -217,7 +219,7 @@ class LinkProbe:
 
     def _arrived(self, nonce: int) -> None:
         arrival = self._awaited.get(nonce)
-        if arrival is not None and not arrival.done():  # else: of an earlier probe, held back by a cut until now
+        if arrival is not None and not arrival.done():  # else it is from an earlier probe, delayed by a cut until now
             arrival.set_result(None)
 
 
@@ -226,10 +228,10 @@ def _reverse(link: Link) -> Link:
 
 
 class _Connection:
-    """One connection of the harness with itself through the proxy, from the opener's side to the far host's.
+    """One connection of the harness to itself through the proxy, from the opener's side to the far host's.
 
-    `established` is done when the far end is there; then a nonce is sent each way, and `arrivals` tells, for
-    each of the two links, whether it came.
+    `established` is done when both ends are connected; then a nonce is sent each way, and `arrivals` has, for each
+    of the two links, a future that is done when it has arrived.
     """
 
     def __init__(
@@ -246,7 +248,7 @@ class _Connection:
             pair: loop.create_future(),
             _reverse(pair): loop.create_future(),
         }
-        self._on_their_way: list[asyncio.Future[None]] = []
+        self._in_flight: list[asyncio.Future[None]] = []
         self._send = send
         self._near = _Endpoint(arrived, self._endpoint_ready)
         self._far = _Endpoint(arrived, self._endpoint_ready)
@@ -259,7 +261,7 @@ class _Connection:
         return self._near.is_open and self._far.is_open
 
     async def listen(self) -> tuple[str, int, str, int]:
-        """Prepare both ends; returns (source ip, source port, far ip, far port) for the proxy to know."""
+        """Prepare both ends; returns (source ip, source port, far ip, far port), to be announced to the proxy."""
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(lambda: self._far, _HOME, 0, backlog=1)
         self._socket = socket.socket()
@@ -284,12 +286,12 @@ class _Connection:
         endpoint.send(nonce)
 
     def send_filler(self, link: Link, size_bytes: int) -> None:
-        """Send about so many bytes that mean nothing in the direction of `link`."""
+        """Send about `size_bytes` of meaningless bytes in the direction of `link`."""
         endpoint = self._near if link == self.pair else self._far
         endpoint.send_filler(size_bytes)
 
     def stop_listening(self) -> None:
-        """No far end is waited for any more."""
+        """Stop waiting for the far end to be connected."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -301,7 +303,7 @@ class _Connection:
             endpoint.close()
         if self._socket is not None and not self._near.is_open:
             self._socket.close()
-        for future in (self.established, *self.arrivals.values(), *self._on_their_way):
+        for future in (self.established, *self.arrivals.values(), *self._in_flight):
             future.cancel()
 
     def _endpoint_ready(self) -> None:
@@ -310,7 +312,7 @@ class _Connection:
             for link, waiting in self.arrivals.items():
                 arrival = self._send(self, link)
                 arrival.add_done_callback(partial(_pass_on, waiting))
-                self._on_their_way.append(arrival)
+                self._in_flight.append(arrival)
 
 
 def _pass_on(waiting: asyncio.Future[None], arrival: asyncio.Future[None]) -> None:
@@ -319,7 +321,7 @@ def _pass_on(waiting: asyncio.Future[None], arrival: asyncio.Future[None]) -> No
 
 
 class _Endpoint(asyncio.Protocol):
-    """One end of a probe connection: takes nonces apart and reports them."""
+    """One end of a probe connection: splits the stream into nonces and reports them."""
 
     def __init__(self, arrived: Arrived, ready: Callable[[], None]) -> None:
         self._arrived = arrived
@@ -343,7 +345,7 @@ class _Endpoint(asyncio.Protocol):
         whole_bytes = len(data) - len(data) % NONCE_BYTES
         for begin in range(0, whole_bytes, _BLOCK_BYTES):
             block = data[begin : min(begin + _BLOCK_BYTES, whole_bytes)]
-            if block.count(0) < len(block):  # else filler, which nobody waits for
+            if block.count(0) < len(block):  # all zeros are filler, which nobody waits for
                 for (nonce,) in struct.iter_unpack(">Q", block):
                     self._arrived(nonce)
         self._rest = data[whole_bytes:]

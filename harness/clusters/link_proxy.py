@@ -1,25 +1,26 @@
 """The link proxy: a process through which every connection between the hosts of a `local` cluster goes.
 
-Each directed pair of hosts that may open connections has listeners of its own, one for each port; whoever
-connects there is joined to that port of the destination host. By the listener the proxy knows which link a
-connection belongs to, so it can cut, delay and throttle each direction between two hosts by itself (see
+Each directed pair of hosts that may open connections has its own listeners, one for each port; a client that
+connects there is joined to that port of the destination host. The listener identifies the link of a
+connection, so the proxy can cut, delay and throttle each direction between two hosts separately (see
 `link_pump`).
 
-What a cut does. Connections that exist stall in that direction: nothing passes, not even their end. A new
-connection over a link of which either direction is cut is not established to the far host, since TCP needs both.
-It looks as if accepted (the kernel has done that by then) but nothing answers and what is sent waits. When
-both directions are open again it goes on, as a repeated SYN would; unless the opener has hung up meanwhile, in
-which case nothing of it ever reaches the far host.
+What a cut does: existing connections stall in that direction; nothing passes, not even their end. A new
+connection is not established to the far host while either direction of its link is cut, since TCP needs both.
+It looks accepted (the kernel has done that by then), but nothing answers and what is sent waits. When both
+directions are open again it proceeds, as after a repeated SYN; if the opener has hung up meanwhile, none of it
+ever reaches the far host.
 
-It is spoken to over the Unix socket that its argument names, as control_server says:
+It takes requests on the Unix socket that its argument names, in the format of control_server:
 
     open    {"seed", "links": [{"source", "destination", "from": ip, "ports": [[listen ip, port, to ip, port], ...]}]}
     gates   {"cut": [[source, destination], ...], "shaped": [[source, destination, delay_ms, jitter_ms, bytes/s], ...]}
-            the state of all links; whatever is not named is open and plain
+            the state of all links; a link that is not named is open and unshaped
     route   {"routes": [[ip, port, to ip, to port], ...]}   where connections *from* these addresses go, once each
     stats   -> {"connections", "pending", "held_bytes"}
     traffic -> {"links": [[source, destination, bytes passed, bytes stopped, connections stopped], ...]}
-            since `open`, of all connections but those that a route was announced for, which are the harness's
+            since `open`, excluding connections for which a route was announced, which are the harness's
+    far_ports  {"ports": [...]} -> {"ports": [[opener's port, port from which the proxy connected on], ...]}
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ from harness.clusters.link_pump import Gate, Pump, Side, reset
 __all__ = ["LinkProxy", "main", "raise_descriptor_limit"]
 
 MAX_CONNECTIONS = 20_000
-"""Connections at a time; each takes two descriptors and, when cut, MAX_HELD_BYTES at worst. Any more are reset."""
+"""Connections at a time; each takes two descriptors and, when cut, up to MAX_HELD_BYTES. Further ones are reset."""
 
 MAX_PENDING_PER_LINK = 64
-"""Connections that wait on one cut link. A peer that gives up and tries again all the time leaves many behind;
-the oldest is reset to make room."""
+"""Connections that wait on one cut link. A peer that keeps giving up and retrying leaves many behind; the oldest
+is reset to make room."""
 
 MAX_ROUTES = 4096
-"""Announced probe connections that have not come yet; the oldest is forgotten."""
+"""Announced probe connections that have not been opened yet; beyond this the oldest is forgotten."""
 
 CONNECT_TIMEOUT_S = 5.0
 """How long the destination host's kernel may take to accept; on one machine only a full backlog takes long."""
@@ -74,7 +75,7 @@ class _Link:
 
 
 class _Opener(Side):
-    """The socket on which a connection was accepted, and what is to become of the connection."""
+    """The accepted socket of a connection, and the connection's link and destination."""
 
     def __init__(self, proxy: LinkProxy, link: _Link, destination: Address) -> None:
         super().__init__(incoming=Pump(link.backward), outgoing=Pump(link.forward))
@@ -94,7 +95,7 @@ class _Opener(Side):
         super().connection_lost(exc)
 
     def has_hung_up(self) -> bool:
-        """Whether the opener has closed its end; asked of the kernel, since nothing is read while pending."""
+        """Whether the opener has closed its end; the kernel knows, since nothing is read while pending."""
         if self.transport is None or self.transport.is_closing():
             return True
         if not hasattr(socket, "TCP_INFO"):
@@ -103,7 +104,7 @@ class _Opener(Side):
         return bool(info[0] != _TCP_ESTABLISHED)
 
     def drop(self) -> None:
-        """Reset the connection at both ends, whatever the gates say."""
+        """Reset the connection at both ends, even if its link is cut."""
         self.link.pending.pop(self, None)
         for transport in (self.transport, self.far_transport):
             if transport is not None:
@@ -111,7 +112,7 @@ class _Opener(Side):
 
 
 class LinkProxy:
-    """All links of one cluster. One instance a process; its methods are the operations of the protocol."""
+    """All links of one cluster, one instance per process; its methods are the operations of the protocol."""
 
     def __init__(self) -> None:
         self._rng = random.Random(0)
@@ -123,7 +124,7 @@ class LinkProxy:
         self._connecting: set[asyncio.Task[None]] = set()
 
     async def open(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Listen for all links. When one address cannot be had, none is kept, and the reply says which."""
+        """Listen for all links. If one address is not available, all listeners are closed and the reply names it."""
         self._rng.seed(int(message.get("seed", 0)))
         loop = asyncio.get_running_loop()
         for entry in message["links"]:
@@ -185,7 +186,7 @@ class LinkProxy:
         return {"ok": True}
 
     async def stats(self, message: dict[str, Any]) -> dict[str, Any]:
-        """How much there is at this moment."""
+        """Count connections, pending ones, and bytes held, at this moment."""
         return {
             "ok": True,
             "connections": len(self._openers),
@@ -194,7 +195,7 @@ class LinkProxy:
         }
 
     async def traffic(self, message: dict[str, Any]) -> dict[str, Any]:
-        """What has come to each link, and what of it has passed."""
+        """What has passed each link, and what was stopped at it."""
         return {
             "ok": True,
             "links": [
@@ -204,7 +205,7 @@ class LinkProxy:
         }
 
     async def far_ports(self, message: dict[str, Any]) -> dict[str, Any]:
-        """From which port the proxy connects on for each opener that has connected from one of these."""
+        """For each opener that has connected from one of these ports, the port from which the proxy connected on."""
         wanted = set(message["ports"])
         found = []
         for opener in self._openers:
@@ -228,7 +229,7 @@ class LinkProxy:
         self._gates.clear()
 
     def accepted(self, opener: _Opener) -> None:
-        """A connection has come in: join it to its destination, or let it wait while its link is cut."""
+        """Join a new connection to its destination, or let it wait while its link is cut."""
         self._openers[opener] = None
         transport = cast(asyncio.Transport, opener.transport)
         routed = self._routes.pop(transport.get_extra_info("peername"), None)
@@ -245,12 +246,12 @@ class LinkProxy:
             if len(link.pending) >= MAX_PENDING_PER_LINK:
                 next(iter(link.pending)).drop()
             link.pending[opener] = None
-            if routed is None:  # what asks for a connection goes forward, and the answer to it back
+            if routed is None:  # the SYN goes forward, and the answer to it back
                 stopping = link.forward if link.forward.is_cut else link.backward
                 stopping.stopped_connections += 1
 
     def lost(self, opener: _Opener) -> None:
-        """A connection has ended."""
+        """Forget a connection that has ended."""
         self._openers.pop(opener, None)
 
     def _gate(self, source: str, destination: str) -> Gate:
@@ -262,7 +263,7 @@ class LinkProxy:
         task.add_done_callback(self._connecting.discard)
 
     async def _connect(self, opener: _Opener) -> None:
-        """Connect to the far host and start the pumps. A refusal there becomes a reset here."""
+        """Connect to the far host and start the pumps. If it refuses, the opener is reset."""
         far = Side(incoming=opener.outgoing, outgoing=opener.incoming)
         ip, port = opener.destination
         try:
@@ -275,7 +276,7 @@ class LinkProxy:
             return
         near_transport = cast(asyncio.Transport, opener.transport)
         far_transport = cast(asyncio.Transport, far.transport)
-        if near_transport.is_closing():  # the opener went away meanwhile, and sent nothing that was read
+        if near_transport.is_closing():  # the opener has hung up meanwhile, and nothing was read from it
             reset(far_transport)
             return
         opener.far_transport = far_transport
@@ -290,7 +291,7 @@ def _drop_hung_up(openers: Iterable[_Opener]) -> None:
 
 
 def raise_descriptor_limit() -> int:
-    """Allow this process as many open descriptors as the system lets it; returns the new limit.
+    """Raise this process's limit on open descriptors as far as the system allows; returns the new limit.
 
     A cluster of n nodes has some n * n links, each with several sockets, and the usual soft limit is 1024.
     """

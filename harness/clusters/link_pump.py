@@ -1,17 +1,17 @@
 """How bytes move through a link proxy: gates and pumps.
 
-A *gate* is one directed link. It says whether bytes may pass from its source host to its destination host, and
-how late and how fast. A *pump* moves the bytes of one direction of one connection through a gate; a proxied
-connection has two, since what the opener sends goes one way over the link and what it gets back the other. All
-pumps of one direction between two hosts share one gate, whoever opened the connection.
+A *gate* is one directed link. It decides whether bytes may pass from its source host to its destination host,
+and how late and how fast. A *pump* moves the bytes of one direction of one connection through a gate; a proxied
+connection has two, one for what the opener sends and one for what it gets back. All pumps of one direction
+between two hosts share one gate, whichever host opened the connection.
 
-A closed gate stops everything, the end of a stream and a reset included, as a cable that carries no packets
-would: what was sent meanwhile waits in buffers of bounded size (here, and in the kernel's behind a paused
-socket) and goes on when the gate opens, as TCP would send it again. What had been handed to the destination's
-socket before the cut counts as delivered.
+A cut gate stops everything, including the end of a stream and a reset, like a cable that carries no packets.
+What is sent meanwhile waits in buffers of bounded size (here, and in the kernel behind a paused socket) and
+moves on when the gate opens, as TCP would retransmit it. What was written to the destination's socket before
+the cut counts as delivered.
 
-A gate counts the bytes that pass it, and those that wait at it while it is cut, of all pumps but those of the harness's
-own connections.
+A gate counts the bytes that pass it and the bytes that wait at it while it is cut, except on the harness's own
+connections.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from typing import cast
 __all__ = ["MAX_HELD_BYTES", "Gate", "Pump", "Side", "reset"]
 
 MAX_HELD_BYTES = 1 << 20
-"""Bytes that one pump holds while they wait for their time; the sender is paused at this. Enough for 10 MB/s at
-100 ms of delay. One more read (256 KiB at most, asyncio's own limit) may come in on top."""
+"""Bytes that one pump holds until they are due; at this many it pauses the sender. Enough for 10 MB/s at 100 ms of
+delay. One more read (256 KiB at most, asyncio's own limit) may be added."""
 
 KERNEL_BUFFER_BYTES = 128 << 10
-"""Of each socket and direction, which the kernel doubles. On loopback it would make some megabytes of it, and a host
-whose peer reads nothing would not feel it until as much was sent."""
+"""Per socket and direction; the kernel doubles it. Left alone, the kernel would grow it to some megabytes on loopback,
+and a host whose peer reads nothing would not notice until it had sent as much."""
 
 PIECES_PER_S = 50
-"""A throttled link passes its bytes in this many pieces a second, so that they flow rather than come in lumps."""
+"""A throttled link passes its bytes in this many pieces a second, so that they flow evenly rather than in bursts."""
 
 MIN_PIECE_BYTES = 64
 """Smallest piece of a throttled link."""
@@ -51,7 +51,7 @@ class _End(Enum):
 
 
 class Gate:
-    """One directed link: open or cut, with a delay and a rate. Times are seconds inside the proxy."""
+    """One directed link: open or cut, with a delay and a rate. Times inside the proxy are in seconds."""
 
     __slots__ = (
         "_rng",
@@ -76,16 +76,16 @@ class Gate:
         self.pumps: dict[Pump, None] = {}
         self.passed_bytes = 0
         self.stopped_connections = 0
-        """Attempts to connect that came while it was cut."""
+        """Connection attempts while it was cut."""
         self._stopped_bytes = 0
 
     @property
     def stopped_bytes(self) -> int:
-        """Bytes that came while it was cut, those included that went on later, or were lost with their connection."""
+        """Bytes that came while it was cut, including those that passed later or were lost with their connection."""
         return self._stopped_bytes + sum(pump.note_stopped() for pump in self.pumps)
 
     def leave(self, pump: Pump) -> None:
-        """A pump goes, and what has waited at it stays counted. Idempotent."""
+        """Remove a pump; the bytes that waited at it stay counted. Idempotent."""
         if pump in self.pumps:
             self._stopped_bytes += pump.note_stopped()
             del self.pumps[pump]
@@ -96,9 +96,9 @@ class Gate:
         return not (self.is_cut or self.delay_s or self.jitter_s or self.rate_bytes_per_s)
 
     def set(self, *, is_cut: bool, delay_ms: float, jitter_ms: float, rate_bytes_per_s: float) -> None:
-        """Change the link; in force for every connection on return. A rate of 0 is no limit.
+        """Change the link; in force for every connection on return. A rate of 0 means no limit.
 
-        Bytes already on their way keep the delay they set out with.
+        Bytes that are already held keep the delay that they started with.
         """
         if self.is_cut and not is_cut:
             self._stopped_bytes = self.stopped_bytes
@@ -113,7 +113,7 @@ class Gate:
             pump.gate_changed()
 
     def due_s(self, now_s: float) -> float:
-        """When bytes that set out now arrive: after the delay, give or take the jitter, never before now."""
+        """When bytes that start now are due: after the delay, plus or minus the jitter, but never before now."""
         if not self.delay_s and not self.jitter_s:
             return now_s
         return now_s + max(0.0, self.delay_s + self._rng.uniform(-self.jitter_s, self.jitter_s))
@@ -157,44 +157,44 @@ class Pump:
         self.direct = False
         self._stopped_bytes = 0
         self.is_counted = True
-        """Whether what it moves is of the programs that are tested, not of the harness."""
+        """Whether its bytes belong to the tested programs, not to the harness."""
         gate.pumps[self] = None
 
     def connect(self, source: asyncio.Transport, destination: asyncio.Transport) -> None:
-        """Begin to move bytes. Both transports are there; the source is paused."""
+        """Begin to move bytes. Both transports are connected; the source is paused."""
         self.source = source
         self._destination = destination
         self.gate_changed()
 
     def write(self, data: bytes) -> None:
-        """Hand bytes to the destination now; only while `direct`."""
+        """Write bytes to the destination now; only while `direct`."""
         self._deliver(cast(asyncio.Transport, self._destination), data)
 
     def hold(self, data: bytes) -> None:
-        """Take bytes that may have to wait."""
+        """Queue bytes that may have to wait, and deliver what is due."""
         self._append(data)
         self.held_bytes += len(data)
         self._drain()
 
     def end(self, *, is_reset: bool) -> None:
-        """The source sends no more: its stream ended, or the connection broke. Passes the gate like bytes."""
+        """Record that the source sends no more: its stream ended or was reset. The end passes the gate like bytes."""
         if not self.is_ended or is_reset:
-            self.note_stopped()  # what the kernel has of it goes with the socket
+            self.note_stopped()  # bytes in the kernel's buffer are lost with the socket
             self.is_ended = True
             self._append(_End.RESET if is_reset else _End.EOF)
             self._drain()
 
     def destination_lost(self) -> None:
-        """The destination is gone: nothing can be delivered any more, and the source is read no further.
+        """Handle the loss of the destination: drop what is held and stop reading the source.
 
-        That the source learns of it is the business of the pump of the other direction.
+        The pump of the other direction lets the source know.
         """
         self._destination = None
         self.close()
         self._update_reading()
 
     def destination_full(self, is_full: bool) -> None:
-        """The destination has no room left, or has room again."""
+        """Record that the destination has no room left, or has room again."""
         self._destination_is_full = is_full
         if is_full:
             self._update_reading()
@@ -202,7 +202,7 @@ class Pump:
             self._drain()
 
     def gate_changed(self) -> None:
-        """Look at the gate again."""
+        """Adapt to a change of the gate."""
         self.direct = False
         self._drain()
 
@@ -217,11 +217,11 @@ class Pump:
             self._timer = None
 
     def _append(self, item: bytes | _End) -> None:
-        # A stream keeps its order whatever the jitter: what is due early waits behind what went ahead of it.
+        # A stream keeps its order whatever the jitter: what is due early waits behind what came before it.
         self._held.append((self.gate.due_s(self._loop.time()), item))
 
     def _drain(self) -> None:
-        """Deliver what may be delivered, and arrange to come back for the rest."""
+        """Deliver what is due, and set a timer for the rest."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -251,18 +251,18 @@ class Pump:
         destination.write(data)
 
     def note_stopped(self) -> int:
-        """How many bytes have waited here since the gate was cut, of those that count; 0 where it is not. They do not
-        become fewer when a connection breaks and takes along what waits."""
+        """How many counted bytes have waited here since the gate was cut; 0 if it is not cut. The number does not go
+        down when a connection breaks and the waiting bytes are lost."""
         if self.gate.is_cut and self.is_counted:
             self._stopped_bytes = max(self._stopped_bytes, self._waiting_bytes())
         return self._stopped_bytes
 
     def forget_stopped(self) -> None:
-        """The gate has counted them for itself."""
+        """Start again at 0, because the gate has added them to its own count."""
         self._stopped_bytes = 0
 
     def _waiting_bytes(self) -> int:
-        """Bytes that have come and not gone on: held here, or by the kernel in a socket that is not read."""
+        """Bytes received but not delivered: held here, or by the kernel in a socket that is not read."""
         own_socket = None if self.source is None else self.source.get_extra_info("socket")
         unread_bytes = 0
         if own_socket is not None and own_socket.fileno() >= 0:
@@ -270,7 +270,7 @@ class Pump:
         return self.held_bytes + unread_bytes
 
     def _piece_of(self, data: bytes, now_s: float) -> bytes:
-        """As much of `data` as a throttled link passes at once; the rest goes back to the head of the queue."""
+        """Take as much of `data` as a throttled link passes at once; the rest goes back to the head of the queue."""
         gate = self.gate
         size_bytes = max(MIN_PIECE_BYTES, int(gate.rate_bytes_per_s / PIECES_PER_S))
         piece, rest = data[:size_bytes], data[size_bytes:]
@@ -310,7 +310,7 @@ class Side(asyncio.Protocol):
     """One end of a proxied connection: the socket to the opener, or the one to the far host."""
 
     def __init__(self, *, incoming: Pump, outgoing: Pump) -> None:
-        """`incoming` writes to this socket, `outgoing` takes what is read from it."""
+        """`incoming` writes to this socket, `outgoing` moves what is read from it."""
         self.incoming = incoming
         self.outgoing = outgoing
         self.transport: asyncio.Transport | None = None
@@ -349,7 +349,7 @@ class Side(asyncio.Protocol):
         self.incoming.destination_full(False)
 
     def stream_ended(self) -> None:
-        """The end of the incoming stream was passed on. When both streams have ended, both sockets close."""
+        """Handle the delivered end of the incoming stream: once both streams have ended, close both sockets."""
         if self.incoming.delivered_end and self.outgoing.delivered_end:
             for transport in (self.transport, self.incoming.source):
                 if transport is not None:
@@ -357,7 +357,7 @@ class Side(asyncio.Protocol):
 
 
 def reset(transport: asyncio.Transport) -> None:
-    """End a connection with a TCP reset, dropping what was not sent."""
+    """Close a connection with a TCP reset, dropping what was not sent."""
     own_socket = transport.get_extra_info("socket")
     if own_socket is not None and not transport.is_closing():
         own_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

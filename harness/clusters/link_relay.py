@@ -1,17 +1,17 @@
 """The link relay: packets that a link fault shapes go through this program.
 
-It runs on the host where they begin. The host's own rules turn what it sends on shaped links aside to a device that
-leads nowhere, and the relay takes it from there to the device that it was meant for when its time has come: late,
-twice, out of order, at a rate, or never. So it needs nothing of the kernel but packet sockets and nftables, and works
-where netem is missing and inside a user namespace. Packets that the kernel has joined into one for speed (GSO) travel,
-and are lost, as one; while a link is to damage packets, the kernel takes them apart and gives each its checksum before
-they come here, so that who receives one with a flipped bit can tell.
+It runs on the host that sends them. The host's own nftables rules redirect packets on shaped links to a device that
+leads nowhere; the relay takes them from there and sends them through the device that they were meant for when they are
+due: late, twice, out of order, at a rate, or never. So it needs only packet sockets and nftables, and works without
+netem and inside a user namespace. Packets that the kernel has joined into one for speed (GSO) are delayed or lost as
+one; while a link damages packets, the kernel segments them and fills in each checksum before they come here, so that
+the receiver of a packet with a flipped bit can detect it.
 
-It is a process of its own, so that a busy harness makes no packet late. It is spoken to over the Unix socket that its
-argument names, as control_server says.
+It is a process of its own, so that a busy harness does not delay packets. It takes requests on the Unix socket that its
+argument names, in the format of control_server:
 
-    open    {"seed": n, "ports": {address: device}, "aside": device, "into": device}    where packets to each address
-            go out, where those that are shaped come in, and the other end of that, by which they do
+    open    {"seed": n, "ports": {address: device}, "aside": device, "into": device}    the device that leads to each
+            address, the one on which packets to be shaped arrive, and that one's other end, where they are put in
     shape   {"pairs": [[source, destination, shape], ...]}    all shaped pairs; in force when answered
     stats   -> {"relayed", "lost", "queued"}
 """
@@ -34,17 +34,17 @@ from harness.clusters.control_server import run_helper
 __all__ = ["RELAYED_MARK", "LinkRelay", "Schedule", "main"]
 
 MAX_QUEUED_PACKETS = 20_000
-"""Packets that wait at a time, over all links: 160 ms of what one Python can relay. More are lost, as in any router."""
+"""Packets queued at a time, over all links: 160 ms of what one Python can relay. More are lost, as in any router."""
 
 MAX_BACKLOG_S = 1.0
-"""A link with a rate queues this much and loses the rest, as a router's buffer would."""
+"""A link with a rate queues this much and loses the rest, as a router with a full buffer would."""
 
 MAX_PACKETS_PER_WAKE = 64
 MAX_FRAME_BYTES = 70_000
-"""A joined packet has at most 64 KiB, and some headers."""
+"""A joined packet has at most 64 KiB plus some headers."""
 
 RELAYED_MARK = 0x5B1A
-"""On packets that the relay sends, so that the rule which turned them aside lets them by."""
+"""Mark on packets that the relay sends, so that the rule which redirected them lets them pass."""
 
 _ETH_P_ALL = 0x0003
 """Sockets for all protocols see a packet before the bridge takes it; those for one protocol do not."""
@@ -63,7 +63,7 @@ _ETHTOOL_STXCSUM, _ETHTOOL_SGSO = 0x17, 0x24
 
 
 class Schedule:
-    """When the packets of one shaped link go out. Times are seconds of one clock, whichever the caller uses."""
+    """When the packets of one shaped link go out. Times are in seconds, by whichever clock the caller uses."""
 
     def __init__(self, shape: dict[str, float], rng: random.Random) -> None:
         self._shape = shape
@@ -72,7 +72,7 @@ class Schedule:
         self._next_free_s = 0.0
 
     def due(self, now_s: float, size_bytes: int) -> list[float]:
-        """When copies of a packet that comes in now go out: none when it is lost, two when it is doubled."""
+        """When the copies of a packet that arrives now go out: none if it is lost, two if it is duplicated."""
         shape, rng = self._shape, self._rng
         if rng.random() * 100 < shape["loss_percent"]:
             return []
@@ -85,7 +85,7 @@ class Schedule:
             start_s += size_bytes / rate
             self._next_free_s = start_s
         if shape["reorder_percent"] and rng.random() * 100 < shape["reorder_percent"]:
-            due_s = start_s  # ahead of those that wait out the delay
+            due_s = start_s  # ahead of packets that wait out the delay
         else:
             jitter_s = rng.uniform(-shape["jitter_ms"], shape["jitter_ms"]) / 1000
             due_s = max(self._last_due_s, start_s + max(0.0, shape["delay_ms"] / 1000 + jitter_s))
@@ -94,12 +94,12 @@ class Schedule:
         return [due_s] * copies
 
     def damaged(self, frame: bytes) -> bytes:
-        """The frame as it goes out, as some with one bit flipped, anywhere behind the header by which it is routed."""
+        """The frame as it goes out: some get one flipped bit, anywhere after the IP header."""
         percent = self._shape.get("corrupt_percent", 0.0)
         if not percent or self._rng.random() * 100 >= percent:
             return frame
         first = _IP_HEADER + 4 * (frame[_IP_HEADER] & 0x0F)
-        end = _IP_HEADER + int.from_bytes(frame[_IP_HEADER + 2 : _IP_HEADER + 4])  # without what pads short frames
+        end = _IP_HEADER + int.from_bytes(frame[_IP_HEADER + 2 : _IP_HEADER + 4])  # without the padding of short frames
         if not first < end <= len(frame):
             return frame
         changed = bytearray(frame)
@@ -108,17 +108,17 @@ class Schedule:
 
 
 class LinkRelay:
-    """The packet sockets on the devices, and the packets that wait."""
+    """The packet sockets on the devices, and the queued packets."""
 
     def __init__(self) -> None:
         self._rng = random.Random(0)
         self._devices: dict[bytes, str] = {}
         self._aside: str | None = None
         self._into: str | None = None
-        self._is_apart = False
-        """Whether packets come here one by one, with their checksums."""
-        self._ears: dict[str, socket.socket] = {}
-        self._mouths: dict[str, socket.socket] = {}
+        self._is_segmented = False
+        """Whether packets arrive here segmented, each with its checksum."""
+        self._receivers: dict[str, socket.socket] = {}
+        self._senders: dict[str, socket.socket] = {}
         self._shaped: dict[tuple[bytes, bytes], Schedule] = {}
         self._shapes: dict[tuple[bytes, bytes], dict[str, float]] = {}
         self._waiting: list[tuple[float, int, bytes, bytes]] = []
@@ -127,14 +127,14 @@ class LinkRelay:
         self._relayed = self._lost = 0
 
     async def open(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Learn where the hosts are."""
+        """Learn which device leads to each host."""
         self._rng.seed(int(message["seed"]))
         self._devices = {socket.inet_aton(address): device for address, device in message["ports"].items()}
         self._aside, self._into = str(message["aside"]), message.get("into")
         return {}
 
     async def shape(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Replace all shapes. A link whose shape stays keeps its place in time; packets that wait still go out."""
+        """Replace all shapes. A link whose shape stays the same keeps its schedule; queued packets still go out."""
         shapes = {
             (socket.inet_aton(source), socket.inet_aton(destination)): shape
             for source, destination, shape in message["pairs"]
@@ -144,10 +144,10 @@ class LinkRelay:
             for pair, shape in shapes.items()
         }
         self._shapes = shapes
-        self._take_apart(any(shape.get("corrupt_percent") for shape in shapes.values()))
-        for device in {self._devices[destination] for _, destination in shapes} - self._mouths.keys():
-            self._mouths[device] = _packet_socket(device, 0)
-        if shapes and self._aside is not None and self._aside not in self._ears:
+        self._set_segmented(any(shape.get("corrupt_percent") for shape in shapes.values()))
+        for device in {self._devices[destination] for _, destination in shapes} - self._senders.keys():
+            self._senders[device] = _packet_socket(device, 0)
+        if shapes and self._aside is not None and self._aside not in self._receivers:
             self._listen(self._aside)
         if not shapes:
             self._flush()
@@ -155,15 +155,15 @@ class LinkRelay:
         return {}
 
     async def stats(self, message: dict[str, Any]) -> dict[str, Any]:
-        """How many packets went through here."""
+        """Count the packets that were relayed, lost, and are queued."""
         return {"relayed": self._relayed, "lost": self._lost, "queued": len(self._waiting)}
 
-    def _take_apart(self, is_apart: bool) -> None:
-        """Have the kernel join packets and leave their checksums open on the way here, or not. Raises OSError."""
-        if is_apart != self._is_apart and self._into is not None:
+    def _set_segmented(self, is_segmented: bool) -> None:
+        """Have the kernel segment packets and fill in their checksums on the way here, or not. Raises OSError."""
+        if is_segmented != self._is_segmented and self._into is not None:
             for command in (_ETHTOOL_STXCSUM, _ETHTOOL_SGSO):
-                _set_offload(self._into, command, not is_apart)
-            self._is_apart = is_apart
+                _set_offload(self._into, command, not is_segmented)
+            self._is_segmented = is_segmented
 
     def close(self) -> None:
         """Close every socket. Idempotent."""
@@ -172,16 +172,16 @@ class LinkRelay:
         self._forget_all()
 
     def _listen(self, device: str) -> None:
-        ear = self._ears[device] = _packet_socket(device, _ETH_P_ALL)
-        asyncio.get_running_loop().add_reader(ear, self._read, ear)
+        receiver = self._receivers[device] = _packet_socket(device, _ETH_P_ALL)
+        asyncio.get_running_loop().add_reader(receiver, self._read, receiver)
 
     def _forget_all(self) -> None:
-        for ear in self._ears.values():
-            asyncio.get_running_loop().remove_reader(ear)
-        for port in (*self._ears.values(), *self._mouths.values()):
+        for receiver in self._receivers.values():
+            asyncio.get_running_loop().remove_reader(receiver)
+        for port in (*self._receivers.values(), *self._senders.values()):
             port.close()
-        self._ears.clear()
-        self._mouths.clear()
+        self._receivers.clear()
+        self._senders.clear()
 
     def _read(self, port: socket.socket) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -190,7 +190,7 @@ class LinkRelay:
                 frame, address = port.recvfrom(MAX_FRAME_BYTES)
             except BlockingIOError:
                 break
-            except OSError:  # the port went down for a moment
+            except OSError:  # the device went down for a moment
                 return
             if address[2] == _PACKET_OUTGOING or len(frame) < _IP_SOURCE + 8:
                 continue
@@ -222,16 +222,16 @@ class LinkRelay:
             self._timer = loop.call_at(self._waiting[0][0], self._send_due)
 
     def _send(self, destination: bytes, frame: bytes) -> None:
-        port = self._mouths.get(self._devices[destination])
+        port = self._senders.get(self._devices[destination])
         try:
             if port is not None:
                 port.send(frame)
                 self._relayed += 1
-        except OSError:  # a full device queue loses packets here as anywhere
+        except OSError:  # a full device queue loses packets here as elsewhere
             self._lost += 1
 
     def _flush(self) -> None:
-        """Send everything that waits, in order: nothing is shaped any more."""
+        """Send all queued packets, in order, because nothing is shaped any more."""
         for _, _, destination, frame in sorted(self._waiting):
             self._send(destination, frame)
         self._waiting.clear()
@@ -239,7 +239,7 @@ class LinkRelay:
 
 
 def _set_offload(device: str, command: int, is_on: bool) -> None:
-    """One of the kernel's short cuts on a device, on or off. Raises OSError."""
+    """Turn one of the kernel's offloads on a device on or off. Raises OSError."""
     value = bytearray(struct.pack("=II", command, is_on))
     pointer = ctypes.addressof((ctypes.c_char * len(value)).from_buffer(value))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
@@ -247,11 +247,11 @@ def _set_offload(device: str, command: int, is_on: bool) -> None:
 
 
 def _packet_socket(device: str, protocol: int) -> socket.socket:
-    """A socket for whole frames of a device; it receives none for protocol 0. Raises OSError."""
+    """Open a socket for whole frames on a device; with protocol 0 it only sends. Raises OSError."""
     port = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     try:
         port.setsockopt(_SOL_PACKET, _PACKET_VNET_HDR, 1)
-        with contextlib.suppress(OSError):  # older kernels: distinguished by their type when they are read
+        with contextlib.suppress(OSError):  # older kernels: outgoing frames are recognised by their type when read
             port.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
         if protocol == 0:
             port.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, RELAYED_MARK)

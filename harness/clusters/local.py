@@ -1,18 +1,18 @@
-"""The `local` cluster: every host an address of the loopback network, every link a proxy. No root needed.
+"""The `local` cluster: every host is an address of the loopback network, every link a proxy. No root needed.
 
 A run takes one of the 254 networks 127.R.0.0/16 for itself. In it
 
-    127.R.0.d    is host d: what runs there listens on this address and nobody connects to it directly
+    127.R.0.d    is host d: its programs listen on this address, and nobody connects to it directly
     127.R.s.d    is the link from host s to host d: the link proxy listens here, on every port of d
 
-A program gets the link's address in place of the host's (`address_from`), so everything that it sends goes
-through the proxy, which knows by the address which link it is. Nodes must therefore be given their peers'
-addresses one by one, as each of them sees them; nobody may hand an address on to another host. Where one does, or
-programs of two hosts meet at 127.0.0.1 or ::1, connections go past the link that they belong to: they are found among
-those of the hosts' programs, by who has the other end, and disprove a cut. So does one to a host's own address that has
-been closed since the cut, unless it may have been the host's own: the kernel does not say whose it was.
+A program gets the link's address instead of the host's (`address_from`), so everything that it sends goes
+through the proxy, which knows the link by the address. Each node must therefore be given its own addresses of
+its peers, and no host may pass an address on to another. If one does, or programs of two hosts meet at 127.0.0.1
+or ::1, their connections bypass the link: they are found among the connections of the hosts' programs, by which
+program has the other end, and disprove a cut. So does a connection to a host's own address that was closed since
+the cut, unless it may have been the host's own: the kernel does not tell whose it was.
 
-Names may be handed on where the harness may make mount namespaces (as root, or in user namespaces): every host's
+Names may be passed on if the harness may make mount namespaces (as root, or in user namespaces): every host's
 programs have an /etc/hosts of their own, in which the name of another host stands for their own link to it.
 """
 
@@ -50,13 +50,13 @@ from nemesis.target import Grudge, Link, LinkMeasure, LinkShape, LinkTraffic, Pr
 __all__ = ["LINKS_MISSING", "MAX_HOSTS", "LinkShape", "LocalCluster", "LocalLinks", "LocalNetwork"]
 
 MAX_HOSTS = 30
-"""Replicas of one cluster. Each pair of them takes two listeners for each port, all in one proxy."""
+"""Largest number of replicas. Each pair of them takes two listeners for each port, all in one proxy."""
 
 _LISTEN_ALL_TIMEOUT_S = 20.0
-"""For the proxy to listen on all links: a second or so for a thousand listeners on a busy machine."""
+"""Time for the proxy to listen on all links: a second or so for a thousand listeners on a busy machine."""
 
 RESERVATION_PORT = 2127
-"""A run holds 127.R.255.254 on this port to say that 127.R is taken. Below the ports that kernels give out."""
+"""A run binds 127.R.255.254 on this port to mark 127.R as taken. It is below the kernel's ephemeral ports."""
 
 _CLIENTS_NUMBER = 251
 _FIRST_EXTRA_NUMBER = 240
@@ -73,17 +73,17 @@ LINKS_MISSING: Mapping[str, str] = {
     "corrupt": "the proxies of the local cluster carry streams: a bit that they flipped would reach the program, as no "
     "checksum refuses it: use --cluster netns",
 }
-"""What the links of a local cluster cannot be, and why."""
+"""Link faults that a local cluster cannot inject, and why."""
 
 
 MAX_SHOWN = 3
-"""Connections past the proxies of which a proof tells: one would do, and a pool may be large."""
+"""Most bypasses that one message lists: one would do, and a connection pool may be large."""
 
 
 class Bypass(NamedTuple):
-    """A connection of a process of `source` to `destination` that does not go over the link between them. Where both
-    are the same host, a process of it hears UDP at `address`, from whoever knows that. Of one that is closed nobody
-    knows the process: `source` is empty."""
+    """A connection of a process of `source` to `destination` that does not go over the link between them. If both are
+    the same host, a process there receives UDP at `address` from anybody. If `source` is empty, the connection is
+    closed and its process unknown."""
 
     source: str
     destination: str
@@ -97,32 +97,32 @@ def _first_of(shown: Sequence[str]) -> str:
 
 
 def _shown_connections(found: Sequence[Bypass]) -> list[str]:
-    """One line of what gets around the proxies; none where nothing does."""
+    """One line that lists connections which bypass the proxies; no line if there are none."""
     shown = _first_of([f"{one.source} (process {one.pid}) reaches {one.destination} at {one.address}" for one in found])
     proxies = "the proxy of their link" if len(found) == 1 else "the proxies"
     line = (
         f"{shown}, past {proxies}, because an address was handed on or is the whole machine's: use --cluster "
-        "netns, where there is no way past"
+        "netns, which cannot be bypassed"
     )
     return [line] if found else []
 
 
 def _shown_closed(found: Sequence[Bypass]) -> list[str]:
-    """The same of what is closed."""
+    """The same for closed connections."""
     shown = _first_of([f"{one.destination} was reached at {one.address}" for one in found])
     line = (
-        f"{shown}, past the proxies, by another host, or by itself or a client: whose a closed connection was "
-        "the kernel does not say: use --cluster netns, where there is no way past"
+        f"{shown}, past the proxies, by another host, or by itself or a client (the kernel does not say whose a closed "
+        "connection was): use --cluster netns, which cannot be bypassed"
     )
     return [line] if found else []
 
 
 def _shown_udp(heard: Sequence[Bypass]) -> list[str]:
-    """The same of where UDP is heard."""
+    """The same for addresses at which UDP is received."""
     shown = _first_of([f"{one.destination} (process {one.pid}) at {one.address}" for one in heard])
     line = (
-        f"{shown} may be sent UDP, past the proxies, which carry TCP alone: use --cluster netns, where there "
-        "is no way past"
+        f"{shown} may be sent UDP, past the proxies, which carry TCP alone: use --cluster netns, which cannot be "
+        "bypassed"
     )
     return [line] if heard else []
 
@@ -132,7 +132,7 @@ class LocalNetwork:
     FindsBypasses and LinkShaper.
 
     The state of all faults is kept here and sent to the proxy as a whole whenever it changes, so that
-    nothing depends on what was sent before.
+    nothing depends on earlier messages.
     """
 
     mechanism = "proxies"
@@ -145,7 +145,7 @@ class LocalNetwork:
         *,
         bypasses: Callable[[float], Awaitable[Collection[Bypass]]],
     ) -> None:
-        """`bypasses` looks for connections of the hosts' programs that get around the proxy, or did since a time."""
+        """`bypasses` finds connections of the hosts' programs that bypass the proxy, or have since a given time."""
         self._proxy = proxy
         self._find_bypasses = bypasses
         self._probe = probe
@@ -153,10 +153,10 @@ class LocalNetwork:
         self._cuts: dict[str, frozenset[Link]] = {}
         self._shaped: dict[Link, LinkShape] = {}
         self._disturbed_s: dict[Link, float] = {}
-        """Since when each link has been cut, late or slow, by time.monotonic."""
+        """When each link that is now cut, late or slow became so, by time.monotonic."""
 
     async def cut(self, fault_id: str, grudge: Grudge) -> None:
-        """Drop packets as `grudge` says; in force on return. Raises ValueError for a link that there is not,
+        """Drop packets according to `grudge`; in force on return. Raises ValueError for an unknown link,
         ShellError when the proxy has ended."""
         links = links_of(grudge)
         self._require_known(links)
@@ -165,7 +165,7 @@ class LocalNetwork:
         await self._apply()
 
     async def heal(self, fault_id: str) -> None:
-        """Undo one fault's cut; what others cut stays cut. Idempotent. Raises ShellError."""
+        """Undo one fault's cut; links that other faults cut stay cut. Idempotent. Raises ShellError."""
         self._cuts.pop(fault_id, None)
         await self._apply()
 
@@ -175,13 +175,13 @@ class LocalNetwork:
         await self._apply()
 
     async def apply(self, wanted: Mapping[Link, LinkShape]) -> None:
-        """See LinkShaper. Raises ValueError for a link that there is not, ShellError when the proxy has ended."""
+        """See LinkShaper. Raises ValueError for an unknown link, ShellError when the proxy has ended."""
         self._require_known(wanted)
         self._shaped = dict(wanted)
         await self._apply()
 
     def forget(self) -> None:
-        """Nothing to forget: every `apply` says everything anew."""
+        """Nothing to forget: every `apply` sends the whole state."""
 
     async def probe(self, links: Collection[Link], *, timeout_s: float) -> Sequence[ProbeResult]:
         """Send bytes over each link, on kept and on new connections, and see what arrives (LinkProbe.probe)."""
@@ -200,8 +200,8 @@ class LocalNetwork:
         return {link: found.get(link, LinkTraffic()) for link in links}
 
     async def bypasses(self, links: Collection[Link]) -> Sequence[str]:
-        """Connections between the ends of these links that the proxy does not see, or did not since they were
-        disturbed, and where they hear what no proxy carries. Raises ShellError."""
+        """Connections between the ends of these links that bypass the proxy, or have since the links were disturbed,
+        and addresses at which the ends receive UDP, which no proxy carries. Raises ShellError."""
         ends, hosts = {frozenset(link) for link in links}, {host for link in links for host in link}
         since_s = min((self._disturbed_s[link] for link in links if link in self._disturbed_s), default=math.inf)
         every = sorted(await self._find_bypasses(since_s))
@@ -224,7 +224,7 @@ class LocalNetwork:
 
 
 class LocalLinks(ShapedLinks):
-    """Late and slow links, by the link proxy. See nemesis.target.Links and FindsBypasses; `probe` has connections
+    """Late and slow links, by the link proxy. See nemesis.target.Links and FindsBypasses; `probe` keeps connections
     through the proxy."""
 
     def __init__(self, hosts: Collection[str], network: LocalNetwork, probe: LinkProbe) -> None:
@@ -237,11 +237,11 @@ class LocalLinks(ShapedLinks):
         return await self._network.bypasses(links)
 
     async def shape(self, fault_id: str, shapes: Mapping[Link, LinkShape]) -> None:
-        """Make links late or slow. Raises ValueError for what a stream cannot be, ShellError."""
+        """Make links late or slow. Raises ValueError for what a stream does not support, ShellError."""
         for shape in shapes.values():
             if shape.loss_percent or shape.duplicate_percent or shape.reorder_percent or shape.corrupt_percent:
                 raise ValueError(LINKS_MISSING["loss"])
-        await self._probe.keep(shapes)  # while the links are still quick
+        await self._probe.keep(shapes)  # while the links are still fast
         await super().shape(fault_id, shapes)
 
     async def measure(
@@ -288,27 +288,27 @@ class LocalCluster(OwnMachineCluster):
         self._proxy: AgentHelper | None = None
         self._proxy_probe: LinkProbe | None = None
         self._hosts_files: dict[str, str] = {}
-        """Where the names that a host's programs know are written, by host."""
+        """Host -> path of the /etc/hosts that its programs see."""
         self._names_missing = ""
-        """Why programs cannot be shown names."""
+        """Why programs cannot be given names; empty if they can."""
         self._names_were_asked_for = False
         self._commanded_s: dict[str, float] = {}
-        """When the last command ended that was run on a host, by time.monotonic."""
+        """Host -> when the last command that was run on it ended, by time.monotonic."""
         self._own_ports: set[int] = set()
-        """Ports at which programs were seen to reach their own host, or clients to reach one past the proxies."""
+        """Ports on which programs were seen to reach their own host, or clients to reach a host directly."""
         self._far_ports: dict[int, int] = {}
-        """Port from which the proxy has connected on for a client -> the client's own."""
+        """Port from which the proxy has connected on for a client -> the client's own port."""
         self._reservation: socket.socket | None = None
         self._net = 0
 
     @staticmethod
     def link_mechanism() -> str:
-        """What shapes links on this machine, for `harness doctor`."""
+        """The mechanism that shapes links on this machine, for `harness doctor`."""
         return LocalNetwork.mechanism
 
     @classmethod
     def mechanism_of(cls, interface: str, ability: str) -> str:
-        """As every cluster of agents, but that links are cut by the proxies."""
+        """The same as for other clusters with agents, except that the proxies make cuts."""
         return LocalNetwork.mechanism if interface == "network" else super().mechanism_of(interface, ability)
 
     @classmethod
@@ -318,15 +318,15 @@ class LocalCluster(OwnMachineCluster):
             return LINKS_MISSING.get(ability)
         return super().missing(interface, ability)
 
-    # Life
+    # Life cycle
 
     async def _make_hosts(self) -> None:
         raise_descriptor_limit()
         self._start_agents()
 
     async def _prepare_network(self) -> None:
-        """Start the proxy, take a loopback network and make the probes' connections. Raises ClusterUnavailable when no
-        network has these ports free."""
+        """Start the proxy, reserve a loopback network and open the probes' connections. Raises ClusterUnavailable when
+        no network has these ports free."""
         proxy = self._proxy = AgentHelper(
             self._links[_MACHINE],
             module="harness.clusters.link_proxy",
@@ -344,7 +344,7 @@ class LocalCluster(OwnMachineCluster):
         await self._name_hosts()
 
     async def _name_hosts(self) -> None:
-        """Write the file of names for each host, if its programs can be shown one. Raises ShellError."""
+        """Write an /etc/hosts for each host, if its programs can be given one. Raises ShellError."""
         agent = self.agent(self._hosts[0])
         namespaces = ["--mount"] if os.geteuid() == 0 else ["--user", "--map-root-user", "--mount"]
         trial = ["mount", "--bind", HOSTS_FILE, HOSTS_FILE]
@@ -360,13 +360,13 @@ class LocalCluster(OwnMachineCluster):
                 self._hosts_files[host] = path
 
     def _known_to(self, host: str) -> dict[str, str]:
-        """The hosts that a host reaches, itself among them, with the addresses at which it does."""
+        """The hosts that a host reaches, including itself, with the addresses at which it reaches them."""
         return {peer: self._address_by_name(host, peer) for peer in self._reached_from(host)}
 
     def _named_host(self, host: str) -> NamedHost:
         own, others = self._address(host), self._known_to(host)
         del others[host]
-        # The link of a host to nobody: nothing listens there.
+        # The address of a link that does not exist: nothing listens there.
         unused = f"127.{self._net}.{self._numbers[host]}.{_NOBODY}"
         return NamedHost(self.agent(host), listen=own, own=own, names=others, unused=unused)
 
@@ -377,18 +377,18 @@ class LocalCluster(OwnMachineCluster):
         return self._address(source) if source == destination else self._link_ip(Link(source, destination))
 
     def names_of(self, host: str) -> Sequence[str]:
-        """Its own name, where programs have a file of names."""
+        """The host's own name if programs have an /etc/hosts of the run's."""
         self._names_were_asked_for = True
         return super().names_of(host) or ((host,) if host in self._hosts_files else ())
 
     def notes_on_links(self) -> Sequence[str]:
-        """What is handed on from host to host is an address, where there are no names, and it leads past the links."""
+        """Warn that without names the system's hosts pass on addresses, which bypass the links."""
         if not self._names_missing or not self._names_were_asked_for:
             return ()
         return (
-            "this system hands its hosts' addresses on to each other, and here they lead past the links: cuts of what "
-            "uses them will not be proven. Names would not, but need a mount namespace, which cannot be had here "
-            f"({self._names_missing}): run as root, or allow user namespaces",
+            "this system passes its hosts' addresses on to each other, and here they bypass the links: cuts of what "
+            "uses them will not be proven. Names would not bypass them, but need a mount namespace, which is not "
+            f"available here ({self._names_missing}): run as root, or allow user namespaces",
         )
 
     def _mounts(self, host: str) -> Sequence[tuple[str, str]]:
@@ -396,7 +396,7 @@ class LocalCluster(OwnMachineCluster):
         return super()._mounts(host) or shown
 
     async def _prepare_links(self, agents: Mapping[str, AgentLink]) -> None:
-        """They are part of the network."""
+        """Nothing to do: links are part of the network."""
 
     async def stop(self) -> None:
         """Heal, end every process, end the proxy. Idempotent. Raises HarnessError."""
@@ -419,8 +419,8 @@ class LocalCluster(OwnMachineCluster):
         return []
 
     def _of_host(self, host: str, strays: Sequence[ProcessMember]) -> Sequence[ProcessMember]:
-        # One agent has all hosts; what is theirs alone is their address. Nobody can listen on these ports at every
-        # address: the proxies listen on each at addresses of their own.
+        # One agent serves all hosts, so strays are told apart by the address they listen on. None can listen on these
+        # ports at all addresses, because the proxies listen on each of them at addresses of their own.
         if not strays:
             return []
         address = self._address(host)
@@ -444,8 +444,8 @@ class LocalCluster(OwnMachineCluster):
     def address_from(self, source: str, destination: str, port: int) -> str:
         """The "ip:port" of the link from `source` to `destination`; a host reaches itself without a link.
 
-        Raises ValueError for a port that the cluster was not made with, and for a pair of hosts that opens no
-        connections (extra hosts and clients are never connected to by replicas' initiative and so on).
+        Raises ValueError for a port that the cluster was not made with, and for a pair without a link: replicas
+        connect to each other and to extra hosts, clients to all hosts, and no other pair to each other.
         """
         if port not in self._ports:
             raise ValueError(f"port {port} is none of this cluster's: {', '.join(map(str, sorted(self._ports)))}")
@@ -473,11 +473,11 @@ class LocalCluster(OwnMachineCluster):
             self._commanded_s[host] = time.monotonic()
 
     async def _bypasses(self, since_s: float) -> set[Bypass]:
-        """The connections that replicas' programs have opened to another replica's host otherwise than by their own
-        link to it: to a program there, whatever address both of them have met at, to the host's own address, or by the
-        link that a third host has to it. Whom UDP sockets send to that are not connected is not seen; that they hear on
-        one of the system's ports, which the links carry no UDP to, is. Those that have been closed since `since_s`
-        (time.monotonic) have no process here, which the kernel has forgotten. Raises ShellError."""
+        """The connections that replicas' programs have opened to another replica's host other than over their own link
+        to it: to a program there, at whatever address, to the host's own address, or over a third host's link to it.
+        The peers of unconnected UDP sockets are not seen, but receiving UDP on one of the system's ports counts, since
+        no link carries UDP. Connections that were closed since `since_s` (time.monotonic) come without a process, which
+        the kernel has forgotten. Raises ShellError."""
         programs = {process.host_pid: process.host for process in self._processes.running}
         astray = {self.bind_address(host): host for host in self._hosts}
         astray |= {self._link_ip(pair): pair.destination for pair in self._pairs if pair.destination in self._hosts}
@@ -498,10 +498,9 @@ class LocalCluster(OwnMachineCluster):
         return found | self._reached_directly(since_s)
 
     def _reached_directly(self, since_s: float) -> set[Bypass]:
-        """Connections to hosts' own addresses that have been closed since then (time.monotonic), and were not those of
-        the proxies, which come from the hosts' addresses. Who had them the kernel has forgotten. So none count at
-        ports at which a host was seen to reach itself, or a client a host, nor those of hosts on which a command was
-        run since."""
+        """Connections to hosts' own addresses that were closed since `since_s` (time.monotonic), except the proxies',
+        which come from the hosts' addresses. The kernel has forgotten whose they were; so none count on ports on which
+        a host was seen to reach itself or a client to reach a host, nor to hosts on which a command has ended since."""
         at_s, hosts = time.monotonic(), {self.bind_address(host): host for host in self._hosts}
         proxies = {self._address(host) for host in self._numbers}
         found, here = set[Bypass](), sockets_here("tcp", "tcp6") if since_s < at_s else []
@@ -519,8 +518,8 @@ class LocalCluster(OwnMachineCluster):
         return found
 
     async def send_queues(self, host: str, peer_ports: Collection[int]) -> Sequence[SendQueue]:
-        """As of every cluster; the programs' peer is the proxy, which connects on for the clients. A port is known as
-        long as the cluster: what is left of a connection shows after the client has gone. Raises ShellError."""
+        """See SeesSendQueues; here the programs' peer is the proxy, which connects on for the clients. Its ports are
+        remembered until the end, since a send queue may outlive the client's connection. Raises ShellError."""
         if self._proxy is not None:
             answer = await self._proxy.request("far_ports", ports=list(peer_ports))
             self._far_ports |= {far: near for near, far in answer["ports"]}
@@ -569,13 +568,13 @@ class LocalCluster(OwnMachineCluster):
         raise ClusterUnavailable(refusal)
 
     def _candidates(self) -> Iterator[int]:
-        """All R, from one on that depends on the run, so that runs beside each other rarely meet."""
+        """All R, starting at one that depends on the run, so that concurrent runs rarely collide."""
         first = zlib.crc32(self._run.run_id.encode())
         for step in range(254):
             yield 1 + (first + step) % 254
 
     def _require_free_ports(self) -> None:
-        """Try the addresses that nodes will listen on. Raises _PortTaken."""
+        """Try the addresses that nodes will listen on. Raises _PortError."""
         for host in self._numbers:
             for port in sorted(self._ports):
                 with socket.socket() as trial:
@@ -598,7 +597,7 @@ class LocalCluster(OwnMachineCluster):
         ]
 
     def _explain(self, number: int | None, port: int) -> str:
-        """What the operator can do about an error at the last network that was tried."""
+        """What the operator can do about the error on the last network that was tried."""
         if number == errno.EADDRINUSE and port:
             return (
                 f"local: port {port} is in use: end the program that listens on it on all addresses, "
@@ -614,7 +613,7 @@ class LocalCluster(OwnMachineCluster):
 
 
 class _PortError(OSError):
-    """An address of a node cannot be listened on."""
+    """The harness cannot listen on an address of a node."""
 
     def __init__(self, number: int | None, port: int) -> None:
         super().__init__(number, os.strerror(number or errno.EIO))

@@ -1,10 +1,10 @@
-"""Loop devices, and how the images on them are known as ours.
+"""Loop devices, and how the images on them are recognised as ours.
 
 A loop device outlives its harness in one case: a file system that was frozen when its last mount went stays on it,
-with no mount, no process and perhaps no path any more, because the image lay in a mount namespace that is gone. So
-every image carries a mark in the first kilobyte, which ext4 leaves to boot loaders: which run made it, which process
-that run's harness was, and where its state is. The mark is read through the device itself, so that such a device can be
-recognised as ours, and as nobody's who lives, by whoever finds it.
+with no mount, no process and perhaps no path any more, because the image was in a mount namespace that is gone. So
+every image carries a mark in the first kilobyte, which ext4 leaves to boot loaders: the run that made it, the process
+of that run's harness, and the path of the run's state. The mark is read through the device itself, so that any later
+harness can recognise such a device as ours and as left behind by a dead run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from harness.scratch import scratch_directory
 __all__ = ["MARK_BYTES", "ImageMark", "file_id", "image_mark", "loop_devices_of", "marked_devices", "release_device"]
 
 MARK_BYTES = 1024
-"""What ext4 leaves alone at the begin of a device."""
+"""The part at the beginning of a device that ext4 does not use."""
 
 _MARK = b"splitbrain image "
 
@@ -39,13 +39,13 @@ _LOOP_INFO = struct.Struct("=2Q")
 _LOOP_INFO_BYTES = 232
 _TIMEOUT_S = 20.0
 _DETACH_S = 5.0
-"""For a device that was let go to be free: whoever has it open for a moment keeps it that long."""
+"""Time for a released device to become free: a process that has it open for a moment keeps it that long."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageMark:
-    """Whose an image is: the run, the process (with its start, the boot that it ran in and the pid namespace, by its
-    inode) of the run's harness, and the path of the run's state, empty where it is not known."""
+    """The owner of an image: the run, its harness's process (with start time, boot id, and the inode of its pid
+    namespace), and the path of the run's state, empty if it is not known."""
 
     run_id: str
     pid: int
@@ -56,22 +56,22 @@ class ImageMark:
 
     @property
     def is_of_the_dead(self) -> bool:
-        """Whether that harness ran here and has ended. No device outlives a boot, so a harness of another boot is one
-        on another machine, of which nothing is known here; and devices are seen in every container that has /dev, so a
-        harness may run in a pid namespace whose processes are not seen here."""
+        """Whether that harness ran here and has ended. No device outlives a boot, so a harness of another boot is on
+        another machine, and its state is not known here. Devices are visible in every container that has /dev, so a
+        harness may also run in a pid namespace whose processes are not visible here."""
         if self.boot_id != harness_process()["boot_id"]:
             return False
         return harness_is_live(self.pid, self.start_ticks, self.boot_id, self.pid_namespace) is False
 
     @property
     def has_state(self) -> bool:
-        """Whether the run's state is still there. Whoever cleans by it ends what uses the device first."""
+        """Whether the run's state still exists. Cleanup by that state first ends what uses the device."""
         return bool(self.state) and os.path.lexists(self.state)
 
 
 def image_mark(run_id: str, state: str) -> bytes:
-    """The mark of an image that this process makes for a run, as it is written over the image's first bytes. `state`
-    is the path of the run's state; one for which there is no room is left out."""
+    """The mark of an image that this process makes for a run, to be written over the image's first bytes. `state` is
+    the path of the run's state; it is left out if it does not fit."""
     process = {"run": run_id, **harness_process()}
     for entry in ({**process, "state": state}, process):
         mark = _MARK + json.dumps(entry).encode() + b"\n"
@@ -98,27 +98,27 @@ def _read_mark(path: str) -> ImageMark | None:
 
 
 def _attached() -> Iterator[str]:
-    """The loop devices that have a file, as /dev/loopN."""
+    """The loop devices that have a backing file, as /dev/loopN."""
     for path in sorted(glob.glob("/sys/block/loop*/loop")):
         yield f"/dev/{path.split('/')[3]}"
 
 
 def marked_devices() -> list[tuple[str, ImageMark]]:
-    """The loop devices that have an image of ours, of any run. Needs root; finds none otherwise."""
+    """The loop devices with an image of any of our runs. Needs root; finds none otherwise."""
     return [(device, mark) for device in _attached() if (mark := _read_mark(device)) is not None]
 
 
 def file_id(path: str) -> list[int]:
-    """What a loop device knows its file by: [device as the kernel numbers it, inode]. Raises OSError."""
+    """How a loop device identifies its file: [device in the kernel's numbering, inode]. Raises OSError."""
     status = os.stat(path)
     major, minor = os.major(status.st_dev), os.minor(status.st_dev)
     return [(minor & 0xFF) | major << 8 | (minor & ~0xFF) << 12, status.st_ino]
 
 
 def loop_devices_of(image_id: Sequence[int], run_id: str) -> list[str]:
-    """The loop devices, as /dev/loopN, that an image of a run is attached to. Its path would not do: it is another one
-    once the mount namespace is gone in which the file lay; nor would its numbers alone: the kernel gives the number of
-    a file system in memory to another one as soon as it is gone, whose image may be that of a run which lives."""
+    """The loop devices, as /dev/loopN, that an image of a run is attached to. The image's path would not identify it,
+    as it changes once the mount namespace of the file is gone. Nor would `image_id` alone: the kernel reuses the device
+    number of a tmpfs as soon as that is gone, and the next one's image may belong to a live run."""
     found = []
     for device in _attached():
         try:
@@ -140,8 +140,8 @@ def loop_devices_of(image_id: Sequence[int], run_id: str) -> list[str]:
 
 
 def release_device(device: str) -> None:
-    """Free a loop device that nobody has mounted any more. A file system that was frozen when its last mount went is
-    still on it; it is mounted once more, out of sight, and thawed. Raises OSError when something keeps it,
+    """Free a loop device that is not mounted any more. A file system that was frozen when its last mount went is still
+    on it; it is mounted once more, in a private namespace, and thawed. Raises OSError when the device stays in use,
     subprocess.SubprocessError."""
     thaw_it = 'mount -o noatime "$1" "$2" && { fsfreeze --unfreeze "$2"; umount "$2"; }'
     argv = [find_program("unshare") or "unshare", "--mount", "--propagation", "private", "--"]
@@ -156,7 +156,7 @@ def release_device(device: str) -> None:
     while os.path.exists(f"/sys/block/{os.path.basename(device)}/loop/backing_file"):
         if time.monotonic() > deadline_s:
             raise OSError(f"{device} is still in use: something has it mounted or open")
-        with contextlib.suppress(OSError):  # it has just gone, or is in use: the loop's condition sees which
+        with contextlib.suppress(OSError):  # it has just gone, or is in use: the loop's condition shows which
             descriptor = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 fcntl.ioctl(descriptor, _LOOP_CLR_FD)

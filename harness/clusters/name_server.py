@@ -1,16 +1,16 @@
-"""The name server: answers the programs of hosts where the other hosts are, by DNS, and wrongly under a fault.
+"""The name server: gives hosts' programs the addresses of other hosts, by DNS, and wrong answers under a fault.
 
-It is a process of its own on a host with an agent, and serves each host on an address that only this host's programs
-have. Answers have a lifetime of zero: whoever wants a name again asks again. It is spoken to over the Unix
-socket that its argument names, as control_server says.
+It is a process of its own on a host with an agent, and serves each host on an address that only that host's programs
+use. Answers have a TTL of zero, so resolvers ask again each time. It takes requests on the Unix socket that its
+argument names, in the format of control_server:
 
-    open      {"hosts": {host: {"listen": ip, "names": {name: ip}, "wrong": {name: ip}, "unused": ip}}}    where each
-              host asks, what is right, and what is wrong in two ways
+    open      {"hosts": {host: {"listen": ip, "names": {name: ip}, "wrong": {name: ip}, "unused": ip}}}    for each host
+              where its service listens, the right answers, and two kinds of wrong ones
     disturb   {"fault": id, "hosts": {host: {"kind", "delay_ms"}}}    in force when answered; several faults add up
     release   {"fault": id};  release_all {}
     look_up   {"host", "wait_s"} -> {"lookups": [[name, address or "gone" or "silent", seconds], ...]}
     sees      {"pids": [...], "path", "file", "text"} -> {"astray": [pid, ...], "is_changed"}    processes that see
-              another file in that place, and whether this one has another content
+              another file than `file` at `path`, and whether the content of `file` is not `text` any more
     met       {"fault": id} -> {"hosts": {host: [asked, met]}}
 """
 
@@ -28,14 +28,14 @@ from harness.clusters.control_server import Operation, run_helper
 __all__ = ["GONE", "PORT", "SILENT", "NameServer", "Question", "answer_to", "main", "parse_question", "question_for"]
 
 PORT = 53
-"""Where resolvers ask: resolv.conf names no port."""
+"""The port that resolvers use: resolv.conf cannot name another."""
 
 GONE, SILENT = "gone", "silent"
 _KINDS = (SILENT, GONE, "wrong", "unused")
-"""What there is but delays; the first in force on a host decides."""
+"""All kinds of faults except delays; the first one in force on a host decides."""
 
 MAX_WAITING = 1000
-"""Late answers of a host; what is asked beyond that is answered not at all, as by any server that is flooded."""
+"""Delayed answers per host; further questions are not answered, as by any server that is flooded."""
 
 _HEADER = struct.Struct("!6H")
 _ADDRESS, _ADDRESS_6, _INTERNET = 1, 28, 1
@@ -43,12 +43,12 @@ _IS_ANSWER, _IS_AUTHORITATIVE, _WANTS_RECURSION, _HAS_RECURSION = 0x8000, 0x0400
 _NO_SUCH_NAME = 3
 _MAX_LABEL_BYTES = 63
 _NAME_POINTER = 0xC000 | _HEADER.size
-"""The name of the question, in the answer."""
+"""Compressed name in an answer: a pointer to the name in the question."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a resolver asks: `raw` is the question's own part of the message."""
+    """A resolver's question; `raw` is the question section of the message."""
 
     ident: int
     flags: int
@@ -58,7 +58,7 @@ class Question:
 
 
 def parse_question(message: bytes) -> Question:
-    """The one question of a message. Raises ValueError for what is none."""
+    """Parse a message with exactly one question. Raises ValueError for any other."""
     if len(message) < _HEADER.size:
         raise ValueError("a message without a header")
     ident, flags, count, *_ = _HEADER.unpack_from(message)
@@ -80,14 +80,14 @@ def parse_question(message: bytes) -> Question:
 
 
 def question_for(name: str, ident: int) -> bytes:
-    """A message that asks for the address of a name."""
+    """A message that asks for the IPv4 address of a name."""
     labels = b"".join(bytes([len(label)]) + label.encode() for label in name.split("."))
     header = _HEADER.pack(ident, _WANTS_RECURSION, 1, 0, 0, 0)
     return header + labels + b"\0" + struct.pack("!2H", _ADDRESS, _INTERNET)
 
 
 def answer_to(question: Question, address: str | None) -> bytes:
-    """The answer with an address, of which the name has none for IPv6; None: there is no such name."""
+    """The answer with an IPv4 address, without a record for other kinds of questions; None: there is no such name."""
     flags = _IS_ANSWER | _IS_AUTHORITATIVE | _HAS_RECURSION | question.flags & _WANTS_RECURSION
     has_record = address is not None and question.kind == _ADDRESS
     header = _HEADER.pack(question.ident, flags | (_NO_SUCH_NAME if address is None else 0), 1, int(has_record), 0, 0)
@@ -98,14 +98,14 @@ def answer_to(question: Question, address: str | None) -> bytes:
 
 
 def _address_in(answer: bytes) -> str:
-    """What an answer to `question_for` says."""
+    """The address in an answer to `question_for`, or GONE."""
     _, flags, _, records, _, _ = _HEADER.unpack_from(answer)
     return GONE if flags & 0xF or not records else socket.inet_ntoa(answer[-4:])
 
 
 @dataclass(slots=True)
 class _Served:
-    """A host: where its programs ask, and what they are answered."""
+    """A host: where its programs send questions, and the answers they get."""
 
     listen: str
     names: dict[str, str]
@@ -115,7 +115,7 @@ class _Served:
     waiting: int = 0
 
     def answer_for(self, name: str) -> tuple[str | None, float, list[str]]:
-        """(address, or None for no such name, or "silent"; how late (s); faults that are in the answer)."""
+        """(address, or None for no such name, or "silent"; delay (s); ids of the faults that affect the answer)."""
         right = self.names.get(name)
         found: str | None = right
         deciding = [fault for kind in _KINDS for fault, each in self.faults.items() if each["kind"] == kind][:1]
@@ -134,9 +134,9 @@ class NameServer:
         self.port = port
         self._served: dict[str, _Served] = {}
         self._counts: dict[str, dict[str, list[int]]] = {}
-        """fault -> host -> [asked, met]; also once it was released"""
+        """fault -> host -> [asked, met]; kept after the fault is released"""
         self._own: set[tuple[str, int]] = set()
-        """Where the harness's own questions come from."""
+        """Source addresses of the harness's own questions."""
 
     async def open(self, message: dict[str, Any]) -> dict[str, Any]:
         """Serve hosts. Raises OSError, for instance when something else listens there."""
@@ -151,31 +151,31 @@ class NameServer:
         return {}
 
     async def disturb(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Put one fault in force."""
+        """Apply one fault."""
         for host, fault in message["hosts"].items():
             self._served[host].faults[message["fault"]] = dict(fault)
             self._counts.setdefault(message["fault"], {})[host] = [0, 0]
         return {}
 
     async def release(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Take one fault back."""
+        """Undo one fault."""
         for served in self._served.values():
             served.faults.pop(message["fault"], None)
         return {}
 
     async def release_all(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Take every fault back."""
+        """Undo every fault."""
         for served in self._served.values():
             served.faults.clear()
         return {}
 
     async def met(self, message: dict[str, Any]) -> dict[str, Any]:
-        """What the programs of each host have asked since a fault began."""
+        """How many lookups each host's programs have made since a fault began, and how many met it."""
         return {"hosts": self._counts.get(message["fault"], {})}
 
     async def sees(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Which processes see another file at a path than this one, and whether it is as it was written. Those that
-        have ended see nothing."""
+        """Find processes that see another file at a path than this one, and whether this one was changed. Processes
+        that have ended are left out."""
         wanted, astray = os.stat(message["file"]), []
         with open(message["file"], encoding="utf-8", errors="replace") as file:
             is_changed = file.read() != message["text"]
@@ -183,7 +183,7 @@ class NameServer:
             try:
                 found = os.stat(f"/proc/{pid}/root{message['path']}")
             except (FileNotFoundError, ProcessLookupError):
-                # The kernel takes a process's root before the process: what is ending has a number and no root.
+                # The kernel removes a process's root before the process: one that is ending has a pid but no root.
                 if os.path.exists(f"/proc/{pid}/root"):
                     astray.append(pid)
                 continue
@@ -192,7 +192,7 @@ class NameServer:
         return {"astray": astray, "is_changed": is_changed}
 
     async def look_up(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Ask a host's own service for every other host, by the network, as a resolver would."""
+        """Ask a host's own service for every other host, over the network, as a resolver would."""
         served = self._served[message["host"]]
         found = await asyncio.gather(
             *(self._look_up(served.listen, name, float(message["wait_s"])) for name in served.names)
@@ -217,7 +217,7 @@ class NameServer:
                 self._own.discard(own)
 
     def take(self, host: str, served: _Served, data: bytes, asker: tuple[str, int]) -> tuple[bytes | None, float]:
-        """(the answer to a message, None for none; how late it is due). Counts what programs meet. Raises
+        """Answer a message: (answer or None, delay in seconds). Counts programs' lookups for each fault. Raises
         ValueError."""
         question = parse_question(data)
         name = question.name.partition(".")[0]

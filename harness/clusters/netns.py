@@ -1,25 +1,25 @@
-"""The `netns` cluster: every host a network namespace, joined by a bridge in a namespace of its own.
+"""The `netns` cluster: every host is a network namespace, joined by a bridge in a namespace of its own.
 
     sb-<run>-n1 eth0 ----+
     sb-<run>-n2 eth0 ----+-- br0 in sb-<run>-net
     ...                  |
     sb-<run>-clients  ---+   (the harness itself is in here while the run lasts)
 
-Each host has one address in 10.77.0.0/24, seen only by the hosts of its run, so any number of runs go side by
-side and nothing appears in the machine's own network. Packets between hosts are the kernel's, with its TCP; cuts
-are nftables sets in the namespace of the host that drops (see nemesis.mechanisms.nft).
+Each host has one address in 10.77.0.0/24, visible only to the hosts of its run, so any number of runs can go on
+concurrently and nothing appears in the machine's own network. Packets between hosts go through the kernel's own
+TCP/IP stack; cuts are nftables sets in the namespace of the host that drops (see nemesis.mechanisms.nft).
 
-Where that can be had, each replica's host also has a file system, a mount namespace and a control group:
+If the machine allows it, each replica's host also has a file system, a mount namespace and a control group:
 
     <work_dir>/<host>/disk.img     an ext4 image, sparse, on a loop device of its own
     <work_dir>/<host>/data         where it is mounted, in the host's mount namespace
 
-The mount namespace is that of the host's agent. The machine's own table of mounts never has the disk in it, so nobody
-else can come to hold it by making a namespace of their own, and it is gone with the last process of the host; the
-harness looks at it by way of /proc/<agent>/root. Every program of a host runs in that namespace, and in the control
-group `splitbrain-<run>-<host>` of every hierarchy that there is. Images lie on the disk that the run is kept on, or, on
-request, in memory. When the cluster is stopped the files are copied out of the image to the place where it was mounted,
-so that everything after finds them under the same paths.
+The mount namespace is that of the host's agent. The disk never appears in the machine's own mount table, so no other
+process can keep it busy by making a namespace of its own, and it is gone with the last process of the host; the
+harness reaches it through /proc/<agent>/root. Every program of a host runs in that namespace, and in the control group
+`splitbrain-<run>-<host>` of every hierarchy available. Images are on the disk that holds the run, or, on request, in
+memory. When the cluster is stopped, the files are copied out of the image to the place where it was mounted, so that
+later steps find them under the same paths.
 
 Needs root, or a user namespace in which the harness is root (see harness.clusters.user_namespace).
 """
@@ -60,19 +60,19 @@ from nemesis.mechanisms.shell import ShellError
 __all__ = ["DEVICE", "IMAGE", "MAX_HOSTS", "MEMORY", "SHARED", "NetnsCluster", "storage_for"]
 
 MAX_HOSTS = 200
-"""Replicas that the /24 has room for beside the clients' host and those that the system adds."""
+"""Largest number of replicas: the /24 also has room for the clients' host and those that the system adds."""
 
 IMAGE, MEMORY, SHARED = "image", "memory", "shared"
-"""Where hosts keep their files: in an image on disk, in one in memory, or on the harness's own file system."""
+"""Where hosts keep their files: in an image on disk, in an image in memory, or on the harness's own file system."""
 
 DEVICE = "eth0"
-"""A host's one device, by which it reaches every other."""
+"""A host's only device, through which it reaches every other host."""
 
 _SUBNET = "10.77.0"
 _NOBODY = f"{_SUBNET}.254"
 """An address that no host has."""
 _NAME_SERVICE = "127.0.0.153"
-"""Where the programs of every host ask for names, each in its own network."""
+"""Address of the name service of every host, each in its own network namespace."""
 _PREFIX_BITS = 24
 _BRIDGE_HOST = "net"
 """The namespace of the bridge; no program runs there."""
@@ -84,7 +84,7 @@ _BUSY_TIMEOUT_S = 10.0
 """How long a control group may stay in use after its host's programs were ended."""
 
 _DETACH_TIMEOUT_S = 2.0
-"""For a loop device to go by itself after the last mount has gone."""
+"""Time for a loop device to be detached on its own after its last mount has gone."""
 
 _POLL_S = 0.02
 _KEPT = ".kept"
@@ -101,7 +101,7 @@ class NetnsCluster(OwnMachineCluster):
     max_hosts = MAX_HOSTS
     options: Sequence[str] = ("storage", MECHANISM_OPTION)
     storage: str | None = None
-    """The choice of the operator, on a class made by `configured`."""
+    """The operator's choice, on a class made by `configured`."""
 
     def __init__(self, *, storage: str | None = None, **given: Unpack[ClusterArguments]) -> None:
         super().__init__(**given)
@@ -114,20 +114,20 @@ class NetnsCluster(OwnMachineCluster):
         self._storage = storage_for(storage or self.storage)
         self._cgroups: dict[str, list[str]] = {}
         self._program_groups: dict[str, list[str]] = {}
-        """Those within, for the programs without the agent, where the run limits what they use."""
+        """Groups inside these, for the programs without the agent, if the run limits resources."""
         self._pids: dict[str, int] = {}
-        """The agents, by host."""
+        """Host -> pid of its agent."""
         self._image_ids: dict[str, list[int]] = {}
         self._images: dict[str, FileSystemPlace] = {}
         self._kept: list[str] = []
         self._in_place: set[str] = set()
-        """Hosts whose files were brought to where they are looked for."""
+        """Hosts whose files were copied to the path where their disk was mounted."""
         self._left: set[str] = set()
-        """Hosts whose images stay, with what could not be brought here."""
+        """Hosts whose images are left, because their files could not be copied."""
 
     @classmethod
     def configured(cls, *, storage: str | None = None, extra_hosts: Sequence[str] = ()) -> type[NetnsCluster]:
-        """Such clusters with these options, to be asked what they miss. Raises ClusterUnavailable."""
+        """The class with these options, on which to call `missing`. Raises ClusterUnavailable."""
         return type(cls.__name__, (cls,), {"storage": storage_for(storage)})
 
     @classmethod
@@ -148,7 +148,7 @@ class NetnsCluster(OwnMachineCluster):
 
     @staticmethod
     def link_mechanism() -> str:
-        """What shapes links on this machine, for `harness doctor`."""
+        """The mechanism that shapes links on this machine, for `harness doctor`."""
         why_not = why_no_netem()
         return NETEM if why_not is None else f"{RELAY}, as {why_not}"
 
@@ -189,7 +189,7 @@ class NetnsCluster(OwnMachineCluster):
             self._make_groups()
 
     async def _check_machines(self) -> None:
-        """While the agents come to be, the namespaces are made; then they go there."""
+        """Make the namespaces while the agents start up; then move the agents into them."""
         await all_of([self._make_namespaces(), *map(self._greet_one, self._machines)])
         await all_of(map(self._settle, self._machines))
 
@@ -210,7 +210,7 @@ class NetnsCluster(OwnMachineCluster):
             raise ClusterUnavailable(f"netns: {error}; needs root or unprivileged user namespaces") from None
 
     async def _settle(self, host: str) -> None:
-        """Have a host's agent go where the host is, and give the host its address."""
+        """Move a host's agent into the host's namespaces and groups, and give the host its address."""
         await self._links[host].request(
             "enter",
             {
@@ -242,7 +242,7 @@ class NetnsCluster(OwnMachineCluster):
         return {host: group_names(groups) for host, groups in self._program_groups.items()}
 
     async def _batch(self, ip: Sequence[str], lines: Sequence[str]) -> None:
-        """Many `ip` commands in one process. Raises ShellError."""
+        """Run many `ip` commands in one process. Raises ShellError."""
         argv = [*ip, "-batch", "-"]
         done = await in_thread(
             subprocess.run,
@@ -258,7 +258,7 @@ class NetnsCluster(OwnMachineCluster):
             raise ShellError("netns", argv, done.returncode, done.stderr)
 
     async def _make_file_systems(self, agents: Mapping[str, AgentLink]) -> AgentFileSystems | None:
-        """In every run, so that hosts are alike whatever is done to them."""
+        """Make them in every run, unless storage is shared, so that hosts are the same whatever faults it has."""
         if self._storage == SHARED:
             return None
         self._images = {host: self._file_system_place(host) for host in self._hosts}
@@ -281,7 +281,7 @@ class NetnsCluster(OwnMachineCluster):
         return replace(place, path_here=self._seen_by(host, place.mount_point))
 
     def _seen_by(self, host: str, path: str) -> str:
-        """Where the harness finds what the host's programs call `path`."""
+        """The harness's own path to what the host's programs see at `path`."""
         return f"/proc/{self._pids[host]}/root{path}"
 
     def _enter_clients(self) -> None:
@@ -298,8 +298,8 @@ class NetnsCluster(OwnMachineCluster):
     async def stop(self) -> None:
         """End every process, go back to where `start` was called, remove the namespaces.
 
-        Their rules and devices go with them. Idempotent; safe after half a start. Raises HarnessError when something
-        cannot be removed, after everything was tried: the run's state still names it then.
+        Their rules and devices go with them. Idempotent; safe after a partial start. Raises HarnessError when something
+        cannot be removed, after everything was tried: it then stays in the run's state.
         """
         try:
             await super().stop()
@@ -315,7 +315,7 @@ class NetnsCluster(OwnMachineCluster):
                 renew_threads()
 
     def _hide_empty_places(self) -> None:
-        """Of a host whose files were not all brought here there is no directory: an empty one would be taken for what
+        """Remove the empty data directory of each host whose files were not copied: it would be taken for the data that
         the host had."""
         for host in self._images.keys() - self._in_place:
             with contextlib.suppress(OSError):
@@ -326,7 +326,7 @@ class NetnsCluster(OwnMachineCluster):
         for host, place in self._images.items():
             source, kept = place.path_here, f"{place.mount_point}{_KEPT}"
             if source is None or host not in self._image_ids:
-                continue  # the start did not come so far
+                continue  # the start did not get this far
             try:
                 if not os.path.ismount(source):
                     raise FileNotFoundError("its file system is not mounted any more")
@@ -338,7 +338,7 @@ class NetnsCluster(OwnMachineCluster):
         return problems
 
     def _leave_image(self, host: str, place: FileSystemPlace, error: OSError) -> HarnessError:
-        """Have the image of a host stay, whose files could not be kept; returns what to say of it."""
+        """Leave the image of a host whose files could not be copied; returns the problem to report."""
         said = f"the files of {host} could not be kept: {_in_a_line(error)}"
         if place.in_memory:
             return HarnessError(f"{said}; they were in memory, and are gone")
@@ -346,7 +346,7 @@ class NetnsCluster(OwnMachineCluster):
         return HarnessError(f"{said}; they are in the image {place.image} (as root: mount -o loop IMAGE DIRECTORY)")
 
     async def _remove_places(self) -> list[Exception]:
-        """Namespaces, images and control groups."""
+        """Remove namespaces, images and control groups; returns what went wrong."""
         problems: list[Exception] = []
         claimed = {(claim.kind, claim.ident) for claim in self._run.claims}
         for name in self._names.values():
@@ -371,11 +371,11 @@ class NetnsCluster(OwnMachineCluster):
         return problems
 
     async def _remove_image(self, host: str, place: FileSystemPlace, *, is_claimed: bool) -> None:
-        """The loop device goes with the last mount, but for a file system that is frozen: that one is thawed here.
-        Raises OSError when the image stays attached."""
+        """Remove the image of a host once its loop device has gone with the last mount; a frozen file system keeps the
+        device, and is thawed here. Raises OSError when the image stays attached."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + _DETACH_TIMEOUT_S
-        # The kernel tells nobody when it lets a device go.
+        # The kernel sends no notification when it releases a device.
         image_id, run_id = self._image_ids.get(host, []), self._run.run_id
         while (devices := loop_devices_of(image_id, run_id)) and loop.time() < deadline_s:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
@@ -402,7 +402,7 @@ class NetnsCluster(OwnMachineCluster):
     # Files
 
     def local_path(self, host: str, path: str) -> str:
-        """The path itself where hosts share the harness's file system, and after the end; else by way of the host."""
+        """`path` itself if hosts share the harness's file system or have stopped; else a path by the agent's root."""
         place, data_dir = self._images.get(host), self.data_dir(host)
         if place is None or place.path_here is None or not self._links:
             return path
@@ -412,7 +412,7 @@ class NetnsCluster(OwnMachineCluster):
 
 
 def storage_for(choice: str | None) -> str:
-    """Where hosts keep their files: what was asked for, or the best that can be had. Raises ClusterUnavailable."""
+    """Where hosts keep their files: the given choice, or the best one available. Raises ClusterUnavailable."""
     if choice is None:
         return IMAGE if why_no_file_systems() is None else SHARED
     if choice not in (IMAGE, MEMORY, SHARED):
@@ -423,23 +423,23 @@ def storage_for(choice: str | None) -> str:
 
 
 def _in_a_line(error: OSError) -> str:
-    """What went wrong, of a copy of many files the first."""
+    """The error in one line; for a copy of many files, its first error."""
     if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list) and error.args[0]:
         return str(error.args[0][0][2])
     return str(error)
 
 
 def _keep_files(source: str, destination: str) -> None:
-    """Copy what is on the disk to where it will be looked for: holes stay holes, and what is only the mechanisms', or
-    holds no data, stays behind. Raises OSError."""
+    """Thaw a disk and copy its files: holes stay holes, and files that belong to fault mechanisms or hold no data are
+    left out. Raises OSError."""
     thaw(source)
     shutil.rmtree(destination, ignore_errors=True)
     shutil.copytree(source, destination, symlinks=True, ignore=_not_kept, copy_function=_copy_sparse)
 
 
 def _not_kept(directory: str, names: list[str]) -> list[str]:
-    """What is the file system's own, or was put there by faults; and sockets, pipes and devices, of which the first
-    cannot be opened, and the others may be read for ever."""
+    """The names to leave out: files of the file system itself or of fault mechanisms, sockets, which cannot be opened,
+    and pipes and devices, which may be read forever."""
     ours = {name for name in names if name == "lost+found" or name.startswith(".splitbrain-")}
     return [name for name in names if name in ours or not _holds_data(os.path.join(directory, name))]
 
@@ -450,7 +450,7 @@ def _holds_data(path: str) -> bool:
 
 
 def _copy_sparse(source: str, destination: str) -> str:
-    """Copy a file, without its holes."""
+    """Copy a file and keep its holes as holes."""
     with open(source, "rb") as reading, open(destination, "wb") as writing:
         size_bytes = os.fstat(reading.fileno()).st_size
         os.ftruncate(writing.fileno(), size_bytes)
@@ -465,5 +465,5 @@ def _copy_sparse(source: str, destination: str) -> str:
                 piece = os.pread(reading.fileno(), min(1 << 20, end - at), at)
                 if not piece:
                     return destination
-                at += os.pwrite(writing.fileno(), piece, at)  # less than all where the disk has just become full
+                at += os.pwrite(writing.fileno(), piece, at)  # less than all if the disk has just become full
     return destination

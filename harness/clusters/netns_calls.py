@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 NETNS_DIR = "/run/netns"
-"""Where `ip netns` keeps its names: a file per namespace, with the namespace mounted on it."""
+"""Where `ip netns` keeps its names: a file per namespace, on which the namespace is mounted."""
 
 _CLONE_NEWNET = 0x40000000
 _MNT_DETACH = 2
@@ -43,7 +43,7 @@ def namespace_path(name: str) -> str:
 
 
 def identity(path: str) -> tuple[int, int]:
-    """What tells one namespace from another: device and inode of its file. Raises OSError."""
+    """What identifies a namespace: device and inode of its file. Raises OSError."""
     status = os.stat(path)
     return status.st_dev, status.st_ino
 
@@ -60,9 +60,9 @@ def enter_namespace(descriptor: int) -> None:
 
 @contextlib.contextmanager
 def entered(path: str) -> Iterator[None]:
-    """Be in the network namespace at `path` for a moment.
+    """A context in which the calling thread is in the network namespace at `path`.
 
-    Nothing may be awaited inside: other tasks of the thread would find themselves there too.
+    Nothing may be awaited inside: other tasks of the thread would be in that namespace too.
     """
     home = open_current_namespace()
     try:
@@ -80,7 +80,7 @@ def entered(path: str) -> Iterator[None]:
 
 
 def unmount(path: str) -> bool:
-    """Detach whatever is mounted on `path`, also while it is in use. False when nothing is. Raises OSError."""
+    """Detach whatever is mounted on `path`, even if it is in use. False when nothing is. Raises OSError."""
     try:
         _check(_libc.umount2(os.fsencode(path), _MNT_DETACH), f"cannot unmount {path}")
     except OSError as error:

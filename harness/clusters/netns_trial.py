@@ -1,8 +1,8 @@
-"""Whether this machine and user can have network namespaces: found out by making some.
+"""Finds out whether this machine and user can have network namespaces, by making some.
 
-Versions, capabilities, security modules and kernel options all have a say, so the only honest answer is a trial:
+Versions, capabilities, security modules and kernel options all matter, so the only reliable answer is a trial:
 in a mount namespace that vanishes with the trial, make a named namespace with a bridge, a veth pair and our
-nftables rules. It takes about 20 ms and leaves nothing.
+nftables rules. It takes about 20 ms and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nemesis.mechanisms.nft import install_script
 __all__ = ["PROGRAMS", "why_no_namespaces", "why_no_netem"]
 
 PROGRAMS = {"ip": "iproute2", "nft": "nftables", "nsenter": "util-linux", "unshare": "util-linux", "mount": "mount"}
-"""Programs that netns clusters call, and the Debian package that brings each."""
+"""Programs that netns clusters call, and the Debian package that contains each."""
 
 _TRIAL = """
 set -e
@@ -38,13 +38,13 @@ _SWITCHES = (
         "sysctl kernel.apparmor_restrict_unprivileged_userns=0",
     ),
 )
-"""Kernel settings that forbid user namespaces: file, forbidding value, what root runs to mend it."""
+"""Kernel settings that forbid user namespaces: file, forbidding value, what root runs to fix it."""
 
 
 def why_no_namespaces(*, in_user_namespace: bool) -> str | None:
-    """None when network namespaces can be had, as we are or inside a new user namespace; otherwise why not.
+    """None when we can make network namespaces, directly or inside a new user namespace; otherwise why not.
 
-    The reason is one line and names the package or permission that mends it.
+    The reason is one line and names the missing package or permission.
     """
     try:
         require_programs(PROGRAMS)
@@ -66,14 +66,14 @@ def why_no_namespaces(*, in_user_namespace: bool) -> str | None:
         )
     if not in_user_namespace:
         return f"root may not make network namespaces here ({said}): run with CAP_SYS_ADMIN and CAP_NET_ADMIN"
-    for path, forbidding, mend in _SWITCHES:
+    for path, forbidding, fix in _SWITCHES:
         if _first_line(path) == forbidding:
-            return f"unprivileged user namespaces are forbidden ({said}): as root, {mend}"
+            return f"unprivileged user namespaces are forbidden ({said}): as root, {fix}"
     return f"no network namespace inside a user namespace ({said}): run as root"
 
 
 def _is_mount_point(path: str) -> bool:
-    """Whether something is mounted at `path`, as this process sees it. True where nobody says."""
+    """Whether something is mounted at `path`, as this process sees it. True if that cannot be read."""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
             points = [line.split()[4] for line in file]
@@ -86,7 +86,7 @@ def _is_mount_point(path: str) -> bool:
 def why_no_netem() -> str | None:
     """None when this machine's kernel has the netem that hosts' namespaces need; otherwise why not, in one line.
 
-    Found out by shaping a device in a network namespace that vanishes with the trial.
+    Tried by shaping a device in a network namespace that vanishes with the trial.
     """
     if find_program("tc") is None:
         return "tc is missing (apt-get install iproute2)"

@@ -1,4 +1,4 @@
-"""Options of clusters beside the number of nodes, and whether a cluster can be had with them."""
+"""Options of clusters besides the number of nodes, and whether a cluster is available with them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from harness.errors import OperatorError
 __all__ = ["MECHANISM_OPTION", "require_cluster"]
 
 MECHANISM_OPTION = "mechanism"
-"""By which mechanism programs meet faults: an option of all clusters whose hosts are real, and the business of none of
-their classes."""
+"""Option of all clusters with real hosts: the mechanism that applies faults to programs. It does not affect whether a
+cluster is available, so their classes' `require` and `configured` do not get it."""
 
 
 def require_cluster(cluster_class: Any, options: Mapping[str, str], *, extra_hosts: Sequence[str] = ()) -> Any:
-    """See, before anything is made, that a class of clusters takes these options and can be had with them; returns the
-    class to be asked what such clusters miss. `extra_hosts` are those that the system has beside its replicas'.
+    """Check, before anything is made, that a cluster class takes these options and is available with them; returns the
+    class on which to call `missing`. `extra_hosts` are the hosts that the system has besides its replicas'.
 
-    A class that is no TakesOptions takes none; one that is neither JudgesOptions nor Configured finds out when it is
-    started. Raises OperatorError.
+    A class that is not TakesOptions takes none; for one that is neither JudgesOptions nor Configured, availability
+    shows only when it is started. Raises OperatorError.
     """
     known = cluster_class.options if isinstance(cluster_class, TakesOptions) else ()
     for name in options:
