@@ -1,10 +1,10 @@
 """Hosts on the harness's own machine: same kernel, same files, same process ids.
 
-Their agents are a process each, all forked by one that the harness starts.
-So an interpreter is started once, however many hosts there are. The whole tree ends with the harness, whatever ends
-that: each process in it gets a signal when its parent dies (PR_SET_PDEATHSIG), and the first one is the harness's
-child. An agent kills what is below it before it ends itself. The mounts of a host that has its own are in its agent's
-mount namespace, and are gone with the last process in it.
+Each agent is a process of its own, all forked by one process that the harness starts.
+So only one interpreter is started, however many hosts there are. The whole tree ends with the harness, whatever ends
+it: each process in the tree gets a signal when its parent dies (PR_SET_PDEATHSIG), and the first one is the harness's
+child. An agent kills everything below it before it ends. If a host has mounts of its own, they are in its agent's mount
+namespace, and are gone with the last process in it.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from nemesis.target import Resources
 __all__ = ["LocalAgents", "OwnMachineCluster", "SocketStream", "import_path", "short_socket_path"]
 
 _END_TIMEOUT_S = 15.0
-"""For all agents to end once they are asked to; one that waits for a disk in the kernel takes for ever."""
+"""Time for all agents to end once they are asked to; one that waits for a disk in the kernel may never end."""
 
 _BACKLOG = 4
-"""Connections to one agent: the harness has one at a time."""
+"""Listen backlog of one agent: the harness has one connection at a time."""
 
 
 @contextlib.contextmanager
 def short_socket_path(directory: str, name: str) -> Iterator[str]:
-    """A path of a socket that fits into an address (107 bytes), however deep the directory lies. Raises OSError."""
+    """A path for a socket that fits into an address (107 bytes), however deep the directory is. Raises OSError."""
     descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{descriptor}/{name}"
@@ -74,15 +74,15 @@ class SocketStream:
         self._connection = connection
 
     def receive(self) -> bytes:
-        """The next bytes; nothing at the end. Raises OSError."""
+        """The next bytes; empty at the end. Raises OSError."""
         return self._connection.recv(1 << 16)
 
     def send(self, data: bytes) -> None:
-        """All of `data`. Raises OSError."""
+        """Send all of `data`. Raises OSError."""
         self._connection.sendall(data)
 
     def close(self) -> None:
-        """End the connection. Idempotent."""
+        """Close the connection. Idempotent."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
@@ -103,17 +103,17 @@ class LocalAgents:
         return os.path.join(self._directory, host)
 
     def start(self) -> None:
-        """Start the process that forks the agents; they can be connected to at once.
+        """Start the process that forks the agents; they accept connections at once.
 
-        It dies with the thread that starts it, so that must be one that lasts: the main thread's loop. Raises
-        OperatorError when it cannot be run, OSError.
+        The process dies with the thread that starts it, so call this on a lasting thread: the main thread's loop.
+        Raises OperatorError when it cannot be run, OSError.
         """
         listeners = {host: self._listener(host) for host in self._hosts}
         words = [word for host in self._hosts for word in (str(listeners[host].fileno()), self.directory(host))]
         try:
             with open(self._log_path, "ab") as log:
                 process = subprocess.Popen(
-                    # Not the file itself, which would be compiled each time.
+                    # Imported, not run as a file, which would be compiled each time.
                     [sys.executable, "-I", "-S", "-c", _START, import_path(), "fork", self._run.run_id, *words],
                     stdin=subprocess.PIPE,
                     stdout=log,
@@ -151,7 +151,7 @@ class LocalAgents:
                 connection.connect(path)
         except OSError as error:
             connection.close()
-            # The socket listens for as long as its agent lives.
+            # The socket listens as long as its agent lives, so this one is gone.
             raise ConnectFailure(f"{error.strerror}; see {self._log_path}", gone=True) from None
         return SocketStream(connection)
 
@@ -180,7 +180,7 @@ def import_path() -> str:
 
 
 def _require_text(path: str) -> None:
-    """Raise OperatorError for a path that is not UTF-8: it is written into the configuration of the programs."""
+    """Raise OperatorError for a path that is not UTF-8, since it is written into the programs' configuration."""
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -191,18 +191,18 @@ def _require_text(path: str) -> None:
 
 
 class OwnMachineCluster(AgentCluster):
-    """Hosts that share the harness's files and process ids. Data and logs of each lie under `work_dir/<host>`, where
-    programs write them themselves; the agents' files are in a temporary directory, which goes with the run."""
+    """Hosts that share the harness's files and process ids. Data and logs of each are under `work_dir/<host>`, where
+    its programs write them; the agents' files are in a temporary directory, which is removed with the run."""
 
     logs_are_live = True
-    """Programs log straight into files of the harness's machine."""
+    """Programs log directly into files on the harness's machine."""
 
     def __init__(self, **given: Unpack[ClusterArguments]) -> None:
         super().__init__(**given)
         _require_text(self._work_dir)
         self._agents: LocalAgents | None = None
         self._temp_dirs: list[str] = []
-        """Those that go with the run, beside the hosts' data and logs."""
+        """Directories that are removed at the end of the run, unlike the hosts' data and logs."""
         self._library_path = ""
         self._resources: OwnResources | None = None
 
@@ -218,14 +218,14 @@ class OwnMachineCluster(AgentCluster):
 
     @classmethod
     def _why_no_limit(cls, kind: str) -> str | None:
-        """Why what programs use cannot be limited here; None when it can."""
+        """Why this kind of resource cannot be limited here; None when it can."""
         if kind in GROUP_KINDS:
             return f"hosts of the {cls.name} cluster have no control groups: use --cluster netns as root"
         return None
 
     @property
     def resources(self) -> Resources | None:
-        """What the hosts' programs may use; None unless `prepare` was asked for it."""
+        """Resource limits of the hosts' programs; None unless `prepare` was asked for them."""
         return self._resources
 
     def _helpers_path(self) -> str | None:
@@ -241,7 +241,7 @@ class OwnMachineCluster(AgentCluster):
             self._resources = OwnResources(self._limit_groups(), members=self._members_of)
 
     async def spawn(self, host: str, program: Program) -> AgentProcess:
-        """Start a program on a host; returns once it is started. Raises OperatorError when it cannot be run."""
+        """Start a program on a host; returns once it has started. Raises OperatorError when it cannot be run."""
         process = await super().spawn(host, program)
         if self._resources is not None:
             self._resources.adopt(host, process.host_pid)
@@ -257,11 +257,11 @@ class OwnMachineCluster(AgentCluster):
             await super().stop()
 
     def _start_agents(self) -> None:
-        """Make the hosts' directories and start what will fork their agents. Raises OperatorError, OSError."""
+        """Make the hosts' directories and start their agents. Raises OperatorError, OSError."""
         for host in self._all_hosts:
             os.makedirs(self.data_dir(host), exist_ok=True)
         directory = self._run.make_temp_dir("agents")
-        os.chmod(directory, 0o711)  # a replica that runs as another user has its control file in there
+        os.chmod(directory, 0o711)  # it contains the control file of a replica that may run as another user
         self._temp_dirs.append(directory)
         log_path = os.path.join(self._work_dir, "agents.log")
         self._agents = LocalAgents(self._machines, run=self._run, directory=directory, log_path=log_path)
@@ -300,7 +300,8 @@ class OwnMachineCluster(AgentCluster):
 
     @abstractmethod
     async def _remove_places(self) -> list[Exception]:
-        """Remove what the hosts were in, now that nothing runs there; returns what went wrong. Idempotent."""
+        """Remove the hosts' namespaces, images or addresses, now that nothing runs there; returns what went wrong.
+        Idempotent."""
 
     def _log_dir(self, host: str) -> str:
         return os.path.join(self._work_dir, host)
@@ -336,12 +337,12 @@ class OwnMachineCluster(AgentCluster):
         )
 
     async def _undo_at_clean(self, key: str, argv: Sequence[str], stdin: str) -> None:
-        """Nothing outlives the agents but what the run's state names."""
+        """Nothing to do: only what the run's state names outlives the agents."""
 
     async def _make_shim(
         self, access: AgentAccess, agents: Mapping[str, AgentLink], *, undo_inside: bool, have_library: bool = False
     ) -> AgentShim:
-        """The library is the same for all hosts, and in a place that LD_PRELOAD can name, whatever the store's is."""
+        """Place one library for all hosts, at a path that LD_PRELOAD can name even if it cannot name the store's."""
         directory = os.path.join(library_directory(), f"{TEMP_PREFIX}{self._run.run_id}-shim")
         self._claim_directory(directory)
         self._library_path = await in_thread(place_library, directory)

@@ -1,10 +1,11 @@
-"""What replicas on the harness's own machine may use: control groups of both versions, and limits of running processes.
+"""Resource limits for replicas on the harness's own machine: control groups of both versions, and prlimit.
 
-Every program of a host is put into a control group of its own as soon as it is started, beside the host's agent, which
-no limit may reach. A limit is one value of that group. Descriptors are limited process by process (prlimit): each may
-have no number above its lowest free one. The kernel does not count calls that fail for want of one; so the harness
-connects to every port that a process listens on and stays there: a process that cannot accept leaves the connection in
-the queue of its socket, where the kernel shows it. One that has a number left has only not come to accept it yet.
+Every program of a host is put into a control group as soon as it is started; the host's agent stays outside, because no
+limit may reach it. A limit is one value of that group. Descriptors are limited per process (prlimit): each may have no
+descriptor number above its lowest free one. The kernel does not count calls that fail for lack of a descriptor; so the
+harness opens probe connections to every port that a process listens on, and keeps them open: a process that cannot
+accept leaves them in the accept queue, where the kernel shows them. If the process has a free descriptor, it merely has
+not accepted yet.
 """
 
 from __future__ import annotations
@@ -27,34 +28,34 @@ from nemesis.target import ProcessMember, ResourceLimit, ResourceUse
 __all__ = ["GROUP_KINDS", "OwnResources", "group_names"]
 
 GROUP_KINDS = ("cpu", "memory", "processes")
-"""What is limited by control groups."""
+"""The kinds of resources that control groups limit."""
 
 DESCRIPTORS = "descriptors"
 
-_KNOCKS, _MAX_KNOCKS = 2, 32
-"""Connections to each port at a time, and to a host's in all."""
+_PROBES_PER_PORT, _MAX_PROBES = 2, 32
+"""Probe connections per port at a time, and per host in total."""
 
 _LOOKS, _LOOK_AGAIN_S = 5, 0.02
-"""At what a process has open before it is limited for good: it may have held something for an instant only."""
+"""How often, and at what interval, open descriptors are counted before the limit is final: some are short-lived."""
 
 _LISTEN = "0A"
 """State of a listening socket in /proc/net/tcp."""
 
 _CONTROLLERS = {"cpu": "cpu", "memory": "memory", "processes": "pids"}
 _PERIOD_US = 100_000
-"""In which a group gets its share of a processor; the kernel's default."""
+"""Period over which a group's CPU quota applies; the kernel's default."""
 _MIN_QUOTA_US = 1000
-"""The kernel's least."""
+"""The kernel's minimum."""
 _MIB = 1 << 20
 _SQUEEZE_TRIES = 20
-"""Each with 1 MiB more."""
+"""Attempts at a memory limit, each 1 MiB higher than the last."""
 _NONE_V1 = 1 << 60
-"""Above this, version 1 means no limit of memory."""
+"""From this value on, version 1 means no memory limit."""
 
 
 @dataclass(slots=True)
 class _Lowered:
-    """A process that may have no more descriptors, and what it might have before."""
+    """The soft limit on descriptors of a limited process, before (`was`) and now."""
 
     was: int
     now: int
@@ -62,7 +63,7 @@ class _Lowered:
 
 class OwnResources:
     """See nemesis.target.Resources. `groups` are the control groups of each host's programs, by controller (cpu,
-    memory, pids); empty where there are none. `members` tells every process of a host's programs."""
+    memory, pids); empty if there are none. `members` lists every process of a host's programs."""
 
     def __init__(
         self,
@@ -74,10 +75,10 @@ class OwnResources:
         self._members = members
         self._faults: dict[str, Mapping[str, ResourceLimit]] = {}
         self._lowered: dict[str, dict[tuple[int, int], _Lowered]] = {}
-        self._knocks: dict[str, list[socket.socket]] = {}
-        """host -> connections to its programs' ports, while these are short of descriptors"""
+        self._probes: dict[str, list[socket.socket]] = {}
+        """host -> probe connections to its programs' ports, while their descriptors are limited"""
         self._waited: dict[str, int] = {}
-        """host -> how many sockets, over all faults that are over, had such a connection left in their queue"""
+        """host -> how many sockets had a probe connection left in their queue at the end of a fault, over all faults"""
         self._lock = asyncio.Lock()
 
     def adopt(self, host: str, pid: int) -> None:
@@ -87,26 +88,26 @@ class OwnResources:
                 Path(path, "cgroup.procs").write_text(str(pid), encoding="ascii")
 
     async def limit(self, fault_id: str, limits: Mapping[str, ResourceLimit]) -> None:
-        """Limit what hosts' programs may use until released. Raises OSError, KeyError where no group is."""
+        """Limit the resources of hosts' programs until released. Raises OSError; KeyError if there is no group."""
         async with self._lock:
             self._faults[fault_id] = dict(limits)
             for host, limit in limits.items():
                 if limit.kind == DESCRIPTORS:
                     await self._lower_descriptors(host)
-                    self._knock(host, await self._members(host))
+                    self._open_probes(host, await self._members(host))
                 else:
-                    for member in await self._members(host):  # whatever was started before its parent was put there
+                    for member in await self._members(host):  # some may have started before their parent was put there
                         self.adopt(host, member.pid)
                     self._set_group(host, limit.kind)
 
     async def release(self, fault_id: str) -> None:
-        """Undo one fault; what others limit stays limited. Idempotent."""
+        """Undo one fault; limits of other faults stay. Idempotent."""
         async with self._lock:
             for host, limit in self._faults.pop(fault_id, {}).items():
                 if limit.kind != DESCRIPTORS:
                     self._set_group(host, limit.kind)
                 elif not self._limits(host, DESCRIPTORS):
-                    self._leave(host, await self._members(host))
+                    self._close_probes(host, await self._members(host))
                     await self._raise_descriptors(host)
 
     async def release_all(self) -> None:
@@ -115,7 +116,7 @@ class OwnResources:
             await self.release(fault_id)
 
     async def usage(self, host: str, kind: str) -> ResourceUse:
-        """What the kernel says; see nemesis.target.Resources. Raises OSError."""
+        """What the kernel reports; see nemesis.target.Resources. Raises OSError."""
         members = await self._members(host)
         if kind == DESCRIPTORS:
             return self._descriptor_usage(host, members)
@@ -128,26 +129,26 @@ class OwnResources:
         limit, words = _read_limit(path, kind)
         return ResourceUse(is_limited=limit is not None, met=_times_met(path, kind), astray=astray, detail=words)
 
-    def _knock(self, host: str, members: Sequence[ProcessMember]) -> None:
-        """Connect to every port that these processes listen on. One that waited in accept when it was limited has its
-        descriptor already, so that the first connection may be taken."""
-        knocks = self._knocks.setdefault(host, [])
-        for listener in _listeners(members) * _KNOCKS:
-            if len(knocks) == _MAX_KNOCKS:
+    def _open_probes(self, host: str, members: Sequence[ProcessMember]) -> None:
+        """Connect to every port that these processes listen on, more than once: a process that was waiting in accept
+        when it was limited has a descriptor already, so it may accept the first connection."""
+        probes = self._probes.setdefault(host, [])
+        for listener in _listeners(members) * _PROBES_PER_PORT:
+            if len(probes) == _MAX_PROBES:
                 return
-            knock = socket.socket()
-            knock.setblocking(False)
-            # What is left of one that was closed in order would be taken for a connection past the proxies of `local`.
-            knock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            if knock.connect_ex((listener.reachable_at, listener.port)) in (0, errno.EINPROGRESS):
-                knocks.append(knock)
+            probe = socket.socket()
+            probe.setblocking(False)
+            # After an orderly close, TIME_WAIT would look like a connection that bypassed the proxies of `local`.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            if probe.connect_ex((listener.reachable_at, listener.port)) in (0, errno.EINPROGRESS):
+                probes.append(probe)
             else:
-                knock.close()
+                probe.close()
 
-    def _leave(self, host: str, members: Sequence[ProcessMember]) -> None:
+    def _close_probes(self, host: str, members: Sequence[ProcessMember]) -> None:
         self._waited[host] = self._waited.get(host, 0) + _waiting(members)
-        for knock in self._knocks.pop(host, ()):
-            knock.close()
+        for probe in self._probes.pop(host, ()):
+            probe.close()
 
     def _limits(self, host: str, kind: str) -> list[ResourceLimit]:
         return [
@@ -161,7 +162,7 @@ class OwnResources:
         return self._groups[host][_CONTROLLERS[kind]]
 
     def _set_group(self, host: str, kind: str) -> None:
-        """Bring a host's group to what the faults make of it, the lowest limit of all."""
+        """Set a host's group to the lowest limit of all faults in force, or to none."""
         path, limits = self._group(host, kind), self._limits(host, kind)
         if kind == "cpu":
             quota_us = None
@@ -194,7 +195,7 @@ class OwnResources:
                 lowered[member.pid, member.start_ticks] = _Lowered(was, number)
 
     async def _raise_descriptors(self, host: str) -> None:
-        """For those as well that were started meanwhile, and have it from their parents."""
+        """Restore the limits, also of processes that were started meanwhile and inherited theirs."""
         lowered = self._lowered.pop(host, {})
         if not lowered:
             return
@@ -216,15 +217,15 @@ class OwnResources:
                 limits[member] = resource.prlimit(member.pid, resource.RLIMIT_NOFILE)[0]
         astray = [str(member) for member, soft in limits.items() if soft > highest] if lowered else []
         words = ", ".join(f"{member} may have {soft} descriptors" for member, soft in list(limits.items())[:3])
-        if lowered and not limits:  # nor does anybody know what they ended of
+        if lowered and not limits:  # and it is not known why they ended
             return ResourceUse(is_limited=True, met=None, detail="all that was limited has ended")
         is_limited = any(soft <= highest for soft in limits.values())
         met = None
-        if not lowered or self._knocks.get(host):
+        if not lowered or self._probes.get(host):
             waiting = _waiting(members) if lowered else 0
             met = self._waited.get(host, 0) + waiting
             if lowered and not waiting:
-                self._knock(host, members)  # all were taken; who looks again will see
+                self._open_probes(host, members)  # all were accepted; the next look will show whether more are
         return ResourceUse(is_limited=is_limited, met=met, astray=astray, detail=words or "nothing of it runs")
 
 
@@ -237,15 +238,15 @@ def _write_cpu(path: str, quota_us: int | None) -> None:
 
 
 def _squeeze(path: str, spare_mib: int) -> None:
-    """Leave a group's processes what they hold and `spare_mib` more, or as little above that as the kernel can bring
-    them to. Raises OSError."""
+    """Limit a group's memory to what its processes hold plus `spare_mib`, but no more than they use now, or as little
+    above that as the kernel can reclaim. Raises OSError."""
     for more_mib in range(_SQUEEZE_TRIES):
         try:
             limit_bytes = min(_used_bytes(path), _held_bytes(path) + spare_mib * _MIB) + more_mib * _MIB
             _write_memory(path, limit_bytes)
             return
         except OSError as error:
-            # Not enough can be taken back, and they may hold more by now.
+            # Not enough can be reclaimed, and they may hold more by now.
             if error.errno != errno.EBUSY or more_mib == _SQUEEZE_TRIES - 1:
                 raise
 
@@ -259,7 +260,7 @@ def _write_memory(path: str, limit_bytes: int | None) -> None:
 
 
 def _read_limit(path: str, kind: str) -> tuple[int | None, str]:
-    """(the limit in force, or None; limit and use in words)."""
+    """(the limit in force or None, limit and use in words)."""
     if kind == "cpu":
         if os.path.exists(os.path.join(path, "cpu.max")):
             quota, period = _read_text(path, "cpu.max").split()
@@ -280,7 +281,7 @@ def _read_limit(path: str, kind: str) -> tuple[int | None, str]:
 
 
 def _times_met(path: str, kind: str) -> int:
-    """How often the kernel held something back because of this limit."""
+    """How often the kernel has enforced this limit."""
     if kind == "cpu":
         return _field(path, "cpu.stat", "nr_throttled")
     if kind == "processes":
@@ -291,7 +292,7 @@ def _times_met(path: str, kind: str) -> int:
 
 
 def _used_bytes(path: str) -> int:
-    """The memory that is charged to a group, files that it has read or written included."""
+    """The memory charged to a group, including the page cache of files that it has read or written."""
     is_v2 = os.path.exists(os.path.join(path, "memory.max"))
     return int(_read_text(path, "memory.current" if is_v2 else "memory.usage_in_bytes"))
 
@@ -312,7 +313,7 @@ def _field(path: str, name: str, wanted: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Listener:
-    """A socket that processes listen on; so many connections wait there to be accepted."""
+    """A socket that processes listen on; `waiting` connections wait there to be accepted."""
 
     address: str
     port: int
@@ -325,7 +326,7 @@ class _Listener:
 
 
 def _listeners(members: Sequence[ProcessMember]) -> list[_Listener]:
-    """What processes listen on, as their own network has it: TCP on IPv4, and on IPv6 for both."""
+    """The TCP sockets that processes listen on in their own network namespace: IPv4, and IPv6 that accept both."""
     found: dict[str, _Listener] = {}
     for member in members:
         open_here = sockets_of(member.pid)
@@ -343,12 +344,12 @@ def _listeners(members: Sequence[ProcessMember]) -> list[_Listener]:
 
 
 def _waiting(members: Sequence[ProcessMember]) -> int:
-    """On how many sockets a connection waits that none of their processes can accept."""
+    """How many sockets have a waiting connection that none of their processes can accept."""
     return sum(listener.waiting > 0 and all(map(_is_short, listener.pids)) for listener in _listeners(members))
 
 
 def _is_short(pid: int) -> bool:
-    """Whether a process can have no descriptor more. One that has ended is not."""
+    """Whether a process cannot open another descriptor; False if it has ended."""
     try:
         return _lowest_free(pid) >= resource.prlimit(pid, resource.RLIMIT_NOFILE)[0]
     except (ProcessLookupError, FileNotFoundError):
@@ -369,7 +370,7 @@ def _write_text(path: str, name: str, text: str) -> None:
 
 
 def group_names(groups: Collection[str]) -> dict[str, str]:
-    """Which of these control groups limits what, by controller, as their files tell."""
+    """Controller -> the one of these control groups that limits it, recognised by its files."""
     found: dict[str, str] = {}
     for path in groups:
         for controller, names in (

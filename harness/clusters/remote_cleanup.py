@@ -1,9 +1,9 @@
-"""What killed runs left in Docker engines and on machines behind SSH, and how it is removed.
+"""Removes what killed runs left in Docker engines and on machines behind SSH.
 
 Each function takes the run's id, the claim's identity and its details, returns whether something was there, and raises
-CannotRemove, one line, when it could not be removed or cannot be recognised as ours; the claim then stays. Unreachable
-is for what nobody could even ask about (no way there, or no agent can be run there any more): the operator may know
-that it is gone for good, and have it forgotten.
+CannotRemove, with one line, when it could not be removed or cannot be recognised as ours; the claim then stays.
+Unreachable means that the host could not even be asked (no connection, or no agent can be run there any more): the
+operator may know that it is gone permanently, and drop the claim.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ["REMOTE_REMOVERS", "CannotRemove", "Unreachable"]
 
 
 class CannotRemove(Exception):
-    """Something of a run is there and was not removed; the message is one line."""
+    """Something of a run exists and was not removed; the message is one line."""
 
 
 class Unreachable(CannotRemove):
-    """The engine or machine that has it does not answer, or runs nothing of ours any more; `may_be_left` says what may
-    be there, in a few words."""
+    """The engine or machine that has it does not answer, or cannot run our agent any more; `may_be_left` says in a few
+    words what may still be there."""
 
     def __init__(self, message: str, may_be_left: str) -> None:
         super().__init__(message)
@@ -67,7 +67,7 @@ def _release_ssh_host(run_id: str, name: str, details: Mapping[str, Any]) -> boo
         raise CannotRemove(str(error)) from None
     try:
         removed, left = clean_host(host, run_id)
-    except ClusterUnavailable as error:  # it does not let us in, or what we would do there cannot be run any more
+    except ClusterUnavailable as error:  # it does not let us in, or cannot run our agent any more
         raise Unreachable(
             str(error),
             f"{host.user}@{host.hostname}:{host.port} may still have the run's processes, its faults (rules of "
@@ -83,4 +83,4 @@ REMOTE_REMOVERS: Mapping[str, Callable[[str, str, Mapping[str, Any]], bool]] = {
     KIND_NETWORK: _remove_network,
     KIND_SSH_HOST: _release_ssh_host,
 }
-"""By kind of claim, in the order in which things hold each other."""
+"""Kind of claim -> its remover, in the order of removal: containers hold their network."""

@@ -1,6 +1,6 @@
-"""Hosts that are not on the harness's own machine, or not in its files: containers, and machines behind SSH.
+"""Hosts that are not on the harness's own machine or do not share its files: containers, and machines behind SSH.
 
-Everything of a run lies in the agent's directory on each of them, with a directory for each host in it.
+All files of a run are in the agent's directory on each machine, which has a directory for each host.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from nemesis.mechanisms.shim_controls import ShimPlace
 __all__ = ["NEEDED_PROGRAMS", "RemoteCluster", "addresses_gained", "addresses_of_others", "sends_from_another"]
 
 NEEDED_PROGRAMS: Mapping[str, str] = {"nft": "nftables", "ip": "iproute2", "sh": "dash", "mkdir": "coreutils"}
-"""Programs that every host must have, and the Debian package that brings each."""
+"""Programs that every host must have, and the Debian package that contains each."""
 
 _WHICH_ARE_MISSING = "import shutil, sys; print(*(name for name in sys.argv[1:] if shutil.which(name) is None))"
-"""By the host's Python, which runs the agent: there may be no shell."""
+"""Run by the host's Python, which also runs the agent, because there may be no shell."""
 
 _MIN_PYTHON = (3, 11)
 
 _REACH_TIMEOUT_S = 5.0
 
 _NOBODY = "192.0.2.1"
-"""An address that no machine has: it is kept for documentation (RFC 5737)."""
+"""An address that no machine has: it is reserved for documentation (RFC 5737)."""
 
 
 class RemoteCluster(AgentCluster):
     """Data and logs of each host are fetched to `work_dir/<host>` when the cluster stops, or earlier by `fetch`."""
 
     _owns_files_of_names = False
-    """Whether /etc/hosts and the like are a host's own and end with it, so that they may be written to."""
+    """Whether /etc/hosts and the other files of names are a host's own and end with it, so that we may change them."""
 
     _addresses_before: Mapping[str, str]
-    """What `ip -json address` has shown on each machine when its network was prepared."""
+    """Machine -> output of `ip -json address` when its network was prepared."""
 
     _unfetched: set[str]
-    """Hosts whose data did not come here when they were fetched last."""
+    """Hosts whose files could not be fetched last time."""
 
     def __init__(self, **given: Unpack[ClusterArguments]) -> None:
         super().__init__(**given)
@@ -63,10 +63,10 @@ class RemoteCluster(AgentCluster):
 
     @abstractmethod
     def _unreachable_hint(self) -> str:
-        """What the operator can do when the clients cannot reach a host's address."""
+        """What the operator can do if the clients cannot reach a host's address."""
 
     async def _learn_addresses(self) -> None:
-        """Find out what `_address` says where that takes asking the hosts. Raises ClusterUnavailable."""
+        """Find out the hosts' addresses, if that takes asking the hosts. Raises ClusterUnavailable."""
         return
 
     async def _check_machines(self) -> None:
@@ -115,7 +115,7 @@ class RemoteCluster(AgentCluster):
         return dict(zip(self._machines, shown, strict=True))
 
     async def _check_sends_from(self, machine: str) -> None:
-        """Cuts are by the address that packets come from: a machine's programs must send to the others from its own."""
+        """Check that a machine sends to the others from its own address, because cuts match the source address."""
         own = self._address(machine)
         others = [self._address(other) for other in self._machines if other != machine]
         routes = 'for address; do ip -4 -oneline route get "$address"; done'
@@ -127,7 +127,7 @@ class RemoteCluster(AgentCluster):
             )
 
     async def _check_reachable(self, machine: str) -> None:
-        """The clients are here: a host must answer here on a port of the run, be it with a refusal."""
+        """Check that a host answers the harness on a port of the run, if only by refusing: the clients run here."""
         if not self._ports:
             return
         address, port = self._address(machine), min(self._ports)
@@ -146,15 +146,15 @@ class RemoteCluster(AgentCluster):
         return await self.fetch()
 
     async def fetch(self, hosts: Collection[str] | None = None) -> list[Exception]:
-        """Copy the data and logs of these hosts, or all, to `work_dir/<host>`; returns what went wrong. Of a host whose
-        data did not all come there are none: a part would be taken for what the host had."""
+        """Copy the data and logs of these hosts, or all, to `work_dir/<host>`; returns what went wrong. If a host's
+        data cannot be copied completely, none is left: a part would be taken for all that the host had."""
 
         async def fetch_one(host: str) -> None:
             local = os.path.join(self._work_dir, host)
             data = os.path.join(local, "data")
             self._unfetched.add(host)
             try:
-                await self.agent(host).request("hello")  # who is silent is not waited for as long as packing may take
+                await self.agent(host).request("hello")  # a silent host must not cost the long timeout for packing
                 await fetch_directory(self.agent(host), self.data_dir(host), data)
             except BaseException:
                 shutil.rmtree(data, ignore_errors=True)
@@ -167,7 +167,7 @@ class RemoteCluster(AgentCluster):
 
     def _named_host(self, host: str) -> NamedHost:
         others = {other: self._address(other) for other in self._all_hosts if other != host}
-        # Hosts may share a machine.
+        # One address per host, because hosts may share a machine.
         listen = f"127.0.53.{1 + self._all_hosts.index(host)}"
         return NamedHost(
             self.agent(host), listen=listen, own=self._address(host), names=others, unused=_NOBODY,
@@ -181,15 +181,15 @@ class RemoteCluster(AgentCluster):
         return os.path.join(self._host_dir(host), "logs")
 
     def data_dir(self, host: str) -> str:
-        """The directory of a host for its data, on that host. Raises KeyError for a host that there is not."""
+        """The data directory of a host, on that host. Raises KeyError for an unknown host."""
         if host not in self._all_hosts:
             raise KeyError(host)
         return os.path.join(self._host_dir(host), "data")
 
     def local_path(self, host: str, path: str) -> str:
-        """Where a path below a host's data directory is once it was fetched: below `work_dir/<host>/data`.
+        """The local copy of a path below a host's data directory, once fetched: below `work_dir/<host>/data`.
 
-        Raises ValueError for any other path: it is not fetched.
+        Raises ValueError for any other path, since it is not fetched.
         """
         relative = os.path.relpath(path, self.data_dir(host))
         if relative.split(os.sep)[0] == os.pardir:
@@ -219,16 +219,16 @@ class RemoteCluster(AgentCluster):
 
 
 def sends_from_another(shown: str, own: str) -> str | None:
-    """The address that a machine sends from where that is not its `own`, by what `ip -oneline route get` has shown for
-    each of the others there; None where it is. A route to a machine's own self tells nothing, nor does one missing."""
+    """The address that a machine sends from if that is not its `own`, by the output of `ip -oneline route get` for each
+    of the others there; None if it is. Routes to the machine itself and missing routes are ignored."""
     routes = [line for line in shown.splitlines() if not line.startswith("local ")]
     found = [match[1] for line in routes if (match := re.search(r" src ([0-9.]+)", line)) is not None]
     return next((address for address in found if address != own), None)
 
 
 def addresses_gained(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, set[str]]:
-    """By machine the addresses that it has now and had not before, by what `ip -json address` has shown. Those of a new
-    device are none: a container's, or its bridge's, leads to no other machine."""
+    """Machine -> addresses that it has now and did not have before, by the output of `ip -json address`. Those of new
+    devices do not count: a container's device, or its bridge, leads to no other machine."""
     found = {}
     for machine, output in now.items():
         known = _addresses_by_device(before.get(machine, ""))
@@ -240,7 +240,7 @@ def addresses_gained(before: Mapping[str, str], now: Mapping[str, str]) -> dict[
 
 
 def _addresses_by_device(shown: str) -> dict[str, set[str]]:
-    """By the name of each device its addresses that are not the machine's alone."""
+    """Device name -> its addresses, except those of host scope."""
     found = dict[str, set[str]]()
     for device in json.loads(shown or "[]"):
         own = found.setdefault(str(device.get("ifname")), set())
@@ -250,8 +250,8 @@ def _addresses_by_device(shown: str) -> dict[str, set[str]]:
 
 
 def addresses_of_others(shown: Mapping[str, str]) -> dict[str, set[str]]:
-    """By machine the others' addresses, by what `ip -json address` has shown on each; nothing where the others have
-    none. An address that a machine has itself tells of no other."""
+    """Machine -> the others' addresses, by the output of `ip -json address` on each; no entry if the others have none.
+    Addresses that the machine has itself are left out."""
     found = dict[str, set[str]]()
     for machine, output in shown.items():
         found[machine] = set[str]().union(*_addresses_by_device(output).values())

@@ -1,4 +1,4 @@
-"""Which cluster a run gets: the one that was asked for if this machine can host it, or the best one it can."""
+"""Chooses the cluster of a run: the requested one if this machine can host it, or the best one that it can."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Choice:
 
 
 def choose(requested: str) -> Choice:
-    """The cluster to run on. `auto` takes netns where it can be had, and local otherwise.
+    """The cluster to run on. `auto` selects netns if it is available, and local otherwise.
 
-    Any other name is taken as it is; the registry judges it. Raises ClusterUnavailable when netns is asked for and
-    cannot be had: the message names the package or permission that mends it.
+    Any other name is passed through for the registry to check. Raises ClusterUnavailable when netns is requested and
+    not available: the message names the missing package or permission.
     """
     if requested not in (AUTO, "netns"):
         return Choice(name=requested, reason="asked for")

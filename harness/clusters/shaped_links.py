@@ -1,9 +1,8 @@
-"""Bad links wherever packets are shaped: what several faults together make of each link, and who brings it about.
+"""Link faults: combines the faults on each link, and shapes the links by netem or a relay.
 
-`ShapedLinks` keeps the books for every cluster whose links carry packets: what each fault does to each link, healing
-one without the other, hosts that are not known. A `LinkShaper` makes the links so: the kernel's netem on each host
-(`NetemShaper`), or a relay of ours where the kernel has none. `FirstChoice` takes netem wherever it can do what is
-wanted.
+`ShapedLinks` keeps track, for every cluster, of what each fault does to each link, heals one fault without the other,
+and rejects unknown hosts. A `LinkShaper` then shapes the links: the kernel's netem on each host (`NetemShaper`), or a
+relay of ours if the kernel has none. `FirstChoice` uses netem whenever it can do what is wanted.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ __all__ = [
 ]
 
 NETEM, RELAY = "netem", "the relay"
-"""What shapes packets, as proofs and doctor name it."""
+"""What shapes packets, as named in proofs and by `harness doctor`."""
 
 SPACING_S = 0.004
-"""Between two probe packets of a link: they must not queue behind each other on a link that is merely late."""
+"""Interval between two probe packets of a link: they must not queue behind each other on a link that is merely late."""
 
 BURST_BYTES = 512
 """Packets of this size or more are sent without spacing: they measure a rate."""
 
 
 def combined(shapes: Collection[Mapping[Link, LinkShape]]) -> dict[Link, LinkShape]:
-    """What several faults together make of each link."""
+    """The combined shape of each link under several faults."""
     result: dict[Link, LinkShape] = {}
     for shaped in shapes:
         for link, shape in shaped.items():
@@ -51,24 +50,24 @@ def combined(shapes: Collection[Mapping[Link, LinkShape]]) -> dict[Link, LinkSha
 
 
 class LinkShaper(Protocol):
-    """What makes links bad, all of a cluster at once."""
+    """Shapes all links of a cluster at once."""
 
     @property
     def mechanism(self) -> str:
-        """What shapes now, or would: NETEM or RELAY."""
+        """What shapes the links now, or would: NETEM or RELAY."""
         ...
 
     async def apply(self, wanted: Mapping[Link, LinkShape]) -> None:
-        """Shape exactly these links; in force on return. Raises ShellError, HarnessError; may be asked again then."""
+        """Shape exactly these links; in force on return. Raises ShellError, HarnessError, and can then be retried."""
         ...
 
     def forget(self) -> None:
-        """Take nothing for granted: the next `apply` makes everything anew."""
+        """Forget the known state, so that the next `apply` makes everything anew."""
         ...
 
 
 class ShapedLinks:
-    """The part of nemesis.target.Links that shapes. `hosts` are those that have links."""
+    """The part of nemesis.target.Links that shapes. `hosts` are the hosts that have links."""
 
     def __init__(self, hosts: Collection[str], shaper: LinkShaper) -> None:
         self._known = frozenset(hosts)
@@ -82,18 +81,18 @@ class ShapedLinks:
         return self._shaper.mechanism
 
     async def shape(self, fault_id: str, shapes: Mapping[Link, LinkShape]) -> None:
-        """Make links bad. Raises ValueError for an unknown host, ShellError, HarnessError when the relay has ended."""
+        """Shape links. Raises ValueError for an unknown host, ShellError, HarnessError when the relay has ended."""
         self._require_known(shapes)
         self._shapes[fault_id] = dict(shapes)
         await self._apply()
 
     async def release(self, fault_id: str) -> None:
-        """Undo one fault's shaping. Idempotent. Raises as `shape` does."""
+        """Undo one fault's shaping. Idempotent. Raises the same errors as `shape`."""
         if self._shapes.pop(fault_id, None) is not None:
             await self._apply()
 
     async def release_all(self) -> None:
-        """Undo all shaping, whatever is thought to be in force. Everything is tried before an error is raised."""
+        """Undo all shaping, even if none is known. Everything is tried before an error is raised."""
         self._shapes.clear()
         self._shaper.forget()
         await self._apply()
@@ -109,7 +108,7 @@ class ShapedLinks:
 
 
 class NetemShaper:
-    """Links by each host's own netem. `netems` has one a host; `addresses` is what hosts are known by."""
+    """Shapes links by each host's own netem. `netems` has one per host; `addresses` are the hosts' IPv4 addresses."""
 
     mechanism = NETEM
 
@@ -118,7 +117,7 @@ class NetemShaper:
         self._addresses = dict(addresses)
 
     def can(self, wanted: Mapping[Link, LinkShape]) -> bool:
-        """Whether netem can do this on every host."""
+        """Whether netem can apply these shapes on every host."""
         return all(netem_can(self._here(host, wanted).values()) for host in self._netems)
 
     async def apply(self, wanted: Mapping[Link, LinkShape]) -> None:
@@ -139,8 +138,8 @@ class NetemShaper:
 
 
 class FirstChoice:
-    """netem for what it can do, and the relay, which can do everything, for the rest: faults that overlap so that one
-    host would need a netem that duplicates beside another one. Only one of the two shapes at a time."""
+    """Uses netem for what it can do, and the relay, which can do everything, for the rest: overlapping faults for which
+    one host would need a netem that duplicates next to another netem. Only one of the two shapes at a time."""
 
     def __init__(self, netem: NetemShaper, relay: LinkShaper) -> None:
         self._netem = netem
@@ -167,11 +166,11 @@ class FirstChoice:
         self._netem.forget()
         if self._relay_was_used:
             self._relay.forget()
-            self._now = self._relay  # so that it hears too that nothing is wanted
+            self._now = self._relay  # so that the next `apply` resets the relay too
 
 
 async def devices_to_peers(shell: HostShell, host: str, peers: Collection[str], *, ip: str = "ip") -> dict[str, str]:
-    """The device by which a host sends to each of these IPv4 addresses. Raises ShellError."""
+    """The device through which a host sends to each of these IPv4 addresses. Raises ShellError."""
     if not peers:
         return {}
     argv = [ip, "-o", "-batch", "-"]

@@ -1,8 +1,8 @@
-"""The `ssh` cluster: hosts are machines that are there already, named by an inventory.
+"""The `ssh` cluster: hosts are existing machines, named by an inventory.
 
-A machine is taken for one run at a time (a file in its directory says by which), so that the cuts and programs of two
+A machine is claimed by one run at a time (a file in its directory names the run), so that the cuts and programs of two
 runs never meet. The harness needs a user that is root or may use sudo without a password; it installs nothing: what a
-host must have is in docs/hosts.md and scripts/provision.sh. Everything of a run lies in one directory of the host and
+host must have is in docs/hosts.md and scripts/provision.sh. All files of a run are in one directory of the host, which
 is removed at the end.
 """
 
@@ -40,7 +40,7 @@ from harness.run_state import KIND_SSH_HOST, Claim
 __all__ = ["MAX_HOSTS", "SshCluster"]
 
 MAX_HOSTS = 50
-"""Replicas of one run; each takes a connection and a thread."""
+"""Largest number of replicas; each takes a connection and a thread."""
 
 
 class SshCluster(RemoteCluster):
@@ -68,27 +68,27 @@ class SshCluster(RemoteCluster):
 
     @classmethod
     def configured(cls, *, inventory: str | None = None, extra_hosts: Sequence[str] = ()) -> type[SshCluster]:
-        """Such clusters on these machines, to be asked what they miss. Raises OperatorError for a bad inventory."""
+        """The class for these machines, on which to call `missing`. Raises OperatorError for a bad inventory."""
         hosts = _hosts_of(inventory)
         return cls._asking(lambda: hosts, extra_hosts)
 
     @classmethod
     def _asking(cls, hosts: Callable[[], Sequence[SshHost]], extra_hosts: Sequence[str]) -> type[Self]:
-        """The class with knowledge of its machines, which are asked when first a fault needs to know, and once."""
+        """The class bound to its machines, which are asked only once, when a fault first needs to know."""
 
         @functools.cache
         def why_not() -> str | None:
             try:
                 machines = hosts()
             except OperatorError:
-                return None  # it is named when the cluster is made
+                return None  # it is reported when the cluster is made
             return why_no_file_systems([host for host in machines if host.name not in extra_hosts])
 
         return type(cls.__name__, (cls,), {"_why_no_file_systems": staticmethod(why_not)})
 
     @classmethod
     def missing(cls, interface: str, ability: str) -> str | None:
-        """See RemoteCluster; of a class made by `configured` the machines themselves are asked for loop devices."""
+        """See RemoteCluster; a class made by `configured` asks the machines themselves for loop devices."""
         if interface == "disks" and ability in FILE_SYSTEM_KINDS and cls._why_no_file_systems is not None:
             return cls._why_no_file_systems()
         return super().missing(interface, ability)
@@ -103,7 +103,7 @@ class SshCluster(RemoteCluster):
             try:
                 await in_thread(take_host, self._ssh_hosts[machine], self._run.run_id)
             except HostNotTaken:
-                self._run.release(KIND_SSH_HOST, machine)  # or nobody could ever clean up what there is not
+                self._run.release(KIND_SSH_HOST, machine)  # nothing was changed there, so there is nothing to clean up
                 raise
 
         await all_of(take(machine) for machine in self._machines)
@@ -129,7 +129,7 @@ class SshCluster(RemoteCluster):
     async def _check_machine(self, machine: str) -> None:
         await super()._check_machine(machine)
         link, directory = self._links[machine], self._agent_dir(machine)
-        # Once our own agent works: of two that begin at the same time one at least sees the other.
+        # Only once our own agent runs: of two runs that start at the same time, at least one then sees the other.
         _, shown, _ = await link.run([link.python, f"{directory}/agent.py", "others", directory])
         for line in shown.splitlines():
             run_id, _, directory = line.partition(" ")
@@ -156,7 +156,7 @@ class SshCluster(RemoteCluster):
             raise ClusterUnavailable(f"{' and '.join(shared)} have the same address {self._addresses[shared[0]]}")
 
     async def _address_in(self, machine: str, network: str) -> str:
-        """The machine's own address in a network, by its own word."""
+        """The machine's address in a network, as the machine itself reports it."""
         status, output, errors = await self.agent(machine).run(["ip", "-json", "-4", "address"])
         if status != 0:
             raise ClusterUnavailable(f"{machine}: ip address: {errors.strip()}")
@@ -197,7 +197,7 @@ def _assign(
 ) -> tuple[dict[str, SshHost], dict[str, str]]:
     """(how each machine is reached, which machine each host is on). Raises OperatorError.
 
-    An extra host gets the machine that has its name, else one that is left over, else the first replica's.
+    An extra host gets the machine of the same name, else one that is left over, else the first replica's.
     """
     own = {host.name: host for host in available if host.name in extra_hosts}
     others = [host for host in available if host.name not in own]

@@ -35,7 +35,7 @@ __all__ = [
 
 _CONNECT_TIMEOUT_S = 15.0
 _COMMAND_TIMEOUT_S = 120.0
-"""For taking or cleaning a host; the agent's own limits within are shorter."""
+"""Timeout for claiming or cleaning a host; the agent's own timeouts are shorter."""
 _PIECE_BYTES = 1 << 16
 _MAX_SAID = 300
 
@@ -65,7 +65,7 @@ _NOWHERE = logging.NullHandler()
 
 
 class HostNotTaken(ClusterUnavailable):
-    """A host could not be used, and it is certain that nothing was changed on it: there is nothing to clean up."""
+    """A host could not be claimed, and certainly nothing was changed on it, so there is nothing to clean up."""
 
 
 class HostUnreachable(HostNotTaken):
@@ -81,10 +81,10 @@ def require_paramiko() -> None:
 
 
 def _new_client(host: SshHost) -> paramiko.SSHClient:
-    """A client that believes the host keys of the host's file. Raises ClusterUnavailable."""
+    """A client that trusts the host keys in the host's known_hosts file. Raises ClusterUnavailable."""
     import paramiko
 
-    logging.getLogger("paramiko").addHandler(_NOWHERE)  # its threads have tracebacks for a terminal
+    logging.getLogger("paramiko").addHandler(_NOWHERE)  # else its threads print tracebacks to the terminal
     logging.getLogger("paramiko").setLevel(logging.WARNING)
     known_hosts = os.path.expanduser(host.known_hosts)
 
@@ -119,7 +119,7 @@ def _cannot_use_known_hosts(host: SshHost, used: str, error: OSError) -> str:
 
 
 def _open(host: SshHost) -> paramiko.SSHClient:
-    """An authenticated connection. Raises ClusterUnavailable for what stays so, else ConnectFailure."""
+    """Open an authenticated connection. Raises ClusterUnavailable for permanent failures, ConnectFailure for others."""
     import paramiko
 
     client = _new_client(host)
@@ -188,11 +188,11 @@ class ChannelStream:
         self._channel.exec_command(command)
 
     def receive(self) -> bytes:
-        """Some bytes of standard output; nothing at the end."""
+        """Some bytes of standard output; empty at the end."""
         return bytes(self._channel.recv(_PIECE_BYTES))
 
     def send(self, data: bytes) -> None:
-        """All of `data` to standard input. Raises OSError."""
+        """Send all of `data` to standard input. Raises OSError."""
         try:
             self._channel.sendall(data)
         except EOFError:
@@ -200,7 +200,7 @@ class ChannelStream:
 
     def close(self) -> None:
         """End the connection."""
-        with contextlib.suppress(OSError, EOFError):  # it may be ending by itself at this moment
+        with contextlib.suppress(OSError, EOFError):  # it may be ending on its own at this moment
             self._channel.close()
         with contextlib.suppress(OSError, EOFError):
             self._client.close()
@@ -220,22 +220,22 @@ def connect_relay(host: SshHost, directory: str) -> ChannelStream:
 
 
 def take_host(host: SshHost, run_id: str) -> None:
-    """Take a host for a run and start the agent there. Raises ClusterUnavailable, HostNotTaken."""
+    """Claim a host for a run and start the agent there. Raises ClusterUnavailable, HostNotTaken."""
     answer = _agent_command(host, ["start", host.directory, run_id])
     if "refused" in answer:
         raise (HostNotTaken if answer.get("taken") else ClusterUnavailable)(f"{host.name}: {answer['refused']}")
 
 
 def clean_host(host: SshHost, run_id: str, keep: Collection[str] = ()) -> tuple[list[str], list[str]]:
-    """Remove everything of a run from a host: (what was removed, what is left and why); but the files of the hosts to
-    `keep`, which go to another directory (host_agent.KEPT). Raises ClusterUnavailable, of which HostUnreachable is
-    one."""
+    """Remove everything of a run from a host, except the files of the hosts in `keep`, which are moved to another
+    directory (host_agent.KEPT); returns (what was removed, what is left and why). Raises ClusterUnavailable, including
+    HostUnreachable."""
     answer = _agent_command(host, ["clean", host.directory, run_id, *keep])
     return list(answer["removed"]), list(answer["left"])
 
 
 def _agent_command(host: SshHost, arguments: list[str]) -> dict[str, Any]:
-    """Run the agent's source as root on a host and return what it prints.
+    """Run the agent's source as root on a host and return the JSON that it prints.
 
     Raises HostNotTaken when it was certainly not run, ClusterUnavailable for anything else.
     """
@@ -265,7 +265,7 @@ def _run_as_root(host: SshHost, argv: list[str], text: str) -> tuple[int, str, s
         raise HostUnreachable(str(error)) from None
     try:
         stdin, stdout, stderr = client.exec_command(_as_root(host, argv), timeout=_COMMAND_TIMEOUT_S)
-        with contextlib.suppress(OSError):  # the command ended without reading; its words say why
+        with contextlib.suppress(OSError):  # the command ended without reading; its error output says why
             stdin.write(text)
             stdin.flush()
         stdin.channel.shutdown_write()
@@ -274,17 +274,17 @@ def _run_as_root(host: SshHost, argv: list[str], text: str) -> tuple[int, str, s
         return stdout.channel.recv_exit_status(), output, said
     except (OSError, EOFError) as error:
         raise ClusterUnavailable(f"{host.name}: the connection broke: {error or type(error).__name__}") from None
-    except Exception as error:  # paramiko has several of its own
+    except Exception as error:  # paramiko raises several types of its own
         raise ClusterUnavailable(f"{host.name}: {error}") from None
     finally:
         client.close()
 
 
 def why_no_file_systems(hosts: Sequence[SshHost]) -> str | None:
-    """Why one of these hosts cannot have a file system of a run's own, in one line that names what mends it; None when
-    all can, as far as they can be asked: one that cannot be reached is named when it is taken.
+    """Why one of these hosts cannot have a file system of a run's own, in one line that names the fix; None when all
+    can, as far as they answer: a host that cannot be reached is reported when it is claimed.
 
-    Found out by attaching a small file to a loop device there, and detaching it.
+    Tried by attaching a small file to a loop device there, and detaching it.
     """
 
     def why_not(host: SshHost) -> str | None:
@@ -305,8 +305,8 @@ def why_no_file_systems(hosts: Sequence[SshHost]) -> str | None:
 
 
 def _why_not(host: SshHost, status: int, said: str, last: str) -> str | None:
-    """What kept the agent from running at all, and what mends it, by what was `said`, whose `last` line is the point;
-    None when it is not known to have been kept."""
+    """Why the agent could not run at all, and the fix, judged by the error output `said` and its `last` line; None if
+    it may have run."""
     if "sudo:" in said and "python" not in last:
         return (
             f"{host.name}: user {host.user} has no sudo without a password ({last}): "

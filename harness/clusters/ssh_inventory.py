@@ -1,6 +1,6 @@
-"""Which machines an `ssh` cluster is made of: an inventory in TOML, or what `ssh -G`-like tools write (OpenSSH config).
+"""The machines of an `ssh` cluster: an inventory in TOML, or OpenSSH configuration.
 
-    [defaults]                      # every key may stand here or with a host, where it counts more
+    [defaults]                      # every key may be here or in a host's table, which takes precedence
     user = "admin"
     identity_file = "~/.ssh/id_ed25519"
 
@@ -10,7 +10,7 @@
     [hosts.n2]
     hostname = "gateway.example"
     port = 2202
-    address = "10.0.0.12"           # what the other hosts know it by, when that is something else
+    address = "10.0.0.12"           # what the other hosts know it by, if different
 
 Hosts become n1, n2, ... in the order of the file; one that is called ns1 runs the name server. A file whose name does
 not end in .toml is read as OpenSSH configuration, such as the output of `vagrant ssh-config`.
@@ -59,9 +59,9 @@ _SSH_CONFIG_KEYS = {
 class SshHost:
     """One machine: how it is reached, and what the harness may use there.
 
-    `address` is the IPv4 address that the other hosts know it by; without one it is found in `network` (as in
-    "10.0.0.0/24"), or is that of `hostname`. `directory` is where data and logs of a run lie. `host_keys` says what
-    is done with a key that is not in `known_hosts`: "strict" refuses it, "accept-new" keeps it for the next time.
+    `address` is the IPv4 address that the other hosts know it by; without one, it is the machine's address in `network`
+    (such as "10.0.0.0/24"), or that of `hostname`. Data and logs of a run are in `directory`. `host_keys` decides about
+    a key that is not in `known_hosts`: "strict" rejects it, "accept-new" accepts and stores it.
     """
 
     name: str
@@ -74,9 +74,9 @@ class SshHost:
     address: str | None = None
     network: str | None = None
     sudo: bool | None = None
-    """Whether commands go through sudo; unsaid: for every user but root."""
+    """Whether commands go through sudo; None: for every user but root."""
     clock: str = SHIM_CLOCK
-    """What clock faults bend: "shim", what the replica sees, or "real", the machine's own wall clock."""
+    """What clock faults skew: "shim", the clock that the replica sees, or "real", the machine's own wall clock."""
     python: str = "python3"
     directory: str = "/var/lib/splitbrain"
 
@@ -85,7 +85,7 @@ class SshHost:
         return self.user != "root" if self.sudo is None else self.sudo
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON data, for the run's state; `SshHost(**data)` reads it back."""
+        """The host as plain JSON data, for the run's state; `SshHost(**data)` reads it back."""
         return dataclasses.asdict(self)
 
 
@@ -96,14 +96,14 @@ _TYPES: Mapping[str, type] = {
 
 
 MAX_CHARS = 1 << 20
-"""Of an inventory file: some ten thousand machines."""
+"""Largest inventory file, enough for some ten thousand machines."""
 
 
 def load_inventory(path: str) -> list[SshHost]:
-    """The machines of an inventory file in order. Raises OperatorError naming every problem in one line."""
+    """The machines of an inventory file, in order. Raises OperatorError, which names every problem in one line."""
     try:
         with open(path, encoding="utf-8") as file:
-            text = file.read(MAX_CHARS + 1)  # a device may never end
+            text = file.read(MAX_CHARS + 1)  # a device file may never end
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not text"
         raise OperatorError(f"inventory {path}: {why}") from None
@@ -119,7 +119,7 @@ def parse_toml(text: str) -> list[SshHost]:
     """Machines of a TOML inventory. Raises OperatorError."""
     try:
         data = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # numbers of thousands of digits and deep nesting have their own
+    except (ValueError, RecursionError) as error:  # also for numbers of thousands of digits, and deep nesting
         raise OperatorError(f"not TOML: {error}") from None
     problems = [
         f"unknown table or key {key!r}{nearest(key, ('hosts', 'defaults'))}; known: hosts, defaults"
@@ -142,7 +142,7 @@ def parse_toml(text: str) -> list[SshHost]:
         found.append((name, values))
     if problems:
         raise OperatorError("; ".join(problems))
-    return _made([SshHost(name=name, **values) for name, values in found])
+    return _checked([SshHost(name=name, **values) for name, values in found])
 
 
 def _table_problems(where: str, table: Mapping[str, Any]) -> list[str]:
@@ -162,7 +162,7 @@ _IN_WORDS = {str: "a string", int: "a whole number", bool: "true or false"}
 def parse_ssh_config(text: str) -> list[SshHost]:
     """Machines of an OpenSSH configuration: one for each `Host` that is a name. Raises OperatorError.
 
-    A configuration that asks for no checking of host keys gets `accept-new`: nothing here goes unchecked twice.
+    A configuration that turns off checking of host keys gets `accept-new`: no machine goes unchecked twice.
     """
     hosts: dict[str, dict[str, Any]] = {}
     current: list[str] = []
@@ -197,11 +197,11 @@ def parse_ssh_config(text: str) -> list[SshHost]:
             except ValueError:
                 raise OperatorError(f"host {name}: port {values_of['port']!r} is no number") from None
         made.append(SshHost(name=name, **values_of))
-    return _made(made)
+    return _checked(made)
 
 
-def _made(hosts: Sequence[SshHost]) -> list[SshHost]:
-    """The hosts, judged. Raises OperatorError naming every problem."""
+def _checked(hosts: Sequence[SshHost]) -> list[SshHost]:
+    """The hosts, after checking them. Raises OperatorError, which names every problem."""
     problems = [] if hosts else ["names no host"]
     for host in hosts:
         if not 1 <= host.port <= 65535:

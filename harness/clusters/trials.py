@@ -1,4 +1,4 @@
-"""Trying out what a machine lets a cluster have, in namespaces that vanish with the trial and leave nothing."""
+"""Trials of what a machine allows a cluster to do, in namespaces that vanish with the trial."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _TIMEOUT_S = 20.0
 
 
 class TrialFailed(Exception):
-    """What is tried cannot be had; the text is the first line that the trial said."""
+    """What was tried is not available; the text is the first line that the trial printed."""
 
 
 class TrialUnfinished(Exception):
-    """The trial itself did not begin or end, which says nothing of what was tried; the text is one line."""
+    """The trial itself did not begin or end, so nothing is known of what was to be tried; the text is one line."""
 
 
 def run_trial(what: str, namespaces: Sequence[str], command: Sequence[str], *, stdin: str | None = None) -> None:

@@ -1,11 +1,11 @@
 """Namespaces without root: the harness re-executes itself as "root" of a user namespace of its own.
 
-`reexec` replaces the process by `unshare`, which makes the namespaces and replaces itself by this module's `main`,
-which prepares /run and /sys and replaces itself by the harness. Nothing forks, so it is one process all along: Ctrl-C
-reaches the inner harness and its exit status is the one that the shell sees.
+`reexec` replaces the process with `unshare`, which makes the namespaces and replaces itself with this module's `main`,
+which prepares /run and /sys and replaces itself with the harness. Nothing forks, so it is one process all along: Ctrl-C
+reaches the inner harness, and the shell sees its exit status.
 
-Inside, /run is a file system of our own with everything of the old one bound back into it, except for the names
-of network namespaces, which need a place that we may mount on. They end with the last process inside.
+Inside, /run is a file system of our own into which everything of the old one is bound, except for the names of network
+namespaces, which need a place that we may mount on. They end with the last process inside.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from harness.programs import find_program
 __all__ = ["INSIDE_VARIABLE", "inside", "main", "reexec", "reexec_command", "reexec_environment", "why_not"]
 
 INSIDE_VARIABLE = "SPLITBRAIN_USER_NAMESPACE"
-"""Environment variable that the inner harness finds set to the user id that it has outside."""
+"""Environment variable of the inner harness: the user id that it has outside."""
 
 _RUN = "/run"
 _NETNS_NAME = "netns"
@@ -35,7 +35,7 @@ _HARNESS_FAILED = 255
 
 
 def inside() -> bool:
-    """Whether this process is the inner harness. The variable alone is not believed: it may be inherited."""
+    """Whether this process is the inner harness. The variable alone does not prove it, as it may be inherited."""
     if INSIDE_VARIABLE not in os.environ or os.geteuid() != 0:
         return False
     with open("/proc/self/uid_map", encoding="ascii") as file:
@@ -43,15 +43,15 @@ def inside() -> bool:
 
 
 def why_not() -> str | None:
-    """None when an ordinary user can have namespaces here; otherwise why not, in one line. A real trial."""
+    """None when an ordinary user can have namespaces here; otherwise why not, in one line. Tries it."""
     return why_no_namespaces(in_user_namespace=True)
 
 
 def reexec_command(argv: Sequence[str]) -> list[str] | None:
     """The command line that runs `argv` (a full one, program first) as root of a new user namespace.
 
-    None when there is no need (root, or inside already) or no way (see `why_not`). Run it with the environment of
-    `reexec`, by exec or as a child.
+    None when that is unnecessary (root, or inside already) or impossible (see `why_not`). Run it with
+    `reexec_environment`, by exec or as a child.
     """
     if os.geteuid() == 0 or why_not() is not None:
         return None
@@ -62,10 +62,10 @@ def reexec_command(argv: Sequence[str]) -> list[str] | None:
 
 
 def reexec_environment() -> dict[str, str]:
-    """The environment for `reexec_command`: says who we are outside and where states are kept.
+    """The environment for `reexec_command`: it has our user id outside, and where run states are kept.
 
-    The inner harness has user id 0, so left to itself it would keep states where root does, and `harness clean`
-    outside would not find them.
+    The inner harness has user id 0, so by default it would keep states where root does, and `harness clean` outside
+    would not find them.
     """
     return {
         **os.environ,
@@ -75,7 +75,7 @@ def reexec_environment() -> dict[str, str]:
 
 
 def reexec(argv: Sequence[str]) -> NoReturn:
-    """Replace this process by `argv` running in a user namespace. Raises OSError when that cannot be."""
+    """Replace this process with `argv` running in a user namespace. Raises OSError when that is impossible."""
     command = reexec_command(argv)
     if command is None:
         raise OSError(why_not() or "already root: no user namespace is needed")
@@ -89,7 +89,7 @@ def main(argv: Sequence[str]) -> NoReturn:
     try:
         _prepare_run()
         with contextlib.suppress(OSError):
-            # Containers may refuse it. Only tools that look for devices in /sys would miss it; ours do not.
+            # Containers may refuse it. Only tools that look for devices in /sys need it; ours do not.
             _mount("sysfs", "/sys", "sysfs")
         os.execvp(argv[0], list(argv))
     except OSError as error:
@@ -107,7 +107,7 @@ def _mount(source: str, target: str, kind: str, flags: int = 0, data: str = "") 
 
 
 def _prepare_run() -> None:
-    """A tmpfs on /run with all its old entries bound back in, but for the network namespaces' directory."""
+    """Mount a tmpfs on /run and bind its old entries back in, except the directory of network namespaces."""
     entries = {}
     for entry in os.scandir(_RUN):
         if entry.name != _NETNS_NAME:

@@ -1,7 +1,7 @@
 """The `vagrant` cluster: the `ssh` cluster on the machines that `vagrant up` has made.
 
-How they are reached is what `vagrant ssh-config` says in the current directory; their addresses among themselves are
-those on the private network of the Vagrantfile ($SPLITBRAIN_SUBNET, as there).
+They are reached as `vagrant ssh-config` prints in the current directory; they know each other by their addresses on the
+private network of the Vagrantfile ($SPLITBRAIN_SUBNET, as there).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ __all__ = ["DEFAULT_SUBNET", "SUBNET_VARIABLE", "VagrantCluster", "vagrant_hosts
 
 SUBNET_VARIABLE = "SPLITBRAIN_SUBNET"
 DEFAULT_SUBNET = "192.168.56"
-"""The first three numbers of the machines' addresses; VirtualBox allows host-only networks here by default."""
+"""The first three numbers of the machines' addresses; VirtualBox allows host-only networks in this range by default."""
 
 _TIMEOUT_S = 120.0
-"""For `vagrant ssh-config`, which starts a Ruby and may ask the provider for each machine."""
+"""Timeout of `vagrant ssh-config`, which starts a Ruby and may query the provider for each machine."""
 
 
 class VagrantCluster(SshCluster):
@@ -46,13 +46,13 @@ class VagrantCluster(SshCluster):
 
     @classmethod
     def require(cls, *, inventory: str | None = None) -> None:
-        """Raise ClusterUnavailable when paramiko or Vagrant is missing; `inventory` is Vagrant's to say."""
+        """Raise ClusterUnavailable when paramiko or Vagrant is missing; `inventory` is ignored."""
         require_paramiko()
         _vagrant()
 
     @classmethod
     def configured(cls, *, inventory: str | None = None, extra_hosts: Sequence[str] = ()) -> type[VagrantCluster]:
-        """Such clusters on the machines that are up, to be asked what they miss."""
+        """The class for the machines that are up, on which to call `missing`."""
         return cls._asking(vagrant_hosts, extra_hosts)
 
 
@@ -66,18 +66,18 @@ def _vagrant() -> str:
 def vagrant_hosts() -> list[SshHost]:
     """The running machines as hosts, in the Vagrantfile's order. Raises ClusterUnavailable.
 
-    Vagrant generates the machines and their host keys, and tells nobody the keys. So the first key that is seen is
-    kept beside the machine's other data and a different one is refused from then on, until the machine is destroyed.
+    Vagrant generates the machines and their host keys, but does not report the keys. So the first key that is seen is
+    stored with the machine's other data, and any other is rejected until the machine is destroyed.
     """
     argv = [_vagrant(), "ssh-config"]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
         raise ClusterUnavailable(f"`vagrant ssh-config` gave no answer in {_TIMEOUT_S:g} s") from None
-    # It also fails when only some machines are up; what it prints by then is of those before the first that is not.
+    # It also fails if only some machines are up; by then it has printed those before the first that is not.
     if done.returncode != 0 and not done.stdout.strip():
         said = " ".join((done.stderr.strip() or "it said nothing").split())[:200]
-        raise ClusterUnavailable(f"vagrant's machines are not up ({said}): {_mend()}")
+        raise ClusterUnavailable(f"vagrant's machines are not up ({said}): {_how_to_start()}")
     subnet = os.environ.get(SUBNET_VARIABLE, DEFAULT_SUBNET)
     return [
         dataclasses.replace(
@@ -91,8 +91,8 @@ def vagrant_hosts() -> list[SshHost]:
     ]
 
 
-def _mend() -> str:
-    """How to get machines: Vagrant looks for its file here and in the directories above."""
+def _how_to_start() -> str:
+    """How to start machines: Vagrant looks for its file here and in the directories above."""
     here = Path(os.environ.get("VAGRANT_CWD") or os.getcwd()).absolute()
     if any((place / "Vagrantfile").is_file() for place in (here, *here.parents)):
         return "run `vagrant up`"
@@ -100,7 +100,7 @@ def _mend() -> str:
 
 
 def _known_hosts_path(host: SshHost) -> str:
-    """A file among the machine's data, which `vagrant destroy` empties: the directory of its provider's id."""
+    """A file in the machine's data directory, which `vagrant destroy` empties; it is named after the provider's id."""
     data = os.environ.get("VAGRANT_DOTFILE_PATH", ".vagrant")
     machine = os.path.join(data, "machines", host.name)
     providers = sorted(entry.path for entry in os.scandir(machine) if entry.is_dir()) if os.path.isdir(machine) else []

@@ -1,1 +1,1 @@
-"""How the fault interfaces of nemesis.target act on a run: on the cluster's hosts and the system's processes."""
+"""The fault interfaces of nemesis.target for a run: they act on the cluster's hosts and the system's processes."""

@@ -1,7 +1,7 @@
 """Disks of hosts that have a file system of their own: see nemesis.target.Disks and nemesis.mechanisms.file_systems.
 
-What a run's shim can do to a disk it goes on doing here; the kinds `freeze`, `fill`, `shutdown` and `crash` are the
-whole file system's. A host's file system has one of those at a time: a second one is refused.
+Faults that the run's shim can inject are passed on to it; the kinds `freeze`, `fill`, `shutdown` and `crash` affect the
+whole file system. A host's file system can have one of these at a time: a second one is rejected.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FILE_SYSTEM_KINDS = frozenset({"freeze", "fill", "shutdown", "crash"})
 """The kinds of disk faults that need a file system per host."""
 
 _MOUNTINFO_ESCAPES = {ord(character): f"\\{ord(character):03o}" for character in " \t\n\\"}
-"""How the kernel writes characters that would end a field of mountinfo, or a line."""
+"""How the kernel escapes characters that would end a field or a line of mountinfo."""
 
 _REACH_TIMEOUT_S = 10.0
 
@@ -54,25 +54,25 @@ second = waiting()
 both = [is_frozen for thread, is_frozen in first.items() if second.get(thread) is is_frozen]
 print(both.count(True), both.count(False))
 """
-"""Prints how many threads of processes wait for a thaw (percpu_rwsem_wait, before Linux 5.6 __percpu_down_read), and
-how many for something that the kernel does not show."""
+"""Prints how many threads of the processes wait for a thaw (percpu_rwsem_wait, before Linux 5.6 __percpu_down_read),
+and how many for something that the kernel does not show."""
 
 
 class HostFileSystems(Protocol):
     """File systems of the hosts, one each."""
 
     def mount_point(self, host: str) -> str:
-        """Where it is mounted, as the host itself says it."""
+        """Where the host's file system is mounted, as a path on the host."""
         ...
 
     async def perform(self, host: str, operation: str, *arguments: str) -> None:
-        """One of nemesis.mechanisms.file_systems' operations on the host's file system. Raises OSError, ShellError,
-        TimeoutError when the kernel is not done with it in time; it cannot be taken back then."""
+        """Perform an operation of nemesis.mechanisms.file_systems on the host's file system. Raises OSError,
+        ShellError, TimeoutError when the kernel does not finish it in time; it cannot be cancelled then."""
         ...
 
     async def mount_again(self, host: str) -> None:
-        """End whoever uses the host's file system, unmount it and mount it again, journal replayed. Raises
-        RuntimeError when something keeps it."""
+        """End the programs that use the host's file system, unmount it and mount it again, which replays the journal.
+        Raises RuntimeError when the file system stays in use."""
         ...
 
 
@@ -88,7 +88,7 @@ class FileSystemDisks:
         access: HostAccess,
         members: Callable[[str], Awaitable[Sequence[int]]],
     ) -> None:
-        """`members` are the processes of a host's programs."""
+        """`members` returns the pids of a host's programs."""
         self._hosts = tuple(hosts)
         self._file_systems = file_systems
         self._shim = shim
@@ -117,8 +117,8 @@ class FileSystemDisks:
             await self._shim.count_from_now(fault_id)
 
     async def expect_cut(self, fault_id: str, hosts: Collection[str]) -> float:
-        """Begin the shim's account where it is kept for the cut only; returns the seconds for which it should be.
-        By it is also known of a crash whether the replica wrote at all."""
+        """Begin the shim's account, if it is kept only for the cut; returns for how many seconds to keep it first.
+        For a crash, it also shows whether the replica wrote anything."""
         return 0.0 if self._shim is None else await self._shim.expect_cut(fault_id, hosts)
 
     async def cut_power(self, fault_id: str, host: str, *, kind: str = "ext4", seed: int = 0) -> PowerCut:
@@ -137,7 +137,7 @@ class FileSystemDisks:
         return cut
 
     def lost(self, fault_id: str) -> Mapping[str, PowerCut]:
-        """What the power cuts of a fault took."""
+        """What the power cuts of a fault took, by host."""
         by_shim = {} if self._shim is None else self._shim.lost(fault_id)
         return {**by_shim, **self._lost.get(fault_id, {})}
 
@@ -150,7 +150,7 @@ class FileSystemDisks:
         return {} if self._shim is None else self._shim.flipped(fault_id)
 
     async def release(self, fault_id: str) -> None:
-        """Undo one fault. A file system that was shut down is mounted again, for which its host's programs end."""
+        """Undo one fault. A file system that was shut down is mounted again, after ending its host's programs."""
         self._lost.pop(fault_id, None)
         if self._shim is not None:
             await self._shim.release(fault_id)
@@ -160,7 +160,7 @@ class FileSystemDisks:
         self._faults.pop(fault_id, None)
 
     async def release_all(self) -> None:
-        """Undo every fault; whatever is frozen is thawed, also when nobody remembers freezing it."""
+        """Undo every fault; thaw every file system, even if no freeze is known."""
         steps: list[Callable[[], Awaitable[None]]] = [partial(self.release, fault_id) for fault_id in self._faults]
         if self._shim is not None:
             steps.append(self._shim.release_all)
@@ -175,7 +175,7 @@ class FileSystemDisks:
             raise failure
 
     async def probe(self, host: str, *, timeout_s: float) -> DiskProbe:
-        """Write, sync and read a file on the host's file system, through the shim where the replica has it."""
+        """Write, sync and read a file on the host's file system, through the shim if the run uses it."""
         if self._shim is not None:
             return await self._shim.probe(host, timeout_s=timeout_s)
         argv = [self._access.python(host), "-I", "-S", "-", self._file_systems.mount_point(host)]
@@ -183,12 +183,12 @@ class FileSystemDisks:
         return parse_probe(host, output, waited_s=timeout_s)
 
     def mechanism(self, host: str) -> str:
-        """What makes the replica meet the faults that are not the whole file system's."""
+        """What applies the faults that do not affect the whole file system to the replica."""
         return "the file system" if self._shim is None else self._shim.mechanism(host)
 
     async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
-        """What the replicas have met of a fault: of one of a whole file system, by the shim that counts what the file
-        system answers them, and by their threads that wait for a frozen one."""
+        """What the replicas have met of a fault. If it affects a whole file system, the shim counts the errors that the
+        replicas get from it; for a freeze, their waiting threads are counted."""
         kinds = self._faults.get(fault_id, {})
         found = dict.fromkeys(kinds, FaultMet(None, None))
         for host in (host for host, kind in kinds.items() if kind == "freeze"):
@@ -196,9 +196,9 @@ class FileSystemDisks:
         return found if self._shim is None else {**found, **await self._shim.met(fault_id)}
 
     async def _waiting(self, host: str) -> FaultMet:
-        """The threads of the replica that wait for a thaw, both times of two looks: on a frozen file system each call
-        that changes it does, so that none has met it where none waits. Others wait in the kernel as well, such as one
-        that has begun a process by vfork."""
+        """Count the threads of the replica that wait for a thaw at both of two looks. On a frozen file system every
+        call that changes it waits, so if no thread waits, none has met the fault. Threads may also wait in the kernel
+        for other reasons, such as vfork; if the kernel does not show the reason, the count is unknown."""
         pids = [str(pid) for pid in await self._members(host)]
         argv = [self._access.python(host), "-I", "-S", "-c", _WAITING_SCRIPT, *pids]
         status, output, _ = await self._access.run(host, argv, timeout_s=_REACH_TIMEOUT_S)
@@ -208,7 +208,7 @@ class FileSystemDisks:
         return FaultMet(None, None) if unknown and not frozen else FaultMet(calls=frozen, met=frozen)
 
     async def reaches(self, host: str, pid: int | None) -> str | None:
-        """None when the process has the host's file system mounted, and the shim where the run uses it."""
+        """None when the process sees the host's file system mounted, and is under the shim if the run uses it."""
         if pid is None:
             return f"the replica of {host} is down"
         if self._shim is not None and (problem := await self._shim.reaches(host, pid)) is not None:
@@ -266,5 +266,5 @@ class FileSystemDisks:
             await self._shim.begin_account(host)
 
     async def _everywhere(self, hosts: Mapping[str, str], work: Callable[[str], Awaitable[None]]) -> None:
-        """On every host at once; all are tried before the first error is raised."""
+        """Do `work` on all hosts at once; every host is tried before the first error is raised."""
         await all_of([work(host) for host in hosts])

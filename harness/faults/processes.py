@@ -1,7 +1,7 @@
-"""The replicas' processes as faults see them: which are kept down, which are paused, and by what.
+"""The replicas' processes under faults: which are kept down, which are paused, and by which fault.
 
-What a replica should be is worked out from all faults that hold it: down when any keeps it down, paused when any
-pauses it, running otherwise. Whenever that changes the replica is brought to it, one host at a time for itself.
+The state that a replica should have follows from all faults that hold it: down if any keeps it down, paused if any
+pauses it, running otherwise. Whenever that changes, the replica is put into that state, under a lock for each host.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ __all__ = ["ReplicaProcesses"]
 logger = logging.getLogger(__name__)
 
 END_TIMEOUT_S = 8.0
-"""How long a killed process may take to end. One that waits in the kernel for a frozen disk takes for ever."""
+"""How long a killed process may take to end. One that waits in the kernel for a frozen disk may never end."""
 
 TERMINATE_GRACE_S = 8.0
-"""From SIGTERM to SIGKILL."""
+"""Time from SIGTERM to SIGKILL."""
 
 PAUSE_TIMEOUT_S = 5.0
-"""How long a signalled process may take to stop or to go on."""
+"""How long a signalled process may take to stop or to continue."""
 
 POLL_S = 0.01
 
 
 @dataclass(slots=True)
 class _Hold:
-    """What one fault does to the replicas of its hosts. `keeps_down` of a crash loop goes off and on."""
+    """What one fault does to the replicas of its hosts. A crash loop switches its `keeps_down` off and on."""
 
     hosts: frozenset[str]
     keeps_down: bool = False
@@ -46,17 +46,17 @@ class _Hold:
 
 @dataclass(slots=True)
 class _Loop:
-    """A crash loop under way. It is asked to stop and never cancelled: a start must not be torn in two."""
+    """A running crash loop. It is asked to stop and never cancelled, because a start must not be interrupted."""
 
     task: asyncio.Task[None]
     stop: asyncio.Event
 
 
 class ReplicaProcesses:
-    """See nemesis.target.Processes. `process` gives the replica of a host as it was last started, `restart`
-    starts it again with the same program; `hosts` are those that have one. `strays` finds processes of a host that none
-    of its programs is known to have started, as daemons are that a script has given an environment of their own; and
-    has them counted as theirs before a fault strikes."""
+    """See nemesis.target.Processes. `process` returns the replica of a host as it was last started, `restart` starts it
+    again with the same program; `hosts` are the hosts with replicas. `strays` finds processes of a host that cannot be
+    traced to its programs, such as daemons that a script has given an environment of their own; before a fault, they
+    are counted as the programs' processes."""
 
     def __init__(
         self,
@@ -74,12 +74,12 @@ class ReplicaProcesses:
         self._loops: dict[str, _Loop] = {}
         self._starts = Counter(dict.fromkeys(hosts, 1))
         self._ended: dict[str, HostProcess] = {}
-        """The process of a host that a fault has ended last."""
+        """Host -> its process that a fault ended last."""
         self._forced: set[str] = set()
-        """Hosts whose process was to end by SIGTERM the last time, and ended by SIGKILL."""
+        """Hosts whose process was last to end by SIGTERM, but took SIGKILL."""
         self._locks = {host: asyncio.Lock() for host in hosts}
         self.unexpected_exits: Counter[str] = Counter()
-        """Exits that no fault brought about, in words -> how often one was found when a replica was to run."""
+        """Exits that no fault caused, in words -> how often one was found when a replica should have been running."""
 
     async def end(self, fault_id: str, hosts: Collection[str], *, signal_name: str = "KILL") -> None:
         """End replicas and keep them down. Raises RuntimeError when one does not end."""
@@ -94,7 +94,7 @@ class ReplicaProcesses:
         await self._settle_all(hosts)
 
     async def crash_loop(self, fault_id: str, hosts: Collection[str], *, up_s: float) -> None:
-        """Kill replicas again and again; returns after the first time they were killed and started."""
+        """Kill replicas repeatedly; returns after they were killed and started for the first time."""
         hold = _Hold(self._known(hosts))
         self._holds[fault_id] = hold
         await self._crash(hold)
@@ -105,7 +105,7 @@ class ReplicaProcesses:
         self._loops[fault_id] = _Loop(task, stop)
 
     async def release(self, fault_id: str) -> None:
-        """Undo one fault. Raises what a replica's start raises."""
+        """Undo one fault. Raises whatever a replica's start raises."""
         await self._end_loop(fault_id)
         hold = self._holds.pop(fault_id, None)
         if hold is not None:
@@ -139,8 +139,8 @@ class ReplicaProcesses:
         )
 
     async def members(self, host: str) -> Sequence[ProcessMember] | None:
-        """Every process of a replica that has not ended, strays of its host among them; None where its host does not
-        tell."""
+        """Every process of a replica that has not ended, including strays of its host; None if its host cannot list
+        them."""
         process = self._process(host)
         if not isinstance(process, ListsMembers):
             return None
@@ -154,28 +154,28 @@ class ReplicaProcesses:
         return frozenset(hosts)
 
     async def _settle_all(self, hosts: Collection[str]) -> None:
-        """Every host is tried before the first error is raised."""
+        """Settle all hosts; every one is tried before the first error is raised."""
         await all_of([self._settle(host) for host in sorted(hosts)])
 
     async def _settle(self, host: str) -> None:
-        """Bring one replica to what the faults make of it."""
+        """Put one replica into the state that follows from the faults."""
         async with self._locks[host]:
             holds = [hold for hold in self._holds.values() if host in hold.hosts]
             enders = [hold for hold in holds if hold.keeps_down]
             process = self._process(host)
-            if process is None:  # the system has not come that far: there is nothing to act on
+            if process is None:  # the system has not started it yet: there is nothing to act on
                 return
             is_up = process.exit_status() is None
             if enders:
                 if is_up:
                     await self._adopt_strays(host)
-                    if await process.state() != DOWN:  # else it has ended by itself, and the news is on its way
+                    if await process.state() != DOWN:  # else it has ended on its own, and its exit event is under way
                         self._ended[host] = process
                     self._forced.discard(host)
                     if not await _end(process, enders[-1].signal_name):
                         self._forced.add(host)
                 return
-            if is_up and process is self._ended.get(host):  # an end was broken off: it may still come, to whoever looks
+            if is_up and process is self._ended.get(host):  # ending it was interrupted, so it may still end any time
                 await _end(process, "KILL")
                 is_up = False
             if not is_up or _has_ended_in_part(process):
@@ -192,13 +192,13 @@ class ReplicaProcesses:
                 await self._adopt_strays(host)
                 await process.pause()
                 await _wait_for(process, PAUSED)
-            elif await process.state() not in (RUNNING, DOWN):  # also where only some of its programs are paused
+            elif await process.state() not in (RUNNING, DOWN):  # even if only some of its programs are paused
                 await process.resume()
                 await _wait_for(process, RUNNING)
 
     def _has_ended_by_itself(self, host: str, process: HostProcess) -> bool:
-        """Of one that has ended: whether it was no fault that did it, nor what else the harness ends programs for, such
-        as to mount their file system again."""
+        """Whether a process that has ended did so on its own, and not by a fault or for another reason of the harness,
+        such as mounting its file system again."""
         return process is not self._ended.get(host) and not (
             isinstance(process, KnowsItsEnd) and process.ended_by_harness
         )
@@ -220,7 +220,7 @@ class ReplicaProcesses:
             except TimeoutError:
                 try:
                     await self._crash(hold)
-                except Exception as error:  # its proof and the end of the run will tell; the loop must go on
+                except Exception as error:  # the proof and the end of the run show it; the loop must continue
                     logger.warning("a crash loop of %s met: %s", ", ".join(sorted(hold.hosts)), error)
         hold.keeps_down = False
 
@@ -232,7 +232,7 @@ class ReplicaProcesses:
 
 
 async def _end(process: HostProcess, signal_name: str) -> bool:
-    """End a replica; returns whether it was that signal that ended it. Raises RuntimeError when nothing does."""
+    """End a replica; returns whether that signal ended it. Raises RuntimeError when it does not end."""
     if signal_name == "TERM":
         return await process.terminate(grace_s=TERMINATE_GRACE_S) != -signal.SIGKILL
     try:
@@ -245,19 +245,19 @@ async def _end(process: HostProcess, signal_name: str) -> bool:
 
 
 def _host_pids(process: HostProcess) -> Sequence[int]:
-    """One for each program of a replica that has not ended; none where there are no numbers."""
+    """The pid of each program of a replica that has not ended; empty if its host has no pids."""
     if isinstance(process, EndsInParts):
         return process.host_pids
     return () if process.host_pid is None else (process.host_pid,)
 
 
 def _has_ended_in_part(process: HostProcess) -> bool:
-    """Whether one of several programs has ended, which nothing but a start mends."""
+    """Whether one of several programs has ended, which only a restart repairs."""
     return isinstance(process, EndsInParts) and len(process.ended) > 0
 
 
 def _how_ended(process: HostProcess) -> str:
-    """How a replica ended that does not run as a whole, in words."""
+    """How a replica that no longer runs completely has ended, in words."""
     status = process.exit_status()
     if status is None and isinstance(process, EndsInParts):
         return f"in part: {process.first_problem()}"

@@ -1,4 +1,4 @@
-"""Trying faults for their own sake: each is injected, proved, healed and proved healed on a cluster without load."""
+"""Tries faults on a cluster without load: each is injected, proved, healed, and proved healed."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ QUEUES = 4
 OPERATION_TIMEOUT_S = 3.0
 RECOVER_TIMEOUT_S = 20.0
 MESSAGES = 10
-"""Written to each queue before the first trial: there must be something to damage."""
+"""Messages written to each queue before the first trial, so that there is something to damage."""
 SETTLE_S = 5.0
-"""After that: a replica notes some seconds later how far it is, and that note is a file to damage as well."""
+"""Pause after that: some seconds later a replica records its progress in a file, which is to be damaged as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """How one variant went. `detail` is what its proof said, or why it failed."""
+    """The result of one variant. `detail` is the detail of its proof, or why it failed."""
 
     nemesis: str
     variant: str
@@ -53,9 +53,9 @@ async def prove_variants(
     tell: Callable[[Trial], None],
     run_id: str | None = None,
 ) -> list[Trial]:
-    """Try (nemesis, variant) pairs one after the other on one cluster; `tell` hears of each as it is done.
+    """Try (nemesis, variant) pairs one after the other on one cluster; `tell` is called with each result.
 
-    Everything that was made is removed again. Raises OperatorError or SystemUnderTestError when the cluster or the
+    Everything that was created is removed again. Raises OperatorError or SystemUnderTestError when the cluster or the
     system cannot be started.
     """
     state = RunState.create(run_id or f"doctor-{cluster_class.name}-{os.getpid()}")
@@ -122,7 +122,7 @@ async def _try_all(
                 record=lambda event, events=events: events.append({**event, "time": 0}),  # type: ignore[misc]
             )
             trial = _judge(name, variant, events, loop.time() - begin_s)
-            # The next fault may ask for the leader, and should meet a cluster that is well.
+            # The next fault may ask for the leader, and should find a healthy cluster.
             recovery = await system.recover(timeout_s=RECOVER_TIMEOUT_S)
             if trial.is_good and recovery.valid is False:
                 trial = replace(trial, is_good=False, detail=recovery.reason)
@@ -134,7 +134,7 @@ async def _try_all(
 
 
 async def _write_some(system: Any) -> None:
-    """Give the replicas something to keep."""
+    """Give the replicas something to store."""
     if "queue" not in system.offers:
         return
     connection = system.connection("queue", process=0, thread=0)

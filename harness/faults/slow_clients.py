@@ -1,9 +1,9 @@
-"""Clients that ask and hardly read: connections of the harness's own, beside those of the workload.
+"""Clients that send requests and hardly read: connections of the harness's own, besides those of the workload.
 
-Each sends the same request again and again, as the system names it, and leaves the answers where they are. What it asks
-is bounded, and it stops as soon as the kernel of the host has something in the send queue of its connection, so that no
-replica is made to hold more than it would for a handful of requests. What the kernel of the host says of the replica's
-ends of these connections is asked of the cluster.
+Each repeats one request, which the system defines, and leaves the answers unread. The number of requests is bounded,
+and a client stops as soon as the host's kernel has something in the send queue of its connection, so that no replica
+has to hold more than for a handful of requests. The cluster reports these send queues, at the replica's ends of the
+connections.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ __all__ = ["SlowClients"]
 logger = logging.getLogger(__name__)
 
 RECEIVE_BUFFER_BYTES = 4096
-"""About the least that the kernel grants: a window that is closed by the first answers."""
+"""About the least that the kernel grants: a window that the first answers close."""
 
 MAX_REQUESTS = 10_000
-"""Of one connection: with a kilobyte of an answer to each, more than the kernels hold of two that stand still, one of
-them a proxy's. On loopback that is some megabytes each."""
+"""Most requests on one connection: with a kilobyte per answer, more than the kernels buffer for two stalled
+connections, one of them a proxy's. On loopback that is some megabytes each."""
 
 FIRST_BATCH, MAX_BATCH = 20, 160
 BATCH_PAUSE_S = 0.05
-"""Between so many requests, and twice as many the next time: long enough for a look at the send queues meanwhile."""
+"""Pause between batches of requests, each twice the last: long enough for a look at the send queues meanwhile."""
 
 CONNECT_TIMEOUT_S = 3.0
 AGAIN_PAUSE_S = 1.0
-"""Before a client connects again whose connection the replica has ended, or refused."""
+"""Pause before a client reconnects after the replica has ended or refused its connection."""
 
 READS_PER_S = 4
 
 
 @dataclass(slots=True)
 class _Connection:
-    """One client of one host. `ports` are those that it has connected from, the newest last."""
+    """One client of one host. `ports` are the ports that it has connected from, the newest last."""
 
     host: str
     bytes_per_s: int
@@ -62,8 +62,8 @@ class _Fault:
 
 
 class SlowClients:
-    """See nemesis.target.Clients. `request` is a long-answered request of the replica of a host, `address` where it is
-    sent to, and `queues` the send queues of the replica's sockets to clients on some ports, by its host's kernel."""
+    """See nemesis.target.Clients. `request` returns a request with a long answer for the replica of a host, `address`
+    where to send it, and `queues` the send queues of the replica's sockets to clients on the given ports."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class SlowClients:
         self._faults: dict[str, _Fault] = {}
 
     async def connect(self, fault_id: str, clients: Mapping[str, SlowClient]) -> None:
-        """Connect clients; returns at once, whether or not they are connected by then."""
+        """Connect clients; returns at once, possibly before they are connected."""
         loop = asyncio.get_running_loop()
         made = [
             _Connection(host, client.bytes_per_s) for host, client in clients.items() for _ in range(client.connections)
@@ -88,7 +88,7 @@ class SlowClients:
             connection.task = loop.create_task(self._keep(connection))
 
     async def unread(self, fault_id: str) -> Mapping[str, UnreadAnswers]:
-        """What has become of a fault's clients. Raises ShellError when a host cannot be asked."""
+        """What has become of a fault's clients. Raises ShellError when a host does not answer."""
         fault = self._faults.get(fault_id)
         if fault is None:
             return {}
@@ -107,14 +107,14 @@ class SlowClients:
         by_port = {port: connection for connection in connections for port in connection.ports}
         ours = [queue for queue in queues if queue.peer_port in by_port]
         stuck = [queue for queue in ours if queue.size_bytes]
-        for queue in ours:  # what waits for a moment only, on a busy machine, is not enough
+        for queue in ours:  # a queue that is filled for a moment only, on a busy machine, is not enough
             by_port[queue.peer_port].has_enough = bool(queue.size_bytes)
         return UnreadAnswers(
             connections=len(ours),
             stuck=len(stuck),
             queued_bytes=sum(queue.size_bytes for queue in stuck),
             read_bytes=sum(connection.read_bytes for connection in connections),
-            # Two reads beyond the rate: one at the begin, one that was just about to be counted.
+            # Two reads beyond the rate: one at the beginning, one that was just about to be counted.
             may_read_bytes=sum(
                 round(each.bytes_per_s * seconds) + 2 * (each.bytes_per_s // READS_PER_S) for each in connections
             ),
@@ -138,7 +138,7 @@ class SlowClients:
             await self.release(fault_id)
 
     async def _keep(self, connection: _Connection) -> None:
-        """Be one client, until cancelled."""
+        """Run one client until cancelled."""
         while True:
             try:
                 await self._ask(connection)
@@ -148,7 +148,7 @@ class SlowClients:
             await asyncio.sleep(AGAIN_PAUSE_S)
 
     async def _ask(self, connection: _Connection) -> None:
-        """Connect and ask, until the replica ends the connection. Raises OSError, TimeoutError."""
+        """Connect and send requests until the replica ends the connection. Raises OSError, TimeoutError."""
         loop = asyncio.get_running_loop()
         request = self._request(connection.host)
         with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as sock:
@@ -166,8 +166,8 @@ class SlowClients:
         connection.closed += 1
 
     async def _wait(self, sock: socket.socket, connection: _Connection) -> None:
-        """Read as little as this client does, until the replica ends the connection. A client that reads nothing
-        notices that by the connection's error alone."""
+        """Read at this client's rate until the replica ends the connection. A client with unread answers notices that
+        only by an error of the connection."""
         piece_bytes = connection.bytes_per_s // READS_PER_S
         while True:
             await asyncio.sleep(1 / READS_PER_S)
@@ -189,7 +189,7 @@ async def _send(sock: socket.socket, data: bytes, connection: _Connection) -> No
 
 
 def _has_ended(sock: socket.socket) -> bool:
-    """Whether nothing will come on a connection any more, and nothing waits there; nothing is taken from it."""
+    """Whether a connection has ended and nothing waits there to be read. Consumes nothing."""
     try:
         return not sock.recv(1, socket.MSG_PEEK)
     except BlockingIOError:

@@ -1,7 +1,7 @@
-"""What a nemesis sees of a run, and of a run that is only planned.
+"""The nemesis's view of a run, and of a run that is only planned.
 
-A cluster says what it can do by its class method `missing(interface, ability)`. Which of its interfaces a run has shows
-on the cluster itself (harness.clusters.abilities).
+A cluster reports what it cannot do by its class method `missing(interface, ability)`. The interfaces that it has in a
+run are attributes of the cluster itself (harness.clusters.abilities).
 """
 
 from __future__ import annotations
@@ -61,19 +61,19 @@ from nemesis.target import (
 __all__ = ["PlannedTarget", "RunTarget", "cluster_lacks", "prepare", "system_lacks"]
 
 OPERATOR = "operator"
-"""The interface that is the system's, not the cluster's."""
+"""The interface that the system provides, not the cluster."""
 
 CLIENTS = "clients"
-"""The interface that takes a request of the system's and a look by the cluster."""
+"""The interface that needs a request from the system and the send queues from the cluster."""
 
 logger = logging.getLogger(__name__)
 
 BASELINE_TIMEOUT_S = 2.0
-"""For the one reading of each clock before the load begins."""
+"""Timeout of the one reading of each clock before the load begins."""
 
 
 def cluster_lacks(cluster: Any, interface: str, ability: str) -> str | None:
-    """Why a cluster, or a class of clusters, lacks an ability; None when it has it."""
+    """Why a cluster, or a cluster class, lacks an ability; None when it has it."""
     if ability not in ABILITIES[interface]:
         raise ValueError(f"{interface} have no ability {ability!r}")
     missing: str | None = cluster.missing(interface, ability)
@@ -81,27 +81,27 @@ def cluster_lacks(cluster: Any, interface: str, ability: str) -> str | None:
 
 
 def system_lacks(system_class: Any, settings: Mapping[str, str], ability: str) -> str | None:
-    """Why an operator cannot have a system with these settings do something; None when it can."""
+    """Why a system with these settings lacks an operation of its operator; None when it has it."""
     if not isinstance(system_class, JudgesOperations):
         return f"the system has no {ability} that an operator could ask for"
     return system_class.operation_missing(ability, settings)
 
 
 def clients_lack(cluster: Any, system: Any, ability: str) -> str | None:
-    """Why there can be no such clients of a system on a cluster, or of classes of them; None when there can."""
+    """Why a system on a cluster (objects or classes) cannot have such clients; None when it can."""
     if not isinstance(system, AnswersAtLength) or not system.has_long_request:
         return "the system names no request with a long answer (a plug-in: by long_request)"
     return cluster_lacks(cluster, CLIENTS, ability)
 
 
 def stored_files(system_class: Any, settings: Mapping[str, str], role: str) -> str | None:
-    """Where a system with these settings keeps its files with a role; None where it declares none."""
+    """Where a system with these settings keeps its files with a role; None if it declares none."""
     return system_class.stored_files(settings).get(role) if isinstance(system_class, StoresFiles) else None
 
 
 def monotonic_clocks_lack(system_class: Any, settings: Mapping[str, str], mechanism: str) -> str | None:
-    """Why a system's programs cannot have their monotonic clocks moved, as far as that is known before they run; None
-    when they can. `mechanism` is what was asked for (nemesis.mechanisms.reach)."""
+    """Why the monotonic clocks of a system's programs cannot be skewed, as far as is known before they run; None when
+    they can. `mechanism` is the one that was asked for (nemesis.mechanisms.reach)."""
     if mechanism == PRELOAD or not isinstance(system_class, NamesPrograms):
         return None
     try:
@@ -114,13 +114,13 @@ def monotonic_clocks_lack(system_class: Any, settings: Mapping[str, str], mechan
 
 
 def prepare(part: Any, capabilities: Collection[tuple[str, str]]) -> None:
-    """Tell a cluster, or a system, that was not started yet which capabilities the run will use."""
+    """Tell a cluster or system that was not started yet which capabilities the run will use."""
     if isinstance(part, UsesCapabilities):
         part.prepare(frozenset(capabilities))
 
 
 class PlannedTarget:
-    """The hosts that a run will have, before it has them: enough to ask a nemesis what it can do there."""
+    """A run's target before there are any hosts: enough to ask a nemesis what it can do there."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class PlannedTarget:
         self.names: Names | None = None
 
     def missing(self, interface: str, ability: str) -> str | None:
-        """As the class of the cluster says, or that of the system."""
+        """Why an ability is missing, as the class of the cluster or of the system reports it."""
         if interface == OPERATOR:
             return system_lacks(self._system_class, self._settings, ability)
         if interface == CLIENTS:
@@ -160,11 +160,11 @@ class PlannedTarget:
         return problem
 
     def stored_files(self, role: str) -> str | None:
-        """As the class of the system says."""
+        """See `stored_files`, for the class of the system."""
         return stored_files(self._system_class, self._settings, role)
 
     async def leaders(self) -> Sequence[str]:
-        """Nobody yet."""
+        """None yet."""
         return ()
 
     async def answers(self, host: str, *, timeout_s: float) -> bool:
@@ -181,7 +181,7 @@ class PlannedTarget:
         return None
 
     def problems(self, nemesis: Nemesis, variant: str) -> list[str]:
-        """Everything that keeps a variant from being had here, on the cluster's side and on the system's."""
+        """Everything that makes a variant impossible here, on the cluster's side and on the system's."""
         found = nemesis.requires(self, variant)
         system = self._system_class
         if isinstance(system, RefusesFaults):
@@ -193,9 +193,9 @@ class PlannedTarget:
         return found
 
     def usable(self, nemesis: Nemesis, asked: str | None) -> tuple[list[str], list[str]]:
-        """(variants that a choice stands for and that can be had here, why the others cannot).
+        """(variants of a choice that are possible here, why the others are not).
 
-        Raises ValueError for a choice that stands for nothing.
+        Raises ValueError for a choice without variants.
         """
         wanted = expand_variant(nemesis, asked)
         problems = {variant: self.problems(nemesis, variant) for variant in wanted}
@@ -204,7 +204,7 @@ class PlannedTarget:
 
 
 class RunTarget:
-    """The nemesis's view of a run: the cluster's hosts and interfaces, the system's processes and words."""
+    """The nemesis's view of a run: the cluster's hosts and interfaces, the system's processes and what it reports."""
 
     def __init__(self, cluster: Cluster, system: System) -> None:
         self._cluster = cluster
@@ -252,7 +252,7 @@ class RunTarget:
 
     @property
     def triggers(self) -> Triggers | None:
-        """What the cluster sees of the replicas itself, or else what the system tells of them."""
+        """What the cluster itself observes of the replicas, or else what the system reports of them."""
         for part in (self._cluster, self._system):
             if isinstance(part, HasTriggers) and part.triggers is not None:
                 return part.triggers
@@ -271,7 +271,7 @@ class RunTarget:
         return self._system.given_settings if isinstance(self._system, Operated) else {}
 
     def missing(self, interface: str, ability: str) -> str | None:
-        """As the cluster says, or the system."""
+        """Why an ability is missing, as the cluster or the system reports it."""
         if interface == OPERATOR:
             return system_lacks(self._system, self._given_settings, ability)
         if interface == CLIENTS:
@@ -279,11 +279,11 @@ class RunTarget:
         return cluster_lacks(self._cluster, interface, ability)
 
     def stored_files(self, role: str) -> str | None:
-        """As the system says."""
+        """See `stored_files`, for the system of the run."""
         return stored_files(self._system, self._given_settings, role)
 
     async def leaders(self) -> Sequence[str]:
-        """As the system says."""
+        """The leaders as the system reports them."""
         return await self._system.leaders()
 
     async def answers(self, host: str, *, timeout_s: float) -> bool:
@@ -292,11 +292,11 @@ class RunTarget:
 
     @property
     def tells_time(self) -> bool:
-        """As the system says."""
+        """Whether the system's replicas report their clocks."""
         return isinstance(self._system, TellsTime)
 
     async def read_clock(self, host: str, *, timeout_s: float) -> ClockReading | None:
-        """The replica's clocks by its own word, less what they differed by before any fault."""
+        """The replica's clocks as it reports them, minus the difference that they had before any fault."""
         if not isinstance(self._system, TellsTime):
             return None
         before_s, before_wall_ms = self._clock.monotonic_ns() / 1e9, self._clock.wall_ms()
@@ -315,7 +315,7 @@ class RunTarget:
     async def learn_baseline_skew(self) -> None:
         """Read every clock once while nothing is skewed, so that clocks that differ anyway count as right.
 
-        Hosts that share the harness's clock read a difference of next to nothing.
+        For hosts that share the harness's clock the difference is close to zero.
         """
         self._baseline_skew_ms.clear()
         readings = await asyncio.gather(*(self.read_clock(host, timeout_s=BASELINE_TIMEOUT_S) for host in self.hosts))
@@ -326,8 +326,8 @@ class RunTarget:
     async def heal_all(self) -> None:
         """Undo every fault of every kind. Idempotent. Everything is tried before the first error is raised.
 
-        Disks come first: a replica on a frozen one can be neither ended nor started. Who was taken out of the group
-        comes last: only a group that is well lets anybody in.
+        Disks come first: a replica on a frozen one can be neither ended nor started. Replicas that were removed from
+        the group come last, because only a healthy group lets them in again.
         """
         held = (self.disks, self.resources, self.clocks, self.links, self.clients, self.names)
         steps: list[Callable[[], Awaitable[None]]] = [

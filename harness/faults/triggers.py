@@ -1,4 +1,4 @@
-"""Which triggers a schedule can wait for on a cluster, and how many of them occurred."""
+"""The triggers that a schedule can wait for on a cluster, and how many of them occurred."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ __all__ = ["HasTriggers", "KnowsTriggers", "WatchedTriggers", "count_triggers", 
 
 @runtime_checkable
 class KnowsTriggers(Protocol):
-    """A class of clusters that see themselves what their replicas do, or of systems whose replicas log it."""
+    """A cluster class that observes what its replicas do, or a system class whose replicas log it."""
 
     trigger_kinds: Collection[str]
-    """Kinds of nemesis.triggers."""
+    """The nemesis.triggers.KINDS that it can report."""
 
 
 @runtime_checkable
 class HasTriggers(Protocol):
-    """A cluster or a system that reports what replicas do to a nemesis."""
+    """A cluster or system that reports to a nemesis what replicas do."""
 
     triggers: Triggers | None
-    """None where nothing can be seen in this run."""
+    """None if nothing can be observed in this run."""
 
 
 @runtime_checkable
 class WatchedTriggers(Triggers, Protocol):
-    """Triggers that are seen only while somebody listens."""
+    """Triggers that are observed only while `watch` is active."""
 
     def watch(self) -> contextlib.AbstractAsyncContextManager[None]:
-        """Listen while the block runs."""
+        """Observe while the block runs."""
         ...
 
 
 def kinds_seen(cluster_class: Any, system_class: Any) -> frozenset[str]:
-    """The kinds of nemesis.triggers that can be waited for: what the cluster sees itself, or else what the system logs,
-    where logs can be read while the run goes on."""
+    """The kinds of nemesis.triggers that can be waited for: those that the cluster observes itself, and those that the
+    system logs, if logs can be read during the run."""
     seen = frozenset(cluster_class.trigger_kinds) if isinstance(cluster_class, KnowsTriggers) else frozenset()
     if isinstance(cluster_class, LiveLogs) and cluster_class.logs_are_live and isinstance(system_class, KnowsTriggers):
         seen |= frozenset(system_class.trigger_kinds)
@@ -61,7 +61,7 @@ def not_waited_for(schedule: Schedule, cluster_class: Any, system_class: Any) ->
 
 
 def count_triggers(events: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
-    """(triggers that occurred, triggers waited for), by the nemesis's events of a history.
+    """(triggers that occurred, triggers waited for), from the nemesis's events of a history.
 
     Histories of earlier versions call them moments."""
     values = [

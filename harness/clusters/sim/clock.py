@@ -1,8 +1,8 @@
 """The clocks of one host, which may be wrong.
 
-The wall clock has an offset, a rate and a strobe, the monotonic clock only a rate: it starts anywhere and never
-goes back, but may run fast or slow against other hosts' (what leases must survive). Timers follow the loop's time
-and are not affected.
+The wall clock has an offset, a rate and a strobe, the monotonic clock only a rate: it never goes back, but may run
+fast or slow compared with other hosts' (which leases must survive). Timers follow the loop's time and are not
+affected.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EPOCH_MS = 1_767_225_600_000
 """2026-01-01T00:00:00Z, when every simulation begins."""
 
 WALL_PPM = (-500_000, 500_000)
-"""Half the speed too slow or too fast; real clocks stay below some hundreds. All skews of a clock together."""
+"""Bounds for all skews of a clock together: 50 % slow or fast. Real clocks stay within some hundreds of ppm."""
 
 
 class SimClock:
@@ -34,9 +34,9 @@ class SimClock:
         self._monotonic_base_ns = 0.0
         self._monotonic_since_s = 0.0
         self.skewed_reads = 0
-        """How often a process of the host has read its wall clock while a clock was skewed."""
+        """How often a process of the host has read its wall clock while any of its clocks was skewed."""
         self.skewed_monotonic_reads = 0
-        """The same of its monotonic clock, while that one was skewed."""
+        """How often one has read its monotonic clock while that was skewed."""
 
     def wall_ms(self) -> int:
         if self._skews:
@@ -44,7 +44,7 @@ class SimClock:
         return self.shown_ms()
 
     def shown_ms(self) -> int:
-        """The wall clock, looked at by nobody of the host: for what the simulation writes down itself."""
+        """The wall clock, read by the simulation itself rather than a process of the host, so it is not counted."""
         now_ms = EPOCH_MS + (self._loop.now - START_S) * 1000
         return int(now_ms + self.offset_ms) if self._skews else int(now_ms)
 
@@ -54,18 +54,18 @@ class SimClock:
         return self.shown_monotonic_ns()
 
     def shown_monotonic_ns(self) -> int:
-        """The monotonic clock, looked at by nobody of the host."""
+        """The monotonic clock, read by the simulation itself, so it is not counted."""
         elapsed_s = self._loop.now - self._monotonic_since_s
         return int(self._monotonic_base_ns + elapsed_s * (1e9 + self._monotonic_ppm * 1e3))
 
     @property
     def offset_ms(self) -> float:
-        """How far the wall clock is ahead of the truth."""
+        """How far the wall clock is ahead of the true time."""
         now_s = self._loop.now
         return sum(_wall_offset_ms(skew, now_s - since_s) for skew, since_s in self._skews.values())
 
     def skew(self, fault_id: str, skew: ClockSkew) -> None:
-        """Add a skew from now on, in place of an earlier one of that id. Raises ValueError beyond WALL_PPM and
+        """Add a skew from now on, replacing an earlier one of that id. Raises ValueError beyond WALL_PPM or
         MONOTONIC_PPM."""
         others = [other for name, (other, _) in self._skews.items() if name != fault_id]
         rate_ppm = sum(each.rate_ppm for each in (*others, skew) if each.affects_monotonic == skew.affects_monotonic)
@@ -76,12 +76,12 @@ class SimClock:
         self._set_monotonic_rate()
 
     def release(self, fault_id: str) -> None:
-        """Take one skew back: the wall clock steps, the monotonic clock goes on from where it is. Idempotent."""
+        """Undo one skew: the wall clock steps, the monotonic clock continues from where it is. Idempotent."""
         self._skews.pop(fault_id, None)
         self._set_monotonic_rate()
 
     def release_all(self) -> None:
-        """Take every skew back. Idempotent."""
+        """Undo every skew. Idempotent."""
         self._skews.clear()
         self._set_monotonic_rate()
 

@@ -1,9 +1,9 @@
 """The `sim` cluster: harness.clusters.base.Cluster on simulated hosts.
 
 Programs are the node's own classes, started from the same command lines and configuration files as on any other
-cluster. The harness itself runs outside the hosts; its clients' connections start at the host `clients`. Paths of a
-host are in its simulated disk; when the cluster stops, files and logs are written to the run's directory, where
-the checks and the report find them as those of any other cluster.
+cluster. The harness itself runs outside the hosts; its clients' connections start at the host `clients`. A host's
+files are on its simulated disk; when the cluster stops, logs and the files that were asked for are written to the
+run's directory, where checks and reports find them as for any other cluster.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from node.runtime import Runtime
 __all__ = ["MAX_HOSTS", "SimCluster", "SimProcess"]
 
 MAX_HOSTS = 200
-"""Replicas that the addresses of one network have room for."""
+"""Largest number of replicas that fits the addresses of one network."""
 
 _SUBNET = "10.77.0"
 
@@ -48,7 +48,7 @@ class SimProcess:
     """A program on a simulated host. See harness.clusters.base.HostProcess."""
 
     pid = host_pid = None
-    """Simulated processes have no numbers."""
+    """Simulated processes have no process ids."""
 
     def __init__(self, process: Incarnation) -> None:
         self._process = process
@@ -97,11 +97,11 @@ class SimCluster:
     name = "sim"
     description = "hosts, network, disks and clocks in one process on virtual time; repeats by seed"
     trigger_kinds = frozenset(KINDS)
-    """Every trigger that a schedule can wait for is seen here."""
+    """Every trigger that a schedule can wait for is available here."""
     hosts: Sequence[str]
     """The replicas' hosts: n1..nN."""
     extra_hosts: Sequence[str]
-    """The hosts that the system has beside its replicas'."""
+    """The hosts that the system has besides its replicas'."""
     network: SimNetwork
 
     def __init__(
@@ -131,10 +131,10 @@ class SimCluster:
         self._log_names: dict[str, str] = {}
         self._is_stopped = False
         self._asked_for: dict[tuple[str, str], None] = {}
-        """Paths whose files are to be in the run's directory once the cluster has stopped."""
+        """(host, path) of files to be written to the run's directory once the cluster has stopped."""
         self._trace: TraceWriter | None = None
         self._unwritten: OSError | None = None
-        """The first of the hosts' logs that could not be written."""
+        """The first error in writing the hosts' logs."""
         for host, address in self._addresses.items():
             machine = self._machines[host] = SimHost(loop, self.network, host, address)
             machine.disk.make_dirs(self.data_dir(host))
@@ -145,7 +145,7 @@ class SimCluster:
         self.disks = SimDisks(loop, replicas, {host: self.data_dir(host) for host in self.hosts})
         self.links = SimLinks(loop, self.network)
         watch = self.watch = ReplicaWatch()
-        """What tells of everything that replicas do."""
+        """Reports everything that replicas do."""
         for machine in replicas.values():
             machine.watch = watch
         self._roles: dict[str, tuple[int, Role]] = {}
@@ -161,7 +161,7 @@ class SimCluster:
 
     @classmethod
     def missing(cls, interface: str, ability: str) -> str | None:
-        """Why there is no such ability here; None when there is. Raises KeyError for what nothing has."""
+        """Why such a cluster lacks an ability; None when it has it. Raises KeyError for an unknown ability."""
         if ability not in ABILITIES[interface]:
             raise KeyError(ability)
         if interface == "resources":
@@ -177,7 +177,7 @@ class SimCluster:
         return None
 
     def prepare(self, capabilities: Collection[tuple[str, str]]) -> None:
-        """Nothing to prepare: faults of every kind are there from the beginning."""
+        """Nothing to prepare: faults of every kind are available from the beginning."""
 
     def runtime(self) -> Runtime:
         """Clock, disk and randomness of the host `clients`, where the harness's own clients are."""
@@ -185,12 +185,12 @@ class SimCluster:
 
     @property
     def streams(self) -> Streams:
-        """Those of the simulation."""
+        """The random streams of the simulation."""
         return self._loop.streams
 
     def trace_to(self, path: str, zero_s: Callable[[], float | None]) -> None:
-        """Write the network's trace to a file until the cluster stops, with what the replicas' logs hold from their
-        start on; `zero_s` as of TraceWriter. Raises OSError."""
+        """Write the network's trace, and the growth of the replicas' logs, to a file until the cluster stops; for
+        `zero_s` see TraceWriter. Raises OSError."""
         self._trace = trace = TraceWriter(path, zero_s)
         self.network.trace = trace.note
         self.watch.watch_logs(
@@ -202,15 +202,15 @@ class SimCluster:
         return self._machines[host]
 
     async def start(self) -> None:
-        """Hosts are there from the beginning; only the watch begins."""
+        """Start checking invariants; the hosts exist from the beginning."""
         self.invariants.start()
 
     def checks(self, *, zero_s: float) -> Mapping[str, CheckOutcome]:
-        """What the cluster itself has seen of its replicas; see SeesReplicas. Nothing where none ran DLedger."""
+        """What the cluster itself has seen of its replicas; see SeesReplicas. Empty if none ran DLedger."""
         return {"invariants": self.invariants.outcome(zero_s)} if self.invariants.has_members else {}
 
     def leading(self) -> Sequence[str] | None:
-        """Hosts whose replica leads at this moment; see SeesReplicas."""
+        """Hosts whose replica leads now; see SeesReplicas."""
         if not self._roles:
             return None
         leading = [(term, host) for host, (term, role) in self._roles.items() if role is Role.LEADER]
@@ -227,8 +227,8 @@ class SimCluster:
         return process is not None and process.is_running
 
     async def stop(self) -> None:
-        """End every process; write the hosts' logs, and the files that were asked for, where the run is. Idempotent.
-        Raises OSError where one of them could not be written."""
+        """End every process; write the hosts' logs, and the files that were asked for, to the run's directory.
+        Idempotent. Raises OSError if one of them could not be written."""
         self.invariants.stop()
         await self.network.heal_all()
         for machine in self._machines.values():
@@ -243,7 +243,7 @@ class SimCluster:
             raise self._unwritten
 
     def bind_address(self, host: str) -> str:
-        """The address of a host, the same for everyone in the run."""
+        """The address of a host, the same for every host in the run."""
         return self._addresses[host]
 
     def address_from(self, source: str, destination: str, port: int) -> str:
@@ -260,7 +260,7 @@ class SimCluster:
 
     def local_path(self, host: str, path: str) -> str:
         """Where a file or directory of a host is once the cluster has stopped: the same path below the run's directory.
-        Only what was asked for is written there."""
+        Only paths that were asked for by this method are written there."""
         self._asked_for[host, path] = None
         if self._is_stopped:
             self._write_files(host, path)
@@ -291,7 +291,7 @@ class SimCluster:
         return SimProcess(self._machines[host].start(program_of(program.argv)))
 
     def _write_log(self, process: Incarnation) -> None:
-        """A disk of this machine that is full must not be what kills or keeps up a program of the simulation."""
+        """Write a host's log. Errors are kept for `stop`: a full disk here must not affect the simulated programs."""
         host = process.host
         try:
             _write(os.path.join(self._work_dir, host.name, self._log_names[host.name]), host.log.text().encode())

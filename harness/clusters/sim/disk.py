@@ -1,18 +1,18 @@
 """The disk of one host: files in memory, operations that take time, and what a power cut leaves.
 
-What programs see is the page cache, and it outlives their processes. What survives a power cut is less:
+Programs see the page cache, which outlives their processes. Less survives a power cut:
 
     content   what was synced; every 4 KiB block written since may be there or be missing, in any combination, and
               so may the new length (inode.py); in the model `torn` a block may also be torn
     names     creations, replacements and removals that were followed by a sync of their directory; in the models
-              `ext4` and `torn` also those up to the last change of name or length of a file that was synced since,
-              and of the others the first few, as in a journal; in the model `posix` any subset of the others
+              `ext4` and `torn`, as in a journal, also those up to the last change of name or length of a file that
+              was synced since, and the first few of the others; in the model `posix` any subset of the others
 
 Directories themselves are durable at once, because `make_dirs` promises it.
 
 Operations under way when a process is killed never return to it. A write that had begun may or may not have
-reached the page cache; a sync that had begun goes on, and one that was to follow a write never begins. When power
-fails, everything under way is gone.
+reached the page cache; a sync that had begun continues, and one that was to follow a write never begins. When
+power fails, everything under way is lost.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ __all__ = ["CHANGED", "KINDS", "READ", "SYNC", "WRITE", "SimDisk", "disk_error",
 
 READ, WRITE, SYNC = "read", "write", "sync"
 KINDS = (READ, WRITE, SYNC)
-"""What can go wrong apart: reading; changing the page cache or a directory; making things durable."""
+"""Operations that can fail separately: reading; changing the page cache or a directory; making things durable."""
 
 CHANGED = "changed"
-"""Among what is noted: a process has changed a file or a name."""
+"""Key in `SimDisk.noted`: a process has changed a file or a name."""
 
 WRITE_S = 20e-6
 SYNC_MIN_S = 200e-6
@@ -48,15 +48,15 @@ SYNC_MAX_S = 2e-3
 """A sync takes 0.2 to 2 ms, as on a solid-state disk."""
 SLOW_SYNC_RATIO = 0.001
 SLOW_SYNC_MAX_S = 0.05
-"""One sync in a thousand takes tens of ms, as when the disk cleans up behind itself."""
+"""One sync in a thousand takes tens of ms, as when a solid-state disk collects garbage."""
 BYTES_PER_S = 1e9
 
 Change = dict[str, Inode | None]
-"""What names stand for after a change: files, or nothing."""
+"""Name -> the file that it refers to after a change; None if it is removed."""
 
 
 def flipped_key(fault_id: str) -> str:
-    """What is noted when a process reads the bit that a fault has flipped."""
+    """Key in `SimDisk.noted`: a process has read the bit that a fault has flipped."""
     return f"flipped-{fault_id}"
 
 
@@ -69,7 +69,7 @@ class SimDisk:
     """Files of one host, across the lives of its processes. Programs hold a `ProcessDisk` on it."""
 
     is_counted = True
-    """Whether what is done to it this way is done by processes of the host."""
+    """Whether operations on it count as those of the host's processes."""
 
     def __init__(self, loop: SimLoop, host: str) -> None:
         self._loop = loop
@@ -80,36 +80,35 @@ class SimDisk:
         self.capacity_bytes: int | None = None
         """Writes beyond it fail with ENOSPC; None means unlimited."""
         self.error_ratios: dict[str, float] = {}
-        """Kind -> part of the operations that fail with EIO."""
+        """Kind -> fraction of the operations that fail with EIO."""
         self.noted: dict[str, int] = {}
-        """What processes have met of faults, and CHANGED -> how often: "stall-sync", "fail-write", "slow", "full"."""
+        """How often processes have met each fault ("stall-sync", "fail-write", "slow", "full"), and CHANGED."""
         self.watched: dict[Inode, dict[str, tuple[int, int, int]]] = {}
-        """File with flipped bits -> fault -> where the byte is, which bit of it, and what that became."""
+        """File with flipped bits -> fault -> (offset of the byte, mask of the bit, the masked bit after the flip)."""
         self._stalled: dict[str, None] = {}
         self._parked: list[tuple[str, Callable[[], None]]] = []
-        """Operations that wait, with their kinds."""
+        """Stalled operations: kind, and what resumes them."""
         self._files: dict[str, Inode] = {}
         self._directories: dict[str, None] = {"/": None}
         self._durable: dict[str, Inode] = {}
         self._pending: list[tuple[int, Change]] = []
-        """Changes of names that no directory sync has covered, with their serial numbers, in order; each happens as a
-        whole or not."""
+        """Name changes that no directory sync has covered, with their serial numbers, in order; each is atomic."""
         self.name_serial = 0
-        """The number of the last change of a name."""
+        """Serial number of the last name change."""
         self._journal_serial = 0
-        """Up to which change of a name a journal is on disk."""
+        """Serial number of the last name change that the journal has on disk."""
 
     # Faults
 
     def stall(self, kinds: Collection[str] = (WRITE, SYNC)) -> None:
-        """Let operations of these kinds, also those under way, wait until `unstall`."""
+        """Make operations of these kinds wait until `unstall`, including those under way."""
         for kind in kinds:
             if kind not in (WRITE, SYNC):
                 raise ValueError(f"cannot stall {kind!r}: a disk stalls on {WRITE} and {SYNC}")
             self._stalled[kind] = None
 
     def unstall(self, kinds: Collection[str] = (WRITE, SYNC)) -> None:
-        """Let what waits go on, as far as it is of these kinds. Idempotent."""
+        """Resume waiting operations of these kinds. Idempotent."""
         for kind in kinds:
             self._stalled.pop(kind, None)
         parked, self._parked = self._parked, []
@@ -117,19 +116,19 @@ class SimDisk:
             self._loop.event_at(self._loop.time() + WRITE_S, resume)
 
     def note(self, what: str) -> None:
-        """Count what a process of the host has met, or done."""
+        """Count something that a process of the host has met or done."""
         if self.is_counted:
             self.noted[what] = self.noted.get(what, 0) + 1
 
     def note_read(self, inode: Inode, offset: int, size_bytes: int) -> None:
-        """A process reads a file that has flipped bits: count those that it reads, unless they were written since."""
+        """Count the flipped bits that a process reads in a file, except those that were overwritten since."""
         for fault_id, (at, bit, flipped) in self.watched[inode].items():
             if offset <= at < min(offset + size_bytes, len(inode.cache)) and inode.cache[at] & bit == flipped:
                 self.note(flipped_key(fault_id))
 
     @contextlib.contextmanager
     def looked_at(self) -> Iterator[None]:
-        """What is read within the block is read by nobody of the host: it meets no error, and none is counted."""
+        """A context for reads that are not by the host's processes: they meet no errors, and none are counted."""
         ratios, watched = self.error_ratios, self.watched
         self.error_ratios, self.watched = {}, {}
         try:
@@ -138,25 +137,25 @@ class SimDisk:
             self.error_ratios, self.watched = ratios, watched
 
     def waits(self, kinds: Collection[str]) -> bool:
-        """Whether operations of these kinds wait."""
+        """Whether any operations of these kinds are waiting."""
         return any(kind in kinds for kind, _ in self._parked)
 
     def is_stalled(self, kind: str) -> bool:
-        """Whether operations of this kind wait."""
+        """Whether operations of this kind are to wait."""
         return kind in self._stalled
 
     def fill_up(self) -> None:
-        """Leave no room for anything more, also when something is removed."""
+        """Leave no free space, even after something is removed."""
         self.capacity_bytes = 0
 
     def fail(self, kind: str, ratio: float = 1.0) -> None:
-        """Let a part of the operations of one kind fail with EIO; 0 ends it."""
+        """Make a fraction of the operations of one kind fail with EIO; 0 ends it."""
         if kind not in KINDS:
             raise ValueError(f"no such kind of operation: {kind!r}")
         self.error_ratios[kind] = ratio
 
     def heal(self) -> None:
-        """Take back stall, slowness, errors and lack of room. Flipped bits stay flipped. Idempotent."""
+        """Undo stalls, delays, errors and lack of space. Flipped bits stay flipped. Idempotent."""
         self.delay_s = 0.0
         self.capacity_bytes = None
         self.error_ratios.clear()
@@ -170,8 +169,8 @@ class SimDisk:
         inode.flip_bit(offset, bit)
 
     def power_fail(self, model: str | None = None) -> int:
-        """Lose what was not durable, by one of `POWER_MODELS` or by any of them, as far as chance has it. Returns how
-        many bytes are not as they were."""
+        """Lose what was not durable, by the given one of `POWER_MODELS` or a random one; chance decides the details.
+        Returns how many bytes have changed."""
         self.power_cycles += 1
         self._parked.clear()
         rng = self.random
@@ -179,7 +178,7 @@ class SimDisk:
         if model != "posix":
             reached = sum(serial <= self._journal_serial for serial, _ in self._pending)
             surviving = self._pending[: rng.randrange(reached, len(self._pending) + 1)]
-        elif rng.random() < 0.5:  # as a journal would have it all the same
+        elif rng.random() < 0.5:  # a prefix, as if there were a journal
             surviving = self._pending[: rng.randrange(len(self._pending) + 1)]
         else:
             surviving = [pending for pending in self._pending if rng.random() < 0.5]
@@ -231,7 +230,7 @@ class SimDisk:
             path = os.path.dirname(path)
 
     def link(self, path: str, inode: Inode, *, replaced: str | None = None) -> None:
-        """Give a file a name; with `replaced`, take that other name away in the same step (a rename)."""
+        """Give a file a name; with `replaced`, remove that other name in the same step (a rename)."""
         if not self.is_dir(os.path.dirname(path)):
             raise disk_error(errno.ENOENT, path)
         if path in self._directories:
@@ -242,7 +241,7 @@ class SimDisk:
         self._change(change)
 
     def unlink(self, path: str) -> None:
-        """Take a file's name away. Raises FileNotFoundError."""
+        """Remove a file's name. Raises FileNotFoundError."""
         self.inode(path)
         self._change({path: None})
 
@@ -255,7 +254,7 @@ class SimDisk:
         self._pending.append((self.name_serial, change))
 
     def sync_names(self, directory: str, changes: list[tuple[int, Change]]) -> None:
-        """Make those of `changes` durable that concern a directory."""
+        """Make those of `changes` durable that affect a directory."""
         directory = directory.rstrip("/") or "/"
         for serial, change in changes:
             if any(os.path.dirname(path) == directory for path in change):
@@ -265,11 +264,11 @@ class SimDisk:
                     _apply(self._durable, change)
 
     def journal_reaches(self, serial: int) -> None:
-        """A sync has shown that a journal is on disk up to a change of a name."""
+        """Record that a sync has brought the journal to disk up to this name change."""
         self._journal_serial = max(self._journal_serial, serial)
 
     def pending_changes(self) -> list[tuple[int, Change]]:
-        """The changes of names that are not durable yet."""
+        """The name changes that are not durable yet."""
         return list(self._pending)
 
     def used_bytes(self) -> int:
@@ -277,7 +276,7 @@ class SimDisk:
         return sum(len(inode.cache) for inode in self._files.values())
 
     def put(self, path: str, content: bytes) -> None:
-        """Put a file there as if by hand, durably, creating its parents. Takes no time."""
+        """Put a file there from outside the simulation, durably, creating its parents. Takes no time."""
         self.make_dirs(os.path.dirname(path))
         inode = Inode()
         inode.write(0, content)
@@ -303,8 +302,8 @@ class SimDisk:
         return min(SYNC_MIN_S + extra_s, SYNC_MAX_S) + self.delay_s
 
     def later(self, after_s: float, kind: str, resume: Callable[[], None], by: Lane) -> None:
-        """Call `resume` when an operation of a kind is done, which the process of a lane has begun: after some time,
-        and when the disk does not stall any more. Never when power fails before."""
+        """Call `resume` when an operation of a kind, begun by the process of a lane, is done: after `after_s`, and once
+        the disk is not stalled. Never if power fails before."""
         loop = self._loop
         loop.event_at(loop.now + after_s, self._done, kind, self.power_cycles, resume, by)
 
@@ -321,8 +320,8 @@ class SimDisk:
         resume()
 
     def fails(self, kind: str, by: Lane | None = None) -> bool:
-        """Whether the next operation of a kind fails with EIO. What a process that is dead has left under way (`by`) is
-        met by nobody."""
+        """Whether the next operation of a kind fails with EIO. A failure is not counted if the process that began the
+        operation (`by`) is dead."""
         ratio = self.error_ratios.get(kind, 0.0)
         is_failing = ratio > 0 and self.random.random() < ratio
         if is_failing and (by is None or not by.is_dead):
@@ -330,7 +329,7 @@ class SimDisk:
         return is_failing
 
     def room_bytes(self) -> int | None:
-        """How much more fits; None when that is not limited."""
+        """Free space; None if it is not limited."""
         return None if self.capacity_bytes is None else max(0, self.capacity_bytes - self.used_bytes())
 
 

@@ -1,7 +1,7 @@
-"""What travels in a connection, by name: the remoting frames in the bytes that hosts send each other.
+"""Names the messages in a connection: parses the remoting frames in the bytes that hosts send each other.
 
-Requests are named by their code, answers by the request that they answer; of the replication protocol's messages also
-what they are about: terms, the result of a vote, the indexes of the entries.
+Requests are named by their code, answers by the request that they answer; messages of the replication protocol also
+have details: terms, the result of a vote, the indexes of the entries.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from node.remoting.command import Command, FrameError
 __all__ = ["Dissector", "Rpc"]
 
 MAX_STREAMS = 4096
-"""Directions of connections that are followed at once; a run has some hundreds, the oldest is let go beyond it."""
+"""Directions of connections that are tracked at once; a run has some hundreds. Beyond this the oldest is dropped."""
 
 MAX_UNANSWERED = 1024
-"""Requests of one connection whose answers would be recognised; clients have far fewer in flight."""
+"""Unanswered requests remembered per direction of a connection; clients have far fewer in flight."""
 
 MAX_DETAIL = 60
-"""Characters of a detail, which nodes decide about."""
+"""Longest detail, in characters; details come from the nodes, so they need a limit."""
 
 ENTRY_INDEX = slice(8, 16)
-"""Where an entry has its index (node.dledger.entry)."""
+"""Position of an entry's index (node.dledger.entry)."""
 
 ENTRY_SIZE = slice(4, 8)
 
@@ -63,7 +63,7 @@ _MessageT = TypeVar("_MessageT", bound=Message)
 
 
 class Rpc(NamedTuple):
-    """One message: what it is (for an answer: of the request), and what it is about, in a few characters."""
+    """One message: its name (for an answer, that of the request), and a short detail."""
 
     name: str
     is_reply: bool
@@ -71,7 +71,7 @@ class Rpc(NamedTuple):
 
 
 class _Stream:
-    """One direction of a connection. `parser` is None once its bytes were no frames."""
+    """One direction of a connection. `parser` is None once its bytes were not valid frames."""
 
     def __init__(self) -> None:
         self.parser: FrameParser | None = FrameParser()
@@ -80,7 +80,7 @@ class _Stream:
 
 
 class Dissector:
-    """Names the messages in segments, which it must be given in the order in which they were sent."""
+    """Names the messages in segments, which must be fed in the order in which they were sent."""
 
     def __init__(self) -> None:
         self._streams: OrderedDict[tuple[int, str, str], _Stream] = OrderedDict()
@@ -101,7 +101,7 @@ class Dissector:
         ]
 
     def forget(self, connection: int, source: str, destination: str) -> None:
-        """A direction has ended."""
+        """Forget a direction that has ended."""
         self._streams.pop((connection, source, destination), None)
 
     def _stream(self, connection: int, source: str, destination: str) -> _Stream:
@@ -127,7 +127,7 @@ def _request(command: Command, stream: _Stream) -> Rpc:
         message = _message(_CANDIDACIES[command.code], command.body)
         detail = "" if message is None else f"term {message.term}"
     elif name == "send":
-        queue = command.ext_fields.get("queueId", command.ext_fields.get("e"))  # the second form's names are letters
+        queue = command.ext_fields.get("queueId", command.ext_fields.get("e"))  # V2 has one-letter field names
         detail = "" if queue is None else f"queue {queue}"
     elif "queueId" in command.ext_fields:
         detail = f"queue {command.ext_fields['queueId']}"
@@ -174,7 +174,7 @@ def _reply_detail(name: str, command: Command) -> str:
         return _word(ResponseCode, command.code)
     if name not in _ANSWERS:
         return "ok"
-    # What went wrong before the request was looked at is answered by a plain response.
+    # Errors that occur before the request is processed are answered by a plain response.
     answer = _message(_ANSWERS[name], command.body) or _message(Response, command.body)
     if isinstance(answer, VoteResponse):
         return answer.vote_result.name.lower().replace("_", " ")

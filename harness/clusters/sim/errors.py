@@ -8,15 +8,15 @@ __all__ = ["Deadlock", "NotSimulated", "Runaway", "SimulationError"]
 
 
 class SimulationError(HarnessError):
-    """A simulated run cannot go on, or was asked for what simulation does not have."""
+    """A simulated run cannot continue, or was asked for something that simulation does not support."""
 
 
 class Deadlock(SimulationError):
-    """Nothing is ready, no timer is set, and the run has not ended: it would wait for ever."""
+    """Nothing is ready, no timer is set, and the run has not ended: it would wait forever."""
 
 
 class Runaway(SimulationError):
-    """Very many steps without any progress of time: some code spins instead of waiting."""
+    """Too many steps without any progress of time: some code spins instead of waiting."""
 
 
 class NotSimulated(SimulationError):

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 __all__ = ["DISK_ABILITIES", "SimClocks", "SimDisks", "SimLinks"]
 
 PROBE_NAME = ".disk-probe"
-"""The small file that a disk probe writes and removes again."""
+"""The small file that a disk probe writes and then removes."""
 
 PACKET_INTERVAL_S = 0.001
-"""Between two packets of a measurement: longer than a healthy link takes, so that only bad ones reorder."""
+"""Interval between two packets of a measurement: longer than a healthy link takes, so that only bad ones reorder."""
 
 
 class SimClocks:
@@ -49,7 +49,7 @@ class SimClocks:
     def __init__(self, hosts: Mapping[str, SimHost]) -> None:
         self._hosts = hosts
         self._begun: dict[str, dict[str, tuple[bool, int]]] = {}
-        """fault -> host -> whether it skews the monotonic clock, and how often the skewed one had been read by then"""
+        """fault -> host -> whether it skews the monotonic clock, and how often that clock had been read before"""
 
     async def skew(self, fault_id: str, skews: Mapping[str, ClockSkew]) -> None:
         """Skew the clocks of hosts. Raises KeyError for an unknown host, ValueError for an impossible rate."""
@@ -75,17 +75,17 @@ class SimClocks:
             host.clock.release_all()
 
     def mechanism(self, host: str) -> str:
-        """What moves the clocks."""
+        """What skews the clocks."""
         return "the simulated clock"
 
     async def reaches(self, host: str, pid: int | None, *, monotonic: bool = False) -> str | None:
-        """None: a simulated process has no other clock than its host's."""
+        """None, since a simulated process has no clock other than its host's."""
         return None
 
     async def read(
         self, host: str, *, pauses_s: Sequence[float] = (), apart_ms: float = 0.0, timeout_s: float
     ) -> Sequence[ClockReading]:
-        """The host's clocks, which are all that a process there reads."""
+        """Read the host's clocks, the only ones that a process there can read."""
         readings = [self._read(host)]
         for pause_s in pauses_s:
             offsets_ms = [reading.offset_ms for reading in readings]
@@ -109,7 +109,7 @@ class SimClocks:
 
 
 class _Uncounted(SimDisk):
-    """A disk as the harness itself uses it: the same in everything, but that nothing is counted."""
+    """A host's disk as the harness itself uses it: the same state, but nothing is counted."""
 
     is_counted = False
 
@@ -118,8 +118,8 @@ class _Uncounted(SimDisk):
 
 
 class _ProbeDisk(ProcessDisk):
-    """A disk as a probe uses it, which does not end with the host's processes: what it waits for when the power goes
-    would wait for ever."""
+    """A disk for a probe, which does not end with the host's processes: without `give_up`, an operation under way when
+    the power fails would wait forever."""
 
     def __init__(self, device: SimDisk, loop: SimLoop, lane: Lane) -> None:
         super().__init__(_Uncounted(device), loop, lane)
@@ -135,7 +135,7 @@ class _ProbeDisk(ProcessDisk):
         return operation
 
     def give_up(self) -> None:
-        """The power is gone, and with it whatever was under way."""
+        """Fail whatever is under way, because the power has failed."""
         for operation in self._operations:
             if not operation.is_done:
                 operation.finish(error=OSError(errno.EIO, "the power was cut"))
@@ -150,13 +150,13 @@ class SimDisks:
         self._directories = directories
         self._faults: dict[str, dict[str, DiskFault]] = {}
         self._begun: dict[str, dict[str, tuple[int, bool]]] = {}
-        """fault -> host -> what processes had met of its kind when it began, and whether something waited already"""
+        """fault -> host -> how often its kind had been met when it began, and whether an operation waited already"""
         self._at_cut: dict[str, int] = {}
-        """host -> the changes that processes had made when its power was cut last"""
+        """host -> how many changes processes had made when its power was last cut"""
         self._lost: dict[str, dict[str, PowerCut]] = {}
         self._flipped = FlippedBits()
         self._abandoned: dict[asyncio.Task[Any], None] = {}
-        """Steps of probes that time was up for; they end when the disk lets them, or with its power."""
+        """Probe steps that timed out; they end when the disk lets them, or when its power fails."""
         self._probes: dict[str, list[_ProbeDisk]] = {}
 
     async def impair(self, fault_id: str, faults: Mapping[str, DiskFault]) -> None:
@@ -174,7 +174,7 @@ class SimDisks:
         self._apply()
 
     def _noted(self, host: str, kind: str) -> int:
-        """What processes of a host have met of a kind of fault."""
+        """How often processes of a host have met a kind of fault."""
         effects = _EFFECTS[kind]
         keys = [f"{effect}-{operation}" for effect in effects for operation in effects[effect]] or [kind]
         return sum(self._hosts[host].disk.noted.get(key, 0) for key in keys)
@@ -196,7 +196,7 @@ class SimDisks:
         self._apply()
 
     def _apply(self) -> None:
-        """Bring every disk to what all faults together say."""
+        """Put every disk in the state that all faults together call for."""
         for name, host in self._hosts.items():
             disk = host.disk
             faults = [faults[name] for faults in self._faults.values() if name in faults]
@@ -213,12 +213,12 @@ class SimDisks:
             disk.unstall([kind for kind in (WRITE, SYNC) if kind not in stalled])
 
     async def expect_cut(self, fault_id: str, hosts: Collection[str]) -> float:
-        """0: a simulated disk knows at any moment what is not synced."""
+        """0, since a simulated disk knows at any moment what is not synced."""
         return 0.0
 
     async def cut_power(self, fault_id: str, host: str, *, kind: str = "ext4", seed: int = 0) -> PowerCut:
-        """Lose what `host` has not synced, by one of `POWER_MODELS`; the disk's own randomness decides what is left
-        to chance. Raises ValueError for another kind, RuntimeError while its replica runs."""
+        """Lose what `host` has not synced, by one of `POWER_MODELS`; the disk's own random stream is used, not `seed`.
+        Raises ValueError for another kind, RuntimeError while its replica runs."""
         if kind not in POWER_MODELS:
             raise ValueError(f"a simulated disk loses what was not synced ({', '.join(POWER_MODELS)}), not {kind!r}")
         if self._hosts[host].is_running:
@@ -284,7 +284,7 @@ class SimDisks:
 
     async def _probe(self, host: str, disk: ProcessDisk, timeout_s: float) -> DiskProbe:
         path = os.path.join(self._directories[host], PROBE_NAME)
-        if self._hosts[host].disk.get(path) is not None:  # left by a probe that the disk let go on after its time
+        if self._hosts[host].disk.get(path) is not None:  # left by a probe that the disk resumed after its timeout
             self._hosts[host].disk.unlink(path)
         deadline_s = self._loop.time() + timeout_s
 
@@ -332,7 +332,7 @@ class SimDisks:
         return "the simulated disk"
 
     async def reaches(self, host: str, pid: int | None) -> str | None:
-        """None: a simulated process has no other disk than its host's."""
+        """None, since a simulated process has no disk other than its host's."""
         return None
 
     async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
@@ -343,7 +343,7 @@ class SimDisks:
         for host, fault in faults.items():
             before, has_waited = self._begun[fault_id][host]
             met = self._noted(host, fault.kind) - before
-            # What waited already may wait for this one as well, or belong to a process that was killed since.
+            # An operation that waited before may wait for this fault as well, or belong to a process killed since.
             found[host] = FaultMet(None, met if met or not has_waited else None)
         for host in self._flipped.of(fault_id):
             found[host] = FaultMet(None, self._hosts[host].disk.noted.get(flipped_key(fault_id), 0))
@@ -359,10 +359,10 @@ _EFFECTS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "error-fsync": {"fail": (SYNC,)},
     "error-read": {"fail": (READ,)},
 }
-"""Kind of fault -> the operations that it stalls or lets fail."""
+"""Kind of fault -> the operations that it stalls or makes fail."""
 
 DISK_ABILITIES = (*_EFFECTS, "power", "flip")
-"""What of nemesis.target.ABILITIES a simulated disk has."""
+"""The nemesis.target.ABILITIES that a simulated disk has."""
 
 
 class SimLinks:
@@ -375,7 +375,7 @@ class SimLinks:
         self._network = network
 
     async def shape(self, fault_id: str, shapes: Mapping[Link, LinkShape]) -> None:
-        """Make directed links bad. Raises ValueError for a link that there is not."""
+        """Shape directed links. Raises ValueError for an unknown link."""
         self._network.shape(fault_id, shapes)
 
     async def release(self, fault_id: str) -> None:

@@ -1,15 +1,15 @@
-"""Keeps simulated code out of the real world: what it must not touch raises while the guard is up.
+"""Keeps simulated code out of the real world: calls that it must not make raise while the guard is up.
 
 The real clock, sockets, threads, files, entropy and the shared random generator would make a run different each
 time. Only calls with code of a watched package on the stack are refused; the harness around it may read the time
 and write its files. Log records carry the real time, which `logs.py` replaces, so calls that come through the
 logging machinery pass.
 
-The check walks the stack, so it costs something per refused function's call, and nothing otherwise. Beside the
-functions that are replaced, by which a name taken from its module earlier is not reached, an audit hook
-(`sys.addaudithook`, PEP 578) hears of every file, socket and process that the interpreter makes, whoever asked. Clocks,
-entropy and, before Python 3.12, threads raise no audit events, on PyPy nor do the functions of `os` and `fcntl`; there
-the replaced functions are all there is, and `tests/test_architecture.py` keeps the node from importing them.
+The check walks the stack, so each call of a guarded function costs something; nothing else does. Replacing a function
+does not affect names that were imported from its module earlier. So an audit hook (`sys.addaudithook`, PEP 578) also
+sees every file, socket and process that the interpreter opens, whatever the caller. Clocks, entropy and, before Python
+3.12, threads raise no audit events; nor, on PyPy, do the functions of `os` and `fcntl`. There the replaced functions
+are the only protection, and `tests/test_architecture.py` keeps the node from importing them.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ TRUSTED = (
 """Modules of the standard library that may look at the clock or at source files on behalf of watched code."""
 
 _RUNNING_LOOP = getattr(getattr(asyncio.events, "_py__get_running_loop", None), "__code__", None)
-"""asyncio's function that compares process ids where it is Python's own and not C's, as on PyPy."""
+"""asyncio's function that compares process ids, if it is written in Python and not in C, as on PyPy."""
 
 MAX_DEPTH = 60
-"""Frames looked at; asyncio's own lie between the loop and the program, and programs are not that deep."""
+"""Frames examined; asyncio's own are between the loop and the program, and programs are not that deep."""
 
 _FORBIDDEN: tuple[tuple[Any, str, str], ...] = (
     *((time, name, "clocks come from the runtime and the loop") for name in (
@@ -92,11 +92,11 @@ _AUDITED = {
     **dict.fromkeys(("_thread",), "there are no threads"),
     **dict.fromkeys(("ctypes",), "there is no way around the runtime"),
 }  # fmt: skip
-"""First word of an audit event -> what there is instead."""
+"""First word of an audit event -> what to use instead."""
 
 
 class Guard:
-    """What was refused while it was up: one line per attempt, in order."""
+    """Refuses calls of watched code; `violations` has one line per attempt, in order."""
 
     def __init__(self, watched: tuple[str, ...] = WATCHED) -> None:
         self._watched = watched
@@ -119,7 +119,7 @@ class Guard:
         return None
 
     def wrap(self, original: Callable[..., Any], name: str, instead: str) -> Callable[..., Any]:
-        """`original`, refused to watched code."""
+        """`original`, but refused to watched code."""
 
         @functools.wraps(original)
         def refusing(*args: Any, **kwargs: Any) -> Any:
@@ -129,7 +129,7 @@ class Guard:
         return refusing
 
     def refuse(self, name: str, instead: str) -> None:
-        """Note and raise NotSimulated when watched code is what calls the function above this one."""
+        """Record a violation and raise NotSimulated if the guarded function was called by watched code."""
         culprit = self.culprit()
         if culprit is not None:
             message = f"{culprit} calls {name} in simulation: {instead}"
@@ -149,12 +149,12 @@ def _audit(event: str, arguments: tuple[object, ...]) -> None:
 
 @functools.cache
 def _listen() -> None:
-    """Once and for good: an audit hook cannot be taken away. It does nothing while no guard is up."""
+    """Add the audit hook, once: it cannot be removed. It does nothing while no guard is up."""
     sys.addaudithook(_audit)
 
 
 def _seeding(guard: Guard, original: Callable[..., None]) -> Callable[..., None]:
-    """`random.Random.seed`, refused to watched code without a seed: that is entropy."""
+    """`random.Random.seed`, but refused to watched code that gives no seed, since that uses entropy."""
 
     @functools.wraps(original)
     def seed(self: random.Random, a: Any = None, version: int = 2) -> None:
@@ -167,7 +167,7 @@ def _seeding(guard: Guard, original: Callable[..., None]) -> Callable[..., None]
 
 @contextlib.contextmanager
 def guarded(watched: tuple[str, ...] = WATCHED) -> Iterator[Guard]:
-    """Refuse the real world to watched code while the block runs.
+    """Refuse watched code access to the real world while the block runs.
 
     Raises NotSimulated at the attempt and, since the code may swallow that, again at the end of the block.
     """

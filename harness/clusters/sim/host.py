@@ -1,9 +1,9 @@
 """A host: power, one process at a time, and what outlives the process (disk, clock, log).
 
 start    a program, as a process with a runtime of its own
-kill     SIGKILL: the process is gone where it stood; the kernel closes its connections, the page cache stays
-pause    SIGSTOP: the process does nothing; the kernel goes on accepting connections and bytes
-power_fail   everything is gone but what was durable; peers hear nothing at all
+kill     SIGKILL: the process ends where it stands; the kernel closes its connections, the page cache stays
+pause    SIGSTOP: the process does nothing; the kernel keeps accepting connections and bytes
+power_fail   everything is lost except what was durable; peers receive nothing at all
 restart  kill (or boot after a power failure) and start the same program again
 """
 
@@ -72,22 +72,22 @@ class Incarnation(Lane):
             self.end(result if isinstance(result, int) else 0)
 
     def log_record(self, record: logging.LogRecord) -> None:
-        """Keep what this process logs."""
+        """Add a record of this process to the host's log."""
         if not self.is_dead and record.levelno >= self.log_level:
             self.host.log.add(record, self.host.clock.shown_ms())
 
     def exit_status(self) -> int | None:
-        """None while it lives; negative for a signal."""
+        """The exit status, negative for a signal; None while it lives."""
         return self._exit_status
 
     def exit(self, status: Any) -> None:
-        """Some code of the process raised SystemExit."""
+        """End the process because some of its code raised SystemExit."""
         if self._main is not None and self._main.done() and not self._main.cancelled():
-            self._main.exception()  # taken: it is what ends the process
+            self._main.exception()  # retrieved: it is what ends the process
         self.end(status if isinstance(status, int) else 0 if status is None else EXIT_FAILED)
 
     def end(self, status: int) -> None:
-        """The process is over: nothing of it runs again, the kernel closes its connections. Idempotent."""
+        """End the process: nothing of it runs again, and the kernel closes its connections. Idempotent."""
         if self._exit_status is None:
             self._exit_status = status
             self.host.network.process_died(self)
@@ -107,7 +107,7 @@ exit status (None counts as 0)."""
 
 
 class SimHost:
-    """One host. Has no process until `start`."""
+    """One host. It has no process until `start`."""
 
     def __init__(self, loop: SimLoop, network: SimNetwork, name: str, address: str) -> None:
         self.loop = loop
@@ -118,17 +118,17 @@ class SimHost:
         self.disk = SimDisk(loop, name)
         self.log = HostLog()
         self.process: Incarnation | None = None
-        """The process that lives now or lived last."""
+        """The current process, or the last one."""
         self.on_end: Callable[[Incarnation], None] | None = None
-        """Called when a process has ended, however it did."""
+        """Called when a process has ended, for whatever reason."""
         self.watch: ReplicaWatch | None = None
-        """Hears of every broker that starts here."""
+        """Observes every broker that starts here."""
         self._program: ProgramMain | None = None
         self._starts = 0
         network.add_host(name, address)
 
     def runtime_for(self, lane: Lane) -> Runtime:
-        """What the newest process of this host lives on. Each start has randomness of its own."""
+        """The runtime of the newest process of this host. Each start has a random stream of its own."""
         return Runtime(
             clock=self.clock,
             disk=ProcessDisk(self.disk, self.loop, lane),
@@ -163,7 +163,7 @@ class SimHost:
             self.process.end(-signal.SIGKILL)
 
     def terminate(self) -> None:
-        """SIGTERM: ask the process to end. A paused one gets to know it when it is resumed."""
+        """SIGTERM: ask the process to end. A paused one handles this when it is resumed."""
         process = self.process
         if process is not None and not process.is_dead:
             context = copy_context()
@@ -171,7 +171,7 @@ class SimHost:
             self.loop.call_soon(process.stop_requested.set, context=context)
 
     def pause(self) -> None:
-        """SIGSTOP. Idempotent; nothing without a process."""
+        """SIGSTOP. Idempotent; no effect without a process."""
         if self.process is not None:
             self.process.pause()
 
@@ -181,7 +181,7 @@ class SimHost:
             self.process.resume()
 
     def power_fail(self, model: str | None = None) -> None:
-        """Cut the power; the disk loses what a model of `POWER_MODELS`, or any of them, lets it lose. Idempotent."""
+        """Cut the power; the disk loses data by the given model of `POWER_MODELS`, or a random one. Idempotent."""
         if not self.is_up:
             return
         self.network.power_lost(self.name, [self.process] if self.process is not None else [])
@@ -189,11 +189,11 @@ class SimHost:
         self.disk.power_fail(model)
 
     def boot(self) -> None:
-        """Give power again; no process yet. Idempotent."""
+        """Restore the power, without starting a process. Idempotent."""
         self.network.power_restored(self.name)
 
     def restart(self) -> Incarnation:
-        """Kill what runs, boot if need be, start the last program again. Raises SimulationError without one."""
+        """Kill what runs, boot if necessary, start the last program again. Raises SimulationError without one."""
         if self._program is None:
             raise SimulationError(f"{self.name} has never run a program")
         self.kill()

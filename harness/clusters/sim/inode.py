@@ -1,8 +1,8 @@
-"""The content of one file: what programs see (the page cache) and what of it would survive a power cut.
+"""The content of one file: what programs see (the page cache), and how much of it would survive a power cut.
 
-Only one copy is held. A *layer* says how the durable content differs from the cache: it has a length, and the
-old bytes of those blocks that were changed since. Appending to a file therefore costs nothing but the append.
-A sync that is under way is a second layer, of the moment it began; when it is done it becomes the durable one.
+Only one copy is held. A *layer* records how the durable content differs from the cache: its length, and the old
+bytes of the blocks that were changed since. So appending to a file costs nothing beyond the append. A sync that is
+under way is a second layer, from the moment it began; when it is done, it becomes the durable one.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import random
 __all__ = ["BLOCK_BYTES", "SECTOR_BYTES", "Inode", "Layer"]
 
 BLOCK_BYTES = 4096
-"""What the page cache writes back as a whole; blocks reach the disk in any order."""
+"""The unit in which the page cache writes back; blocks reach the disk in any order."""
 
 SECTOR_BYTES = 512
-"""What a disk writes as a whole: a block that a power cut interrupts is torn at a multiple of this."""
+"""The unit in which a disk writes: a block that a power cut interrupts is torn at a multiple of this."""
 
 LOSE_ALL_RATIO = 0.3
-"""Power cuts after which nothing that was not synced is there; the plainest case, so it comes often."""
+"""Fraction of power cuts that lose everything unsynced; the simplest case, so it is frequent."""
 
 KEEP_ALL_RATIO = 0.15
-"""Power cuts that came just after everything had been written back."""
+"""Fraction of power cuts that come just after everything was written back."""
 
 
 class Layer:
-    """A content that the file had: `size_bytes` long, equal to the cache except for the blocks in `saved`."""
+    """An earlier content of the file: `size_bytes` long, equal to the cache except for the blocks in `saved`."""
 
     __slots__ = ("saved", "size_bytes")
 
@@ -34,7 +34,7 @@ class Layer:
         self.saved = saved
 
     def protect(self, cache: bytearray, start: int, end: int) -> None:
-        """Keep what `cache` holds between two positions, which is about to change."""
+        """Save what `cache` holds between two positions before it changes."""
         saved, size_bytes = self.saved, self.size_bytes
         if end > size_bytes:
             end = size_bytes
@@ -56,7 +56,7 @@ class Layer:
 
 
 def _put_block(content: bytearray, block: int, data: bytes) -> None:
-    """Set one block, padded with zeros, as far as it lies within the content."""
+    """Set one block, padded with zeros, as far as it is within the content."""
     start = block * BLOCK_BYTES
     length = min(BLOCK_BYTES, len(content) - start)
     if length > 0:
@@ -73,9 +73,9 @@ class Inode:
         self.layers = [Layer(0, {})]
         """The durable content, then those of the syncs under way, in the order they began."""
         self.name_serial = 0
-        """The last change of a name that a sync of this file brings to a journal's disk (disk.py)."""
+        """Serial number of the last name change that a sync of this file brings to disk with a journal (disk.py)."""
         self._lost: dict[int, bytes] = {}
-        """Blocks that a failed sync gave up: no later sync writes them, unless they are written again."""
+        """Blocks that a failed sync gave up, with their durable content: no later sync writes them until rewritten."""
 
     def read(self, offset: int, size_bytes: int) -> bytes:
         """Up to `size_bytes` bytes from `offset`."""
@@ -85,7 +85,7 @@ class Inode:
             return bytes(view[offset : offset + size_bytes])
 
     def write(self, offset: int, data: bytes) -> None:
-        """Put `data` at `offset`, filling a gap with zeros."""
+        """Write `data` at `offset`, filling a gap with zeros."""
         cache = self.cache
         size = len(cache)
         start = offset if offset < size else size
@@ -122,25 +122,25 @@ class Inode:
             self._lost.pop(block, None)
 
     def begin_sync(self) -> Layer:
-        """A sync begins: what it will make durable is the content now."""
+        """Begin a sync, which will make the present content durable."""
         layer = Layer(len(self.cache), dict(self._lost))
         self.layers.append(layer)
         return layer
 
     def end_sync(self, layer: Layer) -> None:
-        """That sync is done."""
+        """Complete a sync: its content is durable."""
         layers = self.layers
-        if layer in layers:  # else a later one was done before and covers it
+        if layer in layers:  # else a later sync was done before and covers it
             del layers[: layers.index(layer)]
 
     def drop_sync(self, layer: Layer) -> None:
-        """That sync never began after all."""
+        """Cancel a sync that never began after all."""
         if layer in self.layers and layer is not self.layers[0]:
             self.layers.remove(layer)
 
     def fail_sync(self, layer: Layer) -> None:
-        """That sync failed. As on Linux, the blocks it could not write count as clean afterwards: they stay in
-        the cache, and no later sync writes them. What was written since it began is as dirty as before."""
+        """Fail a sync. As on Linux, the blocks that it could not write count as clean afterwards: they stay in
+        the cache, and no later sync writes them. What was written since it began stays dirty."""
         if layer not in self.layers or layer is self.layers[0]:
             return
         self.drop_sync(layer)
@@ -169,19 +169,19 @@ class Inode:
         return not durable.saved and durable.size_bytes == len(self.cache)
 
     def durable_content(self) -> bytes:
-        """What is certain to be there after a power cut at this moment, if nothing else had been written back."""
+        """The content after a power cut at this moment, if nothing had been written back beyond the syncs."""
         return bytes(self.layers[0].content(self.cache))
 
     def make_durable(self) -> None:
-        """As if synced in no time (files that the harness itself puts there)."""
+        """Sync in no time, for files that the harness itself puts there."""
         self.layers = [Layer(len(self.cache), {})]
         self._lost.clear()
 
     def power_fail(self, rng: random.Random, *, tears: bool) -> int:
-        """Lose or keep every block that was not durable, and the change of length, each on its own; with `tears` some
-        blocks are torn.
+        """Lose or keep every block that was not durable, and the change of length, each independently; with `tears`
+        some blocks are torn.
 
-        Returns how many bytes are not as they were before, counted in blocks.
+        Returns how many bytes have changed, counted in blocks.
         """
         if self.is_durable:
             self.layers = self.layers[:1]
@@ -191,8 +191,8 @@ class Inode:
         content = self.layers[0].content(cache)
         if fate >= LOSE_ALL_RATIO:
             keeps_all = fate < LOSE_ALL_RATIO + KEEP_ALL_RATIO
-            # A truncation writes zeros behind the new end in its block, and to no other: those it only gives up, with
-            # the length. Where the file is as long as before they hold what they held.
+            # A truncation writes zeros after the new end only in that block; later blocks are only given up with the
+            # length. If the file keeps its old length, they hold what they held.
             blocks = [block for block in self.unsynced_blocks() if block not in self._lost]
             blocks = [block for block in blocks if block * BLOCK_BYTES < len(cache)]
             size = self._size_after(rng, len(content), keeps_all)
@@ -226,7 +226,7 @@ class Inode:
         return size if rng.random() < 0.5 else durable_size
 
     def flip_bit(self, offset: int, bit: int) -> None:
-        """Change one bit of a byte as programs see it, and on the medium where that has the same byte."""
+        """Flip one bit of a byte as programs see it, and on the medium if that has the same byte."""
         block, within = divmod(offset, BLOCK_BYTES)
         before = self.cache[offset]
         after = before ^ 1 << bit

@@ -1,23 +1,23 @@
-"""What must hold of simulated replicas at every moment, judged from their own state as they change it.
+"""What must hold for simulated replicas at every moment, checked on their own state as they change it.
 
-A history shows a mistake when a client meets it; most are harmless most of the time. The invariants show it where it
-is made. They are Raft's (Ongaro and Ousterhout, figure 3 and section 5) and those that this node adds:
+A history shows a bug only when it affects a client, and most bugs are harmless most of the time. The invariants show it
+where it happens. They are Raft's (Ongaro and Ousterhout, figure 3 and section 5) and those that this node adds:
 
-    votes            a member gives one vote in a term; in a group whose members may change it may give it over to the
-                     one who leads that term, by following it (node.dledger.membership)
+    votes            a member votes once in a term; in a group whose members may change, it may transfer its vote to
+                     the leader of that term, by following it (node.dledger.membership)
     election         a term has one leader
     completeness     a leader's log holds every entry that was committed in an earlier term
-    matching         entries of the same index and term are the same, and so is all before them
-    commitment       what one member has committed at an index, no other member has otherwise
+    matching         entries of the same index and term are the same, and so are all before them
+    commitment       no two members have committed different entries at an index
     durability       what a leader commits is on the disks of a majority (flush mode sync)
-    acknowledgement  whoever appends hears so once the entry is committed
+    acknowledgement  an append is acknowledged only once its entry is committed
     end              nothing is committed beyond the end of a member's log, and nothing committed is removed from it
-    recovery         a start brings back every durable entry, and none that had been removed
-    quorum           a leader that no quorum answers gives up its lead
-    membership       a leader that the group has removed gives up its lead
+    recovery         a start recovers every durable entry, and none that had been removed
+    quorum           a leader that no quorum answers steps down
+    membership       a leader that the group has removed steps down
 
-Entries are distinguished by their chain CRC, which covers everything before them, so one comparison at an index
-compares whole logs.
+Entries are compared by their chain CRC, which covers everything before them, so one comparison at an index compares
+whole logs.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from node.runtime import Clock
 __all__ = ["Invariants", "Violation"]
 
 MAX_VIOLATIONS = 50
-"""Violations kept with the results. The first one counts; those that follow from it help to see what happened."""
+"""Violations kept with the results. The first one counts; later ones help to see what happened."""
 
 QUORUM_LEASES = 3
-"""A leader notices the end of its lease at the next step of its task: one lease late at most, with slow timings."""
+"""Leases that may pass without a quorum: a leader notices the end of its lease at most one lease late."""
 
 LOOK_INTERVAL_S = 0.25
 PRUNE_AT = 8_000
-"""Entries remembered before those are forgotten that all members have committed long ago."""
+"""Beyond this many remembered entries, those that all members have committed long ago are forgotten."""
 PRUNE_KEEP = 2_000
 
 
@@ -61,12 +61,12 @@ class Violation:
 
 
 def _shown_ns(clock: Clock) -> int:
-    """A monotonic clock, read without being counted among the readings of a member."""
+    """A monotonic clock, read without counting as a read by the member."""
     return clock.shown_monotonic_ns() if isinstance(clock, SimClock) else clock.monotonic_ns()
 
 
 class _Seen(NamedTuple):
-    """An entry as it was read. `crc` is that of its very bytes, which a damaged disk may give back with the
+    """An entry as it was read. `crc` covers the bytes that were read: a damaged disk may return wrong bytes with the
     chain CRC of the right ones."""
 
     term: int
@@ -81,23 +81,23 @@ class _Member:
     ledger: DLedgerServer
     committed: int = -1
     durable: int = -1
-    """Up to here its durable entries were looked at."""
+    """The last index up to which its durable entries were checked."""
     is_over: bool = False
     """Whether a new process of its host has started, and opens the log that this one has left."""
     late_since_s: float | None = None
     cut: asyncio.Future[None] | None = None
-    """Its last truncation; until that is done a start may bring back what it removes."""
+    """Its last truncation; until that is done, a start may recover what it removes."""
     log: dict[int, _Seen] = field(default_factory=dict)
     """The newest of its durable entries."""
 
     def entry(self, index: int) -> _Seen | None:
-        """An entry, as it was when it became durable, or as its owner would read it; None when it has none."""
+        """An entry as it was when it became durable, or as its owner would read it now; None when it has none."""
         return self.log.get(index) or _entry_of(self.ledger, index)
 
 
 class Invariants:
-    """Judges everything that a ReplicaWatch tells. `now_s` gives the run's time; `is_running(host)` whether the
-    host's process runs, neither dead nor paused."""
+    """Checks everything that a ReplicaWatch reports. `now_s` returns the run's time; `is_running(host)` whether the
+    host's process is neither dead nor paused."""
 
     def __init__(
         self,
@@ -113,16 +113,16 @@ class Invariants:
         self._committed_by: dict[int, str] = {}
         self._last_committed = -1
         self._committed_in: dict[int, int] = {}
-        """Term -> the last entry that was first known to be committed by a member of that term."""
+        """Term -> index of the last entry whose commitment was first seen on a member in that term."""
         self._entries: dict[tuple[int, int], tuple[int, str]] = {}
         self._leaders: dict[int, str] = {}
         self._votes: dict[tuple[int, str], str] = {}
         self._led_outside: dict[str, int] = {}
-        """Host -> the last term in which it was seen to lead a group that it does not belong to."""
+        """Host -> the last term in which it was seen leading a group that it does not belong to."""
         self._timer: asyncio.TimerHandle | None = None
         self.violations: list[Violation] = []
         self.on_violation: Callable[[Violation], None] | None = None
-        """Hears of each at the moment at which it is seen."""
+        """Called with each violation at the moment at which it is found."""
         tell = watch.tell
         tell.starting.append(self._starting)
         tell.recovered.append(self._recovered)
@@ -134,11 +134,11 @@ class Invariants:
         tell.truncated.append(self._truncated)
 
     def start(self) -> None:
-        """Begin to look at leaders from time to time."""
+        """Begin to check leaders periodically."""
         self._timer = asyncio.get_running_loop().call_later(LOOK_INTERVAL_S, self._look)
 
     def stop(self) -> None:
-        """The run is over; what replicas do while they are taken down is not judged by time."""
+        """Stop the periodic checks at the end of the run, because replicas that are taken down may miss their times."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -149,7 +149,7 @@ class Invariants:
         return bool(self._members)
 
     def outcome(self, zero_s: float = 0.0) -> CheckOutcome:
-        """False with the first violation, True when everything held. Times are seconds since `zero_s` of the loop."""
+        """False with the first violation, True if everything held. Times are in seconds since `zero_s` of the loop."""
         details: Mapping[str, Any] = {
             "violations": [
                 {"rule": each.rule, "time_s": round(each.at_s - zero_s, 6), "text": each.text}
@@ -191,7 +191,7 @@ class Invariants:
         before = self._leaders.setdefault(term, host)
         if before != host:
             self._broken("election", f"{before} and {host} lead term {term}")
-        # Votes may come so late that a later term has a leader already: what that one commits, this one need not have.
+        # Votes may come so late that a later term has a leader already; this one need not have what that one commits.
         index = max((last for each, last in self._committed_in.items() if each < term), default=-1)
         seen = self._committed.get(index)
         member = self._members.get(host)
@@ -203,7 +203,7 @@ class Invariants:
             )
 
     def _look(self) -> None:
-        """Leaders that no quorum has answered for long."""
+        """Find leaders that no quorum has answered for too long."""
         for host, member in self._members.items():
             leadership = member.ledger.elector.leadership
             if leadership is None or member.is_over or not self._is_running(host):
@@ -217,7 +217,7 @@ class Invariants:
             elif member.late_since_s is None:
                 member.late_since_s = self._now_s()
             elif self._now_s() - member.late_since_s >= lease_ms / 1000:
-                member.late_since_s = float("inf")  # said once
+                member.late_since_s = float("inf")  # reported once
                 self._broken(
                     "quorum",
                     f"{host} leads term {leadership.term} although no quorum has answered for {age_ms:.0f} ms",
@@ -228,7 +228,7 @@ class Invariants:
         group = member.ledger.member_state.members
         is_out = not group.includes_self and group.index <= member.ledger.store.committed_index
         if is_out and self._led_outside.setdefault(host, term - 1) < term:
-            self._led_outside[host] = term  # said once
+            self._led_outside[host] = term  # reported once
             self._broken("membership", f"{host} leads term {term} although the group has removed it")
 
     # The log
@@ -236,7 +236,7 @@ class Invariants:
     def _starting(self, host: str) -> None:
         member = self._members.get(host)
         if member is not None:
-            member.is_over = True  # its leadership is that of a dead process, however long the new one takes to open
+            member.is_over = True  # its leadership is a dead process's, however long the new one takes to open its log
 
     def _recovered(self, host: str, ledger: DLedgerServer) -> None:
         before = self._members.get(host)
@@ -258,7 +258,7 @@ class Invariants:
             )
         elif before.ledger.store.ledger_begin_index <= durable and end < durable:
             self._broken("recovery", f"{host} starts with entries up to {end}, it had had {durable} on its disk")
-        begin = ledger.store.ledger_begin_index  # what was before it has expired
+        begin = ledger.store.ledger_begin_index  # entries before it have expired
         for index, seen in before.log.items():
             if begin <= index <= end and _entry_of(ledger, index) != seen:
                 self._broken("recovery", f"entry {index} of {host} is another one after its start")
@@ -276,7 +276,7 @@ class Invariants:
         self._broken("end", f"{host} has committed {store.committed_index}, its log ends at {store.ledger_end_index}")
 
     def _learn_durable(self, host: str, member: _Member) -> None:
-        """Log matching of what has become durable."""
+        """Check log matching for the entries that have become durable."""
         durable = min(member.ledger.store.durable_index, member.ledger.store.ledger_end_index)
         first = max(member.durable + 1, durable - PRUNE_KEEP, member.ledger.store.ledger_begin_index)
         for index in range(first, durable + 1):
@@ -350,7 +350,7 @@ class Invariants:
         return False
 
     def _check_durability(self, host: str, ledger: DLedgerServer, index: int) -> None:
-        """Whether a majority of the group, as its leader knows it, has the entry on its disks."""
+        """Check that a majority of the group, as its leader knows it, has the entry on disk."""
         group = ledger.member_state.members
         seen = self._committed.get(index)
         holders = [
@@ -375,8 +375,8 @@ class Invariants:
 
 
 def _entry_of(ledger: DLedgerServer, index: int) -> _Seen | None:
-    """An entry as its owner would read it from a disk that gives errors to nobody; None when it has none, or a damaged
-    one. A disk that only refuses to read it has it all the same, and the member is not the one who asks."""
+    """An entry as its owner would read it from a disk without injected errors; None when it has none, or a damaged one.
+    A disk whose reads fail still has the entry, and this read is not the member's."""
     disk = ledger.runtime.disk
     try:
         with disk.device.looked_at() if isinstance(disk, ProcessDisk) else contextlib.nullcontext():

@@ -1,8 +1,8 @@
 """Lanes: what one simulated process schedules on the loop.
 
-Every callback belongs to a lane, found through the context it was scheduled with. Within a lane the order is
-asyncio's own, first in first out. A paused lane keeps its callbacks until it is resumed (a stopped process); a
-dead one drops them (a killed process): its tasks never run again.
+Every callback belongs to a lane, found through the context that it was scheduled with. Within a lane the order is
+asyncio's own, first in first out. A paused lane (a stopped process) keeps its callbacks until it is resumed; a
+dead one (a killed process) drops them, and its tasks never run again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["LANE", "Lane", "LaneLoop", "SimHandle"]
 
 
 class SimHandle(asyncio.Handle):
-    """A callback that is ready to run, filled by the loop. Leaves out what asyncio keeps for its debug mode."""
+    """A callback that is ready to run; its fields are set by the loop. Omits what asyncio keeps for its debug mode."""
 
     __slots__ = ()
     _callback: Callable[..., object]
@@ -26,14 +26,14 @@ class SimHandle(asyncio.Handle):
 
     def cancel(self) -> None:
         self._cancelled = True
-        self._callback = self._args = None  # type: ignore[assignment]  # as asyncio does: lets the objects go
+        self._callback = self._args = None  # type: ignore[assignment]  # as asyncio does: releases the objects
 
     def __repr__(self) -> str:
         return f"<SimHandle {'cancelled' if self._cancelled else repr(self._callback)}>"
 
 
 class LaneLoop(Protocol):
-    """What a lane asks of its loop."""
+    """What a lane needs from its loop."""
 
     def next_lane_number(self) -> int: ...
     def time(self) -> float: ...
@@ -57,13 +57,13 @@ class Lane:
         self.number = loop.next_lane_number()
         self.queue: deque[SimHandle] = deque()
         self.listed = False
-        """False when the loop must learn that the queue is no longer empty."""
+        """False if the loop must be told when the queue is no longer empty."""
         self.is_paused = False
         self.is_dead = False
         self.died_s = math.inf
-        """Of a dead lane, the loop's time at its end."""
+        """The loop's time at which the lane died; infinite while it lives."""
         self._held = 0
-        """Of a paused lane, how many callbacks were ready when it was paused."""
+        """How many callbacks were ready when the lane was last paused."""
 
     @property
     def is_running(self) -> bool:
@@ -71,18 +71,18 @@ class Lane:
         return not (self.is_paused or self.is_dead)
 
     def pause(self) -> None:
-        """Hold back everything this lane schedules. Idempotent; nothing on a dead lane."""
+        """Hold back everything that this lane schedules. Idempotent; no effect on a dead lane."""
         if not self.is_running:
             return
         self.is_paused = True
         self._held = len(self.queue)
         self._loop.unlist(self)
-        self.listed = True  # nobody tells the loop while it is paused
+        self.listed = True  # so that the loop is not told of the queue while the lane is paused
 
     def resume(self) -> None:
-        """Run on. What has come over sockets meanwhile is taken first, then the timers that have fallen due: an event
-        loop that goes on polls before it looks at its clock. So a leader that was stopped answers before it notices
-        that its time is over. Idempotent; nothing on a dead lane."""
+        """Continue. What has arrived on sockets meanwhile is handled first, then the timers that have become due: an
+        event loop that continues polls before it looks at its clock. So a leader that was stopped answers before it
+        notices that its time is over. Idempotent; no effect on a dead lane."""
         if not self.is_paused or self.is_dead:
             return
         self.is_paused = False
@@ -95,7 +95,7 @@ class Lane:
             self._loop.list_lane(self)
 
     def kill(self) -> None:
-        """Drop everything this lane has scheduled or ever will, and give up its tasks where they stand. Idempotent."""
+        """Drop everything that this lane has scheduled or ever will, and abandon its tasks. Idempotent."""
         if self.is_dead:
             return
         self.is_dead = True
@@ -107,7 +107,7 @@ class Lane:
         self._loop.bury(self)
 
     def exit(self, status: Any) -> None:
-        """Called by the loop when code of this lane raised SystemExit. A process ends with that."""
+        """Called by the loop when code of this lane raised SystemExit, which ends a process."""
         self.kill()
 
     def __repr__(self) -> str:

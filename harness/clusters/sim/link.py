@@ -1,8 +1,8 @@
 """Directed links between hosts: how long a segment takes, and whether it gets through at all.
 
-Connections are reliable streams, so what befalls segments shows in time: a lost one arrives late, when it is sent
-again, and so does everything behind it; of a duplicate the earlier copy counts; one that is reordered goes ahead
-of what a bad link delays, though within its connection it waits for its turn.
+Connections are reliable streams, so faults of segments show only as delays: a lost segment arrives late, when it is
+retransmitted, and so does everything behind it; of duplicates the earlier copy counts; a reordered segment escapes
+the delay of a bad link, but still waits for its turn within its connection.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ __all__ = ["LatencyModel", "SimLink"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyModel:
-    """How long segments take on a healthy link: a minimum plus an exponential tail, and now and then much longer.
+    """How long segments take on a healthy link: a minimum plus an exponential tail, and occasionally much longer.
 
-    The defaults are those of hosts on one switch: 0.1 to 1 ms, one segment in a thousand some tens of ms.
+    The defaults model hosts on one switch: 0.1 to 1 ms, one segment in a thousand some tens of ms.
     """
 
     minimum_s: float = 100e-6
@@ -31,14 +31,14 @@ class LatencyModel:
 
 
 class Powered(Protocol):
-    """Something that is deaf while it has no power."""
+    """Something that receives nothing while it has no power."""
 
     has_power: bool
 
 
 @dataclass(slots=True)
 class SimLink:
-    """One direction between two hosts. Its randomness is its own, so that traffic elsewhere changes nothing here."""
+    """One direction between two hosts. It has its own random stream, so that traffic elsewhere changes nothing here."""
 
     source: str
     destination: str
@@ -49,12 +49,12 @@ class SimLink:
     cut_by: dict[str, None] = field(default_factory=dict)
     """Faults that cut it; empty means that it passes."""
     shape: LinkShape | None = None
-    """How bad it is, faults added up."""
+    """The combined shape of all faults on it; None if there is none."""
     passed_bytes: int = 0
-    """Of programs, that have arrived; probes are not counted."""
+    """Bytes of programs that have arrived; probes are not counted."""
     stopped_bytes: int = 0
     stopped_connections: int = 0
-    """What ran into a cut; of connections the attempts."""
+    """Bytes and connection attempts that ran into a cut."""
     _busy_until_s: float = 0.0
 
     @property
@@ -74,7 +74,7 @@ class SimLink:
         return shape is not None and shape.loss_percent > 0 and self.random.random() * 100 < shape.loss_percent
 
     def arrival_s(self, now_s: float, size_bytes: int) -> float:
-        """When a segment that leaves now is at the other end."""
+        """When a segment that leaves now arrives at the other end."""
         draw = self.random.random
         model = self.model
         when = now_s + model.minimum_s - model.mean_extra_s * log(1.0 - draw())
@@ -83,7 +83,7 @@ class SimLink:
         return when if self.shape is None else min(self._shaped_s(self.shape, now_s, when, size_bytes))
 
     def packet_arrivals_s(self, now_s: float, size_bytes: int) -> list[float]:
-        """When each copy of a single packet that leaves now is at the other end; empty when it is lost."""
+        """When each copy of a single packet that leaves now arrives at the other end; empty if it is lost."""
         if self.loses():
             return []
         shape, self.shape = self.shape, None
@@ -92,7 +92,7 @@ class SimLink:
         return [healthy_s] if shape is None else self._shaped_s(shape, now_s, healthy_s, size_bytes)
 
     def _shaped_s(self, shape: LinkShape, now_s: float, healthy_s: float, size_bytes: int) -> list[float]:
-        """Arrival of each copy on a bad link, given when it would arrive on a healthy one."""
+        """When each copy arrives on a bad link, given when it would arrive on a healthy one."""
         draw = self.random.random
         copies = 2 if shape.duplicate_percent and draw() * 100 < shape.duplicate_percent else 1
         when_s = [healthy_s] * copies

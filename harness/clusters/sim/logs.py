@@ -1,8 +1,8 @@
 """What simulated programs log, kept by host and stamped with the host's own clock.
 
-The node logs through the standard library's loggers, which belong to the process, not to a host. One handler
-takes everything under `node` and `asyncio` while a simulation runs, and gives each record to the host whose code
-is running. What the harness's own client logs goes where the harness's other records go.
+The node logs through the standard library's loggers, which belong to the process, not to a host. While a simulation
+runs, one handler takes all records under `node` and `asyncio`, and gives each to the host whose code is running.
+Records of the harness's own client go where the harness's other records go.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from node.logs import LineFormatter
 __all__ = ["MAX_LOG_LINES", "HostLog", "route_logs"]
 
 MAX_LOG_LINES = 200_000
-"""Lines kept per host, the newest; a host that logs more is in a loop."""
+"""Newest lines kept per host; a host that logs more is in an endless loop."""
 
 ROUTED = ("node", "asyncio")
 

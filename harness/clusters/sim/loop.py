@@ -3,11 +3,11 @@
     run what is ready: choose among the lanes that have something ready, run what is in that lane's queue
     when nothing is ready: jump to the next timer or event, however far away it is
 
-Everything is decided by the seed. Where several lanes are ready at one instant, their order comes from a hash of
+Everything is decided by the seed. If several lanes are ready at one instant, their order comes from a hash of
 seed, time and lane rather than from a stream of random numbers: how many callbacks an asyncio primitive takes
 differs between versions of Python, and must not shift every later decision.
 
-Two kinds of things happen at a time: timers, which belong to a lane and wait in its queue like everything
+Two kinds of things are due at a time: timers, which belong to a lane and wait in its queue like everything
 else; and *events* of the simulation itself (a segment arrives, a disk is done), which are outside every lane and
 run directly.
 """
@@ -36,7 +36,7 @@ from harness.seeded import Streams, seeded
 __all__ = ["MAX_STEPS_AT_ONE_INSTANT", "START_S", "LoopNetwork", "SimLoop"]
 
 START_S = 1_000.0
-"""Loop time at the start. Not 0: code that takes 0.0 for "never" must be found out."""
+"""Loop time at the start. Not 0, to expose code that takes 0.0 for "never"."""
 
 MAX_STEPS_AT_ONE_INSTANT = 1_000_000
 """Callbacks without progress of time before a run counts as spinning; real work takes some thousands."""
@@ -49,7 +49,7 @@ logger = logging.getLogger("asyncio")
 
 
 class LoopNetwork(Protocol):
-    """What programs use of the network by way of their loop."""
+    """The part of the network that programs use through their loop."""
 
     def listen(
         self, factory: Callable[[], asyncio.BaseProtocol], address: Any, port: Any, **options: Any
@@ -65,18 +65,18 @@ class LoopNetwork(Protocol):
 
 
 class SimLoop(Timetable, RefusingLoop):
-    """See the module's text.
+    """See the module's docstring.
 
     `shuffle` makes the order within a lane a seeded choice too: callbacks of one object stay in order, those of
-    different objects are interleaved at random. asyncio promises more than that, so what such a run finds is a
-    hint at fragile code, not a fault by itself.
+    different objects are interleaved at random. asyncio guarantees more than that, so what such a run finds hints
+    at fragile code and need not be a bug.
     """
 
     def __init__(self, seed: int = 0, *, shuffle: bool = False) -> None:
         RefusingLoop.__init__(self)
         Timetable.__init__(self)
         self.streams = Streams(seed)
-        """All randomness of the simulation, but for the order of lanes."""
+        """All randomness of the simulation, except the order of lanes."""
         self.shuffle = shuffle
         self.network: LoopNetwork | None = None
         self.steps = 0
@@ -86,7 +86,7 @@ class SimLoop(Timetable, RefusingLoop):
         """Loop time, in seconds: what `time()` returns, for the simulation's own parts."""
         self.task_count = 0
         self.future_count = 0
-        # Counted apart, because how many futures a primitive of asyncio makes differs between versions of Python.
+        # Counted separately, because how many futures an asyncio primitive makes differs between versions of Python.
         self._lane_numbers = 0
         self.root = Lane(self, "harness")
         self._runnable: list[Lane] = []
@@ -103,9 +103,9 @@ class SimLoop(Timetable, RefusingLoop):
         return seeded(f"{seed}/loop").getrandbits(64)
 
     def continue_forked(self, seed: int | None) -> None:
-        """Run on in a process that was forked while the loop ran, from here on by another seed; None is the same. What
-        has happened, and what is under way already, stays as it is. To asyncio a loop runs in the process that started
-        it only, so this one makes it known again."""
+        """Continue in a process that was forked while the loop ran, with another seed from here on; None keeps the
+        seed. What has happened or is under way already stays as it is. asyncio considers a loop running only in the
+        process that started it, so the loop is registered again here."""
         events._set_running_loop(self)
         if seed is not None:
             self.streams.reseed(seed)
@@ -114,7 +114,7 @@ class SimLoop(Timetable, RefusingLoop):
     # Lanes
 
     def next_lane_number(self) -> int:
-        """Numbers lanes in the order of their creation."""
+        """A number for a new lane, in the order of creation."""
         self._lane_numbers += 1
         return self._lane_numbers
 
@@ -123,21 +123,21 @@ class SimLoop(Timetable, RefusingLoop):
         return LANE.get(None) or self.root
 
     def list_lane(self, lane: Lane) -> None:
-        """The lane's queue has something to run."""
+        """Mark a lane as runnable: its queue is not empty."""
         lane.listed = True
         self._runnable.append(lane)
 
     def unlist(self, lane: Lane) -> None:
-        """Run nothing of this lane any more."""
+        """Mark a lane as not runnable."""
         if lane in self._runnable:
             self._runnable.remove(lane)
 
     def bury(self, lane: Lane) -> None:
-        """Give up the tasks of a dead lane where they stand.
+        """Close the tasks of a dead lane.
 
-        Left alone they would end whenever the garbage collector finds them, with their `finally` blocks run in
-        whatever context that happens in. So they are closed here, in order, with everything they might
-        still ask of the loop dropped.
+        Left alone, they would end whenever the garbage collector finds them, and run their `finally` blocks in
+        whatever context that happens in. So they are closed here, in order, and everything that they still
+        schedule is dropped.
         """
         context = copy_context()
         context.run(LANE.set, lane)
@@ -149,7 +149,7 @@ class SimLoop(Timetable, RefusingLoop):
                 if coroutine is not None:
                     context.run(coroutine.close)
             except (Exception, asyncio.CancelledError):
-                continue  # a process that is killed gets no say; also when it kills itself and is still running
+                continue  # a killed process cannot object, even if it has killed itself and is still running
 
     def kill_lanes(self) -> None:
         """Kill every lane but the harness's own."""
@@ -167,7 +167,7 @@ class SimLoop(Timetable, RefusingLoop):
         if context is None:
             context = copy_context()
         lane = context.get(LANE) or self.root
-        handle = _new_handle(SimHandle)  # and no `__init__`, which would be a call more: very many are made
+        handle = _new_handle(SimHandle)  # without `__init__`, which would cost a call: very many are made
         handle._callback = callback
         handle._args = args
         handle._context = context
@@ -192,7 +192,7 @@ class SimLoop(Timetable, RefusingLoop):
         self, when: float, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
     ) -> SimTimerHandle:
         handle = SimTimerHandle(when, callback, args, self, copy_context() if context is None else context)
-        due = self.due  # as `event_at` does: a call of its own for each timer would be felt
+        due = self.due  # inlined from `event_at`, because a call for each timer would be noticeable
         if when in due:
             due[when] += (handle, None)
         else:
@@ -248,7 +248,7 @@ class SimLoop(Timetable, RefusingLoop):
         while True:
             while runnable:
                 lane = runnable.pop() if len(runnable) == 1 else self._choose()
-                if len(lane.queue) == 1:  # mostly
+                if len(lane.queue) == 1:  # the usual case
                     lane.listed = False
                     handle = lane.queue.popleft()
                     self.steps += 1
@@ -269,18 +269,18 @@ class SimLoop(Timetable, RefusingLoop):
             when = times[0]
             items = due[when]
             if when > self.now:
-                # Time stands still for a timer that was cancelled, if it is the last one.
+                # Time does not advance for a cancelled timer alone.
                 if items[1] is None and items[0]._cancelled:
                     self._drop_first(when, items)
                     continue
                 self.now = when
                 steps_left = MAX_STEPS_AT_ONE_INSTANT
-            # Everything that is due at this instant first becomes ready; then the seed decides the order.
+            # First everything that is due at this instant becomes ready; then the seed decides the order.
             while True:
                 heappop(times)
                 del due[when]
                 steps_left -= len(items) >> 1
-                if len(items) == 2 and items[1] is not None:  # mostly
+                if len(items) == 2 and items[1] is not None:  # the usual case
                     self.steps += 1
                     items[0](*items[1])
                 else:
@@ -295,7 +295,7 @@ class SimLoop(Timetable, RefusingLoop):
                 self._raise_runaway(self.root)
 
     def _run_due(self, when: float, items: list[Any]) -> None:
-        """Run events that are due, and put timers that are into their lanes."""
+        """Run the events that are due, and put the timers that are due into their lanes."""
         at = 0
         try:
             while at < len(items):
@@ -353,7 +353,7 @@ class SimLoop(Timetable, RefusingLoop):
         return count
 
     def _run_shuffled(self, lane: Lane) -> int:
-        """As `_run_lane`, with the callbacks of different objects interleaved at random."""
+        """Like `_run_lane`, with the callbacks of different objects interleaved at random."""
         streams: dict[int, list[SimHandle]] = {}
         for handle in lane.queue:
             streams.setdefault(id(getattr(handle._callback, "__self__", handle)), []).append(handle)
@@ -402,7 +402,7 @@ class SimLoop(Timetable, RefusingLoop):
             self.run_forever()
         except BaseException:
             if is_new and task.done() and not task.cancelled():
-                task.exception()  # taken: what comes out of here is what counts
+                task.exception()  # retrieved: the error that is raised here is the one that counts
             raise
         finally:
             task.remove_done_callback(self._stop_when_done)
@@ -425,7 +425,7 @@ class SimLoop(Timetable, RefusingLoop):
         return self._closed
 
     def close(self) -> None:
-        """Give up whatever is still there. The harness's own tasks must have ended."""
+        """Drop whatever is left. The harness's own tasks must have ended."""
         if self._running:
             raise RuntimeError("Cannot close a running event loop")
         if self._closed:
@@ -480,10 +480,10 @@ class SimLoop(Timetable, RefusingLoop):
         self._exception_handler = handler
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
-        """Log it, in the log of the host whose code it is."""
+        """Log the error in the log of the host whose code raised it."""
         task = context.get("task") or context.get("future")
         where = copy_context()
-        if isinstance(task, SimTask):  # of a task that nobody waited for, this is found out anywhere
+        if isinstance(task, SimTask):  # an error that no task awaited may be noticed in any lane
             where.run(LANE.set, task.lane)
         message = context.get("message") or "Unhandled exception in event loop"
         where.run(logger.error, "%s", message, exc_info=context.get("exception"))
@@ -517,6 +517,6 @@ class SimLoop(Timetable, RefusingLoop):
 
 
 def _disown(task: SimTask) -> None:
-    """Let asyncio forget a task that will never end, so that nobody waits for it or complains of it."""
+    """Make asyncio forget a task that will never end, so that it neither waits for the task nor warns about it."""
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     asyncio.tasks._unregister_task(task)

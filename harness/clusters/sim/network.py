@@ -1,7 +1,7 @@
 """The network: hosts with one address each, a directed link for every pair, connections over them.
 
 It is also the fault interface of the cluster (nemesis.target.Network), and more: links can be made slow, lossy
-or narrow, connections reset. Everything random about a link comes from a stream of its own.
+or narrow, and connections reset. Each link has a random stream of its own.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from nemesis.target import PROBE_ATTEMPTS, Grudge, Link, LinkShape, LinkTraffic,
 __all__ = ["SYN_ATTEMPTS", "Dial", "NetworkHost", "SimNetwork", "TraceEvent"]
 
 LOOPBACK = LatencyModel(minimum_s=10e-6, mean_extra_s=10e-6, slow_ratio=0.0)
-"""Within one host."""
+"""Latency within one host."""
 
 FIRST_EPHEMERAL_PORT = 32768
 LAST_PORT = 65535
 DEFAULT_BACKLOG = 100
 
 NO_ROUTE_S = 3.1
-"""Until the kernel gives up asking for the owner of an address that nobody has (Linux: three ARP requests)."""
+"""Time (s) until the kernel gives up on an address that no host has (Linux: three ARP requests)."""
 
 SYN_ATTEMPTS = 7
 """SYNs sent, 1, 2, 4, ... seconds apart, before connecting times out after 127 s (Linux: tcp_syn_retries = 6)."""
@@ -39,13 +39,13 @@ SYN_ATTEMPTS = 7
 _HARMLESS_OPTIONS = frozenset(
     ("family", "proto", "flags", "reuse_address", "keep_alive", "happy_eyeballs_delay", "interleave", "all_errors")
 )
-"""Options of create_server and create_connection that change nothing here."""
+"""Options of create_server and create_connection that have no effect here."""
 
 
 class TraceEvent(NamedTuple):
     """One thing that happened to a segment. `connection` is 0 outside connections. kind: syn, refused, accept, send,
     fin, arrive, lost, again (retransmitted; size is the number of segments), probe. Segments of a connection are
-    numbered in each direction; `content` is there when they are first sent."""
+    numbered in each direction; `content` is set when a segment is first sent."""
 
     time_s: float
     kind: str
@@ -58,7 +58,7 @@ class TraceEvent(NamedTuple):
 
 
 class NetworkHost:
-    """A host as its kernel's network sees it."""
+    """The network state of a host's kernel."""
 
     def __init__(self, name: str, address: str) -> None:
         self.name = name
@@ -69,7 +69,7 @@ class NetworkHost:
         self._next_port = FIRST_EPHEMERAL_PORT
 
     def free_port(self) -> int:
-        """A port nobody listens on, in turn."""
+        """The next port, in turn, on which nobody listens."""
         for _ in range(LAST_PORT - FIRST_EPHEMERAL_PORT + 1):
             port = self._next_port
             self._next_port = port + 1 if port < LAST_PORT else FIRST_EPHEMERAL_PORT
@@ -84,7 +84,7 @@ class SimNetwork:
     def __init__(self, loop: SimLoop, *, latency: LatencyModel | None = None) -> None:
         self.loop = loop
         self.trace: Callable[[TraceEvent], None] | None = None
-        """Called with whatever happens, when set."""
+        """Called with every event, if set."""
         self._latency = latency or LatencyModel()
         self._hosts: dict[str, NetworkHost] = {}
         self._by_address: dict[str, NetworkHost] = {}
@@ -98,7 +98,7 @@ class SimNetwork:
     # Hosts and links
 
     def add_host(self, name: str, address: str) -> NetworkHost:
-        """A new host. Raises ValueError when the name or address is taken."""
+        """Add a host. Raises ValueError when the name or address is taken."""
         if name in self._hosts or address in self._by_address:
             raise ValueError(f"there is a host {name} or an address {address} already")
         host = self._hosts[name] = self._by_address[address] = NetworkHost(name, address)
@@ -113,7 +113,7 @@ class SimNetwork:
         return self._hosts[name].has_power
 
     def link(self, source: str, destination: str) -> SimLink:
-        """The link from one host to another; made when first asked for."""
+        """The link from one host to another; created on first use."""
         link = self._links.get((source, destination))
         if link is None:
             if source not in self._hosts or destination not in self._hosts:
@@ -134,7 +134,7 @@ class SimNetwork:
         number: int = 0,
         content: bytes = b"",
     ) -> None:
-        """Tell the trace, if there is one. `number` and `content` are those of a connection's segment."""
+        """Report an event to the trace, if there is one. `number` and `content` are those of a connection's segment."""
         if self.trace is not None:
             connection = end.number if end is not None else 0
             self.trace(
@@ -144,12 +144,12 @@ class SimNetwork:
             )
 
     def process_died(self, lane: Lane) -> None:
-        """A process is gone: its kernel closes what it held open."""
+        """Close what a process that has ended held open, as its kernel does."""
         for held in list(lane.__dict__.get("sockets", ())):
             held.close_socket()
 
     def power_lost(self, name: str, lanes: Collection[Lane]) -> None:
-        """A host went dark with everything on it. Its peers hear nothing."""
+        """Take down a host with everything on it. Its peers receive nothing."""
         host = self._hosts[name]
         host.has_power = False
         host.power_cycles += 1
@@ -158,7 +158,7 @@ class SimNetwork:
                 held.vanish()
 
     def power_restored(self, name: str) -> None:
-        """A host's kernel is up again and answers what it does not know with resets."""
+        """Bring a host's kernel up again; it answers segments of connections that it does not know with resets."""
         self._hosts[name].has_power = True
 
     # What programs do
@@ -203,7 +203,7 @@ class SimNetwork:
         return server
 
     def unlisten(self, server: SimServer) -> None:
-        """A server's port is free again."""
+        """Free a server's port."""
         listeners = self._by_address[server.address[0]].listeners
         if listeners.get(server.address[1]) is server:
             del listeners[server.address[1]]
@@ -249,7 +249,7 @@ class SimNetwork:
         return client
 
     def forget(self, transport: SimTransport) -> None:
-        """An end of a connection is gone."""
+        """Forget an end of a connection that is gone."""
         self._transports.pop(transport, None)
 
     @staticmethod
@@ -261,7 +261,7 @@ class SimNetwork:
     # Faults (nemesis.target.Network and more)
 
     async def cut(self, fault_id: str, grudge: Grudge) -> None:
-        """Drop segments as `grudge` says until `heal(fault_id)`. Raises ValueError for a link that there is not."""
+        """Drop segments according to `grudge` until `heal(fault_id)`. Raises ValueError for an unknown link."""
         self._remove_cut(fault_id)
         links = links_of(grudge)
         for link in sorted(links):
@@ -269,7 +269,7 @@ class SimNetwork:
         self._cuts[fault_id] = links
 
     async def heal(self, fault_id: str) -> None:
-        """Undo one fault's cut; what others cut stays cut. Idempotent."""
+        """Undo one fault's cut; links that other faults cut stay cut. Idempotent."""
         self._remove_cut(fault_id)
 
     def _remove_cut(self, fault_id: str) -> None:
@@ -282,7 +282,7 @@ class SimNetwork:
             self._remove_cut(fault_id)
 
     def shape(self, fault_id: str, shapes: Mapping[Link, LinkShape]) -> None:
-        """Make directed links bad until `unshape(fault_id)`; several faults on one link add up."""
+        """Shape directed links until `unshape(fault_id)`; several faults on one link add up."""
         for link in shapes:
             self.link(*link)
         self._shapes[fault_id] = dict(shapes)
@@ -308,7 +308,7 @@ class SimNetwork:
             link.shape = combined
 
     async def reset_connections(self, links: Collection[Link]) -> int:
-        """Break every connection between the hosts of each link; both ends see a reset. Returns how many."""
+        """Reset every connection between the hosts of each link, at both ends. Returns how many were reset."""
         pairs = {frozenset((self.link(*link).source, link.destination)) for link in links}
         broken = dict.fromkeys(
             transport.number for transport in self._transports if frozenset(transport.host_names) in pairs
@@ -319,7 +319,7 @@ class SimNetwork:
         return len(broken)
 
     async def traffic(self, links: Collection[Link]) -> Mapping[Link, LinkTraffic]:
-        """What programs have sent along each link, and what of it ran into a cut."""
+        """What programs have sent along each link, and how much of it ran into a cut."""
         return {link: self.link(*link).traffic for link in links}
 
     async def probe(self, links: Collection[Link], *, timeout_s: float) -> Sequence[ProbeResult]:
@@ -380,7 +380,7 @@ class Dial:
         self._send_syn()
 
     def cancel(self) -> None:
-        """Nobody waits for the result any more."""
+        """Give up the attempt: nobody waits for the result any more."""
         self._is_over = True
         future = self.established
         if future.done() and not future.cancelled() and future.exception() is None:
@@ -393,7 +393,7 @@ class Dial:
         self._is_over = True
         if not self.established.done():
             self.established.set_exception(error)
-            self.established.exception()  # who waits may be killed before it hears of this: nobody forgot it
+            self.established.exception()  # retrieved: the waiting process may be killed before it does that itself
 
     def _send_syn(self) -> None:
         if self._is_pointless():
@@ -419,7 +419,7 @@ class Dial:
             return
         server = self._destination.listeners.get(self._port)
         if server is not None and not server.has_room:
-            return  # as kernels do: the SYN is dropped and will be tried again
+            return  # as kernels do: the SYN is dropped and will be retried
         if self._back.loses():
             self._back.stopped_connections += bool(self._back.cut_by)
             return

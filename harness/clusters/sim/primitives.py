@@ -1,8 +1,8 @@
 """Timers, futures and tasks of the simulated loop.
 
 `asyncio.Task` and `asyncio.Future` hash by address, so a set of them iterates in an order that differs from
-process to process, also inside asyncio (TaskGroup cancels its children in set order). Tasks and futures of this
-loop hash by the order of their creation. PyPy's sets iterate in the order in which their members were added, so
+process to process, also inside asyncio (TaskGroup cancels its children in set order). Here tasks hash by the order of
+their creation, and futures by the order in which they are first hashed. PyPy's sets iterate in insertion order, so
 `simulation.py` gives task groups a collection that does so everywhere.
 """
 
@@ -26,7 +26,7 @@ __all__ = ["CountingLoop", "SimFuture", "SimTask", "SimTimerHandle"]
 
 
 class CountingLoop(Protocol):
-    """What timers, futures and tasks ask of their loop."""
+    """What timers, futures and tasks need from their loop."""
 
     root: Lane
     future_count: int
@@ -36,7 +36,7 @@ class CountingLoop(Protocol):
 
 
 class SimTimerHandle(asyncio.TimerHandle):
-    """A callback at a time."""
+    """A callback that is due at a time."""
 
     __slots__ = ()
 
@@ -70,7 +70,7 @@ class SimFuture(Future[Any]):
     __slots__ = ("number",)
 
     number: int
-    """Given when it is first asked for, in the order of asking: most are never put into a set or mapping."""
+    """Assigned when it is first needed, in that order: most futures are never put into a set or mapping."""
 
     def __hash__(self) -> int:
         try:
@@ -82,7 +82,7 @@ class SimFuture(Future[Any]):
 
 
 class SimTask(Task[Any]):
-    """A task with a hash that is the same in every process, and which knows its lane."""
+    """A task that knows its lane and has a hash that is the same in every process."""
 
     __slots__ = ("lane", "number")
 

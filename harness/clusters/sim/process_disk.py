@@ -1,6 +1,6 @@
-"""A host's disk as one process holds it: `node.runtime.Disk` and `File`.
+"""A host's disk as one process uses it: `node.runtime.Disk` and `File`.
 
-Dies with the process: what it awaits then never returns, and nothing it calls changes anything any more.
+Once the process is dead, what it awaits never returns, and nothing that it calls changes anything any more.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 __all__ = ["Operation", "ProcessDisk", "ProcessFile"]
 
 UNLIMITED_BYTES = 1 << 40
-"""Room that a disk without a capacity seems to have."""
+"""Free space that a disk without a capacity reports."""
 
 LATE_WRITE_RATIO = 0.25
-"""Writes that reach the page cache at the end of the time they take; the others do at its beginning."""
+"""Fraction of writes that reach the page cache at the end of the time they take; the others do at its beginning."""
 
 
 class Operation:
-    """Something a process waits for. It is not stopped by a cancellation: the waiter gets that afterwards, as
-    with a disk that is driven by threads."""
+    """A disk operation that a process waits for. Cancelling the waiter does not stop it: the waiter is cancelled
+    afterwards, as with a disk that is driven by threads."""
 
     __slots__ = ("_done", "_error", "_loop", "_value", "_waiter")
 
@@ -50,13 +50,13 @@ class Operation:
         return self._done
 
     def finish(self, value: Any = None, error: OSError | None = None) -> None:
-        """The outcome is there."""
+        """Set the outcome, and wake the waiter."""
         self._done, self._value, self._error = True, value, error
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def wait(self) -> Any:
-        """The outcome. Raises OSError; CancelledError once the operation is over."""
+        """Wait for the outcome. Raises OSError; CancelledError, but only once the operation is over."""
         cancelled: asyncio.CancelledError | None = None
         while not self._done:
             waiter = self._waiter = SimFuture(loop=self._loop)
@@ -71,8 +71,8 @@ class Operation:
         return self._value
 
 
-class ToldOperation:
-    """The same for somebody who hears it by a call."""
+class CallbackOperation:
+    """A disk operation whose outcome is passed to a callback."""
 
     __slots__ = ("_disk", "_then")
 
@@ -81,7 +81,7 @@ class ToldOperation:
         self._then = then
 
     def finish(self, value: Any = None, error: OSError | None = None) -> None:
-        """The outcome is there."""
+        """Call back with the outcome."""
         self._disk.tell(self._then, error)
 
 
@@ -126,7 +126,7 @@ class ProcessFile:
         if self._is_closed:
             raise disk_error(errno.EBADF, self._path)
         disk = self._disk
-        disk.write(self._path, self._inode, offset, bytes(data), sync, ToldOperation(disk, then))
+        disk.write(self._path, self._inode, offset, bytes(data), sync, CallbackOperation(disk, then))
 
     async def sync(self) -> None:
         self._check_open()
@@ -262,21 +262,21 @@ class ProcessDisk:
         used_bytes, room_bytes = self.device.used_bytes(), self.device.room_bytes()
         return DiskUsage(used_bytes + (UNLIMITED_BYTES if room_bytes is None else room_bytes), used_bytes)
 
-    # Steps of operations. Whatever begins in a process that is dead does not happen.
+    # Steps of operations. Steps that would begin in a dead process do not happen.
 
     def new_operation(self) -> Operation:
-        """Something to wait for."""
+        """A new operation to wait for."""
         return Operation(self.loop)
 
     def tell(self, then: Ended, error: OSError | None) -> None:
-        """Tell the process of an operation's end."""
+        """Call the process back at the end of an operation."""
         lane = self._lane
         if lane.is_dead:
             return
         if lane.queue or lane.is_paused:
             self.loop.call_soon(then, error, context=self._context)
             return
-        # Nothing of this process is waiting to run, so this is what it does next: no need for a turn of its own.
+        # Nothing of this process is waiting to run, so this would run next anyway: no need to schedule it.
         try:
             self._context.run(then, error)
         except Exception as raised:
@@ -315,9 +315,9 @@ class ProcessDisk:
         device.note(CHANGED)
 
     def write(
-        self, path: str, inode: Inode, offset: int, data: bytes, sync: bool, operation: Operation | ToldOperation
+        self, path: str, inode: Inode, offset: int, data: bytes, sync: bool, operation: Operation | CallbackOperation
     ) -> None:
-        """Begin a write; `operation` is done with it."""
+        """Begin a write; its end finishes `operation`."""
         device = self.device
         if self._lane.is_dead:
             return
@@ -366,14 +366,14 @@ class ProcessDisk:
         return operation
 
     def sync(self, path: str, inode: Inode, operation: Operation, after_s: float = 0.0) -> None:
-        """Begin to make a file's content durable; `operation` is done with it."""
+        """Begin to make a file's content durable; the end of that finishes `operation`."""
         self._when_synced(path, inode, operation, operation.finish, after_s)
 
     def _when_synced(
         self,
         path: str,
         inode: Inode,
-        operation: Operation | ToldOperation,
+        operation: Operation | CallbackOperation,
         resume: Callable[[], None],
         after_s: float = 0.0,
     ) -> None:
@@ -384,7 +384,7 @@ class ProcessDisk:
         begins_s = self.loop.now + after_s
 
         def synced() -> None:
-            if self._lane.died_s < begins_s:  # it was killed between the write and the sync: nobody has asked for that
+            if self._lane.died_s < begins_s:  # killed between write and sync, so the sync was never requested
                 inode.drop_sync(layer)
                 return
             if device.error_ratios and device.fails(SYNC, self._lane):

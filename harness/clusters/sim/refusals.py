@@ -1,4 +1,4 @@
-"""What an event loop offers and a simulation does not have: threads, file descriptors, subprocesses, names."""
+"""What an event loop offers and a simulation lacks: threads, file descriptors, subprocesses, names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["RefusingLoop"]
 
 
 class _Refused:
-    """A method that only says no."""
+    """A method that always raises NotSimulated."""
 
     def __init__(self, instead: str) -> None:
         self._instead = instead
@@ -30,14 +30,14 @@ def _refused(instead: str) -> Any:
 
 
 class RefusingLoop(asyncio.AbstractEventLoop):
-    """The part of an event loop that only says no. Each refusal is also kept in `violations`, because simulated
+    """The part of an event loop that is refused. Each refusal is also recorded in `violations`, because simulated
     code may swallow the exception."""
 
     def __init__(self) -> None:
         self.violations: list[str] = []
 
     def refuse(self, what: str, instead: str) -> NoReturn:
-        """Note and raise NotSimulated."""
+        """Record a violation and raise NotSimulated."""
         message = f"{what} in simulation: {instead}"
         self.violations.append(message)
         raise NotSimulated(message)
@@ -46,7 +46,7 @@ class RefusingLoop(asyncio.AbstractEventLoop):
     set_default_executor = _refused("there are no threads")
 
     async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> Any:
-        """IPv4 addresses stand for themselves; there is no name service to ask for others."""
+        """Resolve IPv4 addresses to themselves, and nothing else: there is no name service."""
         try:
             socket.inet_aton(str(host))
         except OSError:

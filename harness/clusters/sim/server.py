@@ -15,12 +15,12 @@ __all__ = ["ListeningSocket", "ServerNetwork", "SimServer"]
 
 
 class ServerNetwork(Protocol):
-    """What listening sockets ask of their network."""
+    """What listening sockets need from their network."""
 
     loop: SimLoop
 
     def unlisten(self, server: SimServer) -> None:
-        """A server's port is free again."""
+        """Free a server's port."""
         ...
 
 
@@ -51,7 +51,7 @@ class SimServer(asyncio.AbstractServer):
         self._backlog = backlog
         self._context = copy_context()
         self._pending: dict[SimTransport, None] = {}
-        """Established by the kernel and not yet accepted by the program."""
+        """Connections established by the kernel and not yet accepted by the program."""
         self._active: dict[SimTransport, None] = {}
         self._waiters: list[asyncio.Future[None]] = []
         self._serving_forever: asyncio.Future[None] | None = None
@@ -65,7 +65,7 @@ class SimServer(asyncio.AbstractServer):
 
     @property
     def has_room(self) -> bool:
-        """Whether the kernel takes another connection for a program that is slow to accept."""
+        """Whether the kernel accepts another connection into the backlog."""
         return self._serving and len(self._pending) < self._backlog
 
     def get_loop(self) -> Any:
@@ -78,7 +78,7 @@ class SimServer(asyncio.AbstractServer):
         self.listen()
 
     def listen(self) -> None:
-        """Take connections from now on."""
+        """Accept connections from now on."""
         if not self._closed:
             self._serving = True
 
@@ -94,7 +94,7 @@ class SimServer(asyncio.AbstractServer):
             self.close()
 
     def established(self, transport: SimTransport) -> None:
-        """The handshake of a connection is complete; the program accepts it when it gets to run."""
+        """Queue a connection whose handshake is complete; the program accepts it when it next runs."""
         if self._closed:
             transport.close_socket()
             return
@@ -114,7 +114,7 @@ class SimServer(asyncio.AbstractServer):
             transport.abort()
 
     def detach(self, transport: SimTransport) -> None:
-        """A connection is gone."""
+        """Forget a connection that is gone."""
         self._pending.pop(transport, None)
         self._active.pop(transport, None)
         self._wake_waiters()
@@ -130,7 +130,7 @@ class SimServer(asyncio.AbstractServer):
         self._wake_waiters()
 
     def close_socket(self) -> None:
-        """The kernel's part, also when the process just died: connections nobody accepted are reset."""
+        """The kernel's part of closing, also when the process has died: connections not yet accepted are closed."""
         self._closed = True
         self._serving = False
         self._network.unlisten(self)
@@ -140,7 +140,7 @@ class SimServer(asyncio.AbstractServer):
         self._pending.clear()
 
     def vanish(self) -> None:
-        """The host lost power."""
+        """Disappear without a word to anyone, because the host lost power."""
         self._closed = True
         self._network.unlisten(self)
         self.lane.__dict__["sockets"].pop(self, None)

@@ -1,4 +1,4 @@
-"""Running a coroutine in simulation."""
+"""Runs a coroutine in simulation."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ __all__ = ["rare_collections", "run_simulated"]
 _T = TypeVar("_T")
 
 GC_THRESHOLDS = (20_000, 20, 50)
-"""Python's own are 700, 10 and 10 (up to 3.13)."""
+"""Python's defaults are 700, 10 and 10 (up to 3.13)."""
 
 PYPY_COMPILER = "decay=0,threshold=500,function_threshold=800,trace_eagerness=80,trace_limit=4000,loop_longevity=100000"
-"""PyPy counts what runs often, and takes off a part of its counts with each small collection, of which there are twenty
-in a second of cluster time: what runs often was compiled minutes later. So is what is counted as far as its own 1,039,
-1,619 and 200. Pieces of 6,000 steps, its own limit, took longer to compile than they saved. And it throws away what did
+"""PyPy counts how often code runs, and decays the counts at each minor collection, of which there are twenty per second
+of cluster time: hot code was compiled minutes late. So it is if it must first reach the default counts of 1,039, 1,619
+and 200. Traces of 6,000 steps, the default limit, took longer to compile than they saved. And PyPy drops loops that did
 not run while 1,000 others were compiled; a simulation has some two thousand."""
 
 
 def run_simulated(main: Coroutine[Any, Any, _T], *, seed: int, shuffle: bool = False) -> _T:
-    """Run `main` to its end on a new simulated loop, as `asyncio.run` does on a real one. Takes no real time.
+    """Run `main` to its end on a new simulated loop, as `asyncio.run` does on a real one. Never waits in real time.
 
     `main` runs outside every host; it makes network and hosts on the running loop. The same seed gives the same
-    run. `shuffle`: see SimLoop. Raises what `main` raises, and SimulationError when the simulation cannot go on.
+    run. `shuffle`: see SimLoop. Raises what `main` raises, and SimulationError when the simulation cannot continue.
     """
     with (
         rare_collections(),
@@ -43,7 +43,7 @@ def run_simulated(main: Coroutine[Any, Any, _T], *, seed: int, shuffle: bool = F
 
 
 async def _and_nothing_else(main: Coroutine[Any, Any, _T]) -> _T:
-    """What still runs on hosts when `main` ends is killed; the loop would otherwise cancel it and wait."""
+    """Run `main`, then kill what still runs on hosts; otherwise the loop would cancel it and wait."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, SimLoop)
     try:
@@ -54,20 +54,20 @@ async def _and_nothing_else(main: Coroutine[Any, Any, _T]) -> _T:
 
 @contextlib.contextmanager
 def rare_collections() -> Iterator[None]:
-    """Look for cycles of garbage more rarely: a run holds the memory of all its nodes, which each look goes through,
-    and makes few cycles. What was there before the run (modules, mostly) is not looked through again. PyPy's collector
-    works otherwise and has none of these knobs.
+    """Run the cyclic garbage collector less often: a run holds the memory of all its nodes, which each collection
+    traverses, and makes few cycles. Objects from before the run (mostly modules) are frozen, so they are not traversed
+    again. PyPy's collector works differently and has no such settings.
 
-    Around more than the run itself what the run has left is garbage at the end, and goes: a next run would otherwise
-    set it aside with the modules, and the one after that its own, some 7 MB each. Where somebody has set aside
-    what was there already, that and the collecting are theirs."""
+    Use it around more than the run itself, so that what the run leaves is garbage at the end and is collected here:
+    otherwise the next run would freeze it along with the modules, and so on, some 7 MB for each run. If a caller has
+    frozen objects already, freezing and collecting are left to that caller."""
     if sys.implementation.name != "cpython":
         if sys.implementation.name == "pypy":
             importlib.import_module("pypyjit").set_param(PYPY_COMPILER)
         yield
         return
     before = gc.get_threshold()
-    # Within such a run the thresholds say so; to count what is set aside goes through all of it.
+    # Inside another such run the thresholds show it; they are checked first, since counting frozen objects is slow.
     is_ours = before != GC_THRESHOLDS and gc.get_freeze_count() == 0
     gc.set_threshold(*GC_THRESHOLDS)
     if is_ours:
@@ -83,11 +83,11 @@ def rare_collections() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _same_asyncio() -> Iterator[None]:
-    """Let every version of Python take the same steps.
+    """Make every version of Python take the same steps.
 
-    Up to 3.11 `asyncio.wait_for` runs its argument in a task of its own, which takes more turns of the loop and
-    so changes the order in which tasks of one process go on. Here it works as from 3.12 on. A task group cancels its
-    tasks in the order of a set, which is another on PyPy; here it is the order in which they were made.
+    Up to 3.11 `asyncio.wait_for` runs its argument in a task of its own, which takes more iterations of the loop and
+    so changes the order in which tasks of one process continue. Here it works as from 3.12 on. A task group cancels
+    its tasks in the order of a set, which differs on PyPy; here it is the order of their creation.
     """
     wait_for, init = asyncio.wait_for, asyncio.TaskGroup.__init__
 
@@ -106,14 +106,14 @@ def _same_asyncio() -> Iterator[None]:
 
 
 class _OrderedTasks(dict[asyncio.Task[Any], None]):
-    """As much of a set as a task group uses, in the order of insertion."""
+    """The operations of a set that a task group uses, in insertion order."""
 
     def add(self, task: asyncio.Task[Any]) -> None:
-        """Put it at the end."""
+        """Add a task at the end."""
         self[task] = None
 
     def discard(self, task: asyncio.Task[Any]) -> None:
-        """Remove it; nothing when it is not there."""
+        """Remove a task; no effect when it is missing."""
         self.pop(task, None)
 
 

@@ -1,4 +1,4 @@
-"""Which steps of the replication protocol a simulated cluster takes, and how its members stand then."""
+"""Records which steps of the replication protocol a simulated cluster takes, and the state of its members then."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from node.dledger import DLedgerServer
 __all__ = ["MAX_STEPS", "Step", "StepObserver", "rank_of"]
 
 MAX_STEPS = 4_000
-"""Looked at of one run, which takes a hundredth of a second; 15 s under many faults have some hundred."""
+"""Steps recorded per run at most, which takes a hundredth of a second; 15 s under many faults have some hundred."""
 
 SIZES = (0, 1, 8, 64)
 
 STEPS = frozenset(("voting", "voted", "elected", "promoted", "matched", "recovered"))
-"""Of nemesis.triggers.KINDS; what is stored is left out, of which there is too much. Truncations are added, by size."""
+"""The nemesis.triggers.KINDS that are recorded: storing is too frequent. Truncations are recorded as well, by size."""
 
 
 class Step(NamedTuple):
@@ -29,14 +29,14 @@ class Step(NamedTuple):
     host: str
     role: str
     uncommitted: int
-    """Which of SIZES the entries behind the committed index are above."""
+    """How many of SIZES are below the number of entries after the committed index."""
     is_unsynced: bool
     view: tuple[tuple[str, int, bool], ...]
-    """Of each member, sorted: role, terms behind the newest (2 is two and more), whether it runs."""
+    """For each member, sorted: role, terms behind the newest (2 means two or more), whether it runs."""
 
 
 class StepObserver:
-    """Notes the steps of a cluster from its making on, MAX_STEPS at most. Takes no part in the run."""
+    """Records the steps of a cluster from its creation on, MAX_STEPS at most. Does not affect the run."""
 
     def __init__(self, cluster: SimCluster) -> None:
         self._cluster = cluster
@@ -88,5 +88,5 @@ def _word(role: enum.Enum) -> str:
 
 
 def rank_of(value: float, bounds: Sequence[float]) -> int:
-    """How many of the bounds a value is above, from 0 on."""
+    """How many of the bounds a value exceeds."""
     return sum(value > bound for bound in bounds)

@@ -1,7 +1,7 @@
-"""What will happen at which time, in the order in which it was put there.
+"""Timers and events by their times, in insertion order for each time.
 
-The times alone are a heap, each once; what is due at a time is in a mapping. Numbers are compared more quickly than
-records with a number in front are, which counts: everything that is sent, written or waited for goes through here.
+The times are in a heap, each once; a mapping has what is due at each. Comparing numbers is faster than comparing tuples
+that start with a number, which matters: everything that is sent, written or waited for goes through here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 __all__ = ["Timetable"]
 
 MIN_CANCELLED_TIMERS = 512
-"""Fewer cancelled timers than this are not worth a clean-up."""
+"""Fewer cancelled timers than this are not worth a cleanup."""
 
 
 class Timetable:
@@ -21,10 +21,10 @@ class Timetable:
 
     def __init__(self) -> None:
         self.times: list[float] = []
-        """A heap."""
+        """A heap, without duplicates."""
         self.due: dict[float, list[Any]] = {}
-        """What is due at each of the times, two items a piece: a callback and its arguments, which is an event, or a
-        timer and None."""
+        """Time -> what is due then, as a flat list with two items for each: callback and arguments for an event, timer
+        and None for a timer."""
         self._cancelled_timers = 0
 
     def event_at(self, when: float, callback: Callable[..., object], *args: object) -> None:
@@ -37,7 +37,7 @@ class Timetable:
             heappush(self.times, when)
 
     def timer_cancelled(self) -> None:
-        """Called by a timer that was cancelled before it was due; clears away such timers now and then."""
+        """Called by a timer that was cancelled before it was due; removes such timers occasionally."""
         self._cancelled_timers += 1
         if self._cancelled_timers > MIN_CANCELLED_TIMERS and self._cancelled_timers * 2 > len(self.times):
             for when, items in list(self.due.items()):
@@ -51,7 +51,7 @@ class Timetable:
             self._cancelled_timers = 0
 
     def _drop_first(self, when: float, items: list[Any]) -> None:
-        """Take away what is due first, a timer that was cancelled."""
+        """Remove the first item that is due, which is a cancelled timer."""
         self._cancelled_timers -= 1
         del items[:2]
         if not items:
@@ -59,7 +59,7 @@ class Timetable:
             del self.due[when]
 
     def _put_back(self, when: float, items: list[Any]) -> None:
-        """What was taken out and did not happen comes before what was put there since."""
+        """Put back items that were taken out and did not run, before those that were added since."""
         if items:
             if when not in self.due:
                 heappush(self.times, when)

@@ -1,14 +1,14 @@
-"""The network's trace as a file: one JSON object a line, in the order in which things happened.
+"""The network's trace as a file: one JSON object per line, in the order of the events.
 
     {"time":12345678,"kind":"send","from":"n1","to":"n2","connection":3,"number":17,"size":312,
      "rpcs":[{"rpc":"append","detail":"40–42"}]}
     {"time":12345999,"kind":"log","host":"n2","committed":39,"end":42}
 
-`time` is nanoseconds on the history's clock, negative before the load began. `kind` is as in TraceEvent; a segment is
-known by connection, direction and number, and is lost and sent again any number of times before it arrives. Answers
-have `"reply":true`. Of kind `log` is what a replica's DLedger log holds, by last index, whenever one of the two changes
-(-1: nothing). What a host sends to itself does not touch the network and is left out. A trace that reached its
-bound ends with a line of kind `limit`.
+`time` is in nanoseconds on the history's clock, negative before the load began. `kind` is as in TraceEvent; a segment
+is identified by connection, direction and number, and may be lost and retransmitted several times before it arrives.
+Answers have `"reply":true`. A line of kind `log` has the last committed and the last index of a replica's DLedger log
+(-1: none), whenever either changes. What a host sends to itself does not touch the network and is left out. A trace
+that reached its limit ends with a line of kind `limit`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ MAX_TRACE_EVENTS = 1_000_000
 class TraceWriter:
     """Give `note` to SimNetwork.trace and `close` it at the end.
 
-    `zero_s()` is the loop's time at which the history's clock is 0, None before that; what happens until then is held
-    back, within the same bound, and counts from the first event when the clock never starts. Making one raises OSError;
-    what goes wrong later is raised by `close`.
+    `zero_s()` is the loop's time at which the history's clock is 0, None before that. Events until then are held back,
+    within the same limit; if the clock never starts, times count from the first event. The constructor raises OSError;
+    later errors are raised by `close`.
     """
 
     def __init__(self, path: str, zero_s: Callable[[], float | None], *, max_events: int = MAX_TRACE_EVENTS) -> None:
@@ -51,7 +51,7 @@ class TraceWriter:
             self._note(event.time_s, lambda: self._line(event))
 
     def note_log(self, time_s: float, host: str, committed_index: int, end_index: int) -> None:
-        """Write up to where a replica's log is committed, and where it ends, unless both are as they were."""
+        """Write the last committed and the last index of a replica's log, unless neither has changed."""
         if self._logs.get(host) != (committed_index, end_index):
             self._logs[host] = committed_index, end_index
             self._note(time_s, lambda: {"kind": "log", "host": host, "committed": committed_index, "end": end_index})
@@ -63,7 +63,7 @@ class TraceWriter:
         self._room -= 1
         try:
             self._put(time_s, content)
-        except OSError as error:  # this is the middle of what some host does, which a full disk here must not disturb
+        except OSError as error:  # called while a host is doing something, which a full disk here must not disturb
             self._problem = error
             self._room = -1
 

@@ -1,8 +1,8 @@
-"""What a program holds of a connection: an asyncio transport, as the selector event loop's behaves.
+"""A program's end of a connection: an asyncio transport that behaves like the selector event loop's.
 
-Half of it is the program's (the protocol, the buffer of what the kernel does not take yet) and stops with the
-process; the other half is the kernel's (what has arrived, the state of the connection) and goes on while the
-process is paused, and speaks for it when it is killed.
+Half of it is the program's (the protocol, the buffer of what the kernel does not accept yet) and stops with the
+process; the other half is the kernel's (what has arrived, the state of the connection): it keeps working while the
+process is paused, and closes the connection when the process is killed.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ MAX_READ_BYTES = 256 * 1024
 
 
 class TransportNetwork(Protocol):
-    """What transports ask of their network."""
+    """What transports need from their network."""
 
     loop: SimLoop
 
     def forget(self, transport: SimTransport) -> None:
-        """An end of a connection is gone."""
+        """Forget an end of a connection that is gone."""
         ...
 
 
 class Acceptor(Protocol):
-    """The listening socket that a connection came in by."""
+    """The listening socket through which a connection came in."""
 
     def established(self, transport: SimTransport) -> None:
-        """The handshake is complete."""
+        """Queue a connection whose handshake is complete."""
         ...
 
     def detach(self, transport: SimTransport) -> None:
-        """The connection is gone."""
+        """Forget a connection that is gone."""
         ...
 
 
@@ -75,7 +75,7 @@ class SimTransport(asyncio.Transport):
         self._context: Context = copy_context()
         # The kernel's half
         self.is_gone = False
-        """The socket is closed (or vanished with its host); what arrives for it is answered with a reset."""
+        """Whether the socket is closed (or vanished with its host): segments for it are answered with a reset."""
         self.has_vanished = False
         self._inbox: deque[Segment | OSError] = deque()
         self._inbox_bytes = 0
@@ -86,7 +86,7 @@ class SimTransport(asyncio.Transport):
         self._eof_received = False
         self._buffer: deque[bytes] = deque()
         self.buffered_bytes = 0
-        """What the program has written and the kernel did not take."""
+        """Bytes that the program has written and the kernel has not accepted."""
         self._high_water = HIGH_WATER_BYTES
         self._low_water = HIGH_WATER_BYTES // 4
         self._writing_paused = False
@@ -101,11 +101,11 @@ class SimTransport(asyncio.Transport):
 
     @property
     def host_names(self) -> tuple[str, str]:
-        """This end's host and the other's."""
+        """The host of this end and that of the other."""
         return self._out.link.source, self._out.link.destination
 
     def start(self, protocol: asyncio.BaseProtocol) -> None:
-        """Give the connection its program; called in the program's own context."""
+        """Give the connection its protocol; called in the program's own context."""
         self._context = copy_context()
         self.set_protocol(protocol)
         protocol.connection_made(self)
@@ -114,7 +114,7 @@ class SimTransport(asyncio.Transport):
     # Arrivals: called by the wire, outside every lane
 
     def arrived(self, segment: Segment) -> None:
-        """A segment is in this host's kernel."""
+        """Handle a segment that has arrived in this host's kernel."""
         lane = self.lane
         protocol = self._protocol
         if (
@@ -128,7 +128,7 @@ class SimTransport(asyncio.Transport):
         ):
             self._wait_to_be_read(segment)
             return
-        # Nothing of this process is waiting to run, so this is what it does next: no need for a turn of its own.
+        # Nothing of this process is waiting to run, so this would run next anyway: no need to schedule it.
         try:
             self._context.run(protocol.data_received, segment)
         except Exception as error:
@@ -147,18 +147,18 @@ class SimTransport(asyncio.Transport):
         self._schedule_drain()
 
     def broken(self, error: OSError) -> None:
-        """The connection was reset or has timed out; the program learns it after what has arrived before."""
+        """Handle a reset or timeout of the connection; the program sees it after what has arrived before."""
         if self.is_gone or self._broken is not None:
             return
         self._broken = error
         self._inbox.append(error)
         self._schedule_drain()
-        # Who does not read hears of it by writing what is left.
+        # A program that does not read finds out by writing the rest of its buffer.
         if self._buffer and (self._reading_paused or self._closing):
             self._loop.call_soon(self._fail, error, context=self._context)
 
     def room_made(self) -> None:
-        """The peer has read; more of the buffer can go."""
+        """Send more of the buffer, because the peer has read."""
         if self.buffered_bytes and not self.is_gone:
             self._loop.call_soon(self._pump, context=self._context)
 
@@ -185,7 +185,7 @@ class SimTransport(asyncio.Transport):
                 self._fail(first)
 
     def _join(self, first: bytes) -> bytes:
-        """What one read gives: everything that has arrived, up to a limit."""
+        """What one read returns: everything that has arrived, up to a limit."""
         pieces, size = [first], len(first)
         inbox = self._inbox
         while inbox and isinstance(inbox[0], bytes) and size + len(inbox[0]) <= MAX_READ_BYTES:
@@ -376,7 +376,7 @@ class SimTransport(asyncio.Transport):
             self.close_socket()
 
     def close_socket(self) -> None:
-        """The kernel's part of closing, also when the process just died: FIN, or a reset when bytes are unread."""
+        """The kernel's part of closing, also when the process has died: FIN, or a reset if bytes are unread."""
         if self.is_gone:
             return
         self.is_gone = self._lost = self._closing = True
@@ -392,7 +392,7 @@ class SimTransport(asyncio.Transport):
         self._inbox.clear()
 
     def vanish(self) -> None:
-        """The host lost power: nobody hears of it."""
+        """Disappear without a segment to the peer, because the host lost power."""
         self.is_gone = self.has_vanished = self._lost = self._closing = True
         self.lane.__dict__["sockets"].pop(self, None)
         self._network.forget(self)

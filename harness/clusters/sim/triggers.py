@@ -12,7 +12,7 @@ from nemesis.triggers import Occurrence, Trigger
 __all__ = ["SimTriggers"]
 
 MAX_REMEMBERED = 500
-"""Occurrences that a schedule can still find afterwards: those of the step before take a second at most."""
+"""Past occurrences that a schedule can still find; those since its previous step span a second at most."""
 
 
 class SimTriggers:
@@ -21,7 +21,7 @@ class SimTriggers:
     def __init__(self, watch: ReplicaWatch, *, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
         self._past: deque[tuple[str, str, float]] = deque(maxlen=MAX_REMEMBERED)
-        """Kind, host and time; made an Occurrence of when somebody asks."""
+        """(kind, host, time), converted to an Occurrence on demand."""
         self._waiting: list[tuple[Trigger, asyncio.Future[Occurrence]]] = []
         watch.tell.occurrence.append(self._note)
 

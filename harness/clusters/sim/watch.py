@@ -1,8 +1,8 @@
-"""Seeing what simulated replicas do at the moment they do it, without a part in it.
+"""Observes what simulated replicas do at the moment they do it, without affecting them.
 
-A `ReplicaWatch` puts itself around a few methods of a broker that is about to start and passes on what happens:
-to the invariants, which judge it, and to the triggers, which a schedule of faults may wait for. Nothing here
-awaits, draws a random number or changes anything of the replica, so a run is the same with it.
+A `ReplicaWatch` wraps a few methods of a broker that is about to start and reports what happens: to the
+invariants, which check it, and to the triggers, which a schedule of faults may wait for. Nothing here awaits,
+draws a random number or changes the state of the replica, so a run is the same with it.
 """
 
 from __future__ import annotations
@@ -29,33 +29,32 @@ STORING, TRUNCATING, VOTED, VOTING = "storing", "truncating", "voted", "voting"
 
 @dataclass(slots=True)
 class Listeners:
-    """Who hears of what. `host` is the replica's."""
+    """The callbacks for each kind of event. `host` is the replica's."""
 
     occurrence: list[Callable[[str, str], None]]
     """(kind, host)"""
     starting: list[Callable[[str], None]]
-    """(host): a new process of it is about to open its log, and whatever it was before is over"""
+    """(host): a new process there is about to open its log; the previous one is over"""
     recovered: list[Callable[[str, DLedgerServer], None]]
     role: list[Callable[[str, int, Role], None]]
     vote: list[Callable[[str, int, str], None]]
     """(host, term, candidate), once the vote counts"""
     committed: list[Callable[[str], None]]
     acknowledged: list[Callable[[str, int], None]]
-    """(host, the last index up to which whoever appended hears that it is committed)"""
+    """(host, the last index up to which appends are acknowledged as committed)"""
     progressed: list[Callable[[str], None]]
     truncated: list[Callable[[str, int, int, asyncio.Future[None]], None]]
-    """(host, last index that stays, last index before, done when that is on the disk); -1 stays where the log begins
-    anew"""
+    """(host, last index that stays, or -1 if the log is reset, last index before, future done once that is on disk)"""
 
 
 class ReplicaWatch:
-    """Hears of every replica of one simulation."""
+    """Observes every replica of one simulation."""
 
     def __init__(self) -> None:
         self.tell = Listeners([], [], [], [], [], [], [], [], [])
 
     def watch_logs(self, on_change: Callable[[str, DLedgerStore], None]) -> None:
-        """Let `on_change(host, store)` be called whenever a log may have a new end or committed index."""
+        """Have `on_change(host, store)` called whenever a log may have a new end or committed index."""
         stores: dict[str, DLedgerStore] = {}
 
         def recovered(host: str, ledger: DLedgerServer) -> None:
@@ -72,7 +71,7 @@ class ReplicaWatch:
         self.tell.truncated.append(changed)
 
     def attach(self, host: str, broker: BrokerController) -> None:
-        """Hear of a broker that has not started yet. One without DLedger's log is left alone."""
+        """Observe a broker that has not started yet. A broker without a DLedger log is ignored."""
         ledger = broker.ledger
         if not isinstance(ledger, DLedgerServer):
             return
@@ -89,14 +88,14 @@ class ReplicaWatch:
         _around(store._files, "begin_write", before=lambda: replica.occurred(STORING), after=None)
         _around(broker.store, "promote", after=lambda: replica.occurred(PROMOTED))
         _inside(ledger.pusher.handler, "is_same", replica.compares)
-        setattr(checker, "register", replica.registers)  # noqa: B010 - an attribute in the place of a method
+        setattr(checker, "register", replica.registers)  # noqa: B010 - an attribute replaces a method
         setattr(checker, "register_batch", replica.registers_batch)  # noqa: B010
         _inside(store, "truncate", replica.truncates)
         _inside(store, "reset", replica.resets)
 
 
 class _Replica:
-    """What one replica does, passed on to those who listen."""
+    """Reports what one replica does to the listeners."""
 
     def __init__(self, tell: Listeners, host: str, ledger: DLedgerServer) -> None:
         self._tell, self._host, self._ledger = tell, host, ledger
@@ -207,7 +206,7 @@ def _around(
 
 
 def _inside(part: object, name: str, wrapper: Callable[[Callable[[], Any]], Any]) -> None:
-    """Let `wrapper` make the call of one method of one object."""
+    """Have `wrapper` make the calls of one method of one object."""
     original = getattr(part, name)
 
     def watched(*arguments: Any, **options: Any) -> Any:

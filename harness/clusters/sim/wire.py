@@ -1,12 +1,12 @@
 """One direction of a connection: bytes in order, each exactly once, or the connection breaks.
 
 What the kernels at both ends do, as far as programs can tell: segments arrive after the link's latency, never
-before those sent earlier; a segment that is lost (the link is cut or lossy, the host has no power) is sent again,
-first after RETRANSMIT_S, then after twice that and so on, and everything behind it waits; when that goes on
-for GIVE_UP_S the connection times out. A segment for a socket that no longer exists is answered with a reset.
+before those sent earlier; a segment that is lost (the link is cut or lossy, the host has no power) is retransmitted,
+first after RETRANSMIT_S, then after twice that and so on, and everything behind it waits; after GIVE_UP_S of this
+the connection times out. A segment for a socket that no longer exists is answered with a reset.
 
-The window: the sender's kernel takes WINDOW_BYTES beyond what the receiving program has read. Acknowledgements
-travel the other direction's link, so bytes also stop flowing, once the window is full, when only that is cut.
+The window: the sender's kernel accepts WINDOW_BYTES beyond what the receiving program has read. Acknowledgements
+travel over the link in the other direction; if only that is cut, bytes also stop flowing once the window is full.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ RETRANSMIT_S = 0.2
 """The first retransmission timeout (Linux's minimum; round trips here are shorter)."""
 
 MAX_RETRANSMIT_S = 120.0
-"""The longest (Linux: TCP_RTO_MAX)."""
+"""The longest retransmission timeout (Linux: TCP_RTO_MAX)."""
 
 GIVE_UP_S = 924.6
-"""Until unacknowledged bytes end a connection (Linux: tcp_retries2 = 15)."""
+"""How long bytes may stay unacknowledged before the connection ends (Linux: tcp_retries2 = 15)."""
 
 SPLIT_RATIO = 0.02
-"""Part of the writes that arrive in two pieces although they would fit into one segment."""
+"""Fraction of the writes that arrive in two pieces although they would fit into one segment."""
 
 
 class Mark(enum.Enum):
-    """What travels beside bytes."""
+    """Segments without bytes."""
 
     FIN = "fin"
     ACCEPT = "accept"
-    """The last part of the handshake: the listening side learns that the connection is established."""
+    """The last part of the handshake: tells the listening side that the connection is established."""
 
 
 ACCEPT = Mark.ACCEPT
@@ -70,38 +70,38 @@ class WireEnd(Protocol):
     """One end of a connection, as its wires see it."""
 
     number: int
-    """Of the connection."""
+    """Number of the connection."""
     is_gone: bool
     has_vanished: bool
     buffered_bytes: int
 
     def arrived(self, segment: Segment) -> None:
-        """A segment is in this end's kernel."""
+        """Handle a segment that has arrived in this end's kernel."""
         ...
 
     def broken(self, error: OSError) -> None:
-        """The connection was reset or has timed out."""
+        """Handle a reset or timeout of the connection."""
         ...
 
     def room_made(self) -> None:
-        """The other end has read."""
+        """Send more, because the other end has read."""
         ...
 
 
 class WireNetwork(Protocol):
-    """What wires ask of their network."""
+    """What wires need from their network."""
 
     loop: SimLoop
 
     @property
     def trace(self) -> object:
-        """None where nobody wants to know what happens."""
+        """None if nothing is traced."""
         ...
 
     def note(
         self, kind: str, link: SimLink, end: WireEnd | None, size_bytes: int, number: int = 0, content: bytes = b""
     ) -> None:
-        """Tell the trace."""
+        """Report an event to the trace."""
         ...
 
 
@@ -143,12 +143,12 @@ class Wire:
         self.sender: WireEnd
         self.receiver: WireEnd
         self.unread_bytes = 0
-        """Sent and not yet known to have been read."""
+        """Bytes sent and not yet known to have been read."""
         self._last_arrival_s = 0.0
         self._next_number = 0
         self._expected_number = 0
         self._stalled: list[tuple[int, Segment]] = []
-        """Lost, or behind one that is lost, by number."""
+        """Segments that were lost, or are behind a lost one, by number."""
         self._stalled_since_s = 0.0
         self._armed = False
         self._tries = 0
@@ -158,11 +158,11 @@ class Wire:
 
     @property
     def room_bytes(self) -> int:
-        """How much the sending kernel takes now."""
+        """How many more bytes the sending kernel accepts now."""
         return WINDOW_BYTES - self.unread_bytes
 
     def send(self, data: bytes) -> None:
-        """Put bytes on their way; the caller has looked at `room_bytes`."""
+        """Send bytes; the caller has checked `room_bytes`."""
         size = len(data)
         self.unread_bytes += size
         link = self.link
@@ -175,7 +175,7 @@ class Wire:
             self.put(data[middle:])
         elif self._stalled or link.cut_by or link.shape is not None or self._network.trace is not None:
             self.put(data)
-        else:  # nearly always: what `put` does on a healthy link, in one step
+        else:  # the usual case: what `put` does on a healthy link, in one step
             number = self._next_number
             self._next_number = number + 1
             draw, model = self._draw, link.model
@@ -193,7 +193,7 @@ class Wire:
                 heappush(self._times, when)
 
     def put(self, segment: Segment) -> None:
-        """Send one segment, behind those that wait to be sent again."""
+        """Send one segment, behind those that wait to be retransmitted."""
         if self._network.trace is not None:
             if isinstance(segment, bytes):
                 self._network.note("send", self.link, self.sender, len(segment), self._next_number, segment)
@@ -263,7 +263,7 @@ class Wire:
     def _arrive(self, number: int, segment: Segment) -> None:
         receiver = self.receiver
         if segment is ACCEPT and receiver.has_vanished:
-            return  # it is the listening side that would ask for it again
+            return  # the listening side would request it again, but it is gone
         link = self.link
         if link.cut_by or not link.target.has_power:
             self._stall(number, segment)
@@ -275,7 +275,7 @@ class Wire:
                 self._answer_with_reset(number, segment)
             return
         if number != self._expected_number:
-            self._stall(number, segment)  # it waits for one that was lost
+            self._stall(number, segment)  # it waits for a lost one
             return
         if self._network.trace is not None:
             self._network.note("arrive", link, self.sender, _size(segment), number)
@@ -287,7 +287,7 @@ class Wire:
         if self.sender.is_gone:
             return
         if self.reverse.loses():
-            self._stall(number, segment)  # unanswered, so it will be sent again
+            self._stall(number, segment)  # unanswered, so it will be retransmitted
             return
         self._loop.event_at(self.reverse.arrival_s(self._loop.now, 0), self._reset_arrives)
 
@@ -296,7 +296,7 @@ class Wire:
             self.sender.broken(ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)))
 
     def reset(self) -> None:
-        """The sending side resets the connection: the receiver's program sees it broken, unless it gets lost."""
+        """Reset the connection from the sending side; the receiver's program sees that unless the reset is lost."""
         self._stalled.clear()
         if not self.link.loses():
             self._loop.event_at(
@@ -310,7 +310,7 @@ class Wire:
     # Acknowledgements
 
     def was_read(self, size_bytes: int) -> None:
-        """The receiving program has read bytes; the sender learns it unless the way back is cut."""
+        """Tell the sender that the receiving program has read bytes; while the reverse link is cut, try again later."""
         if self._ack_armed or self.reverse.cut_by:
             self._unacknowledged_bytes += size_bytes
             self._arm_ack()
