@@ -591,7 +591,7 @@ def test_a_system_that_hands_addresses_on_where_hosts_have_no_names_is_told_of_i
                 assert host.listen("peer") == f"{cluster.bind_address('n2')}:{PORT}"
             notes = cluster.notes_on_links()
             assert len(notes) == is_handed_on
-            assert all("past the links" in note and "(unshare: Operation not permitted)" in note for note in notes)
+            assert all("bypass the links" in note and "(unshare: Operation not permitted)" in note for note in notes)
 
     asyncio.run(main())
 

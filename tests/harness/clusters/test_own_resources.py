@@ -260,7 +260,7 @@ def test_a_want_of_descriptors_is_met_by_a_program_that_cannot_accept(
             assert before.met is not None and use.met == before.met + (not is_sabotaged)
             await resources.release("f")
             assert (await resources.usage("n1", "descriptors")).met == use.met
-        assert resources._knocks == {}
+        assert resources._probes == {}
         (listener,) = own_resources._listeners([ProcessMember(child.pid, 0, "S", "accepts")])
         await eventually(lambda: waiting(child) == 0)
         left = [each for each in sockets_here("tcp") if each.state == TIME_WAIT]
