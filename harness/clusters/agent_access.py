@@ -30,8 +30,8 @@ _PIECE_TIMEOUT_S = 60.0
 class AgentAccess:
     """Commands, small files and clocks of hosts, through their agents and with the agents' privileges.
 
-    `agent` gives the link to a host's agent. Every method raises ShellError when
-    the host cannot be asked.
+    `agent` returns the link to a host's agent. Every method raises ShellError when
+    the host does not answer.
     """
 
     def __init__(self, agent: Callable[[str], AgentLink]) -> None:

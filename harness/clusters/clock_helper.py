@@ -1,6 +1,6 @@
 """The clock helper: skews the real wall clock of the machine it runs on, and corrects it afterwards.
 
-For machines with a clock of their own that may be broken: every process on them sees the wrong time, however it is
+For machines that may be disturbed and have a clock of their own: every process there sees the wrong time, however it is
 linked. The true time follows from the kernel's clock since boot, which cannot be set: the difference between wall clock
 and boot clock is written to a file, durably, before the wall clock is first touched, so that anyone can correct it
 later. The file also has the boot id, because a later boot counts anew and starts with a correct clock.

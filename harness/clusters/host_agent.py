@@ -811,8 +811,8 @@ def _meets_signal(process: _Process) -> bool:
 
 def _living(pid: int, letter: str = "Z") -> tuple[int, str]:
     """The thread that represents a process whose first thread is in the state `letter`, and its state. If the first
-    thread has ended, the kernel shows a zombie without environment and descriptors even while other threads run: it is
-    one of those then, or the first thread if none runs."""
+    thread has ended, the kernel shows a zombie without environment and descriptors even while other threads run; one of
+    those represents the process then, or the first thread if none runs."""
     if letter == "Z":
         with contextlib.suppress(OSError):
             for thread in map(int, os.listdir(f"/proc/{pid}/task")):

@@ -258,7 +258,7 @@ class NetnsCluster(OwnMachineCluster):
             raise ShellError("netns", argv, done.returncode, done.stderr)
 
     async def _make_file_systems(self, agents: Mapping[str, AgentLink]) -> AgentFileSystems | None:
-        """Make them in every run, unless storage is shared, so that hosts are the same whatever faults it has."""
+        """Make them in every run, whatever its faults, so that hosts do not differ; none if storage is shared."""
         if self._storage == SHARED:
             return None
         self._images = {host: self._file_system_place(host) for host in self._hosts}
@@ -402,7 +402,7 @@ class NetnsCluster(OwnMachineCluster):
     # Files
 
     def local_path(self, host: str, path: str) -> str:
-        """`path` itself if hosts share the harness's file system or have stopped; else a path by the agent's root."""
+        """`path` itself if hosts share the harness's file system or have stopped; else through /proc/<agent>/root."""
         place, data_dir = self._images.get(host), self.data_dir(host)
         if place is None or place.path_here is None or not self._links:
             return path

@@ -1,8 +1,8 @@
 """Link faults: combines the faults on each link, and shapes the links by netem or a relay.
 
-`ShapedLinks` keeps track, for every cluster, of what each fault does to each link, heals one fault without the other,
-and rejects unknown hosts. A `LinkShaper` then shapes the links: the kernel's netem on each host (`NetemShaper`), or a
-relay of ours if the kernel has none. `FirstChoice` uses netem whenever it can do what is wanted.
+`ShapedLinks` keeps track of what each fault does to each link, heals one fault without the others, and rejects unknown
+hosts. A `LinkShaper` then shapes the links: the kernel's netem on each host (`NetemShaper`), or a relay of ours if the
+kernel has none. `FirstChoice` uses netem whenever it can do what is wanted.
 """
 
 from __future__ import annotations

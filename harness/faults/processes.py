@@ -76,7 +76,7 @@ class ReplicaProcesses:
         self._ended: dict[str, HostProcess] = {}
         """Host -> its process that a fault ended last."""
         self._forced: set[str] = set()
-        """Hosts whose process was last to end by SIGTERM, but took SIGKILL."""
+        """Hosts whose process was last ended by SIGKILL after SIGTERM had failed to end it."""
         self._locks = {host: asyncio.Lock() for host in hosts}
         self.unexpected_exits: Counter[str] = Counter()
         """Exits that no fault caused, in words -> how often one was found when a replica should have been running."""

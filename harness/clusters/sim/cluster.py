@@ -117,7 +117,7 @@ class SimCluster:
             raise ValueError(f"a sim cluster has 1 to {MAX_HOSTS} replicas, not {node_count}")
         loop = asyncio.get_running_loop()
         if not isinstance(loop, SimLoop):
-            raise SimulationError("a sim cluster lives on a simulated loop: start it through SimCluster.run")
+            raise SimulationError("a sim cluster lives on a simulated loop: start it through SimCluster.run_harness")
         self._loop = loop
         self.hosts = tuple(f"n{number}" for number in range(1, node_count + 1))
         self._addresses = {host: f"{_SUBNET}.{number}" for number, host in enumerate(self.hosts, 1)}

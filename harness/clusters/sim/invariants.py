@@ -43,7 +43,7 @@ MAX_VIOLATIONS = 50
 """Violations kept with the results. The first one counts; later ones help to see what happened."""
 
 QUORUM_LEASES = 3
-"""Leases that may pass without a quorum: a leader notices the end of its lease at most one lease late."""
+"""Leases that may pass without a quorum; with slow timings, a leader notices the end of its lease one lease late."""
 
 LOOK_INTERVAL_S = 0.25
 PRUNE_AT = 8_000

@@ -43,8 +43,7 @@ class LaneLoop(Protocol):
 
 
 class Lane:
-    """One simulated process as the loop sees it. Made by `SimLoop.new_lane` or a subclass; `address` is the IP
-    address that its connections come from."""
+    """One simulated process as the loop sees it. `address` is the IP address that its connections come from."""
 
     __slots__ = (
         "__dict__", "_held", "_loop", "address", "died_s", "is_dead", "is_paused", "listed", "name", "number", "queue",

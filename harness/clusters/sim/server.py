@@ -140,7 +140,7 @@ class SimServer(asyncio.AbstractServer):
         self._pending.clear()
 
     def vanish(self) -> None:
-        """Disappear without a word to anyone, because the host lost power."""
+        """Disappear without a segment to anyone, because the host lost power."""
         self._closed = True
         self._network.unlisten(self)
         self.lane.__dict__["sockets"].pop(self, None)
