@@ -1,7 +1,7 @@
-"""As much of AMQP 0-9-1 as a client of the harness needs: one channel, confirmed publishing, one message at a time.
+"""The part of AMQP 0-9-1 that a client of the harness needs: one channel, publisher confirms, one message at a time.
 
-Nothing is retried, so that an operation is one request and its outcome is that of the request. Fields are those of the
-protocol's specification (amqp0-9-1.pdf, 1.4 and 4.2) and of RabbitMQ's extension by which it confirms.
+Nothing is retried, so each operation is one request and has its outcome. Fields are those of the protocol's
+specification (amqp0-9-1.pdf, 1.4 and 4.2) and of RabbitMQ's publisher confirms extension.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from harness.sdk import Refused, Streams
 __all__ = ["AmqpError", "Channel", "Message"]
 
 MAX_FRAME_BYTES = 128 << 10
-"""What RabbitMQ asks for by default. A message of ours is far smaller."""
+"""RabbitMQ's default. Our messages are far smaller."""
 
 METHOD, HEADER, BODY, HEARTBEAT = 1, 2, 3, 8
-"""Kinds of frames."""
+"""Frame types."""
 FRAME_END = b"\xce"
 CHANNEL = 1
 
@@ -39,7 +39,7 @@ class AmqpError(Exception):
 
 
 class Message(NamedTuple):
-    """What a queue showed; `tag` is what it is acknowledged by, on the channel that it came by."""
+    """A delivered message; `tag` acknowledges it on the channel that delivered it."""
 
     tag: int
     body: bytes
@@ -71,7 +71,7 @@ def _method(method: tuple[int, int], *fields: bytes, channel: int = CHANNEL) -> 
 
 
 class Channel:
-    """A connection with one channel, on which what is published is confirmed."""
+    """A connection with one channel in confirm mode."""
 
     def __init__(self, streams: Streams) -> None:
         self._reader, self._writer = streams
@@ -88,7 +88,7 @@ class Channel:
         writer.write(_method(START_OK, _table({"product": "splitbrain"}), _short("PLAIN"), response, _short("en_US"),
                              channel=0))  # fmt: skip
         await channel._expect(TUNE)
-        # No heartbeats: an operation has a time of its own, after which the connection is given up.
+        # No heartbeats: operations have their own timeout, after which the connection is abandoned.
         writer.write(_method(TUNE_OK, struct.pack(">HIH", CHANNEL, MAX_FRAME_BYTES, 0), channel=0))
         writer.write(_method(OPEN, _short("/"), b"\0\0", channel=0))
         await channel._expect(OPEN_OK)
@@ -99,14 +99,14 @@ class Channel:
         return channel
 
     async def declare(self, queue: str, arguments: dict[str, str | bool]) -> None:
-        """Have a durable queue, unless there is one like it. Raises AmqpError, OSError, EOFError."""
+        """Declare a durable queue; does nothing if an equivalent one exists. Raises AmqpError, OSError, EOFError."""
         self._writer.write(_method(DECLARE, b"\0\0", _short(queue), bytes([DURABLE]), _table(arguments)))
         await self._expect(DECLARE_OK)
 
     async def publish(self, queue: str, body: bytes) -> None:
-        """Put a persistent message into a queue, and wait until it is confirmed.
+        """Publish a persistent message to a queue and wait for its confirmation.
 
-        Raises Refused where there is no such queue, AmqpError where it is not confirmed, OSError, EOFError.
+        Raises Refused if there is no such queue, AmqpError if the message is not confirmed, OSError, EOFError.
         """
         self._published += 1
         properties = struct.pack(">HHQHB", PUBLISH[0], 0, len(body), DELIVERY_MODE, PERSISTENT)
@@ -118,13 +118,13 @@ class Channel:
         is_returned = False
         while True:
             method, fields = await self._expect(ACK, NACK, RETURN)
-            if method == RETURN:  # its confirmation comes all the same
+            if method == RETURN:  # the confirmation still follows
                 is_returned = True
                 await self._content()
                 continue
             tag, is_multiple = struct.unpack(">QB", fields[:9])
             if tag != self._published and not (is_multiple and (tag == 0 or tag > self._published)):
-                continue  # of one that was given up before
+                continue  # for an earlier message whose publish was abandoned
             if is_returned:
                 raise Refused(f"there is no queue {queue}")
             if method == NACK:
@@ -132,8 +132,8 @@ class Channel:
             return
 
     async def get(self, queue: str) -> Message | None:
-        """The message at the head of a queue, which hides it until it is acknowledged or this connection ends; None
-        where there is none. Raises AmqpError, OSError, EOFError."""
+        """The message at the head of a queue, hidden from others until it is acknowledged or this connection ends; None
+        if the queue is empty. Raises AmqpError, OSError, EOFError."""
         self._writer.write(_method(GET, b"\0\0", _short(queue), b"\0"))
         method, fields = await self._expect(GET_OK, GET_EMPTY)
         if method == GET_EMPTY:
@@ -142,12 +142,12 @@ class Channel:
         return Message(tag, await self._content())
 
     async def ack(self, message: Message) -> None:
-        """Acknowledge a message of this channel. The broker does not answer that."""
+        """Acknowledge a message of this channel. The broker sends no reply."""
         self._writer.write(_method(ACK, struct.pack(">QB", message.tag, 0)))
         await self._writer.drain()
 
     async def _content(self) -> bytes:
-        """The body that follows a method."""
+        """The message body that follows a method frame."""
         kind, payload = await self._frame()
         if kind != HEADER:
             raise AmqpError(f"a frame of kind {kind} where a message's header was due")
@@ -163,7 +163,7 @@ class Channel:
         return body
 
     async def _expect(self, *methods: tuple[int, int]) -> tuple[tuple[int, int], bytes]:
-        """The next method, which must be one of these, and its fields."""
+        """Read the next method, which must be one of these; returns it and its fields. Raises AmqpError."""
         kind, payload = await self._frame()
         method = struct.unpack_from(">HH", payload) if kind == METHOD else (0, 0)
         found = (method[0], method[1])
@@ -175,7 +175,7 @@ class Channel:
         return found, payload[4:]
 
     async def _frame(self) -> tuple[int, bytes]:
-        """The next frame but for heartbeats: its kind and payload."""
+        """Type and payload of the next frame that is not a heartbeat."""
         while True:
             kind, _, size = struct.unpack(">BHI", await self._reader.readexactly(7))
             if size > MAX_FRAME_BYTES:

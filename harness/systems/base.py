@@ -1,9 +1,9 @@
-"""What a system under test is to the harness.
+"""The interface between the harness and a system under test.
 
 A system knows how to install and start itself on the hosts of a cluster, who its leader is, how clients talk
-to it, and what its replicas must agree on when everything is over. It does not know how hosts are made or
-which faults are in force. Workloads talk to it through a *connection* of a kind that the system offers; the
-kinds are `QueueConnection`, a replica's queues by offset, and `MessagingConnection`, producers and consumer groups.
+to it, and what its replicas must agree on at the end of a run. It does not know how hosts are made or which faults are
+in force. Workloads talk to it through a *connection* of a kind that the system offers; the kinds are `QueueConnection`,
+a replica's queues by offset, and `MessagingConnection`, producers and consumer groups.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 CLIENTS_DECIDE = "clients_decide"
-"""In the details of an unknown recovery: a system that then answers no client has not come back."""
+"""Key in the details of an unknown `recovers` outcome: if the system then answers no client, it has not recovered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,10 @@ class Setting:
     description: str
     choices: tuple[str, ...] = ()
     bounds: tuple[int, int] | None = None
-    """The least and the greatest value of a setting that is a whole number."""
+    """Minimum and maximum of an integer setting, both inclusive."""
 
     def problem(self, value: str) -> str | None:
-        """What is wrong with a value, as one line; None when nothing is."""
+        """Why a value is invalid, as one line; None if it is valid."""
         if self.choices and value not in self.choices:
             return f"{self.name} must be one of {', '.join(self.choices)}, not {value!r}{nearest(value, self.choices)}"
         if self.bounds is not None:
@@ -66,7 +66,7 @@ class Setting:
 
 
 def setting_problems(known: Sequence[Setting], given: Mapping[str, str]) -> list[str]:
-    """Everything that is wrong with settings as they were given, one line each."""
+    """Every problem with the settings as they were given, one line each."""
     by_name = {setting.name: setting for setting in known}
     problems = []
     for name, value in given.items():
@@ -83,13 +83,13 @@ def setting_problems(known: Sequence[Setting], given: Mapping[str, str]) -> list
 class QueueConnection(Protocol):
     """A client's view of a set of append-only queues, numbered by key from 0.
 
-    Every method may raise an error with `is_definite` (see harness.worker); `node` on the connection is the
-    host that answered last.
+    Every method may raise an error with `is_definite` (see harness.worker); `node` on the connection is the host that
+    the last request went to.
     """
 
     node: str | None
     durability: str | None
-    """What the system said of the last append, if it is less safe than it should be ("local")."""
+    """"local" if the last append was acknowledged with less durability than configured, else None."""
 
     async def open(self) -> None: ...
 
@@ -115,8 +115,8 @@ class QueueConnection(Protocol):
 class MessagingConnection(Protocol):
     """A client's view of a topic that a consumer group shares: messages go in, and come out to the group's members.
 
-    Every connection is a producer and a member of the one group. What `receive` returned counts as dealt with at the
-    next `receive`; a message may come out more than once. Errors as for `QueueConnection`.
+    Every connection is a producer and a member of the one group. What `receive` returned counts as consumed at the next
+    `receive`; a message may be delivered more than once. Errors as for `QueueConnection`.
     """
 
     node: str | None
@@ -126,21 +126,21 @@ class MessagingConnection(Protocol):
         ...
 
     async def send(self, value: Any, *, delay_ms: int = 0) -> None:
-        """Send a JSON value, to be delivered after `delay_ms` (one of the system's own delays, 0: at once)."""
+        """Send a JSON value, to be delivered after `delay_ms` (0: immediately)."""
         ...
 
     async def send_in_transaction(self, value: Any, *, commit: bool, tell: bool) -> None:
-        """Send a JSON value in a transaction that is decided once it is stored. With `tell` the system hears the
-        decision; without, it must ask, which any connection of the run answers. An error whose `is_decided` is False
-        says that there was none, nor will be."""
+        """Send a JSON value in a transaction that is decided once the message is stored. With `tell` the client reports
+        the decision; without, the system must ask for it, and any connection of the run answers. An error whose
+        `is_decided` is False means that no decision was made and none will be."""
         ...
 
     async def receive(self, max_messages: int) -> list[Any]:
-        """Up to `max_messages` values for this member of the group; none when nothing comes for a moment."""
+        """Up to `max_messages` values for this member of the group; empty if nothing arrives within a moment."""
         ...
 
     async def lag(self) -> int:
-        """Messages that the group, by its stored offsets, has still to deal with. Errors are always definite."""
+        """Number of messages that the group has not consumed yet, by its stored offsets. Errors are always definite."""
         ...
 
     async def close(self) -> None: ...
@@ -148,7 +148,7 @@ class MessagingConnection(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ToldTime:
-    """What a replica says that its clocks show."""
+    """The clock readings that a replica reports."""
 
     wall_ms: int
     monotonic_ns: int
@@ -156,18 +156,17 @@ class ToldTime:
 
 @runtime_checkable
 class TellsTime(Protocol):
-    """A system whose replicas can be asked for the time: what they say is looked at beside what is read in their
-    place."""
+    """A system whose replicas report their own clocks, to be compared with what is measured on their hosts."""
 
     async def tell_time(self, host: str, *, timeout_s: float) -> ToldTime | None:
-        """The clocks of the replica of a host, by its own word; None when it does not answer in time."""
+        """The clock readings that the replica of a host reports; None if it does not answer in time."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LongRequest:
-    """A request of which any number may be sent one after the other on one connection, each of which is answered with
-    some kilobytes: the port that takes it, and its bytes."""
+    """A request that may be sent any number of times on one connection, each answered with some kilobytes: the port it
+    is sent to, and its bytes."""
 
     port: int
     data: bytes
@@ -175,24 +174,24 @@ class LongRequest:
 
 @runtime_checkable
 class AnswersAtLength(Protocol):
-    """A system with a request whose answer is long, for clients that do not read what they are answered."""
+    """A system with a request that has a long answer, for the fault of clients that do not read their answers."""
 
     has_long_request: bool
-    """Whether there is one."""
+    """Whether there is such a request."""
 
     def long_request(self, host: str) -> LongRequest:
-        """One for the replica of a host."""
+        """The request for the replica of a host."""
         ...
 
 
 @runtime_checkable
 class NamesPrograms(Protocol):
-    """A class of systems that can say before the start what its replicas run, so that `harness doctor` can tell what
-    would have faults reach it."""
+    """A class of systems that knows before the start which programs its replicas run, so that `harness doctor` can tell
+    whether faults would reach them."""
 
     @classmethod
     def program_commands(cls, settings: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
-        """Name -> the command of each program of a host, as on this machine; none that cannot be known yet. Raises
+        """Name -> command line of each program of a host, as on this machine; empty if not known yet. Raises
         OperatorError, SystemUnderTestError."""
         ...
 
@@ -200,8 +199,8 @@ class NamesPrograms(Protocol):
 class System(Protocol):
     """A system under test on the hosts of one cluster.
 
-    What only some have are `TellsTime`, `Operated`, `StoresFiles`, `RefusesFaults`, `UsesCapabilities`
-    and `Fetched` here, and those of harness.faults.triggers.
+    Optional interfaces are `TellsTime`, `Operated`, `StoresFiles`, `RefusesFaults`, `UsesCapabilities` and `Fetched`
+    here, and those of harness.faults.triggers.
     """
 
     name: str
@@ -210,51 +209,51 @@ class System(Protocol):
     settings: Sequence[Setting]
     ports: Sequence[int]
     recovery_timeout_s: float
-    """How long the system itself says that it may take, once every fault is gone, until it serves again and its
-    replicas are equal. Longer is a violation (check `recovers`), so it is generous for slow machines."""
+    """How long the system may take, once every fault is healed, until it serves again and its replicas are equal.
+    Taking longer is a violation (check `recovers`), so the limit is generous for slow machines."""
     extra_hosts: Sequence[str]
-    """The hosts that it needs beside those of its replicas, for a directory of them, say: their names."""
+    """Names of the hosts that it needs besides those of its replicas, for a name server for example."""
 
     async def start(self) -> None:
         """Install and start everything and wait until it serves. Raises SystemUnderTestError."""
         ...
 
     async def stop(self) -> None:
-        """End every process in order. Idempotent."""
+        """Shut down every process gracefully. Idempotent."""
         ...
 
     async def leaders(self) -> Sequence[str]:
-        """Hosts that say they lead, newest term first."""
+        """Hosts whose replica reports that it leads, newest term first."""
         ...
 
     def process(self, host: str) -> HostProcess | None:
-        """The replica of a host as it was last started; None when it never was."""
+        """The most recently started process of a host's replica; None if it was never started."""
         ...
 
     async def restart(self, host: str) -> None:
-        """Start the replica of a host again, same program, same configuration; nothing while it runs.
-        Returns once it is started, not once it serves."""
+        """Start the replica of a host again, same program, same configuration; does nothing while it runs. Returns once
+        it is started, not once it serves."""
         ...
 
     async def status(self, host: str, *, timeout_s: float) -> Mapping[str, str] | None:
-        """What the replica of a host says of itself; None when it does not answer in time."""
+        """The status that the replica of a host reports; None if it does not answer in time."""
         ...
 
     def facts(self) -> Mapping[str, Any]:
-        """What of the system is worth keeping with the results (JSON data)."""
+        """What to store about the system with the results (JSON data)."""
         ...
 
     async def recover(self, *, timeout_s: float) -> CheckOutcome:
         """After all faults are healed: wait until the system serves again and its replicas have caught up,
-        at most `timeout_s` seconds. Never raises for a system that does not.
+        at most `timeout_s` seconds. Never raises for a system that does not recover.
 
-        Returns the outcome of the check `recovers`: False where the system was reached and did not come back,
-        "unknown" where that cannot be known. Its details have `missing`, the hosts that did not, and CLIENTS_DECIDE
-        where it is unknown only because the system was asked in a way that may hang by itself."""
+        Returns the outcome of the check `recovers`: False if the system was reached and did not come back, "unknown" if
+        that cannot be determined. Its details have `missing`, the hosts that did not, and CLIENTS_DECIDE if it is
+        unknown only because the status query itself may hang."""
         ...
 
     def last_words(self, host: str) -> Sequence[str]:
-        """The last lines that the programs of a host have logged, as far as they are on this machine by now."""
+        """The last lines that the programs of a host have logged, as far as the logs are on this machine."""
         ...
 
     def connection(self, kind: str, *, process: int, thread: int) -> Any:
@@ -270,7 +269,7 @@ class System(Protocol):
 
 @runtime_checkable
 class UsesCapabilities(Protocol):
-    """A system, or a cluster, that must know beforehand what the run will use."""
+    """A system, or a cluster, that must know before the start which capabilities the run will use."""
 
     def prepare(self, capabilities: Collection[tuple[str, str]]) -> None:
         """Called before `start` with pairs of interface and ability (nemesis.target.ABILITIES)."""
@@ -279,84 +278,83 @@ class UsesCapabilities(Protocol):
 
 @runtime_checkable
 class JudgesOperations(Protocol):
-    """A class of systems that can tell what an operator may ask of it."""
+    """A class of systems that knows which operator actions it supports."""
 
     @staticmethod
     def operation_missing(ability: str, settings: Mapping[str, str]) -> str | None:
-        """Why it lacks an ability of an operator (nemesis.target.ABILITIES) with these settings, as one line; None when
-        it has it."""
+        """Why it lacks an operator's ability (nemesis.target.ABILITIES) with these settings, in one line, or None."""
         ...
 
 
 @runtime_checkable
 class Operated(JudgesOperations, Protocol):
-    """A system that can be operated: asked to give its lead away, to change its members, to promote a replica."""
+    """A system that supports operator actions: transferring leadership, changing members, promoting a replica."""
 
     given_settings: Mapping[str, str]
-    """Settings as they were given, without defaults; set when it is made."""
+    """Settings as given, without defaults; set by the constructor."""
     operator: Operator
-    """Who does it; set when it is made."""
+    """Performs the actions; set by the constructor."""
 
 
 @runtime_checkable
 class LimitsClusters(Protocol):
-    """A class of systems that not every cluster can run."""
+    """A class of systems that does not run on every cluster."""
 
     @classmethod
     def cannot_run_on(cls, cluster_class: Any) -> str | None:
-        """Why a cluster (its class, or one that is made) cannot run it, as one line; None when it can."""
+        """Why a cluster (the class or an instance) cannot run it, as one line; None if it can."""
         ...
 
 
 @runtime_checkable
 class RefusesFaults(Protocol):
-    """A system that cannot have every fault, whatever the cluster can do."""
+    """A system for which some faults make no sense, whatever the cluster supports."""
 
     cannot: Mapping[str, str]
     """Nemesis, or nemesis=form -> why it makes no sense for this system."""
     tells_leader: bool
-    """Whether it can say who leads; otherwise faults that strike the leader cannot be had."""
+    """Whether it can tell who leads; otherwise faults that strike the leader are unavailable."""
 
 
 @runtime_checkable
 class Fetched(Protocol):
-    """A system that is made of packages which have to be fetched."""
+    """A system whose packages have to be fetched."""
 
     @classmethod
     def fetch(cls, say: Callable[[str], None], settings: Mapping[str, str]) -> None:
-        """Have what these settings need on this machine, saying in words what is fetched and where to. Raises
-        OperatorError."""
+        """Fetch what these settings need to this machine; `say` gets a line for each package and its destination.
+        Raises OperatorError."""
         ...
 
 
 @runtime_checkable
 class HasClientPrograms(Protocol):
-    """A system whose clients may be programs of their own, on the harness's machine."""
+    """A system whose clients may be separate programs on the harness's machine."""
 
     client_environment: Mapping[str, str]
-    """What such a program has in its environment, so that it can be recognised as the run's."""
+    """Environment variables of such a program, by which it is recognised as belonging to the run."""
 
 
 @runtime_checkable
 class HasCodeFiles(Protocol):
-    """A system whose code is somebody else's, and may wait without `await`."""
+    """A system with third-party code, which may block without `await`."""
 
     @property
     def code_files(self) -> Collection[str]:
-        """The files of its code and of its clients', as code objects name them."""
+        """The source files of the system and of its clients, as code objects name them."""
         ...
 
     @property
     def set_up_timeout_s(self) -> float:
-        """How long one of its methods may take while it is started or stopped."""
+        """How long a single method may take while the system is started or stopped."""
         ...
 
 
 @runtime_checkable
 class StoresFiles(Protocol):
-    """A system whose stored files may be damaged at rest."""
+    """A system with files that may be corrupted at rest."""
 
     @staticmethod
     def stored_files(settings: Mapping[str, str]) -> Mapping[str, str]:
-        """Role (log, vote, checkpoint) -> pattern for glob below a host's data directory, with these settings."""
+        """Role (log, vote, checkpoint) -> glob pattern below a host's data directory, with these settings."""
         ...

@@ -1,9 +1,9 @@
 """System `broker`: the reference system, a replicated message broker with a name server.
 
-Every replica host runs one broker, of a DLedger group or, with `replication=sync` or `async`, of a master (the first
-host) with its slaves; the host `ns1` runs the name server. Configuration files are written onto the hosts, the
-programs started through the cluster, and everything the harness knows of the system it learns as any client would: by
-asking it over the network. What must hold at the end is read from the replicas' own files and logs.
+Every replica host runs one broker: a member of a DLedger group or, with `replication=sync` or `async`, the master (the
+first host) or one of its slaves. The host `ns1` runs the name server. Configuration files are written to the hosts and
+programs are started through the cluster. The harness learns the system's state as any client would, over the network;
+the final checks read the replicas' own files and logs.
 """
 
 from __future__ import annotations
@@ -54,27 +54,27 @@ __all__ = ["BROKER_PORT", "DLEDGER_PORT", "NAME_SERVER_PORT", "TOPIC", "BrokerSy
 logger = logging.getLogger(__name__)
 
 READY_TIMEOUT_S = 120.0
-"""From the start of the programs to a leader that takes writes: seconds on an ordinary machine, more than a minute on
-emulated ones. A program that ends meanwhile is noticed at once."""
+"""From the start of the programs until a leader accepts writes: seconds on an ordinary machine, over a minute on an
+emulated one. A program that exits meanwhile is noticed at once."""
 
 STATUS_TIMEOUT_MS = 500
-"""For one status request. A host that is cut off must not hold up the question who leads."""
+"""For one status request: an isolated host must not hold up finding the leader."""
 
 
 RUNTIME_INFO_CODE = 28
-"""Of the request for a broker's runtime table."""
+"""Request code for a broker's runtime info."""
 
 REFUSING_S = 15.0
-"""A slave asks its master again every five seconds at most. What it refused all that time it refuses until somebody
-decides which log is to be kept; to wait for that is in vain."""
+"""A slave retries its master at least every five seconds. If it refused to follow for all this time, it will until
+somebody decides which log to keep, so waiting longer is pointless."""
 
 STATE_TIMEOUT_S = 10.0
-"""For a host to say whether its program runs, over a slow SSH connection too."""
+"""For finding out whether a host's program runs, also over a slow SSH connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Status:
-    """What one broker says of itself."""
+    """The status that one broker reports."""
 
     host: str
     table: Mapping[str, str]
@@ -95,7 +95,7 @@ class _Status:
 
 
 def _are_equal(statuses: Collection[_Status]) -> bool:
-    """Whether one of them takes writes, and all have committed and dispatched what it has."""
+    """Whether exactly one broker accepts writes and all have committed and dispatched its whole log."""
     writers = [status for status in statuses if status.takes_writes]
     if len(writers) != 1:
         return False
@@ -108,16 +108,16 @@ def _are_equal(statuses: Collection[_Status]) -> bool:
 
 
 class BrokerSystem:
-    """See the module's text. `keys` is the number of queues; `log_dir` holds a directory of logs per host."""
+    """See the module docstring. `keys` is the number of queues; `log_dir` has a log directory for each host."""
 
     name = "broker"
     description = "A replicated message broker modelled on RocketMQ with DLedger (Raft)."
     offers = frozenset({"queue", "messaging"})
     settings: Sequence[Setting] = SETTINGS
     trigger_kinds = LOGGED_KINDS
-    """The triggers that the brokers' logs show, where the cluster has them while a run goes on."""
+    """The triggers that the brokers' logs show, if the cluster can read logs during a run."""
     recovery_timeout_s = 60.0
-    """An election takes up to 10 s with RocketMQ's timings, and may have to be repeated; a start takes seconds."""
+    """An election takes up to 10 s with RocketMQ's timings and may have to be repeated; a start takes seconds."""
     extra_hosts: Sequence[str] = (NAME_SERVER_HOST,)
     ports: Sequence[int] = (BROKER_PORT, HA_PORT, DLEDGER_PORT, NAME_SERVER_PORT)
 
@@ -125,7 +125,7 @@ class BrokerSystem:
 
     @classmethod
     def program_commands(cls, settings: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
-        """The interpreter that runs it."""
+        """The node, run by the harness's own interpreter."""
         return {"broker": (sys.executable, "-m", "node")}
 
     def __init__(
@@ -136,7 +136,7 @@ class BrokerSystem:
         self._settings = resolve_settings(settings, brokers=len(cluster.hosts))
         self._is_classic = self._settings["replication"] != DLEDGER
         self._master = cluster.hosts[0]
-        """Who is the master in classic HA."""
+        """The host of the master in classic HA."""
         self._acknowledged: Counter[str] = Counter()
         self._keys = keys
         self._log_dir = Path(log_dir)
@@ -148,7 +148,7 @@ class BrokerSystem:
         self._recovered = False
         self._decisions: dict[bytes, TransactionState] = {}
         self.triggers: LogTriggers | None = None
-        """What the brokers' logs show as it happens; None where they come with the run's end only."""
+        """Triggers read from the brokers' logs; None if logs are only available at the end of the run."""
         if isinstance(cluster, LiveLogs) and cluster.logs_are_live:
             self.triggers = LogTriggers(
                 {host: self._log_path(host) for host in cluster.hosts}, now_s=asyncio.get_running_loop().time
@@ -165,14 +165,14 @@ class BrokerSystem:
 
     @staticmethod
     def operation_missing(ability: str, settings: Mapping[str, str]) -> str | None:
-        """Why an operator cannot have brokers with these settings do something; None when it can."""
+        """Why brokers with these settings lack an operator's ability; None if they have it."""
         return operation_missing(ability, is_classic=settings.get("replication", DLEDGER) != DLEDGER)
 
     @staticmethod
     def stored_files(settings: Mapping[str, str]) -> Mapping[str, str]:
-        """Role -> the files of a broker that may be damaged at rest, as a pattern below its data directory. None in
-        classic HA: a master ends its log at a damaged record and asks nobody for what came after it
-        (docs/classic-ha.md), so that damage could only show what is known."""
+        """Role -> pattern of a broker's files that may be corrupted at rest, below its data directory. Empty in classic
+        HA: a master truncates its log at a damaged record and does not fetch the rest from a slave
+        (docs/classic-ha.md), so corruption would only show a known loss."""
         if settings.get("replication", DLEDGER) != DLEDGER:
             return {}
         return {
@@ -182,9 +182,9 @@ class BrokerSystem:
         }
 
     def prepare(self, capabilities: Collection[tuple[str, str]]) -> None:
-        """Prepare for what an operator will do: members of a group change only where that was configured from the
-        beginning; a former master may have to give up what the new one lacks; and whoever gives up a master knows that
-        what was stored there alone was never acknowledged as safe. To be called before `start`."""
+        """Set what operator actions require, before `start`. Membership changes must be enabled from the beginning.
+        With promotions, a former master may have to truncate what the new one lacks (ha_mismatch=heal), so only appends
+        that are on a slave too may count as acknowledged (acknowledged=success)."""
         if ("operator", "members") in capabilities:
             self._settings["members_may_change"] = "on"
         if ("operator", "promote") in capabilities:
@@ -192,7 +192,7 @@ class BrokerSystem:
                 self._settings[name] = self.given_settings.get(name, value)
 
     async def start(self) -> None:
-        """Write configurations, start name server and brokers, wait for a leader that takes writes."""
+        """Write configurations, start the name server and the brokers, wait for a leader that accepts writes."""
         cluster = self._cluster
         self._processes[NAME_SERVER_HOST] = await cluster.spawn(
             NAME_SERVER_HOST,
@@ -216,9 +216,9 @@ class BrokerSystem:
         await self._cluster.put_file(host, os.path.join(self._cluster.data_dir(host), "broker.toml"), text.encode())
 
     async def promote(self, host: str) -> None:
-        """Make the slave on `host` the master, as an operator of classic HA does: end the former master if it runs,
-        give every broker the configuration that says so, start this one again. The former master stays down until it
-        is started, and is a slave then. Raises SystemUnderTestError with DLedger, which elects its leaders."""
+        """Make the slave on `host` the master, as an operator of classic HA does: stop the former master if it runs,
+        write the new configuration to every host, restart this broker. The former master stays down; when it is started
+        again it is a slave. Raises SystemUnderTestError with DLedger, which elects its leaders."""
         if not self._is_classic:
             raise SystemUnderTestError("DLedger elects its leaders; only classic HA has slaves to promote")
         former, self._master = self._master, host
@@ -255,7 +255,7 @@ class BrokerSystem:
         return f": {words[-1]}" if words else ""
 
     def last_words(self, host: str) -> Sequence[str]:
-        """The last lines of a host's log on this machine; none where there is none yet."""
+        """The last lines of a host's log on this machine; empty if there is no log yet."""
         return last_lines(self._log_path(host))
 
     def _log_path(self, host: str) -> Path:
@@ -263,7 +263,7 @@ class BrokerSystem:
         return self._log_dir / host / f"{name}.log"
 
     async def stop(self) -> None:
-        """SIGTERM to all, in parallel; SIGKILL to what does not end."""
+        """SIGTERM to all in parallel; SIGKILL to those that do not exit."""
         if self._control is not None:
             await self._control.close()
             self._control = None
@@ -271,22 +271,22 @@ class BrokerSystem:
         await asyncio.gather(*(process.terminate() for process in processes.values()), return_exceptions=True)
 
     def process(self, host: str) -> HostProcess | None:
-        """The broker of a host as it was last started."""
+        """The most recently started broker process of a host."""
         return self._processes.get(host)
 
     async def restart(self, host: str) -> None:
-        """Start the broker of a host again; nothing while it runs."""
+        """Start the broker of a host again; does nothing while it runs."""
         process = self._processes.get(host)
         if process is None or process.exit_status() is not None:
             self._processes[host] = await self._cluster.spawn(host, self._programs[host])
 
     async def status(self, host: str, *, timeout_s: float) -> Mapping[str, str] | None:
-        """A broker's runtime table; None when it does not answer in time."""
+        """A broker's runtime info; None if it does not answer in time."""
         status = await self._ask(host, timeout_ms=max(1, int(timeout_s * 1000)))
         return None if status is None else status.table
 
     async def tell_time(self, host: str, *, timeout_s: float) -> ToldTime | None:
-        """The clocks in a broker's runtime table."""
+        """The clocks in a broker's runtime info."""
         table = await self.status(host, timeout_s=timeout_s)
         try:
             return None if table is None else ToldTime(int(table["wallClockMs"]), int(table["monotonicNs"]))
@@ -294,13 +294,12 @@ class BrokerSystem:
             return None
 
     def long_request(self, host: str) -> LongRequest:
-        """For a broker's runtime table, some three kilobytes, as a frame of the remoting protocol: the lengths of all
-        and of the header, and the header."""
+        """A remoting frame (total length, header length, header) that asks for a broker's runtime info of some 3 KB."""
         header = json.dumps({"code": RUNTIME_INFO_CODE, "language": "PYTHON", "version": 0, "opaque": 1, "flag": 0})
         return LongRequest(BROKER_PORT, struct.pack(">II", 4 + len(header), len(header)) + header.encode())
 
     async def statuses(self) -> dict[str, _Status]:
-        """What each broker says of itself; those that do not answer in time are absent."""
+        """The status of each broker; brokers that do not answer in time are absent."""
         answers = await asyncio.gather(*(self._ask(host, timeout_ms=STATUS_TIMEOUT_MS) for host in self._cluster.hosts))
         return {answer.host: answer for answer in answers if answer is not None}
 
@@ -315,12 +314,12 @@ class BrokerSystem:
             return None
 
     async def leaders(self) -> Sequence[str]:
-        """Hosts whose broker says it leads, newest term first."""
+        """Hosts whose broker reports that it leads, newest term first."""
         leading = [status for status in (await self.statuses()).values() if status.leads]
         return [status.host for status in sorted(leading, key=lambda status: -status.number("term"))]
 
     async def recover(self, *, timeout_s: float) -> CheckOutcome:
-        """Wait until one leader takes writes and every replica has committed and dispatched the same index."""
+        """Wait until one leader accepts writes and every replica has committed and dispatched the same index."""
         loop = asyncio.get_running_loop()
         began_s = not_refusing_s = loop.time()
         self._recovered = False
@@ -338,7 +337,7 @@ class BrokerSystem:
             await asyncio.sleep(0.1)
 
     async def _not_recovered(self, took_s: float) -> CheckOutcome:
-        """What is missing, and whether it is the brokers' own doing."""
+        """What is missing: False if the brokers are to blame, "unknown" if a host or an operator may be."""
         missing: dict[str, str] = {}
         open_questions: list[str] = []
         for host, process in self._processes.items():
@@ -363,7 +362,7 @@ class BrokerSystem:
         )
 
     def _inequality(self) -> str:
-        """Why brokers that all answer do not count as equal, in words."""
+        """Why brokers that all answer do not count as equal, as text."""
         writers = [status.host for status in self._final.values() if status.takes_writes]
         if len(writers) != 1:
             return f"{', '.join(writers)} take writes at the same time" if writers else "nobody takes writes"
@@ -380,12 +379,12 @@ class BrokerSystem:
         return len(statuses) == len(self._cluster.hosts) and _are_equal(statuses.values())
 
     def _is_up_to_an_operator(self, statuses: Mapping[str, _Status]) -> bool:
-        """Whether all answer and are equal but for slaves that refuse to follow."""
+        """Whether all answer, some slaves refuse to follow, and all others are equal."""
         following = [status for status in statuses.values() if not status.table.get("haTrouble")]
         return len(following) < len(statuses) == len(self._cluster.hosts) and _are_equal(following)
 
     def connection(self, kind: str, *, process: int, thread: int) -> BrokerConnection | BrokerMessaging:
-        """A connection of an offered kind. One to the queues has one of the brokers for its home, by thread."""
+        """A connection of an offered kind. A queue connection has a home broker, chosen by thread."""
         if kind not in self.offers:
             raise OperatorError(f"system broker offers no {kind!r} connections")
         addresses = {host: self._cluster.address_from(CLIENTS_HOST, host, BROKER_PORT) for host in self._cluster.hosts}
@@ -438,7 +437,7 @@ class BrokerSystem:
         return [self._cluster.address_from(CLIENTS_HOST, NAME_SERVER_HOST, NAME_SERVER_PORT)]
 
     def _translator(self) -> Callable[[str], str]:
-        """From the address that a broker advertises to the one that clients dial."""
+        """Maps the address that a broker advertises to the one that clients dial."""
         cluster = self._cluster
         translations = {
             f"{cluster.bind_address(host)}:{BROKER_PORT}": cluster.address_from(CLIENTS_HOST, host, BROKER_PORT)
@@ -447,7 +446,7 @@ class BrokerSystem:
         return lambda address: translations.get(address, address)
 
     async def check(self, *, started_wall_ms: int) -> Mapping[str, CheckOutcome]:
-        """Replica agreement byte for byte, and with DLedger at most one leader in every term."""
+        """Byte-for-byte replica agreement and, with DLedger, at most one leader in every term."""
         cluster = self._cluster
         words = ("data", "commitlog") if self._is_classic else ("data", "dledger", "data")
         data_dirs = {
@@ -468,7 +467,7 @@ class BrokerSystem:
         }
 
     def facts(self) -> dict[str, Any]:
-        """What of the system is worth keeping with the results."""
+        """Settings, final status of every broker, and acknowledged appends by status."""
         return {
             "settings": dict(self._settings),
             "final_status": {h: dict(s.table) for h, s in self._final.items()},

@@ -1,4 +1,4 @@
-"""What must hold of the brokers' own files and logs when a run is over."""
+"""Checks of the brokers' own files and logs at the end of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["compare_copies", "compare_replicas", "one_leader_per_term"]
 
 BLOCK_BYTES = 1 << 20
 MAX_LEADER_CHANGES_LISTED = 500
-"""Role changes kept with the results; a run with more than this is churning and the first ones tell as much."""
+"""Role changes stored with the results. A run with more is churning, and the first ones show as much."""
 
 ROLE_CHANGE = re.compile(r"^(\S+) .*\brole_change self=(\S+) role=LEADER term=(\d+)")
 
@@ -27,10 +27,10 @@ def compare_replicas(
     """Whether all replicas hold the same bytes up to the shortest committed position.
 
     `data_dirs` maps a host to its directory of log segments (files named by the 20-digit position of their first
-    byte), `committed` to the position up to which its log is committed (bytes). Valid only when every host was
-    heard at the end and all had caught up; a replica that was silent or behind makes the answer "unknown",
-    differing bytes make it False whatever else is known. Hosts that are `unfetched` have files that nobody brought
-    here: they are not compared, and make the answer "unknown".
+    byte), `committed` to the position up to which its log is committed (bytes). Valid only if every host answered at
+    the end and all had caught up. A replica that was silent or behind makes the outcome "unknown"; differing bytes make
+    it False whatever else is known. The files of `unfetched` hosts could not be copied to this machine: they are not
+    compared, and make the outcome "unknown".
     """
     heard = {host: position for host, position in committed.items() if position >= 0 and host not in unfetched}
     details: dict[str, Any] = {"committed_bytes": dict(sorted(committed.items()))}
@@ -69,8 +69,8 @@ def compare_copies(
     caught_up: bool,
     unfetched: Collection[str] = (),
 ) -> CheckOutcome:
-    """The same of a master and its slaves in classic HA. A slave that says that its log is no copy of the master's
-    (`troubles`, "" for none) is not compared, and keeps the answer from being valid."""
+    """`compare_replicas` for a master and its slaves in classic HA. A slave that reports that its log is not a copy of
+    the master's (`troubles`, "" for none) is not compared, and keeps the outcome from being valid."""
     refusing = {host: trouble for host, trouble in sorted(troubles.items()) if trouble}
     others = {host: path for host, path in data_dirs.items() if host not in refusing}
     outcome = compare_replicas(
@@ -97,8 +97,8 @@ def _first_position(directory: Path) -> int:
 
 
 def _blocks(directory: Path, begin: int, end: int) -> Iterator[bytes]:
-    """The bytes [begin, end) of a segmented log in blocks aligned alike for every replica; a hole or an early
-    end gives a shorter block, which then differs from the others'."""
+    """The bytes [begin, end) of a segmented log in blocks, aligned the same for every replica. A hole or an early end
+    gives a shorter block, which then differs from the others."""
     segments = _segments(directory)
     position = begin
     while position < end:
@@ -139,9 +139,9 @@ def _first_difference(directories: Mapping[str, Path], begin: int, end: int) -> 
 
 
 def one_leader_per_term(logs: Mapping[str, Path], *, started_wall_ms: int) -> CheckOutcome:
-    """Whether no term had two leaders, by the nodes' own logs (they log each role change).
+    """Whether no term had two leaders, by the role changes in the nodes' own logs.
 
-    `started_wall_ms` is the wall time at which the history's clock was 0; it places the changes on that clock.
+    `started_wall_ms` is the wall time at which the history's clock was 0; it converts the changes to that clock.
     """
     by_term: dict[int, set[str]] = {}
     changes: list[dict[str, Any]] = []
@@ -172,7 +172,7 @@ def one_leader_per_term(logs: Mapping[str, Path], *, started_wall_ms: int) -> Ch
 
 
 def _since(text: str, started_wall_ms: int) -> int | None:
-    """A log line's time as nanoseconds since the test began; None where it cannot be read."""
+    """A log line's timestamp as nanoseconds since the test began; None if it cannot be parsed."""
     try:
         wall_ms = datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() * 1000
     except ValueError:

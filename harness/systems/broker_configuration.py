@@ -1,4 +1,4 @@
-"""What the brokers of a run are configured with: the system's options, and a configuration file for each host."""
+"""Configuration of a run's brokers: the system's settings, and a configuration file for each host."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ HA_PORT = 10912  # R: haListenPort
 DLEDGER_PORT = 40911  # R
 NAME_SERVER_PORT = 9876  # R
 NAME_SERVER_HOST = "ns1"
-"""The host of the name server, beside those of the replicas."""
+"""The host of the name server, in addition to the replicas' hosts."""
 
 TOPIC = "splitbrain"
 BROKER_NAME = "broker-a"
 
 DLEDGER = "dledger"
-"""The replication that needs no master named beforehand."""
+"""The `replication` setting under which the group elects its master."""
 _ROLES = {"sync": "SYNC_MASTER", "async": "ASYNC_MASTER"}
 
 TRANSACTION_TIMEOUT_S = 2
 TRANSACTION_CHECK_INTERVAL_S = 2
-"""A run of a minute must see answers to questions about transactions; RocketMQ waits 6 s and asks every 60 s."""
+"""A one-minute run must exercise transaction checks; RocketMQ waits 6 s and then checks every 60 s."""
 
 SETTINGS = (
     Setting("replication", DLEDGER, "DLedger, or classic HA with a SYNC_MASTER or an ASYNC_MASTER", (DLEDGER, *_ROLES)),
@@ -90,16 +90,16 @@ SETTINGS = (
     Setting("mutant", NO_MUTANT, "a known bug put into the nodes or clients", (NO_MUTANT, *MUTANTS)),
 )
 _CLASSIC_DEFAULTS = {"flush_interval_ms": "500", "flush_least_pages": "4"}
-"""R's for a log of the broker's own."""
+"""RocketMQ's defaults for its own commit log (classic HA)."""
 _CLASSIC_ONLY = ("slave_reads", "ha_mismatch")
 
 
 MAX_MEMBERS = 7
-"""Brokers that a DLedger group may have: a broker refuses to start as one of more."""
+"""Maximum brokers of a DLedger group; a broker refuses to start in a larger one."""
 
 
 def resolve_settings(given: Mapping[str, str], *, brokers: int = 1) -> dict[str, str]:
-    """Defaults overlaid with what was given, for so many brokers. Raises OperatorError naming every problem."""
+    """The given settings over the defaults, for this number of brokers. Raises OperatorError naming every problem."""
     problems = setting_problems(SETTINGS, given)
     is_classic = given.get("replication", DLEDGER) != DLEDGER
     if not is_classic:
@@ -115,7 +115,7 @@ def resolve_settings(given: Mapping[str, str], *, brokers: int = 1) -> dict[str,
 
 
 def broker_configuration(cluster: Cluster, host: str, settings: Mapping[str, str], *, keys: int, master: str) -> str:
-    """The configuration file of the broker on `host`, as TOML. `master` is who leads in classic HA."""
+    """The configuration file of the broker on `host`, as TOML. `master` is the master's host in classic HA."""
     own_address = cluster.bind_address(host)
     lines = [
         f'self_id = "{host}"',
@@ -146,7 +146,7 @@ def broker_configuration(cluster: Cluster, host: str, settings: Mapping[str, str
 
 
 def _node_settings(settings: Mapping[str, str]) -> list[str]:
-    """The settings of every node, as lines of TOML; a mutant only where there is one for nodes."""
+    """The settings of every node, as lines of TOML. Mutants of clients are left out."""
     elsewhere = ("replication", "members_may_change", "acknowledged", "consume", *_CLASSIC_ONLY)
     common = {name: value for name, value in settings.items() if name not in elsewhere}
     if common["mutant"] == NO_MUTANT or common["mutant"] in CLIENT_MUTANTS:
@@ -184,7 +184,7 @@ def _classic(cluster: Cluster, host: str, settings: Mapping[str, str], master: s
 
 
 def _dialled(cluster: Cluster, host: str) -> dict[str, str]:
-    """Where this host dials what the others advertise, if that is elsewhere (behind proxies)."""
+    """Advertised address -> the address that this host dials instead, if they differ (links through proxies)."""
     pairs = {
         f"{cluster.bind_address(other)}:{port}": cluster.address_from(host, other, port)
         for other in cluster.hosts

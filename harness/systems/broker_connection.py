@@ -1,14 +1,13 @@
-"""How one logical client talks to the brokers.
+"""How one logical client sends single requests to the brokers.
 
-Each client has a *home* broker, as in the field's other harnesses, so that the clients together ask every
-replica, also one that has been deposed and does not know it. A broker that does not lead refuses before it
-does anything and names the leader if it knows one; such a refusal is certain, so the client may ask the next
-broker within the same operation. Anything that is not certain ends the operation at once and as it is: there
-is no retry that could append a message twice.
+Each client has a *home* broker, as in Jepsen, so that the clients together ask every replica, including one that has
+been deposed and does not know it. A broker that does not lead refuses before it does anything and names the leader if
+it knows one; such a refusal is certain, so the client may ask the next broker within the same operation. Any uncertain
+outcome ends the operation at once as it is: no retry could append a message twice.
 
-Where a client looks next: the leader named in the refusal, else the master in the name server's route, else the
-next broker in order. Writes begin at the last broker that took one; reads always begin at home. Once all have been
-asked it waits before each further one, unless that one was named.
+A refused client asks next: the leader named in the refusal, else the master in the name server's route, else the next
+broker in order. Writes begin at the last broker that accepted one; reads always begin at home. Once all brokers have
+refused, the client pauses before each further request, unless a leader was named.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from node.client import BrokerClient, ClientError, NotLeader, PullStatus
 __all__ = ["BadMessage", "BrokerConnection", "StoredInPart", "decode_body", "encode_body"]
 
 HOP_PAUSE_S = 0.04
-"""Once every broker was asked and none could say who leads: before each that is asked again. An election takes a few
-heartbeats, and whoever has heard of its end names the new leader. To ask all of them each time was most of what twenty
-clients and their brokers did while nobody led, and finds the leader no sooner than one of them does."""
+"""Pause before each further request once every broker has refused and none named a leader. An election takes a few
+heartbeats, and any broker that has seen its result names the new leader. Asking all of them each time was most of the
+work of twenty clients and their brokers while nobody led, and found the leader no sooner than asking one."""
 
 ROUTE_PAUSE_S = 0.1
-"""Between two questions of a client for the route, which changes only when a new master registers itself."""
+"""Minimum time between a client's route queries; the route changes only when a new master registers itself."""
 
 ATTEMPT_TIMEOUT_RATIO = 0.7
-"""Part of the operation's time that one request may take, so that a refusal elsewhere can still be followed."""
+"""Fraction of the operation's timeout that one request may take, so that time remains to follow a refusal."""
 
 ROUTE_TIMEOUT_MS = 300
-"""For asking the name server. It only saves a hop or two, so it may not cost much of the operation's time."""
+"""For asking the name server. The route only saves a hop or two, so it may not cost much of the operation's time."""
 
 BUSY = 2
 UNAVAILABLE = 14
@@ -53,12 +52,12 @@ _decode_json = json.JSONDecoder(parse_constant=_no_number).decode
 
 
 def encode_body(value: Any) -> bytes:
-    """The message that holds a JSON value."""
+    """The message body for a JSON value."""
     return _encode_json(value).encode()
 
 
 def decode_body(body: bytes) -> Any:
-    """The JSON value that a message holds. Raises BadMessage for what the harness cannot have sent."""
+    """The JSON value of a message body. Raises BadMessage for what the harness cannot have sent."""
     try:
         return _decode_json(body.decode())
     except (ValueError, RecursionError):
@@ -72,16 +71,16 @@ class BadMessage(Exception):
 
 
 class StoredInPart(Exception):
-    """A broker stored a message and it is not as safe as it should be; a client that takes SUCCESS alone for an
-    acknowledgement knows nothing then."""
+    """A broker stored a message with a status other than SUCCESS. For a client that accepts only SUCCESS as an
+    acknowledgement, the outcome is unknown."""
 
     is_definite = False
 
 
 class BrokerConnection:
-    """A `QueueConnection` over the queues of one topic. `addresses` maps hosts to what this client dials; acknowledged
-    appends are counted by status in `acknowledged`. With `success_only` other statuses than SUCCESS acknowledge
-    nothing: such an append ends in StoredInPart, its outcome unknown."""
+    """A `QueueConnection` over the queues of one topic. `addresses` maps hosts to the addresses that this client dials;
+    `acknowledged` counts acknowledged appends by status. With `success_only` only SUCCESS acknowledges: an append with
+    another status raises StoredInPart, its outcome unknown."""
 
     def __init__(
         self,
@@ -96,7 +95,7 @@ class BrokerConnection:
     ) -> None:
         self.node: str | None = None
         self.durability: str | None = None
-        """Of the last append: "local" when it was acknowledged as stored on the master only, else None."""
+        """"local" if the last append was acknowledged as stored on the master only, else None."""
         self._acknowledged = acknowledged if acknowledged is not None else Counter()
         self._hosts_by_address = {address: host for host, address in addresses.items()}
         self._success_only = success_only
@@ -137,9 +136,8 @@ class BrokerConnection:
         return await self._at_leader(self._home, ask)
 
     async def latest(self, key: int) -> Any:
-        """The message before the end of the queue; both questions go to the same broker, and the message at a
-        committed offset never changes, so the answer is as current as the first of them, and a quorum need not be
-        asked a second time."""
+        """The last message of the queue. Both requests go to the same broker, and the message at a committed offset
+        never changes, so the result is as current as the first answer and the pull needs no second quorum read."""
 
         async def ask(address: str, timeout_ms: int) -> Any:
             tail = await self._client.max_offset(self._topic, key, address=address, timeout_ms=timeout_ms)
@@ -169,13 +167,13 @@ class BrokerConnection:
         return await self._at_leader(self._home, ask)
 
     async def _at_leader(self, first: str, request: Callable[[str, int], Awaitable[T]]) -> T:
-        """Try brokers until one does not refuse. Raises the error that ended it, the last refusal at the end."""
+        """Try brokers until one does not refuse. Raises the first uncertain error, or the last refusal at the end."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout_s * 0.95
         attempt_ms = int(self._timeout_s * 1000 * ATTEMPT_TIMEOUT_RATIO)
         host = first
         refused: set[str] = set()
-        """By whom, in this round."""
+        """Hosts that refused in this round."""
         since_pause: set[str] = set()
         is_first_round = True
         while True:
@@ -204,7 +202,7 @@ class BrokerConnection:
                 since_pause.clear()
 
     async def _named_by(self, error: ClientError, asked: Collection[str]) -> str | None:
-        """The leader by the refusal, or the master by the route; None where there is none but those asked already."""
+        """The leader named in the refusal, else the master in the route; None if unknown or asked already."""
         if isinstance(error, NotLeader):
             leader = error.leader_id or self._hosts_by_address.get(error.leader_address or "")
             if leader is not None and leader in self._addresses and leader not in asked:
@@ -213,14 +211,14 @@ class BrokerConnection:
         return None if master in asked else master
 
     def _next_host(self, refused_by: str, refused: Collection[str]) -> tuple[str, bool]:
-        """The next in order that has not refused, or where all have, the next one and True: a round is over."""
+        """(the next host in order that has not refused, False); if all have, (the next in order, True): a new round."""
         place = self._hosts.index(refused_by) + 1
         in_order = self._hosts[place:] + self._hosts[:place]
         left = [host for host in in_order if host not in refused]
         return (left or in_order)[0], not left
 
     async def _master_by_route(self) -> str | None:
-        """None also where it has just been asked for."""
+        """The master in the name server's route; None if unknown, or if the route was queried within ROUTE_PAUSE_S."""
         now_s = asyncio.get_running_loop().time()
         if now_s < self._route_due_s:
             return None
@@ -234,5 +232,5 @@ class BrokerConnection:
 
 
 def _may_ask_elsewhere(error: ClientError) -> bool:
-    """A broker that is not the leader, is busy, or cannot be reached has done nothing; another one may."""
+    """A broker that is not the leader, is busy, or cannot be reached has done nothing, so another one may be asked."""
     return error.code in (None, BUSY, UNAVAILABLE)

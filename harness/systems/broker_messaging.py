@@ -1,9 +1,8 @@
-"""How one logical client takes part in groups: the node's own producers and consumers, as programs use them.
+"""How one logical client takes part in groups: with the node's own producers and consumers, as applications use them.
 
-Where `broker_connection` sends single requests to chosen brokers, this is the whole client with its routes,
-heartbeats, rebalancing and retries. Every connection has a client id of its own, so each is a member of the group and
-the queues are divided among the clients that are alive. Consumers that come and go, which is what faults make of
-them, are part of the test.
+While `broker_connection` sends single requests to chosen brokers, this uses the whole client with its routes,
+heartbeats, rebalancing and retries. Every connection has its own client id, so each is a member of the group and the
+queues are divided among the live clients. Consumers that join and leave because of faults are part of the test.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ CONSUMER_GROUP: Final = "splitbrain-consumers"
 PRODUCER_GROUP: Final = "splitbrain-producers"
 
 POP_RETRY_TOPIC: Final = f"%RETRY%{CONSUMER_GROUP}_{TOPIC}"
-"""Where messages come again that nobody acknowledged (R: KeyBuilder.buildPopRetryTopic)."""
+"""Where unacknowledged messages are redelivered (R: KeyBuilder.buildPopRetryTopic)."""
 
 DELAY_LEVELS: Final[Mapping[int, int]] = {0: 0, 1_000: 1}
-"""Milliseconds -> delay level (R: messageDelayLevel), the shortest one; other delays are timer messages."""
+"""Milliseconds -> delay level (R: messageDelayLevel), only the shortest; other delays are sent as timer messages."""
 
 TIMINGS: Final = ClientTimings(
     route_interval_s=1.0,
@@ -49,25 +48,25 @@ TIMINGS: Final = ClientTimings(
     retry_pause_s=0.1,
     drain_timeout_s=1.0,
 )
-"""A minute of faults must hold many rebalances; RocketMQ's intervals of 20 and 30 s would show one or two."""
+"""A minute of faults must see many rebalances; with RocketMQ's intervals of 20 and 30 s it would see one or two."""
 
 RECEIVE_TIMEOUT_MS: Final = 200
 INVISIBLE_MS: Final = 2_000
-"""How long a popped message is its consumer's: long enough for an acknowledgement, over within a round of faults."""
+"""How long a popped message stays invisible: long enough to acknowledge it, and over within a round of faults."""
 FORGETS_EVERY: Final = 4
-"""Every so many receives of one message a consumer that pops forgets what it was given, as one that dies does."""
+"""On every fourth receive of a single message a pop consumer drops the message, as a consumer that dies would."""
 SEND_RETRIES: Final = 20
-"""Attempts that certainly left nothing behind may be repeated for as long as the operation has time."""
+"""Attempts that certainly stored nothing may be retried until the operation's timeout."""
 
 
 class LagUnknown(Exception):
-    """The group's offsets or the queues' ends could not be asked for. Nothing was changed by asking."""
+    """The group's offsets or the queues' ends could not be read. Definite, as reading changes nothing."""
 
     is_definite = True
 
 
 class Undecided(SendFailed):
-    """The half message could not be sent, or nobody knows: its transaction was never decided, nor will it be."""
+    """The half message was not sent, or that is unknown: its transaction was never decided, nor will it be."""
 
     is_decided = False
 
@@ -75,8 +74,8 @@ class Undecided(SendFailed):
 class BrokerMessaging:
     """A `MessagingConnection` over one topic of `keys` queues at one broker group.
 
-    `host_of` maps an address that was dialled to its host. `decisions` is shared by the connections of a run: what
-    the local transaction of a message has left behind, by the message's body. `success_only` as for BrokerConnection.
+    `host_of` maps a dialled address to its host. `decisions` maps a message body to the decision of its local
+    transaction, and is shared by the connections of a run. `success_only` as for BrokerConnection.
     """
 
     def __init__(
@@ -152,7 +151,7 @@ class BrokerMessaging:
             raise StoredInPart(f"stored, and {receipt.result.status.name}")
 
     async def _decided(self, message: ReceivedMessage) -> TransactionState:
-        """A broker asks. A transaction whose send is still open, or was given up, has not been decided."""
+        """Answers a broker's transaction check. UNKNOWN while the send is pending, or if it was abandoned."""
         return self._decisions.get(message.body, TransactionState.UNKNOWN)
 
     async def receive(self, max_messages: int) -> list[Any]:
@@ -163,9 +162,8 @@ class BrokerMessaging:
         return [decode_body(message.body) for message in messages]
 
     async def _pop(self, max_messages: int) -> list[Any]:
-        """Messages that this client was given. They are acknowledged by its next receive: an acknowledgement within
-        this one would take them from everybody where the operation ends without an answer. Of those that it forgets
-        nobody hears until they come again."""
+        """Pop messages. The next receive acknowledges them: acknowledging now would lose them if this operation ended
+        without returning them. Messages dropped on purpose are seen only when they are redelivered."""
         routes, name = self._client.routes, self._queues[0].broker_name
         try:
             await self._acknowledge()
@@ -186,7 +184,7 @@ class BrokerMessaging:
         return [decode_body(each.message.body) for each in popped]
 
     async def _acknowledge(self) -> None:
-        """What the receive before gave; where nobody knows whether that worked it may come again."""
+        """Acknowledge the messages of the previous receive; if the outcome is unknown they may be redelivered."""
         popped, self._popped = self._popped, []
         for each, address in popped:
             with contextlib.suppress(ClientError):
@@ -200,7 +198,7 @@ class BrokerMessaging:
                 address = self._client.routes.require_master(queue.broker_name)
                 self.node = self._host_of(address)
                 end = await self._client.requests.max_offset(queue.topic, queue.queue_id, address=address)
-                # A group may be ahead of a queue whose end was lost, which says nothing of what others still hold.
+                # A group may be ahead of a queue that lost its end; that must not offset the lag of other queues.
                 waiting += max(0, end - (await self._offsets.load(queue) or 0))
             return waiting
         except ClientError as error:

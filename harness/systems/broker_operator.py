@@ -1,8 +1,8 @@
-"""What an operator does to the brokers on purpose: see nemesis.target.Operator.
+"""Operator actions on the brokers: see nemesis.target.Operator.
 
-Lead and membership are changed by the requests that `python -m node transfer` and `python -m node members` send, to
-whoever says that it leads; what speaks them is imported where one is sent, so that no other run waits for it. A
-promotion in classic HA is the operator's own doing: new configurations and a restart.
+Leadership and membership are changed by the requests that `python -m node transfer` and `python -m node members` send,
+addressed to the current leader. Their client is imported only when one is sent, so that other runs do not pay for it. A
+promotion in classic HA is done with new configurations and a restart.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOOK_TIMEOUT_S = 0.5
 
 
 def operation_missing(ability: str, *, is_classic: bool) -> str | None:
-    """Why the brokers cannot be asked for an operation, as one line that names what mends it; None when they can."""
+    """Why the brokers lack an operator's ability, as one line that names the fix; None if they have it."""
     if ability == "promote":
         return None if is_classic else "DLedger elects its leaders: promoting is for --set replication=sync or async"
     if is_classic:
@@ -32,8 +32,8 @@ _GROUP_WORDS = {"transfer": "lead that could be transferred", "members": "group 
 
 
 class BrokerOperator(ChangesMembers):
-    """`status(host, timeout_s)` gives what a broker says of itself, `promote(host)` makes it the master. `known_to`
-    gives the address that the others know a member by, `dialled` the one for requests of an operator."""
+    """`status(host, timeout_s)` returns a broker's status, `promote(host)` makes it the master. `known_to` returns the
+    address by which the other members know a host, `dialled` the address for operator requests."""
 
     def __init__(
         self,
@@ -57,11 +57,11 @@ class BrokerOperator(ChangesMembers):
         self._transferred: dict[str, tuple[str, int]] = {}
 
     def missing(self, ability: str) -> str | None:
-        """Why these brokers lack an ability; None when they have it."""
+        """Why these brokers lack an ability; None if they have it."""
         return operation_missing(ability, is_classic=self._is_classic)
 
     async def view(self, host: str, *, timeout_s: float) -> ReplicaView | None:
-        """A broker's status request."""
+        """A replica's role, term, members and log end, from the broker's status."""
         table = await self._status(host, timeout_s)
         if table is None:
             return None
@@ -91,7 +91,7 @@ class BrokerOperator(ChangesMembers):
         return max(leading, key=lambda view: view.term)
 
     async def transfer(self, fault_id: str, host: str) -> None:
-        """Have whoever leads give its lead to `host`. Raises RuntimeError."""
+        """Have the current leader transfer its leadership to `host`. Raises RuntimeError."""
         leader = await self._leader()
         if leader.host == host:
             raise RuntimeError(f"{host} leads already")
@@ -104,7 +104,7 @@ class BrokerOperator(ChangesMembers):
             raise RuntimeError(str(error)) from error
 
     def transferred(self, fault_id: str) -> tuple[str, int] | None:
-        """What a transfer led to, by the new leader's own word."""
+        """(host, term) of a completed transfer, as the new leader reported it; None if there was none."""
         return self._transferred.get(fault_id)
 
     async def _change(self, host: str, *, belongs: bool) -> None:

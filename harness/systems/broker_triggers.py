@@ -1,8 +1,8 @@
-"""What brokers do, by the lines that they log as they do it (nemesis.target.Triggers).
+"""Triggers (nemesis.target.Triggers) found in the brokers' logs.
 
-On clusters whose programs log into files that the harness can read meanwhile, a schedule may wait for what a broker
-logs at once. It is known here some POLL_S after its line was written, and a fault takes a few milliseconds more,
-so what is over within a sync of the disk (`voting`, `storing`) is not among the kinds.
+On clusters whose logs the harness can read during a run, a schedule may wait for an event that a broker logs as it
+happens. The harness sees the line about POLL_S after it was written, and injecting a fault takes a few milliseconds
+more, so events that are over within one disk sync (`voting`, `storing`) are not among the kinds.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from nemesis.triggers import Occurrence, Trigger
 __all__ = ["LOGGED_KINDS", "LogTriggers", "occurrence_of"]
 
 POLL_S = 0.002
-"""Between two looks at the logs. A look is one call to the system for each host."""
+"""Polling interval of the logs. A poll is one system call per host."""
 
 MAX_REMEMBERED = 500
-"""Occurrences that a schedule can still find afterwards: those of the step before, which takes seconds at most."""
+"""Past occurrences that a schedule can still match: those of its previous step, which takes seconds at most."""
 
 MAX_READ_BYTES = 1 << 20
-"""Read at once from one log; the rest follows with the next look."""
+"""Read from one log per poll; the rest follows at the next poll."""
 
 _LINES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r" node\.dledger\.role role_change self=\S+ role=LEADER "), "elected"),
@@ -37,15 +37,15 @@ _LINES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r" node\.dledger\.pusher push to (n\d+): COMPARE -> TRUNCATE at "), "truncating"),
     (re.compile(r" node\.dledger\.pusher push to (n\d+): (?:COMPARE|TRUNCATE) -> APPEND at (?!-1$)"), "matched"),
 )
-"""A line, and the trigger it stands for. It occurs on the host that logs it, unless the line names another one: the
-leader logs what it tells a follower to do."""
+"""Pattern of a log line, and its trigger. The trigger occurs on the host that logs the line, unless the line names
+another one: the leader logs what it tells a follower to do."""
 
 LOGGED_KINDS = frozenset(kind for _, kind in _LINES)
 """The triggers of nemesis.triggers.KINDS that a broker's log shows."""
 
 
 def occurrence_of(host: str, line: str) -> tuple[str, str] | None:
-    """(kind, host) of a line that the broker of `host` logged; None when it stands for none."""
+    """(kind, host) of the trigger in a line that the broker of `host` logged; None if it has none."""
     for pattern, kind in _LINES:
         if found := pattern.search(line):
             return kind, (found.group(1) if pattern.groups else host)
@@ -60,7 +60,7 @@ class _Log:
 
 
 class LogTriggers:
-    """See nemesis.target.Triggers; `logs` maps hosts to the files that their brokers log into."""
+    """See nemesis.target.Triggers; `logs` maps hosts to their brokers' log files."""
 
     def __init__(self, logs: Mapping[str, Path], *, now_s: Callable[[], float]) -> None:
         self._logs = {host: _Log(path) for host, path in logs.items()}
@@ -70,7 +70,7 @@ class LogTriggers:
 
     @contextlib.asynccontextmanager
     async def watch(self) -> AsyncIterator[None]:
-        """Follow the logs while the block runs; what was logged before it is not looked at."""
+        """Follow the logs while the block runs; earlier lines are ignored."""
         for log in self._logs.values():
             log.position, log.rest = _size_bytes(log.path), b""
         follower = asyncio.create_task(self._follow())
@@ -81,8 +81,8 @@ class LogTriggers:
             await asyncio.gather(follower, return_exceptions=True)
 
     async def wait(self, trigger: Trigger, *, since_s: float, timeout_s: float) -> Occurrence | None:
-        """The trigger's first occurrence since a time of the loop; None when there is none within `timeout_s` seconds,
-        and at once for a kind that is not logged."""
+        """The trigger's first occurrence since `since_s` (event loop time); None if there is none within `timeout_s`
+        seconds, and immediately for a kind that is not logged."""
         if trigger.kind not in LOGGED_KINDS:
             return None
         with contextlib.suppress(TimeoutError):
@@ -114,7 +114,7 @@ def _size_bytes(path: Path) -> int:
 
 
 def _new_lines(log: _Log) -> list[str]:
-    """The lines that were finished since the last look."""
+    """The lines that were completed since the last poll."""
     if _size_bytes(log.path) <= log.position:
         return []
     try:

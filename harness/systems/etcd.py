@@ -1,6 +1,6 @@
-"""etcd, a key-value store replicated by Raft, by the JSON form of its gRPC interface.
+"""etcd, a key-value store replicated by Raft, accessed through its JSON gateway.
 
-With `--set read=serializable` any member answers reads from what it has, which is stale behind a partition.
+With `--set read=serializable` any member answers reads from its own state, which may be stale behind a partition.
 """
 
 import base64

@@ -1,7 +1,7 @@
-"""A set that is kept under etcd's lock: read, added to and written back by whoever holds the lock.
+"""A set guarded by etcd's lock: the lock holder reads it, adds an element and writes it back.
 
-The lock is etcd's own, with a lease of two seconds that nobody renews: a holder whose requests are held up may lose it
-and not know. With `--set fenced=yes` the write is a transaction that looks whether the lock's key is still there.
+The lock is etcd's own, with a lease of two seconds that nobody renews: a holder whose requests are delayed may lose it
+without knowing. With `--set fenced=yes` the write is a transaction conditional on the lock's key still existing.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ from harness.systems.etcd import Etcd
 from harness.systems.etcd_rows import text
 
 LEASE_S = 2
-"""The shortest that etcd grants with its default election timeout."""
+"""The shortest lease that etcd grants with its default election timeout."""
 
 WORK_S = 0.3
-"""What a holder does between reading and writing takes so long."""
+"""Time that a lock holder spends between its read and its write."""
 
 
 class LockedSetClient(Client):
@@ -39,7 +39,7 @@ class LockedSetClient(Client):
         done = await self.http.post("/v3/kv/txn", {"compare": compare, "success": [change]})
         if not done.get("succeeded"):
             raise Refused("the lock was lost before the write")
-        with contextlib.suppress(Refused, HttpError, OSError, ValueError):  # it was added: the lease ends by itself too
+        with contextlib.suppress(Refused, HttpError, OSError, ValueError):  # added already; the lease expires anyway
             await self.http.post("/v3/lease/revoke", {"ID": lease})
 
     async def members(self) -> list[Any]:

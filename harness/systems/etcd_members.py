@@ -1,7 +1,7 @@
-"""Who belongs to a cluster of etcd, and how that is changed: by the requests that `etcdctl member` makes.
+"""Membership of an etcd cluster, changed by the requests that `etcdctl member` makes.
 
-A member that was removed ends by itself, and its identity is never taken again. Who joins is a new member: it is
-announced first, begins with nothing, and must be told of everybody who belongs to the cluster by then.
+A removed member exits on its own, and its ID is never accepted again. A joining host is a new member: it is added
+first, starts with an empty data directory, and is configured with all current members.
 """
 
 import asyncio
@@ -10,24 +10,24 @@ from typing import Any
 from harness.sdk import Host, HttpError, Refused, System, post
 
 REQUEST_TIMEOUT_S = 2.0
-"""For one member to do it. One that is cut off must not hold up the question to the next."""
+"""For a request to one member: an isolated one must not hold up asking the next."""
 
 
 class EtcdMembers(System):
-    """The part of etcd's plug-in that is about members."""
+    """The membership part of etcd's plug-in."""
 
     def __init__(self) -> None:
         self.outside = set[str]()
         self.newcomers = set[str]()
 
     def membership(self, host: Host) -> list[str]:
-        """The words of a member's command that say with whom it begins; etcd heeds them while it has no data."""
+        """Command-line arguments with a member's initial cluster; etcd uses them only while it has no data."""
         members = ",".join(f"{each.name}={peer_url(each)}" for each in self.hosts if each.name not in self.outside)
         begins = "existing" if host.name in self.newcomers else "new"
         return ["--initial-cluster", members, "--initial-cluster-state", begins]
 
     async def members(self, host: Host) -> list[str]:
-        """As this member has applied it."""
+        """The members according to what this member has applied."""
         listed = identities(await post(f"{host.url('client')}/v3/cluster/member/list", {}))
         return [each.name for each in self.hosts if peer_url(each) in listed]
 
@@ -39,14 +39,14 @@ class EtcdMembers(System):
 
     async def join(self, host: Host) -> None:
         self.outside.add(host.name)
-        await self.leave(host)  # also where it had been announced before, and may have begun
+        await self.leave(host)  # even if it had been added before and may have started
         await self.ask("add", {"peerURLs": [peer_url(host)]})
         self.outside.discard(host.name)
         self.newcomers.add(host.name)
         await host.wipe()
 
     async def ask(self, request: str, body: Any) -> Any:
-        """Have the first member that does it do it."""
+        """Send the request to one member after another until one succeeds; returns its answer."""
         problem: Exception = Refused("nobody is a member")
         for each in self.hosts:
             if each.name not in self.outside:
@@ -63,5 +63,5 @@ def peer_url(host: Host) -> str:
 
 
 def identities(said: Any) -> dict[str, str]:
-    """Peer URL -> the member's identity."""
+    """Peer URL -> member ID."""
     return {url: member["ID"] for member in said["members"] for url in member["peerURLs"]}

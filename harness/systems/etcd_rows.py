@@ -1,6 +1,6 @@
-"""Rows of keys in etcd, of which a transaction inserts one where a key has none.
+"""Rows by key in etcd; a transaction inserts a row for a key only if the key has none.
 
-Tables are prefixes, and a transaction compares a range of keys, which is the predicate: no key in it was ever created.
+Tables are key prefixes. The predicate is a comparison over a range of keys: none of them was ever created.
 """
 
 import base64
@@ -11,11 +11,11 @@ from harness.sdk import Client, JsonHttp
 
 TABLES = (0, 1)
 END = "~"
-"""Comes after every number of a row."""
+"""Sorts after every row number."""
 
 
 class RowsClient(Client):
-    """The part of a client of etcd that is about rows."""
+    """The part of an etcd client that handles rows."""
 
     http: JsonHttp
 
@@ -33,15 +33,15 @@ class RowsClient(Client):
 
 
 def rows_of(table: int, key: int) -> dict[str, str]:
-    """The range of all rows of a key in a table."""
+    """The key range of all rows of a key in a table."""
     return {"key": under(table, key), "range_end": under(table, key, END)}
 
 
 def under(table: int, key: int, rest: str = "") -> str:
-    """The key in etcd that begins with a table and a key, as base64, which is how the gateway takes bytes."""
+    """The etcd key for a table, a key and the rest, as base64, which is how the gateway takes bytes."""
     return base64.b64encode(f"rows{table}/{key}/{rest}".encode()).decode()
 
 
 def text(value: Any) -> str:
-    """As JSON, and that as base64."""
+    """The value as base64 of JSON."""
     return base64.b64encode(json.dumps(value).encode()).decode()

@@ -1,7 +1,7 @@
-"""A plug-in of `harness.sdk` as the registry, the runner and the faults see a system (harness.systems.base.System).
+"""Adapts a plug-in of `harness.sdk` to the interface of a system (harness.systems.base.System).
 
-The plug-in says what its programs are and how its hosts are asked; when, how long and how often is decided here. What
-its methods raise is reported in one line with the file and the line in the plug-in.
+The plug-in defines its programs and how to query its hosts; when, how often and for how long is decided here.
+Exceptions of its methods are reported in one line, with file and line in the plug-in.
 """
 
 from __future__ import annotations
@@ -59,23 +59,22 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 POLL_S = 0.1
-"""Between two questions whether a host serves; each starts a short command there."""
+"""Interval of readiness polls; each runs a short command on the host."""
 
 STATUS_TIMEOUT_S = 1.0
-"""For one host to say whether it leads. One that is cut off must not hold up the question."""
+"""For one host to report whether it leads: an isolated one must not hold up the others."""
 
 QUESTION_TIMEOUT_S = 10.0
-"""For what a host is asked while nobody is in a hurry: whether it is ready, what it holds."""
+"""For queries that are not urgent: whether a host is ready, what it holds."""
 
 _MISTAKES = (AttributeError, NameError, PluginError, TypeError)
-"""Exceptions that say that the plug-in's own code is wrong, whatever the system did."""
+"""Exceptions that mean that the plug-in's own code is wrong, whatever the system did."""
 
 MISTAKEN_S = 5.0
-"""How long `status` may raise one of them at the start: None in the place of a leader that is not known yet makes a
-TypeError, too."""
+"""How long `status` may raise one of _MISTAKES at the start: a leader that is still None causes a TypeError too."""
 
 FORMING_S = 5.0
-"""How long nobody may lead at the start until `start_together` is called without a leader."""
+"""Wait for a leader at the start; after this `start_together` is called without one."""
 
 ADDRESS_HINT = " (hosts of --cluster local share this machine: have the program listen on host.listen(port) alone)"
 
@@ -83,23 +82,23 @@ LOOPBACK = "127.0.0.1"
 LOOPBACK_HINT = f" but at {LOOPBACK}, where no other host reaches it: have the program listen on host.listen(port)"
 
 ENDED_WELL = " status 0"
-"""The end of what is said of a program that ended without an error."""
+"""End of the message about a program that exited without an error."""
 
 FOREGROUND_HINT = " (if it goes into the background: keep it in the foreground)"
 
 BACKGROUND_HINT = ", and the host serves from the background: keep the program in the foreground"
 
 LEADER = "leader"
-"""Among the hosts that keep a system from being well: that none of them leads."""
+"""Key beside the host names in the problems of `_absent`: no host leads."""
 
 STATUS_HANGS = "no status() said what serves, so that this may be the plug-in's doing"
-"""What is said of a system that clients may find well while `status` does not return."""
+"""Reason for "unknown" if `status` hangs, while clients may find the system healthy."""
 
 MAX_STATE_CHARS = 300
-"""Of a replica's state that is quoted where replicas differ."""
+"""Limit of the quoted part of a replica's state if replicas differ."""
 
 _PROGRAM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_. -]{0,99}")
-"""How a program may be called, after which its log is."""
+"""A valid program name; its log file is named after it."""
 
 _UNPACK = """
 import os, sys, tarfile
@@ -107,18 +106,18 @@ with tarfile.open(sys.argv[1]) as archive:
     archive.extractall(sys.argv[2])
 os.unlink(sys.argv[1])
 """
-"""What a host does with an archive. Its tar may have no gzip, its Python always has."""
+"""Unpacks an archive on a host with Python, since the host's tar may lack gzip."""
 
 _PRINTED = 'tail -c "+$1" -- "$2" 2>/dev/null | grep -qF -e "$3"'
-"""Whether a file has a text from its byte $1 on, counted from 1."""
+"""Whether file $2 contains the text $3 from byte $1 (counted from 1) on."""
 
 COPY_TIMEOUT_S = 600.0
-"""For a recipe's command on a host, or for unpacking what was copied there."""
+"""For a recipe's command on a host, or for unpacking a copied archive there."""
 
 
 @functools.cache
 def adapted(plugin: Plugin) -> type[GuestSystem]:
-    """The class of systems that a plug-in is to the harness."""
+    """The system class for a plug-in."""
     cls = plugin.system_class
     doc = inspect.getdoc(cls) if cls.__doc__ else f"{cls.__name__}, of {os.path.basename(_file_of(cls))}"
     return type(
@@ -150,7 +149,7 @@ def _file_of(cls: type[Any]) -> str:
 
 
 class GuestSystem:
-    """See the module's text; the class for a plug-in is made by `adapted`."""
+    """See the module docstring; `adapted` makes the subclass for a plug-in."""
 
     plugin: ClassVar[Plugin]
     name: ClassVar[str]
@@ -160,13 +159,13 @@ class GuestSystem:
     extra_hosts: ClassVar[Sequence[str]]
     recovery_timeout_s: ClassVar[float]
     cannot: ClassVar[Mapping[str, str]]
-    """Nemesis, or nemesis=form -> why this system cannot have it."""
+    """Nemesis, or nemesis=form -> why it makes no sense for this system."""
     tells_leader: ClassVar[bool]
-    """Whether anybody can say who leads."""
+    """Whether the plug-in has a `status`, which tells who leads."""
     has_long_request: ClassVar[bool]
-    """Whether clients can ask for more than they read."""
+    """Whether the plug-in has a request with a long answer, for clients that do not read it."""
     client_class: ClassVar[type[Client]]
-    """What clients can do shows in its methods."""
+    """Its methods determine what clients can do."""
     offers = frozenset({CLIENT})
 
     def __init__(
@@ -180,25 +179,25 @@ class GuestSystem:
         self._values: Mapping[str, str] = Known("setting", self._with_defaults(settings))
         self._recipes = recipes_of(self.plugin.system_class, self._values)
         self._roots: dict[str, list[tuple[Recipe, str]]] = {}
-        """Host -> where it has what each recipe brought."""
+        """Host -> (recipe, directory on that host in which it is installed)."""
         self._environment: dict[str, dict[str, str]] = {}
         self._user_words: dict[str, list[str]] = {}
-        """Host -> what is put before a command there so that it runs as the system's user."""
+        """Host -> command prefix there that runs a program as the system's user."""
         self._commands: dict[str, dict[str, Program]] = {}
         self._written: dict[str, dict[str, Any]] = {}
-        """What files were last written with, by host and path."""
+        """Host -> path -> last written content."""
         self._processes: dict[str, HostPrograms] = {}
         self._logged_before: dict[tuple[str, str], int] = {}
-        """(host, log's name) -> its bytes at the last start of its program, where `ready_line` is looked for behind."""
+        """(host, log name) -> log size in bytes at the program's last start; `ready_line` is searched after it."""
         self._final: dict[str, dict[str, str]] = {}
         self._states: dict[str, Any] | None = None
-        """What the replicas held in the end; None where nobody asked, or they never agreed to answer."""
+        """Host -> the replica's state (or _Unread) when last asked at the end; None if replicas were never asked."""
         self._unanswered: dict[str, Exception | SystemExit] = {}
-        """Host -> what its `status` raised when it was last asked."""
+        """Host -> what its last `status` call raised."""
         self._unready: dict[str, BaseException | str] = {}
-        """Host -> what its `ready` raised when it was last asked, or what it returned, in words."""
+        """Host -> what its last `ready` call raised, or a message about what it returned."""
         self._is_apart = False
-        """Whether replicas have had the whole time of a recovery to become equal, and did not."""
+        """Whether replicas were still unequal after a whole recovery timeout."""
         self._is_stopped = False
         self._system = self._made(keys)
         missing = functools.partial(self.operation_missing, settings=self._values)
@@ -213,13 +212,13 @@ class GuestSystem:
 
     @property
     def code_files(self) -> Collection[str]:
-        """The files in which the plug-in's classes are."""
+        """The files that define the plug-in's classes."""
         classes = (*self.plugin.system_class.__mro__, *self.plugin.client_class.__mro__)
         return {_file_of(cls) for cls in classes if cls not in (*System.__mro__, *Client.__mro__)}
 
     @property
     def set_up_timeout_s(self) -> float:
-        """What `setup` has, which may take the longest of all."""
+        """The limit of `setup`, which may take the longest of all methods."""
         return self._system.ready_timeout_s
 
     @classmethod
@@ -246,15 +245,15 @@ class GuestSystem:
 
     @classmethod
     def cannot_run_on(cls, cluster_class: Any) -> str | None:
-        """Why a cluster cannot run a plug-in: it has no hosts that commands are run on."""
+        """Why a cluster cannot run a plug-in: its hosts cannot run commands. None if it can."""
         if isinstance(cluster_class, RunsCommands):
             return None
         return f"cluster {cluster_class.name} simulates the broker and can run no other system"
 
     @classmethod
     def program_commands(cls, settings: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
-        """What a host would run, where everything that is to be installed has been fetched, or is the user's own files;
-        else nothing. Raises PluginError, OperatorError."""
+        """Program name -> command of a host, if all packages are fetched or are the user's own files; else empty.
+        Raises PluginError, OperatorError."""
         recipes = recipes_of(cls.plugin.system_class, cls._with_defaults(settings))
         if not all(is_fetched(recipe) or recipe.kind == "path" for recipe in recipes):
             return {}
@@ -300,21 +299,21 @@ class GuestSystem:
                 environment[name] = os.pathsep.join(filter(None, (environment.get(name), value)))
 
     async def _become_user(self, host: Host) -> None:
-        """Find out how the system's programs get to run as its user there, where it has one."""
+        """Determine the command prefix that runs programs as the system's user on a host, if it has one."""
         user, paths = type(self._system).user, [root for _, root in self._roots[host.name]]
         if any(recipe.kind == "pip" for recipe in self._recipes):
-            paths.append(host.python)  # which runs what of such packages is no program of its own
+            paths.append(host.python)  # runs modules of pip packages
         if user is not None:
             self._user_words[host.name] += await words_for_user(host, user, paths)
 
     async def _own_data(self, host: Host) -> None:
-        """Give the user what is in the data directory by now."""
+        """Make the system's user the owner of the current contents of the data directory."""
         user = user_of(self._user_words[host.name])
         if user is not None:
             await host.run_as_harness("chown", "-R", user, host.data)
 
     async def _copied(self, recipe: Recipe, host: Host) -> str:
-        """Bring a recipe onto a host that has files of its own; returns where it is there."""
+        """Copy a recipe to a host with its own file system; returns its directory there."""
         source = await in_thread(fetched, recipe)
         target = os.path.join(os.path.dirname(host.data), "installed", recipe.key)
         await self._cluster.put_file(host.name, f"{target}.tar.gz", await in_thread(_packed, source))
@@ -378,8 +377,8 @@ class GuestSystem:
         return found
 
     def _files_of(self, host: Host) -> Mapping[str, Any]:
-        """What the plug-in wants to be written on a host: below its data directory, for what lies elsewhere may be the
-        machine's own, which nobody would clean up. Raises PluginError."""
+        """The files that the plug-in wants on a host. They must be below its data directory, as files elsewhere may be
+        the machine's own and nothing would clean them up. Raises PluginError."""
         found = self._words_of("files", host)
         for path in found:
             if os.path.isabs(path) or os.path.normpath(path).split(os.sep)[0] == os.pardir:
@@ -387,8 +386,8 @@ class GuestSystem:
         return found
 
     async def _write_files(self, host: Host, *, if_changed: bool = False) -> None:
-        """Write what the plug-in wants on a host; `if_changed` leaves alone what it has wanted before, which programs
-        that run may have written themselves since."""
+        """Write the plug-in's files on a host. `if_changed` skips files whose wanted content is unchanged: running
+        programs may have modified them since."""
         wanted, before = self._files_of(host), self._written.get(host.name, {})
         for path, content in wanted.items():
             if not if_changed or before.get(path) != content:
@@ -401,9 +400,9 @@ class GuestSystem:
         await self._call(f"setup({host.name})", self._system.setup(host))
 
     async def _start_together(self, *, patience_s: float = 0.0) -> None:
-        """Call the plug-in's `start_together` until it succeeds: members that have just begun to serve may not know of
-        each other yet, and then refuse or do not answer. A mistake in the plug-in is reported at once, or after
-        `patience_s`, where it may come of a leader that is not known yet."""
+        """Call the plug-in's `start_together` until it succeeds: members that have just started may not know each other
+        yet and refuse or not answer. A mistake in the plug-in is reported at once, or after `patience_s` if an unknown
+        leader may have caused it."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         deadline_s = loop.time() + self._system.ready_timeout_s
@@ -439,8 +438,8 @@ class GuestSystem:
                 await asyncio.sleep(POLL_S)
 
     async def _form_group(self) -> None:
-        """Wait for a leader and call the plug-in's `start_together`. Most groups have elected somebody by then, on whom
-        it may rely; where nobody leads for `FORMING_S`, it may be what makes the group, and is called first."""
+        """Wait for a leader, then call the plug-in's `start_together`, which may rely on the leader. If nobody leads
+        for FORMING_S, `start_together` may be what forms the group, and is called first."""
         loop = asyncio.get_running_loop()
         is_called = False
         if self.tells_leader:
@@ -452,12 +451,12 @@ class GuestSystem:
                 deadline_s = loop.time() + self._system.ready_timeout_s
             await self._wait_for_leader(deadline_s)
         await asyncio.sleep(POLL_S)
-        await self._require_running(self._processes)  # a host may serve though one of its programs is on its way out
+        await self._require_running(self._processes)  # a host may serve although one of its programs is exiting
         if not is_called:
             await self._start_together()
 
     async def _has_leader(self, deadline_s: float) -> bool:
-        """Whether some host says by then that it leads, or cannot as the plug-in is wrong."""
+        """Whether some host reports by then that it leads, or the plug-in's `status` is broken."""
         while not await self.leaders():
             if asyncio.get_running_loop().time() > deadline_s:
                 return bool(self._mistakes())
@@ -466,17 +465,17 @@ class GuestSystem:
         return True
 
     async def _require_running(self, names: Collection[str]) -> None:
-        """Raises PluginError for the first host of which a program has ended."""
+        """Raises PluginError for the first host with a program that has ended."""
         for name in names:
             if (problem := self._processes[name].first_problem()) is not None:
-                await asyncio.sleep(POLL_S)  # its last lines are on their way
+                await asyncio.sleep(POLL_S)  # its last log lines may still be in flight
                 quoted = self._quoted(name)
                 hint = ADDRESS_HINT if "address already in use" in quoted.lower() else _foreground_hint(problem)
                 raise self._wrong(self._starter, f"{problem} while starting{quoted}{hint}")
 
     async def _wait_for_leader(self, deadline_s: float) -> None:
-        """Ask all hosts until one says that it leads. What `status` raises may be over when it is asked again; a
-        mistake in the plug-in soon is, if it comes of answers that are not whole yet."""
+        """Poll all hosts until one reports that it leads. What `status` raises may be transient; a mistake in the
+        plug-in counts only after MISTAKEN_S, since incomplete answers at the start cause the same exceptions."""
         loop = asyncio.get_running_loop()
         patience_s = loop.time() + MISTAKEN_S
         while True:
@@ -494,7 +493,7 @@ class GuestSystem:
             await asyncio.sleep(POLL_S)
 
     def _mistakes(self) -> dict[str, Exception]:
-        """Host -> what its `status` raised last, where that says that the plug-in's own code is wrong."""
+        """Host -> what its last `status` call raised, if that means that the plug-in's own code is wrong."""
         return {name: error for name, error in self._unanswered.items() if isinstance(error, _MISTAKES)}
 
     async def _why_not_ready(self, names: Sequence[str]) -> str:
@@ -517,8 +516,8 @@ class GuestSystem:
         return "programs" if type(self._system).programs is not System.programs else "command"
 
     async def _is_ready(self, host: Host, *, is_starting: bool = False) -> bool:
-        """What the plug-in says of a host. What it raises means no, for it may be too early to ask; at the start a
-        mistake in the plug-in is reported at once."""
+        """Whether the plug-in reports a host as ready. An exception counts as not ready, as it may be too early to ask;
+        at the start a mistake in the plug-in is reported at once."""
         system = self._system
         if system.ready_line is not None and type(system).ready is System.ready:
             return await self._has_printed(host, system.ready_line)
@@ -545,7 +544,7 @@ class GuestSystem:
             return False
 
     def _why_unready(self, name: str) -> str:
-        """What came of the plug-in's own `ready` when it was last asked, in words; empty where it has none."""
+        """Why the plug-in's own `ready` last failed, as text; empty if it did not, or if there is none."""
         error = self._unready.get(name)
         if error is None or type(self._system).ready is System.ready:
             return ""
@@ -554,7 +553,7 @@ class GuestSystem:
         return str(self._blame(error, f"ready({name})"))
 
     async def _has_printed(self, host: Host, line: str) -> bool:
-        """Whether a program of a host has printed a line since it was last started."""
+        """Whether a program of a host has printed a text since it was last started."""
         for program in self._commands[host.name].values():
             skipped = self._logged_before.get((host.name, program.log_name), 0)
             words = (f"{skipped + 1}", self._log_path(host, program), line)
@@ -568,8 +567,8 @@ class GuestSystem:
         return self._cluster.log_path(host.name, program.log_name)
 
     async def _note_log(self, name: str, program: Program) -> None:
-        """Remember how long the log of a program is that is about to be started: logs are appended to, and what it
-        printed in an earlier life says nothing of this one."""
+        """Record the log size of a program about to be started: logs are appended to, and output of an earlier run says
+        nothing about this one."""
         if self._system.ready_line is None or type(self._system).ready is not System.ready:
             return
         host = self._hosts[name]
@@ -580,14 +579,14 @@ class GuestSystem:
 
     @classmethod
     def operation_missing(cls, ability: str, settings: Mapping[str, str]) -> str | None:
-        """Why an operator cannot have it do something; None when it can."""
+        """Why it lacks an operator's ability; None if it has it."""
         return operation_missing(ability, system_class=cls.plugin.system_class, name=cls.name)
 
     async def _status_of(self, host: str, timeout_s: float) -> Status | None:
         return await self._status(self._hosts[host], timeout_s)
 
     async def _promote(self, name: str) -> None:
-        """End the programs of a host, tell the plug-in that it leads, and start them as they are then."""
+        """Tell the plug-in that a host leads, stop its programs, and start them with the new configuration."""
         await self._call(f"promote({name})", self._system.promote(self._hosts[name]))
         await self._end(name)
         await self._start_anew(name)
@@ -599,7 +598,7 @@ class GuestSystem:
         await self._call(f"leave({name})", self._system.leave(self._hosts[name]))
 
     async def _join(self, name: str) -> None:
-        """End the programs of a host, have the plug-in let it in, and start them as they are then."""
+        """Stop the programs of a host, have the plug-in let it join, and start them with the new configuration."""
         await self._end(name)
         await self._call(f"join({name})", self._system.join(self._hosts[name]))
         await self._start_anew(name)
@@ -610,8 +609,8 @@ class GuestSystem:
             await process.terminate()
 
     async def _start_anew(self, name: str) -> None:
-        """Write the files of one host, and what has changed of those of others; ask for every host's programs, and
-        start those of the one."""
+        """Write all files of one host and the changed files of the others; refresh every host's commands, and start
+        that one's programs."""
         for host in self._hosts.values():
             self._commands[host.name] = self._programs_of(host)
             await self._write_files(host, if_changed=host.name != name)
@@ -620,8 +619,8 @@ class GuestSystem:
     # What the harness asks of a system
 
     async def stop(self) -> None:
-        """Tell the plug-in, once. SIGTERM to all, in parallel; SIGKILL to what does not end. Raises PluginError for
-        what the plug-in raises, once all have ended."""
+        """Call `stop_together`, once. SIGTERM to all in parallel; SIGKILL to those that do not exit. Raises PluginError
+        for what the plug-in raised, after all have ended."""
         is_first, self._is_stopped = not self._is_stopped, True
         try:
             if is_first:
@@ -631,11 +630,11 @@ class GuestSystem:
             await asyncio.gather(*(process.terminate() for process in processes.values()), return_exceptions=True)
 
     def process(self, host: str) -> HostProcess | None:
-        """The programs of a host as they were last started."""
+        """The most recently started programs of a host."""
         return self._processes.get(host)
 
     async def restart(self, host: str) -> None:
-        """Start those programs of a host that do not run, in their order."""
+        """Start those programs of a host that are not running, in their order."""
         before = self._processes.get(host)
         for name, program in self._commands.get(host, {}).items():
             known = self._processes.get(host)
@@ -650,7 +649,7 @@ class GuestSystem:
             self._processes[host] = HostPrograms(host, started) if known is None else known.with_started(started)
 
     async def leaders(self) -> Sequence[str]:
-        """Hosts that say they lead, newest term first."""
+        """Hosts that report that they lead, newest term first."""
         if not self.tells_leader:
             return []
         found = await asyncio.gather(*(self._status(host, STATUS_TIMEOUT_S) for host in self._system.hosts))
@@ -662,8 +661,8 @@ class GuestSystem:
         return [name for _, name in sorted(leading, key=lambda pair: -pair[0])]
 
     async def status(self, host: str, *, timeout_s: float) -> Mapping[str, str] | None:
-        """What the plug-in's `status` says; without one, a host answers whose programs run and listen, and one on which
-        somebody still listens though they have all ended."""
+        """What the plug-in's `status` reports. Without one: {} if the host's programs run and are ready, or if
+        something still listens though they have all ended; else None."""
         if self.tells_leader:
             status = await self._status(self._hosts[host], timeout_s)
             return None if status is None else _as_words(status)
@@ -679,7 +678,7 @@ class GuestSystem:
             return None
 
     async def _is_listened_on(self, host: Host) -> bool:
-        """Whether anybody listens on any of a host's ports."""
+        """Whether any process listens on any of a host's ports."""
         return any([await host.listens([port]) for port in host.port_names])
 
     async def _status(self, host: Host, timeout_s: float) -> Status | None:
@@ -706,7 +705,7 @@ class GuestSystem:
         return _Hung(f"{where}: {what} took more than {timeout_s:g} s")
 
     def facts(self) -> dict[str, Any]:
-        """Settings, what was installed, and what replicas said of themselves in the end."""
+        """Settings, what was installed, and the final status of the replicas."""
         return {
             "settings": dict(self._values),
             "installed": [str(recipe) for recipe in self._recipes],
@@ -714,8 +713,8 @@ class GuestSystem:
         }
 
     async def recover(self, *, timeout_s: float) -> CheckOutcome:
-        """Wait until every host is ready and, where the plug-in can say so, one of them leads; then give replicas what
-        is left of the time to become equal."""
+        """Wait until every host is ready and, if the plug-in has a `status`, one of them leads; then give replicas the
+        rest of the time to become equal."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         while problems := await self._absent():
@@ -736,8 +735,8 @@ class GuestSystem:
         return outcome
 
     async def _serves_from_the_background(self, name: str) -> bool:
-        """Whether a host serves by processes that are none of its programs, one of which has ended well: it gave them
-        away, as a daemon does. That is how it was started, not what the system did."""
+        """Whether a host is served by processes other than its programs, after one of those exited with status 0: it
+        daemonised. Its way of starting is to blame, not the system."""
         process = self._processes.get(name)
         if process is None or not (process.first_problem() or "").endswith(ENDED_WELL):
             return False
@@ -746,7 +745,7 @@ class GuestSystem:
         return await self._is_ready(self._hosts[name])
 
     async def _wait_until_equal(self, deadline_s: float) -> None:
-        """Ask replicas what they hold until it is the same. Those that had their time once get little of it again."""
+        """Poll the replicas' states until they are equal, or until the deadline."""
         while True:
             self._states = await self._read_states()
             unread = [state for state in self._states.values() if isinstance(state, _Unread)]
@@ -760,7 +759,7 @@ class GuestSystem:
             await asyncio.sleep(POLL_S)
 
     async def _absent(self) -> dict[str, str]:
-        """Host, or LEADER, -> what keeps the system from being well, in words; empty when it is."""
+        """Host, or LEADER -> what keeps the system from being healthy, as text; empty if it is healthy."""
         found: dict[str, str] = {}
         for name, process in self._processes.items():
             if (problem := process.first_problem()) is not None:
@@ -780,7 +779,7 @@ class GuestSystem:
         return found
 
     def _silence(self, name: str) -> str:
-        """That a host runs and does not answer; and what is wrong with the plug-in, where it is that."""
+        """Message about a host that runs and does not answer, or about the plug-in's mistake if that is the cause."""
         error = self._mistakes().get(name)
         if error is not None:
             return str(self._blame(error, f"status({name})"))
@@ -788,7 +787,7 @@ class GuestSystem:
         return ": ".join([f"{name} runs and does not answer", *([str(hung)] if isinstance(hung, _Hung) else [])])
 
     def _only_status_hangs(self, problems: Mapping[str, str]) -> bool:
-        """Whether nothing is wrong but that the `status` of some hosts does not return."""
+        """Whether the only problem is that `status` hangs for some hosts."""
         hung = {name for name, error in self._unanswered.items() if isinstance(error, _Hung)}
         silent = {name for name in hung if problems.get(name) == self._silence(name)}
         return bool(silent) and silent == problems.keys() - {LEADER}
@@ -812,19 +811,19 @@ class GuestSystem:
         return {host.name: state for host, state in zip(self._system.hosts, states, strict=True)}
 
     def last_words(self, host: str) -> Sequence[str]:
-        """The last lines of a host's programs on this machine, those of the main program last."""
+        """The last log lines of a host's programs on this machine, those of the main program last."""
         programs = list(self._commands.get(host, {}).values())
         return [line for program in reversed(programs) for line in last_lines(self._log_dir / host / program.log_name)]
 
     def _quoted(self, host: str) -> str:
-        """What a host's programs have said last, and where the rest is: the last line is none that helps of javac, of
-        Node.js, of a Go program that panics."""
+        """The last line that a host's programs logged, and where the rest is: the last line alone does not help with
+        javac, Node.js, or a Go panic."""
         words = self.last_words(host)
         more = f" (all of it: {self._log_dir / host})" if len(words) > 1 else ""
         return f": {words[-1]}{more}" if words else ""
 
     def connection(self, kind: str, *, process: int, thread: int) -> Client:
-        """A client of the plug-in, at home on one of the replicas' hosts. Raises PluginError."""
+        """A client of the plug-in; its home is one of the replicas' hosts. Raises PluginError."""
         if kind not in self.offers:
             raise OperatorError(f"system {self.name} offers no {kind!r} connections")
         try:
@@ -841,7 +840,7 @@ class GuestSystem:
         return client
 
     async def check(self, *, started_wall_ms: int) -> Mapping[str, CheckOutcome]:
-        """Replica agreement, where the plug-in can tell what replicas hold. Keeps the system's own logs."""
+        """Replica agreement, if the plug-in has a `state`. Copies the system's own logs to the run's log directory."""
         self._keep_logs()
         if type(self._system).state is System.state:
             return {}
@@ -869,13 +868,13 @@ class GuestSystem:
 
     @classmethod
     def stored_files(cls, settings: Mapping[str, str]) -> Mapping[str, str]:
-        """Role -> the files that may be damaged at rest."""
+        """Role -> pattern of files that may be corrupted at rest."""
         return dict(cls.plugin.system_class.stored)
 
     @classmethod
     def fetch(cls, say: Callable[[str], None], settings: Mapping[str, str]) -> None:
-        """Bring everything that it is made of with these settings into the cache, saying what, and what may be wrong
-        with the plug-in. Raises OperatorError."""
+        """Fetch all recipes for these settings into the cache; `say` gets a line for each, and hints about likely
+        mistakes in the plug-in. Raises OperatorError."""
         for hint in hints_of(cls.plugin.system_class):
             say(f"note: {hint}")
         for recipe in recipes_of(cls.plugin.system_class, cls._with_defaults(settings)):
@@ -884,7 +883,7 @@ class GuestSystem:
             fetched(recipe)
 
     def long_request(self, host: str) -> LongRequest:
-        """As the plug-in says."""
+        """The request that the plug-in defines. Raises ValueError if it has none."""
         cls = self.plugin.system_class
         if cls.long_request is None:
             raise ValueError(f"{cls.__name__} has no long_request")
@@ -894,7 +893,7 @@ class GuestSystem:
     # Blaming the plug-in
 
     def _require_awaited(self, method: str, what: str) -> None:
-        """Raises PluginError for a call that a method made and did not await: what it was for was not done."""
+        """Raises PluginError if a method called a coroutine without awaiting it, so that its work was not done."""
         if (said := take_unawaited()) is not None:
             raise self._wrong(method, f"{what}: {said}")
 
@@ -929,8 +928,8 @@ class GuestSystem:
 
 
 async def _answer_of(work: Awaitable[_T]) -> _T:
-    """Await what a plug-in does. What it raises of its own accord and would end the harness, as it is no Exception, is
-    raised as one."""
+    """Await a plug-in's coroutine. A BaseException that the plug-in itself raised, which would end the harness, is
+    raised as NoExceptionError."""
     asked = times_cancelled()
     try:
         return await work
@@ -943,13 +942,13 @@ async def _answer_of(work: Awaitable[_T]) -> _T:
 
 
 class _Hung(OperatorError):
-    """In the place of what a question (`ready`, `status`, `state`) raised, where it did not return in time: the system
-    may be silent, or the plug-in may wait for something else. The message begins with where it waited."""
+    """Replaces the exception of a query (`ready`, `status`, `state`) that timed out: the system may be silent, or the
+    plug-in may wait for something else. The message begins with where it waited."""
 
 
 class _Unread:
-    """In the place of a state that a replica did not tell; `is_mistake` says that no other replica, nor another time,
-    would do."""
+    """Stands for a replica state that could not be read; with `is_mistake` the plug-in is wrong, so that retrying, or
+    asking another replica, would not help."""
 
     def __init__(self, reason: str, is_mistake: bool) -> None:
         self.reason = reason
@@ -957,7 +956,7 @@ class _Unread:
 
 
 def _as_text(state: Any) -> str:
-    """What a replica holds, as text that is equal where that is."""
+    """A replica's state as canonical text, for comparison."""
     return json.dumps(state, sort_keys=True)
 
 
@@ -971,7 +970,7 @@ def _first_difference(one: str, other: str) -> int:
 
 
 def _around(text: str, at: int) -> str:
-    """What is about a place of a text, of `MAX_STATE_CHARS` at most."""
+    """An excerpt of a text around a position, at most MAX_STATE_CHARS long."""
     begin = max(0, at - MAX_STATE_CHARS // 3)
     piece = text[begin : begin + MAX_STATE_CHARS]
     return f"{'...' if begin else ''}{piece}{'...' if begin + len(piece) < len(text) else ''}"
@@ -982,7 +981,7 @@ def _has_surrogates(text: str) -> bool:
 
 
 def _status_problem(status: Status) -> str | None:
-    """Which field of a Status is not what it must be, in words; None where all are."""
+    """Which field of a Status has a wrong type, as text; None if all are right."""
     kinds = {
         "leads": (bool, "neither True nor False"),
         "term": (int, "no whole number"),

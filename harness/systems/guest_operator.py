@@ -1,7 +1,7 @@
-"""What an operator does to the system of a plug-in: promote a replica, change the members, where the plug-in says how.
+"""Operator actions on a plug-in's system: promoting a replica, changing members, if the plug-in implements them.
 
-Roles that are written into configurations, and groups that are, change with the files and programs of the hosts, which
-are asked for anew. No plug-in can say how a lead is transferred: that is missing, with that reason.
+Roles and groups that are written into configurations change with the hosts' files and commands, which the plug-in is
+asked for again. Plug-ins have no method for transferring leadership, so that ability is always missing.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _MEMBERSHIP = ("members", "leave", "join")
 
 
 def has_members(system_class: type[System]) -> bool:
-    """Whether a plug-in says who belongs to its group, and how that is changed."""
+    """Whether a plug-in implements membership: `members`, `leave`, `join` and `status`."""
     return all(getattr(system_class, name) is not getattr(System, name) for name in (*_MEMBERSHIP, "status"))
 
 
 def operation_missing(ability: str, *, system_class: type[System], name: str) -> str | None:
-    """Why nobody can ask it of the system, as one line; None where somebody can."""
+    """Why a plug-in lacks an operator's ability, as one line; None if it has it."""
     if ability == "promote":
         has_promote = system_class.promote is not System.promote
         return None if has_promote else f"system {name} has no method promote(host)"
@@ -37,8 +37,8 @@ def operation_missing(ability: str, *, system_class: type[System], name: str) ->
 
 
 class GuestOperator(ChangesMembers):
-    """See nemesis.target.Operator. `status(host, timeout_s)` is what the replica says of itself, `members(host)` whom
-    it holds for its group, None where nobody can say; `promote(host)` has it lead, `leave(host)` and `join(host)`
+    """See nemesis.target.Operator. `status(host, timeout_s)` returns a replica's status, `members(host)` the group as
+    it sees it (None if the plug-in has no membership); `promote(host)` makes it lead, `leave(host)` and `join(host)`
     change the group."""
 
     def __init__(
@@ -60,12 +60,12 @@ class GuestOperator(ChangesMembers):
         self.missing = missing
 
     async def view(self, host: str, *, timeout_s: float) -> ReplicaView | None:
-        """What the plug-in's `status` says, and its `members`. Who leads is taken to take writes."""
+        """The results of the plug-in's `status` and `members`. A leader is assumed to accept writes."""
         try:
             async with asyncio.timeout(timeout_s):
                 status = await self._status(host, timeout_s)
                 members = await self._members(host) if self._members is not None and status is not None else ()
-        except Exception:  # whatever it is, the replica did not answer
+        except Exception:  # whatever the error, the replica did not answer
             return None
         if status is None:
             return None
@@ -81,29 +81,29 @@ class GuestOperator(ChangesMembers):
         )
 
     async def promote(self, fault_id: str, host: str) -> None:
-        """Have the replica of `host` lead. Raises RuntimeError."""
+        """Make the replica of `host` the leader. Raises RuntimeError."""
         await _as_refusal(self._promote(host))
 
     async def _change(self, host: str, *, belongs: bool) -> None:
         await _as_refusal(self._join(host) if belongs else self._leave(host))
 
     async def transfer(self, fault_id: str, host: str) -> None:
-        """Raises RuntimeError: nobody can ask for it."""
+        """Raises RuntimeError: plug-ins cannot transfer leadership."""
         raise RuntimeError(str(self.missing("transfer")))
 
     def transferred(self, fault_id: str) -> tuple[str, int] | None:
-        """None: nothing was."""
+        """None: there are no transfers."""
         return None
 
     async def remove(self, fault_id: str, host: str) -> None:
-        """Have `host` belong to the group no longer. Raises RuntimeError."""
+        """Remove `host` from the group. Raises RuntimeError."""
         if (why_not := self.missing("members")) is not None:
             raise RuntimeError(why_not)
         await super().remove(fault_id, host)
 
 
 async def _as_refusal(work: Awaitable[None]) -> None:
-    """Do it; what the plug-in raises, or its program that does not start, becomes a RuntimeError."""
+    """Await `work`; an OperatorError (of the plug-in, or of a program that does not start) becomes a RuntimeError."""
     try:
         await work
     except OperatorError as error:

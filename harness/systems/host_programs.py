@@ -1,4 +1,4 @@
-"""Several programs of one host as the one process that faults act on: what befalls it befalls each of them."""
+"""Several programs of one host as the one process that faults act on: each fault hits all of them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = ["HostPrograms"]
 class HostPrograms:
     """The programs of a host by name, the main one first. See harness.clusters.base.HostProcess.
 
-    `state` is that of each of them where they agree. Where they do not it names them, and is none of the states that a
-    proof accepts: a fault that struck only one of two programs is not proven, nor is its healing.
+    `state` is the common state of all programs. If they differ it is a text naming each, which no proof accepts: a
+    fault that struck only one of two programs is not proven, nor is its healing.
     """
 
     def __init__(self, host: str, programs: Mapping[str, HostProcess]) -> None:
@@ -26,17 +26,17 @@ class HostPrograms:
 
     @property
     def pid(self) -> int | None:
-        """That of the main program."""
+        """PID of the main program."""
         return next(iter(self._programs.values())).pid
 
     @property
     def host_pid(self) -> int | None:
-        """That of the main program."""
+        """PID of the main program, as its host sees it."""
         return next(iter(self._programs.values())).host_pid
 
     @property
     def host_pids(self) -> list[int]:
-        """Those of the programs that have not ended, where they have any."""
+        """Host PIDs of the programs that have not ended, as far as known."""
         running = [process.host_pid for process in self._programs.values() if process.exit_status() is None]
         return [pid for pid in running if pid is not None]
 
@@ -47,7 +47,7 @@ class HostPrograms:
 
     @property
     def ended_by_harness(self) -> bool:
-        """Whether the harness has ended every one that has ended."""
+        """Whether every program that has ended was ended by the harness."""
         return all(
             isinstance(process, KnowsItsEnd) and process.ended_by_harness
             for process in self._programs.values()
@@ -55,15 +55,15 @@ class HostPrograms:
         )
 
     def exit_status(self) -> int | None:
-        """None while any of them runs; then that of the first that did not end well, or 0."""
+        """None while any program runs; then the first nonzero exit status, or 0."""
         statuses = [process.exit_status() for process in self._programs.values()]
         if None in statuses:
             return None
         return next((status for status in statuses if status), 0)
 
     async def terminate(self, *, grace_s: float = 10.0) -> int:
-        """SIGTERM to all that run at the same time, SIGKILL to what remains after `grace_s` seconds. Returns 0, or the
-        status of one that ended otherwise: of one that took a SIGKILL, where there is any."""
+        """SIGTERM to all running programs at once, SIGKILL to those left after `grace_s` seconds. Returns -SIGKILL if
+        any ended by it, else a nonzero exit status if there is one, else 0."""
         statuses = list[int]()
 
         async def end(process: HostProcess) -> None:
@@ -85,23 +85,23 @@ class HostPrograms:
         await all_of(process.resume() for process in self._programs.values())
 
     async def state(self) -> str:
-        """RUNNING, PAUSED or DOWN of nemesis.target where all agree, else what each of them is, in words."""
+        """RUNNING, PAUSED or DOWN of nemesis.target if all agree, else a text with the state of each."""
         states = await asyncio.gather(*(process.state() for process in self._programs.values()))
         if len(set(states)) == 1:
             return states[0]
         return ", ".join(f"{name} {state}" for name, state in zip(self._programs, states, strict=True))
 
     async def members(self) -> list[ProcessMember]:
-        """Every process of all of them, of those whose host tells. Raises ShellError."""
+        """Every process of all programs whose host can list them. Raises ShellError."""
         lists = [await process.members() for process in self._programs.values() if isinstance(process, ListsMembers)]
         return [member for members in lists for member in members]
 
     def with_started(self, started: Mapping[str, HostProcess]) -> HostPrograms:
-        """The same with some of them started again."""
+        """A copy with some programs replaced by their restarted processes."""
         return HostPrograms(self.host, {**self._programs, **started})
 
     def first_problem(self) -> str | None:
-        """Which program has ended, and how, in words; None while all run."""
+        """Which program has ended and with what status, as text; None while all run."""
         for name in self.ended:
             return f"program {name} of {self.host} ended with status {self._programs[name].exit_status()}"
         return None

@@ -1,14 +1,14 @@
-"""As whom a system's programs run on a host, where they refuse to be root.
+"""The user that a system's programs run as on a host, for programs that refuse to run as root.
 
-Where the harness is not root on a host, they run as the user that it is. Where it is, one of two:
+If the harness is not root on a host, they run as the harness's user. If it is root, one of two ways:
 
     another user       by setpriv, with the group of that user and no other
-    a user namespace   in which root is nobody and has no rights, but reaches what root owns: where there is no other
-                       user (the harness is root of a user namespace itself), or where that user cannot get to the
-                       packages or the data, because they lie in a home directory, say
+    a user namespace   in which root appears as nobody, without capabilities, but can access what root owns: if no other
+                       user can be had (the harness is itself root of a user namespace), or if that user cannot access
+                       the packages or the data, because they are in a home directory for example
 
-Both end with whoever started them, as programs do that stay the same user, and both have System V memory of their own
-where that can be had: a killed PostgreSQL leaves some behind.
+Both die with their parent, as programs do that keep their user, and both have their own System V shared memory if
+possible, since a killed PostgreSQL leaves some behind.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from harness.sdk import Host
 __all__ = ["user_of", "words_for_user"]
 
 _ENDS_WITH_PARENT = ("--pdeathsig", "KILL")
-"""The kernel forgets a process's wish to end with its parent when it becomes another user."""
+"""Set again after the user has changed, because the kernel clears the parent-death signal then."""
 
 _ARE_THERE = 'for each; do test -e "$each" || exit 1; done'
 
 
 async def words_for_user(host: Host, user: str, paths: Sequence[str]) -> list[str]:
-    """What to put before a command so that it runs as `user`, who has to get to `paths` and to the data. Raises
-    OperatorError where nobody but root can run programs there."""
+    """Command prefix that runs a program as `user`, who must be able to access `paths` and the data. Raises
+    OperatorError if only root can run programs there."""
 
     async def works(*words: str) -> bool:
         return (await host.run_as_harness(*words, check=False)).status == 0
@@ -55,5 +55,5 @@ async def words_for_user(host: Host, user: str, paths: Sequence[str]) -> list[st
 
 
 def user_of(words: Sequence[str]) -> str | None:
-    """The number of the user that these words of `words_for_user` stand for; None where that is no other one."""
+    """The UID in a command prefix of `words_for_user`; None if it does not change to another user."""
     return words[words.index("--reuid") + 1] if "--reuid" in words else None

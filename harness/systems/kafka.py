@@ -1,6 +1,6 @@
-"""Apache Kafka 3.9 in KRaft mode: every host is broker and controller, one topic with a partition for each key.
+"""Apache Kafka 3.9 in KRaft mode: every host is broker and controller; one topic has a partition for each key.
 
-`acks=all` with two replicas in sync acknowledges what a majority has, `acks=1` what the leader has written.
+`acks=all` with min.insync.replicas=2 acknowledges what a majority has, `acks=1` what the leader has written.
 """
 
 import json
@@ -31,7 +31,7 @@ class Kafka(System):
     recovery_timeout_s = 120.0
 
     def files(self, host: Host) -> Mapping[str, str]:
-        """A configuration, and where logs go."""
+        """The broker's configuration, and the logging configuration."""
         voters = ",".join(f"{each.number}@{each.advertise('controller')}" for each in self.hosts)
         lines = {
             **{"process.roles": "broker,controller", "node.id": host.number, "controller.quorum.voters": voters},
@@ -46,7 +46,7 @@ class Kafka(System):
         return {"server.properties": text, "log4j.properties": LOG_TO_CONSOLE}
 
     async def setup(self, host: Host) -> None:
-        """Give the directory the cluster's id."""
+        """Format the storage directory with the cluster's id."""
         format_words = ("format", "-t", CLUSTER_ID, "-c", host.path("server.properties"))
         java = host.installed("java")
         await host.run(java, "-Xmx128m", "kafka.tools.StorageTool", *format_words, timeout_s=120.0)
@@ -55,13 +55,13 @@ class Kafka(System):
         """A broker that is a controller as well."""
         return [
             *("java", "-Xms320m", "-Xmx320m", "-XX:+UseSerialGC"),
-            f"-Djava.io.tmpdir={host.data}",  # a Java that is killed leaves native libraries there
+            f"-Djava.io.tmpdir={host.data}",  # a killed JVM leaves native libraries there
             f"-Dlog4j.configuration=file:{host.path('log4j.properties')}",
             *("kafka.Kafka", host.path("server.properties")),
         ]
 
     async def start_together(self) -> None:
-        """The topic, and a leader for each of its partitions that every broker knows of."""
+        """Create the topic, and check that every broker knows all replicas of each partition to be in sync."""
         async with connection(self.hosts[0].address("client")) as streams:
             await create_topic(streams, TOPIC, partitions=self.keys, replicas=len(self.hosts), timeout_ms=5000)
         for host in self.hosts:
@@ -71,7 +71,7 @@ class Kafka(System):
                 raise LookupError(f"{host.name} does not know of all replicas yet")
 
     async def status(self, host: Host) -> Status:
-        """Whether it leads the topic's first partition, by its own word; until there is one, the first host does."""
+        """Whether it leads the topic's first partition, as it reports; until the topic exists, the first host leads."""
         async with connection(host.address("client")) as streams:
             try:
                 _, partitions = await metadata(streams, TOPIC)
@@ -83,12 +83,12 @@ class Kafka(System):
 
 class KafkaClient(Client):
     async def open(self) -> None:
-        """Ask the broker of one's own host who leads what."""
+        """Connect to the broker of the client's own host, which is asked for the leaders."""
         self.leaders: dict[int, Streams] = {}
         self.home = await self.connect(self.address("client"))
 
     async def leader(self, key: int) -> Streams:
-        """A connection to who leads the partition, by the word of the own host's broker when it was first asked."""
+        """A connection to the partition's leader, looked up once at the own host's broker and then cached."""
         if key not in self.leaders:
             brokers, partitions = await metadata(self.home, TOPIC)
             address = brokers.get(partitions[key].leader)
@@ -98,7 +98,7 @@ class KafkaClient(Client):
         return self.leaders[key]
 
     async def append(self, key: int, value: Any) -> int:
-        """The offset. Who leads is asked anew after an error."""
+        """Append a value; returns its offset. After an error the leader is looked up again."""
         streams = await self.leader(key)
         timeout_ms = int(self.timeout_s * 900)
         try:
@@ -109,7 +109,7 @@ class KafkaClient(Client):
             raise
 
     async def poll(self, key: int, offset: int, most: int) -> list[Any]:
-        """Fetches until it has enough, or the high watermark is reached."""
+        """Fetch until there are `most` values or the high watermark is reached."""
         found: list[Any] = []
         streams = await self.leader(key)
         while len(found) < most:

@@ -1,7 +1,7 @@
-"""As much of Kafka's protocol as a client of the harness needs: metadata, topics, one record a produce, fetches.
+"""The part of Kafka's protocol that a client of the harness needs: metadata, topics, single-record produce, fetch.
 
-Nothing is retried and nothing is cached, so that an operation is one request and its outcome is that of the request.
-The versions of requests are old ones that Kafka 3.9 takes; their fields are in Kafka's protocol guide.
+Nothing is retried and nothing is cached, so each operation is one request and has its outcome. Request versions are old
+ones that Kafka 3.9 still accepts; their fields are in Kafka's protocol guide.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from harness.sdk import Refused, Streams
 __all__ = ["KafkaError", "Partition", "create_topic", "fetch", "metadata", "produce"]
 
 MAX_ANSWER_BYTES = 16 << 20
-"""Of one answer: a fetch is asked for at most a megabyte."""
+"""Limit of one answer; fetches ask for at most a megabyte."""
 
 FETCH_BYTES = 1 << 20
 CLIENT_ID = "splitbrain"
 
 _PRODUCE, _FETCH, _METADATA, _CREATE_TOPICS = (0, 3), (1, 4), (3, 1), (19, 2)
-"""Each API's key and version."""
+"""API key and version of each request."""
 
 _DEFINITE = frozenset({3, 5, 19})
-"""Errors that say that nothing was appended: unknown partition, no leader, too few replicas in sync. That a broker is
-not the leader (6) says nothing: it may have appended and lost the lead while it waited for the others."""
+"""Errors after which nothing was appended: unknown partition, no leader, too few replicas in sync. NOT_LEADER (6) is
+not definite: the broker may have appended and lost leadership while it waited for the others."""
 
 TOPIC_EXISTS = 36
 
@@ -42,14 +42,14 @@ class KafkaError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Who leads a partition by one broker's word, and who is in sync; the leader is -1 where there is none."""
+    """Leader and in-sync replicas of a partition, as one broker knows them; the leader is -1 if there is none."""
 
     leader: int
     in_sync: tuple[int, ...]
 
 
 class _Reader:
-    """Fields of an answer, one after the other. Raises ValueError where it ends too early."""
+    """Reads the fields of an answer in sequence. Raises ValueError if it ends too early."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -113,7 +113,7 @@ class _Writer:
 
 
 async def _ask(streams: Streams, api: tuple[int, int], body: _Writer) -> _Reader:
-    """Send a request and return its answer. Raises ValueError, EOFError or OSError where none comes that is one."""
+    """Send a request and return its answer. Raises ValueError, EOFError or OSError if no valid answer arrives."""
     head = _Writer().number("hhi", *api, 1).text(CLIENT_ID)
     streams[1].write(bytes(_Writer().bytes(bytes(head.data + body.data)).data))
     size = struct.unpack(">i", await streams[0].readexactly(4))[0]
@@ -125,7 +125,7 @@ async def _ask(streams: Streams, api: tuple[int, int], body: _Writer) -> _Reader
 
 
 async def metadata(streams: Streams, topic: str) -> tuple[Mapping[int, str], Mapping[int, Partition]]:
-    """("ip:port" by broker, partition by its number), as the broker knows them. Raises KafkaError."""
+    """(broker -> "ip:port", number -> partition), as the broker knows them. Raises KafkaError."""
     reader = await _ask(streams, _METADATA, _Writer().number("i", 1).text(topic))
     brokers = {}
     for _ in reader.count():
@@ -149,7 +149,7 @@ async def metadata(streams: Streams, topic: str) -> tuple[Mapping[int, str], Map
 
 
 async def create_topic(streams: Streams, topic: str, *, partitions: int, replicas: int, timeout_ms: int) -> None:
-    """Create a topic; nothing where there is one of that name. Raises KafkaError."""
+    """Create a topic; does nothing if it exists. Raises KafkaError."""
     body = _Writer().number("i", 1).text(topic).number("ihii", partitions, replicas, 0, 0)
     reader = await _ask(streams, _CREATE_TOPICS, body.number("ib", timeout_ms, 0))
     reader.number("i")
@@ -162,7 +162,7 @@ async def create_topic(streams: Streams, topic: str, *, partitions: int, replica
 
 
 async def produce(streams: Streams, topic: str, partition: int, value: bytes, *, acks: int, timeout_ms: int) -> int:
-    """Append one record; returns its offset. `acks` is 1, or -1 for all that are in sync. Raises KafkaError."""
+    """Append one record; returns its offset. `acks` is 1, or -1 for all in-sync replicas. Raises KafkaError."""
     body = _Writer().text(None).number("hi", acks, timeout_ms).number("i", 1).text(topic).number("ii", 1, partition)
     reader = await _ask(streams, _PRODUCE, body.bytes(_batch(value)))
     for _ in reader.count():
@@ -177,8 +177,8 @@ async def produce(streams: Streams, topic: str, partition: int, value: bytes, *,
 
 
 async def fetch(streams: Streams, topic: str, partition: int, offset: int) -> tuple[Sequence[tuple[int, bytes]], int]:
-    """((offset, value) from `offset` on, the high watermark): none where the log ends there. Raises KafkaError, Refused
-    for an offset beyond the log's end."""
+    """([(offset, value), ...] from `offset` on, high watermark); the list is empty at the log's end. Raises KafkaError,
+    and Refused for an offset beyond the log's end."""
     body = _Writer().number("iiiib", -1, 0, 1, FETCH_BYTES, 0).number("i", 1).text(topic)
     reader = await _ask(streams, _FETCH, body.number("iiqi", 1, partition, offset, FETCH_BYTES))
     reader.number("i")
@@ -200,7 +200,7 @@ async def fetch(streams: Streams, topic: str, partition: int, offset: int) -> tu
 
 
 def _batch(value: bytes) -> bytes:
-    """A batch of one record (magic 2), without key, headers or producer."""
+    """A record batch (magic 2) of one record, without key, headers or producer id."""
     record = b"\0" + _varint(0) + _varint(0) + _varint(-1) + _varint(len(value)) + value + _varint(0)
     now_ms = time.time_ns() // 1_000_000
     rest = struct.pack(">hiqqqhii", 0, 0, now_ms, now_ms, -1, -1, -1, 1) + _varint(len(record)) + record
@@ -209,7 +209,7 @@ def _batch(value: bytes) -> bytes:
 
 
 def _records(data: bytes) -> Sequence[tuple[int, bytes]]:
-    """The records of whole batches; the last one may be cut off by the size that was asked for."""
+    """The (offset, value) pairs of complete batches; the size limit of the fetch may truncate the last batch."""
     reader, found = _Reader(data), []
     while reader.left >= 12:
         base, size = reader.number("q"), reader.number("i")
@@ -249,7 +249,7 @@ _CRC_TABLE = _crc_table()
 
 
 def _crc32c(data: bytes) -> int:
-    """The CRC of Castagnoli, which Python's libraries lack; values here are short."""
+    """CRC-32C (Castagnoli), which Python's standard library lacks; values here are short."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = crc >> 8 ^ _CRC_TABLE[(crc ^ byte) & 0xFF]

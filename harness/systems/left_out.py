@@ -1,4 +1,4 @@
-"""Who was taken out of a group by which fault, and letting them in again: the same for every system with members."""
+"""Tracks which fault removed which group member, and readmits members; common to all systems with membership."""
 
 from __future__ import annotations
 
@@ -8,31 +8,30 @@ from abc import ABC, abstractmethod
 __all__ = ["ChangesMembers"]
 
 RELEASE_TIMEOUT_S = 20.0
-"""To let everybody in again once all other faults are healed: an election with default timings and some attempts."""
+"""For readmitting everybody once all other faults are healed: an election with default timings and some retries."""
 RETRY_S = 0.2
 
 
 class ChangesMembers(ABC):
-    """The part of nemesis.target.Operator that is about members. A subclass says how one change is made."""
+    """The membership part of nemesis.target.Operator. A subclass implements a single change."""
 
     def __init__(self) -> None:
         self._removed: dict[str, list[str]] = {}
-        """fault id -> hosts that may not belong to the group at the moment"""
+        """Fault id -> hosts that it keeps out of the group."""
 
     @abstractmethod
     async def _change(self, host: str, *, belongs: bool) -> None:
-        """Have a host belong to the group, or no longer. Done already, it is done. Raises RuntimeError."""
+        """Add a host to the group or remove it. Idempotent. Raises RuntimeError."""
 
     async def remove(self, fault_id: str, host: str) -> None:
-        """Have `host` belong to the group no longer. Raises RuntimeError."""
+        """Remove `host` from the group. Raises RuntimeError."""
         removed = self._removed.setdefault(fault_id, [])
         if host not in removed:
-            removed.append(host)  # first, because an answer that is lost says nothing
+            removed.append(host)  # recorded first: if the answer is lost, the change may still have happened
         await self._change(host, belongs=False)
 
     async def let_in(self, fault_id: str) -> None:
-        """Have those that a fault removed, and no other fault keeps out, belong to the group again. Raises
-        RuntimeError."""
+        """Readmit the hosts that this fault removed and no other fault keeps out. Raises RuntimeError."""
         for host in list(self._removed.get(fault_id, ())):
             if not any(host in hosts for other, hosts in self._removed.items() if other != fault_id):
                 await self._change(host, belongs=True)
@@ -40,7 +39,7 @@ class ChangesMembers(ABC):
         self._removed.pop(fault_id, None)
 
     async def release_all(self) -> None:
-        """Let in whoever was removed, trying for a while. Raises RuntimeError with what kept the last one out."""
+        """Readmit all removed hosts, retrying for RELEASE_TIMEOUT_S. Raises RuntimeError with the last failure."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + RELEASE_TIMEOUT_S
         for fault_id in list(self._removed):

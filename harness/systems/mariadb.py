@@ -1,15 +1,16 @@
-"""MariaDB with Galera, of the distribution (10.11 with Galera 26.4 on Debian 12): every host takes writes.
+"""MariaDB with Galera from the distribution (10.11 with Galera 26.4 on Debian 12): every host accepts writes.
 
-A transaction runs on one host; at its commit the rows that it changed go to all, in one order, and each host finds by
-itself whether one before it changed the same rows. So a commit may be refused, and a host shows what it has applied:
-`--set sync_wait=on` has it wait, before it reads, until it has applied what the group had by then. `--set writes=first`
-has all clients ask the first host, as behind a proxy with one writer.
+A transaction runs on one host; at commit its changed rows are sent to all hosts in one total order, and each host
+certifies locally whether an earlier transaction changed the same rows. So a commit may be refused, and reads show what
+the host has applied: with `--set sync_wait=on` a host waits before a read until it has applied what the group had by
+then. With `--set writes=first` all clients use the first host, as behind a proxy with one writer.
 
-Nobody leads. A killed host looks up where its own log ends before it starts, as the distribution's service does
-(`--wsrep-recover`), gets what it missed from another, and the group forms again by itself once all are back.
+There is no leader. A killed host recovers the end of its log before it starts, as the distribution's service does
+(`--wsrep-recover`), and gets what it missed from another host; the group re-forms on its own once all are back.
 
-Not on `--cluster local`, where every link is a proxy: Galera's members hand on the addresses at which they met each
-other, and one that meets another at a second address ends ("A node with the same UUID already exists in the cluster").
+Not on `--cluster local`, where every link is a proxy: Galera's members exchange the addresses at which they know each
+other, and a member that meets another one under a second address exits ("A node with the same UUID already exists in
+the cluster").
 """
 
 import json
@@ -18,10 +19,10 @@ from typing import Any
 from harness.sdk import Host, Streams, System, apt, connection
 from harness.systems.sql import MAX_MESSAGE_BYTES, ROWS, TABLES, SqlClient, SqlError, SqlSession, rows_schema
 
-# A statement that the server tries again by itself would be answered with the rows of both attempts: DELETE ...
-# RETURNING of one row, after a conflict with another host, with the one that is still there and the one that is gone.
-# Native AIO is io_uring, by which pages would be written past every disk fault and the account of a power cut.
-# The socket's path is one below the data directory: a whole one might be longer than the 107 bytes that it may have.
+# A statement that the server retries on its own is answered with the rows of both attempts: after a conflict with
+# another host, DELETE ... RETURNING of one row returns the row of the failed attempt and the row that was deleted.
+# Native AIO is io_uring, whose writes would bypass disk faults and the tracking of unsynced writes for power cuts. The
+# socket path is relative to the data directory: an absolute one could exceed the limit of 107 bytes.
 CONFIGURATION = """
 [mariadbd]
 basedir = {usr}
@@ -81,8 +82,8 @@ DIGEST = ", ".join(
     )
 )
 DEFINITE = ("1047", "1062", "1205", "1213")
-"""Errors after which a transaction did not happen: no primary component, a row that is there, a lock not had in time, a
-deadlock or a commit that was refused."""
+"""Errors after which a transaction did not happen: no primary component, duplicate key, lock wait timeout, deadlock or
+refused commit."""
 NULL = 0xFB
 
 
@@ -114,7 +115,7 @@ class MariaDB(System):
         return {"server.conf": configuration}
 
     async def setup(self, host: Host) -> None:
-        """The first host makes the tables of the server; the others begin with a copy of what it has."""
+        """The first host creates the system tables; the others start empty and receive a copy of its data."""
         await host.run("mkdir", host.path("data"))
         if host.number == 1:
             usr = host.installed("usr/share/mysql").removesuffix("/share/mysql")
@@ -130,7 +131,7 @@ class MariaDB(System):
         return ["sh", "-c", RUN, "sh", host.data]
 
     async def ready(self, host: Host) -> bool:
-        """Whether it is in the group that may write, and has what the others have."""
+        """Whether it is in the primary component and synced with the group."""
         return (await self.words_of(host)).get("wsrep_ready") == "ON"
 
     async def words_of(self, host: Host) -> dict[str, str]:
@@ -138,7 +139,7 @@ class MariaDB(System):
             return {name: value for name, value in await (await opened(streams)).query(STATE)}
 
     async def start_together(self) -> None:
-        """The tables, once all hosts are in the group: a statement that changes the schema is in its order as well."""
+        """Create the tables once all hosts are in the group; DDL statements are part of the total order too."""
         for host in self.hosts:
             if (await self.words_of(host))["wsrep_cluster_size"] != str(len(self.hosts)):
                 raise LookupError(f"{host.name} does not know all hosts yet")
@@ -168,7 +169,7 @@ class MariaDBClient(SqlClient):
         return int((await self.only_row("INSERT INTO ids () VALUES () RETURNING n"))[0])
 
     async def only_row(self, statement: str) -> list[Any]:
-        """The row that a statement has changed; nothing where there was none."""
+        """The row that a statement changed; empty if there was none. Raises OSError if there are several."""
         rows = await self.session.change(statement)
         if len(rows) > 1:
             raise OSError(f"{len(rows)} rows of one")
@@ -190,7 +191,7 @@ class Session(SqlSession):
         self.writer.write(len(content).to_bytes(3, "little") + bytes([number & 255]) + content)
 
     async def answer(self) -> bytes:
-        """A packet that is no error. Raises SqlError."""
+        """The next packet. Raises SqlError if it is an error packet."""
         packet = await self.packet()
         if packet[:1] == b"\xff":
             words = packet[3:].removeprefix(b"#").decode("utf-8", "replace")
@@ -205,12 +206,12 @@ class Session(SqlSession):
             self.changed, _ = length_at(first, 1)
             return []
         columns, _ = length_at(first, 0)
-        for _ in range(columns + 1):  # what the columns are, and that this was all of them
+        for _ in range(columns + 1):  # column definitions, then the EOF after them
             await self.answer()
         rows = []
         while not is_end(packet := await self.answer()):
             values, end = values_of(packet, columns)
-            if end != len(packet):  # an OK, which ends the rows of a statement that Galera has replayed at its commit
+            if end != len(packet):  # an OK packet ends the rows of a statement that Galera replayed at commit
                 break
             rows.append(values)
         return rows
@@ -220,31 +221,31 @@ class Session(SqlSession):
 
 
 async def opened(streams: Streams) -> Session:
-    """A connection as anybody, which `skip_grant_tables` allows. Raises SqlError."""
+    """A connection without authentication, which `skip_grant_tables` allows. Raises SqlError."""
     session = Session(streams)
     greeting = await session.answer()
     if greeting[:1] != b"\x0a":
         raise OSError(f"a greeting of version {greeting[:1].hex()}")
-    # The protocol of 4.1, found rows counted as changed, transactions' state, authentication by plug-in.
+    # Capabilities: 4.1 protocol, affected rows count found rows, transactions, authentication plug-ins.
     flags, longest, utf8mb4 = 0x1 | 0x2 | 0x200 | 0x2000 | 0x8000 | 0x80000, 1 << 24, 45
     session.send(
         flags.to_bytes(4, "little") + longest.to_bytes(4, "little") + bytes([utf8mb4]) + bytes(23)
         + b"root\0" + b"\0" + b"mysql_native_password\0",
         session.number,
     )  # fmt: skip
-    if (await session.answer())[:1] == b"\xfe":  # asks for a password in another way: there is none
+    if (await session.answer())[:1] == b"\xfe":  # asks for another authentication method: there is no password
         session.send(b"", session.number)
         await session.answer()
     return session
 
 
 def is_end(packet: bytes) -> bool:
-    """Whether there are no more rows: EOF, which is shorter than any text that begins with this byte."""
+    """Whether a packet is EOF, which is shorter than any text value that begins with this byte."""
     return packet[:1] == b"\xfe" and len(packet) < 9
 
 
 def length_at(packet: bytes, position: int) -> tuple[int, int]:
-    """A number in one, three, four or nine bytes, and where it ends."""
+    """A length-encoded integer of one, three, four or nine bytes, and the position of its end."""
     kind = packet[position]
     size = {0xFC: 2, 0xFD: 3, 0xFE: 8}.get(kind, 0)
     end = position + 1 + size
@@ -252,7 +253,7 @@ def length_at(packet: bytes, position: int) -> tuple[int, int]:
 
 
 def values_of(packet: bytes, columns: int) -> tuple[list[Any], int]:
-    """The values of a row, and where it ends."""
+    """The values of a row, and the position of its end."""
     values: list[Any] = []
     position = 0
     for _ in range(columns):

@@ -1,6 +1,6 @@
-"""NATS JetStream: logs ("streams") replicated by Raft. It acknowledges first and syncs files every two minutes, unless
-`--set sync=always`. A leader that was replaced behind a partition answers polls from what it has until it steps down
-(seen with partition, kill and pause): `--set workload.polls=eventual` is what it gives."""
+"""NATS JetStream: logs ("streams") replicated by Raft. It acknowledges before it syncs files, every two minutes unless
+`--set sync=always`. A leader that was replaced behind a partition answers polls from stale state until it steps down
+(seen with partition, kill and pause): `--set workload.polls=eventual` is its actual guarantee."""
 
 import json
 from base64 import b64decode
@@ -48,7 +48,7 @@ class NatsClient(Client):
     async def poll(self, key: int, offset: int, most: int) -> list[Any]:
         found: list[Any] = []
         while len(found) < most:
-            wanted = {"seq": offset + len(found) + 1, "next_by_subj": f"log{key}"}  # or a later one: a hole is no end
+            wanted = {"seq": offset + len(found) + 1, "next_by_subj": f"log{key}"}  # or later: a gap is not the end
             answer = await request(self.streams, f"$JS.API.STREAM.MSG.GET.log{key}", wanted, lacking=10037)
             if "message" not in answer:
                 break
@@ -64,7 +64,7 @@ async def greet(streams: Streams) -> None:
 
 
 async def request(streams: Streams, subject: str, body: Any, lacking: int = 0) -> Any:
-    """Send a message; the answer comes to a subject of its own: a late one is nobody's. Error `lacking` is returned."""
+    """Send a message; the answer comes to a new inbox, so late answers are dropped. Error `lacking` is returned."""
     content, inbox = json.dumps(body), f"answers.{token_hex(8)}"
     streams[1].write(f"SUB {inbox} 1\r\nUNSUB 1 1\r\nPUB {subject} {inbox} {len(content)}\r\n{content}\r\n".encode())
     while (words := (await streams[0].readuntil(b"\r\n")).split())[0] not in (b"MSG", b"HMSG"):

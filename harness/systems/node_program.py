@@ -1,4 +1,4 @@
-"""How the node is run on a host: from the harness's own files where hosts share them, else from one file put there."""
+"""How the node is run on a host: from the harness's own files if hosts share them, else from a copied archive."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["node_program"]
 async def node_program(cluster: Cluster, host: str, name: str, arguments: Sequence[str]) -> Program:
     """The node as a program that can be spawned on `host` any number of times. Raises OperatorError.
 
-    A host with files of its own is given `node.pyz`, made from the source that the harness would use itself.
+    A remote host gets a `node.pyz` that is built from the same source that the harness uses.
     """
     root = node_source_root()
     if isinstance(cluster, RemoteHosts):

@@ -1,12 +1,12 @@
-"""Patroni: PostgreSQL with standbys of which one is promoted through etcd. Each host has all three.
+"""Patroni: PostgreSQL with standbys, one of which is promoted through etcd. Each host runs all three programs.
 
-Patroni starts PostgreSQL on its host and keeps the leader's key in etcd alive; whoever cannot any more demotes its own
-server, and once the key has run out (20 s, the least that Patroni takes) another one is promoted. Clients ask every
-Patroni whose server is the primary, as a proxy in front of them does.
+Patroni starts PostgreSQL on its host, and the leader keeps its key in etcd alive. A leader that can no longer do so
+demotes its own server, and once the key has expired (20 s, the minimum that Patroni accepts) another server is
+promoted. Clients ask every Patroni whether its server is the primary, as a proxy in front of them would.
 
-`--set synchronous_mode=strict` acknowledges what a standby has as well, whatever becomes of it; with `on` the primary
-does without where there is no standby; with `off` replication is asynchronous, and what a primary acknowledges until
-it has demoted itself is lost. `--set reads=standby` reads what the client's own host has replayed.
+`--set synchronous_mode=strict` acknowledges only what a standby has too, even if no standby is left; with `on` the
+primary acknowledges alone if there is no standby; with `off` replication is asynchronous, and what a primary
+acknowledges until it has demoted itself is lost. `--set reads=standby` reads what the client's own host has replayed.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from harness.systems.etcd_members import peer_url
 from harness.systems.postgres import DIGEST, SCHEMA, PostgresClient, opened
 
 ASKING_TIMEOUT_S = 1.0
-"""For one Patroni to say whether its server is the primary. One that is cut off must not hold up the others."""
+"""For one Patroni to report whether its server is the primary: an isolated one must not hold up the others."""
 ROLES = {"superuser": {"username": "postgres"}, "replication": {"username": "replicator"}}
 TRUST = ["host all all all trust", "host replication all all trust"]
 PARAMETERS = {
@@ -84,7 +84,7 @@ class Patroni(System):
         return {"patroni.yml": json.dumps(configuration, indent=1)}
 
     async def ready(self, host: Host) -> bool:
-        """Whether its server is the primary, or replays what the primary sends."""
+        """Whether its server is the primary or a streaming standby."""
         try:
             await get(f"{host.url('rest')}/readiness")
         except HttpError:
@@ -96,7 +96,7 @@ class Patroni(System):
         return Status(leads=said["role"] == "primary", term=int(said["timeline"]), facts={"state": said["state"]})
 
     async def start_together(self) -> None:
-        """The tables, by the primary. All hosts have to have them: whoever is promoted would lack them else."""
+        """Create the tables on the primary, and check that all standbys have them, since any may be promoted."""
         statuses = [await self.status(host) for host in self.hosts]
         [leader] = [host for host, status in zip(self.hosts, statuses, strict=True) if status.leads]
         async with connection(leader.address("client")) as streams:
@@ -120,7 +120,7 @@ class PatroniClient(PostgresClient):
             raise Refused("no Patroni says that its server is the primary")
         isolation, primary = self.settings["isolation"], primaries[self.process % len(primaries)]
         self.session = self.reader = await self.opened_at(primary, isolation)
-        if await self.session.query("SELECT pg_is_in_recovery()") != [["f"]]:  # while the others were asked
+        if await self.session.query("SELECT pg_is_in_recovery()") != [["f"]]:  # it may have been demoted meanwhile
             raise Refused(f"{primary.name} is the primary no longer")
         if self.settings["reads"] == "standby":
             most = "repeatable read" if isolation == "serializable" else isolation
@@ -135,7 +135,7 @@ class PatroniClient(PostgresClient):
         return True
 
     async def opened_at(self, host: Host, isolation: str) -> Any:
-        """A connection whose transactions have this isolation. A default of the server's would bind Patroni as well."""
+        """A connection whose transactions have this isolation. A server-wide default would also apply to Patroni."""
         session = await opened(await self.connect(self.address("client", host)))
         await session.query(f"SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL {isolation.upper()}")
         return session

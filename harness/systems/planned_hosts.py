@@ -1,4 +1,4 @@
-"""Hosts that nobody has made: enough of a cluster to ask a system for its commands before a run."""
+"""Hosts that do not exist: enough of a cluster to ask a system for its commands before a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["PlannedHosts"]
 
 
 class PlannedHosts:
-    """Three replicas' hosts, and those that the system adds. Addresses and paths are such as a cluster would say."""
+    """Three replica hosts and the system's extra hosts. Addresses and paths look like those of a cluster."""
 
     name = "planned"
 
@@ -17,13 +17,13 @@ class PlannedHosts:
         self.extra_hosts = tuple(extra_hosts)
 
     def bind_address(self, host: str) -> str:
-        """An address, another one for each host."""
+        """A different loopback address for each host."""
         return f"127.0.0.{1 + (*self.hosts, *self.extra_hosts).index(host)}"
 
     def address_from(self, source: str, destination: str, port: int) -> str:
-        """The same with a port, whoever asks."""
+        """The bind address with a port, from any source."""
         return f"{self.bind_address(destination)}:{port}"
 
     def data_dir(self, host: str) -> str:
-        """A path that there is not."""
+        """A path that does not exist."""
         return f"/nonexistent/{host}/data"

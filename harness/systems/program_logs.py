@@ -1,4 +1,4 @@
-"""What programs have said last, from their logs on this machine."""
+"""The last lines of programs' logs on this machine."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pathlib import Path
 __all__ = ["last_lines"]
 
 MAX_LINES = 12
-"""Lines of a log that are kept of a program that did not come back: a traceback of Python fits."""
+"""Log lines kept of a program that did not come back: enough for a Python traceback."""
 
 MAX_LINE_CHARS = 300
 TAIL_BYTES = 1 << 16
 
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-"""Control sequences of terminals (ECMA-48, 5.4), which some programs write into logs as well."""
+"""Terminal control sequences (ECMA-48, 5.4), which some programs write into logs too."""
 
 _FRAMES = re.compile(r"\s+(at \S+\(|\.\.\. \d+ (more|common frames))")
-"""Of Java's stack traces, which are longer than MAX_LINES; what went wrong stands above them."""
+"""Frames of Java stack traces, which are longer than MAX_LINES; the error is in the line above them."""
 
 
 def last_lines(path: Path) -> Sequence[str]:
-    """The last lines of a log that say something, without colours, cut to a bounded length; none without a log."""
+    """The last non-blank lines of a log, without colours and stack frames, truncated; empty if there is no log."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))

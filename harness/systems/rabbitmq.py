@@ -1,13 +1,13 @@
-"""RabbitMQ of the distribution (3.10 on Debian 12): one queue of confirmed messages, on every host.
+"""RabbitMQ from the distribution (3.10 on Debian 12): one replicated queue, with publisher confirms.
 
 `--set queue=quorum` replicates it by Raft. `--set queue=mirrored` is the classic queue with a mirror on every host,
-which RabbitMQ 4 no longer has; what becomes of it in a partition, `--set partitions=...` decides: nothing is done
-(`ignore`, RabbitMQ's own default, and enough for quorum queues), a minority pauses (`pause_minority`), or the loser is
-started again and forgets what it has (`autoheal`).
+which RabbitMQ 4 no longer has. `--set partitions=...` decides how a partition is handled: not at all (`ignore`,
+RabbitMQ's own default, and enough for quorum queues), a minority pauses (`pause_minority`), or the losing side restarts
+and discards its data (`autoheal`).
 
-Seen of 3.10.8 with Erlang 25.2 on a busy machine: in 2 of 8 runs with quorum queues a node that had started itself
-again, after a pause or by autoheal, hung for more than two minutes at "Starting broker", right after it had lost and
-found another node once more; `recovers` is invalid then.
+Seen with 3.10.8 on Erlang 25.2 on a busy machine: in 2 of 8 runs with quorum queues a node that had restarted itself,
+after a pause or by autoheal, hung for more than two minutes at "Starting broker", right after it had lost and found
+another node again; `recovers` is invalid then.
 """
 
 import json
@@ -20,10 +20,10 @@ from harness.systems.amqp import Channel, Message
 QUEUE = "splitbrain"
 COOKIE = "splitbrain"
 SCHEDULERS = 2
-"""Threads of a node: three nodes on a small machine are enough to have it busy."""
+"""Scheduler threads of a node; even so, three nodes keep a small machine busy."""
 KINDS = {"quorum": "quorum", "mirrored": "classic"}
 TICK_S = 4
-"""After which a silent host counts as gone: RabbitMQ's own 60 s would outlast most partitions."""
+"""Time after which a silent host counts as down: RabbitMQ's default of 60 s would outlast most partitions."""
 CONFIGURATION = """
 listeners.tcp.1 = {listen}
 loopback_users = none
@@ -39,20 +39,20 @@ log.console = true
 log.console.level = warning
 """
 MIRRORED = {"ha-mode": "all", "ha-sync-mode": "automatic"}
-"""The policy by which every host has a mirror of every classic queue."""
+"""The policy that gives every classic queue a mirror on every host."""
 ERLANG = """
 export BINDIR="$(echo "$ROOTDIR"/erts-*/bin)" ERL_LIBS="$(echo "$PACKAGE"/lib/rabbitmq_server-*/plugins)" EMU=beam
 export PROGNAME="$BINDIR/erlexec"
 exec "$PROGNAME" "$@"
 """
-"""Starts Erlang. Debian's `erl` does that only where it is installed."""
+"""Starts Erlang. Debian's `erl` works only in its installed location."""
 LEADER = """
 case rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"{queue}">>)) of
     {{ok, Found}} -> case amqqueue:get_pid(Found) of {{_, Node}} -> Node; Pid -> node(Pid) end;
     _ -> none
 end.
 """
-"""Asked of a node: which one leads the queue, or has the master of its mirrors."""
+"""Erlang expression: the node that leads the queue, or has its master mirror."""
 NO_QUEUE = "none"
 
 
@@ -69,11 +69,11 @@ class RabbitMQ(System):
     recovery_timeout_s = 120.0
 
     def node(self, host: Host) -> str:
-        """The name of a host's Erlang node, whose second half is a name that the others find."""
+        """The name of a host's Erlang node; the part after `@` is a host name that the others can resolve."""
         return f"rabbit@{host.advertise('nodes').rpartition(':')[0]}"
 
     def files(self, host: Host) -> Mapping[str, str]:
-        """The configuration, and what there is in every new cluster: a user and, if any, the policy of mirrors."""
+        """The configuration, and the definitions loaded at start: a user and, for mirrored queues, their policy."""
         lines = [
             f"cluster_formation.classic_config.nodes.{each.number} = {self.node(each)}\n" for each in self.hosts
         ]  # fmt: skip
@@ -92,7 +92,7 @@ class RabbitMQ(System):
         return {"rabbitmq.conf": configuration + "".join(lines), "definitions.json": json.dumps(definitions)}
 
     def environment(self, host: Host) -> Mapping[str, str]:
-        """Where everything is, which RabbitMQ would look for below /."""
+        """Paths that RabbitMQ would otherwise look for below /."""
         return {
             "HOME": host.data,
             "ROOTDIR": host.installed("usr/lib/erlang"),
@@ -108,7 +108,7 @@ class RabbitMQ(System):
         }
 
     def programs(self, host: Host) -> Mapping[str, Sequence[str]]:
-        """Who tells nodes one another's ports, and the broker, as RabbitMQ's own script starts it."""
+        """The port mapper (epmd), and the broker as RabbitMQ's own script starts it."""
         words = [
             *("-noinput", "-s", "rabbit", "boot", "-boot", "start_sasl", "+W", "w", "+S", str(SCHEDULERS)),
             *("+sbwt", "none", "+sbwtdcpu", "none", "+sbwtdio", "none", "-setcookie", COOKIE),
@@ -118,7 +118,7 @@ class RabbitMQ(System):
         return {"epmd": ["epmd"], "broker": ["sh", "-c", ERLANG, "sh", *words]}
 
     async def ready(self, host: Host) -> bool:
-        """Whether it takes connections and, once there is a queue, has it."""
+        """Whether it accepts connections and, once the queue exists, can declare it."""
         if not await host.listens():
             return False
         status = await self.status(host)
@@ -129,7 +129,7 @@ class RabbitMQ(System):
         return True
 
     async def start_together(self) -> None:
-        """The queue, which knows of all hosts once it is declared."""
+        """Declare the queue, then check that all hosts know it."""
         async with connection(self.hosts[0].address("client")) as streams:
             channel = await Channel.opened(streams)
             await channel.declare(QUEUE, {"x-queue-type": KINDS[self.settings["queue"]]})
@@ -138,7 +138,7 @@ class RabbitMQ(System):
                 raise LookupError(f"{host.name} does not know the queue yet")
 
     async def status(self, host: Host) -> Status:
-        """Who leads the queue by this node's own word; until there is one, the first host does."""
+        """Whether this node leads the queue according to itself; until the queue exists, the first host leads."""
         question = LEADER.format(queue=QUEUE)
         answer = await host.run("erl_call", "-c", COOKIE, "-n", self.node(host), "-e", stdin=question, timeout_s=5.0)
         leader = answer.out.strip().removeprefix("{ok, ").removesuffix("}").strip("'")
@@ -149,7 +149,7 @@ class RabbitMQ(System):
 
 class RabbitMQClient(Client):
     async def open(self) -> None:
-        """A channel to the node of one's own host, which passes on to the leader what it is asked."""
+        """Open a channel to the node of the client's own host, which forwards requests to the leader."""
         self.channel = await Channel.opened(await self.connect(self.address("client")))
         self.shown: Message | None = None
 

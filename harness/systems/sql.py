@@ -1,7 +1,7 @@
-"""What a client does to a SQL database, in statements that PostgreSQL and MariaDB both understand.
+"""SQL clients, in statements that PostgreSQL and MariaDB both understand.
 
-Keys are spread over several tables, as an application would have them. A database's own plug-in says how a connection
-speaks and the few statements in which the dialects differ.
+Keys are spread over several tables, as in an application. A database's own plug-in provides the wire protocol and the
+few statements in which the dialects differ.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ T = TypeVar("T")
 
 TABLES = 3
 ROWS = ("rows0", "rows1")
-"""Tables of rows by key, of which the number of the row is unique and the key is not: who asks for all rows of a key
-asks by predicate."""
+"""Tables of rows by key; row numbers are unique, keys are not, so reading all rows of a key is a predicate read."""
 MAX_MESSAGE_BYTES = 64 << 20
-"""Of one message of a server. The longest are rows with lists of some kilobytes."""
+"""Limit of one server message. The longest are rows with lists of some kilobytes."""
 
 
 class SqlError(OSError):
-    """What the server said. `code` is an SQLSTATE, or the server's own number."""
+    """An error that the server returned. `code` is an SQLSTATE, or the server's own error number."""
 
     def __init__(self, code: str, said: str) -> None:
         super().__init__(f"{code} {said}")
@@ -38,21 +37,21 @@ class SqlSession(abc.ABC):
     """A connection: one statement at a time, values as text."""
 
     changed: int
-    """Rows that the last statement changed, where the server said so."""
+    """Rows that the last statement changed, as far as the server reports them."""
 
     def __init__(self, streams: Streams) -> None:
         self.reader, self.writer = streams
 
     @abc.abstractmethod
     async def query(self, statement: str) -> list[list[Any]]:
-        """The rows of a statement. Raises SqlError, OSError, EOFError."""
+        """Run a statement and return its rows. Raises SqlError, OSError, EOFError."""
 
     @abc.abstractmethod
     def is_definite(self, error: SqlError) -> bool:
-        """Whether nothing of a statement, or of its transaction, happened or will."""
+        """Whether the statement and its transaction certainly had, and will have, no effect."""
 
     async def change(self, statement: str) -> list[list[Any]]:
-        """The same as `query`; raises Refused where the server says that it did not happen."""
+        """Like `query`, but raises Refused if the statement certainly had no effect."""
         try:
             return await self.query(statement)
         except SqlError as error:
@@ -62,8 +61,8 @@ class SqlSession(abc.ABC):
 
 
 def statement(kind: str, key: int, value: Any, upsert: str) -> str:
-    """A change of a key that may not be there yet: `w` writes a value, `append` adds one to a list, `add` to a number.
-    `upsert` is what the dialect calls it, up to the column."""
+    """An upsert of a key: `w` writes a value, `append` appends it to a list, `add` adds it to a number. `upsert` is the
+    dialect's clause, up to the column."""
     table = f"t{key % TABLES}"
     first, then = {
         "w": (value, f"'{value}'"),
@@ -74,7 +73,7 @@ def statement(kind: str, key: int, value: Any, upsert: str) -> str:
 
 
 def rows_schema(database: str = "") -> list[str]:
-    """Statements that make the tables of `ROWS`, in a database ("name.") where one has to be named."""
+    """Statements that create the tables of `ROWS`, with a database prefix ("name.") if one is needed."""
     return [
         made
         for table in ROWS
@@ -94,10 +93,10 @@ async def _found(session: SqlSession, key: int) -> Any:
 
 
 class SqlClient(Client):
-    """A client that has `session` for what changes something and `reader` for what only reads, once it is open."""
+    """A client with connections `session` for writes and `reader` for reads, set by `open`."""
 
     upsert: ClassVar[str]
-    """ON CONFLICT ... in the words of the dialect."""
+    """The dialect's ON CONFLICT clause."""
     session: SqlSession
     reader: SqlSession
 
@@ -157,24 +156,24 @@ class SqlClient(Client):
 
 
 async def _committed(session: SqlSession, work: Callable[[], Awaitable[T]]) -> T:
-    """What `work` returns, as one transaction. Raises Refused where it certainly did not commit, SqlError, OSError and
-    EOFError where nobody knows."""
+    """Run `work` as one transaction and return its result. Raises Refused if it certainly did not commit; SqlError,
+    OSError or EOFError if the outcome is unknown."""
     try:
         await session.query("BEGIN")
         result = await work()
-    except (OSError, EOFError) as error:  # what was never asked to commit will not
+    except (OSError, EOFError) as error:  # without a COMMIT it cannot commit
         is_over = isinstance(error, SqlError) and await _rolled_back(session)
         raise Refused(f"not committed: {error}", reopen=not is_over) from None
     try:
         await session.change("COMMIT")
-    except Refused as refused:  # a server that looks at no statement (1047) keeps the transaction, which BEGIN commits
+    except Refused as refused:  # a server that rejects everything (1047) keeps the transaction, and BEGIN commits it
         refused.reopen = not await _rolled_back(session)
         raise
     return result
 
 
 async def _rolled_back(session: SqlSession) -> bool:
-    """Whether the server says that no transaction is open any more."""
+    """Roll back; returns whether the server confirmed it, so that no transaction is open."""
     with contextlib.suppress(OSError, EOFError):
         return await session.query("ROLLBACK") == []
     return False

@@ -2,9 +2,9 @@
 
     harness run starter.py --nodes 3 --nemesis partition
 
-As it stands it tests a small server that is written here: the first host is the primary, and copies what it gets to
-the others. Put your own program into `command`, your own protocol into the client; your-own-system.md goes on, and
-`harness run --help` says where that page is.
+As it stands it tests a small server defined below: the first host is the primary and copies what it gets to the others.
+Put your own program into `command` and your own protocol into the client. The next steps are in your-own-system.md;
+`harness run --help` prints where that page is.
 """
 
 import json
@@ -53,8 +53,8 @@ socketserver.ThreadingTCPServer((name, int(port)), Serve).serve_forever()
 class Starter(System):
     """A primary that copies its registers to the other hosts, some time after it has acknowledged a write."""
 
-    # install = pip("my-package==1.0")             what it is made of: pip, apt, maven, npm, go, path
-    ports = {"client": 7000}  # every port that clients or hosts connect to, by a name of yours
+    # install = pip("my-package==1.0")             what to install: pip, apt, maven, npm, go, path
+    ports = {"client": 7000}  # every port that clients or hosts connect to, under names of your choice
     settings = {"read": ("primary", "any")}  # --set read=any; the default comes first
     cannot = {"power": "nothing is kept on disk"}  # faults that make no sense here, and why
 
@@ -65,16 +65,16 @@ class Starter(System):
         others = [other.address("client", host) for other in self.hosts if other is not host]
         return [host.python, host.path("server.py"), host.listen("client"), *(others if host.number == 1 else [])]
 
-    async def status(self, host: Host) -> Status:  # who leads; raises where nobody answers
+    async def status(self, host: Host) -> Status:  # who leads; raises if the host does not answer
         async with connection(host.address("client")) as streams:
             await ask(streams, {})
         return Status(leads=host.number == 1)
 
 
-class StarterClient(Client):  # the methods that are here decide which workloads can be run
+class StarterClient(Client):  # its methods decide which workloads can be run
     async def open(self) -> None:
         self.primary = await self.connect(self.address("client", self.hosts[0]))
-        self.own = await self.connect(self.address("client"))  # of self.host: clients are spread over the hosts
+        self.own = await self.connect(self.address("client"))  # to self.host: clients are spread over the hosts
 
     async def read(self, key: int) -> Any:
         where = self.own if self.settings["read"] == "any" else self.primary
@@ -85,7 +85,7 @@ class StarterClient(Client):  # the methods that are here decide which workloads
 
 
 async def ask(streams: Any, change: dict[int, Any]) -> dict[str, Any]:
-    """A request of the server: change some registers, have all of them."""
+    """Send changes of registers to the server; returns all registers."""
     reader, writer = streams
     writer.write(json.dumps(change).encode() + b"\n")
     answer: dict[str, Any] = json.loads(await reader.readuntil(b"\n"))

@@ -1,4 +1,4 @@
-"""A toy: registers in the memory of one process. What was written is gone when that process is killed."""
+"""A toy: registers in the memory of one process. Killing that process loses all writes."""
 
 import json
 

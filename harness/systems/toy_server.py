@@ -9,7 +9,7 @@ REGISTERS: dict[str, Any] = {}
 
 
 class Handler(socketserver.StreamRequestHandler):
-    """Each line is a request: an object of registers to write. The answer has all of them."""
+    """Each line is a request: a JSON object of registers to write. The answer has all registers."""
 
     def handle(self) -> None:
         """Serve one connection to its end."""
@@ -19,7 +19,7 @@ class Handler(socketserver.StreamRequestHandler):
 
 
 class Server(socketserver.ThreadingTCPServer):
-    """May listen at once where one was killed a moment ago."""
+    """Can listen at once on the address of a server that was just killed."""
 
     allow_reuse_address = True
     daemon_threads = True

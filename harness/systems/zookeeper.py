@@ -1,14 +1,14 @@
-"""ZooKeeper: a tree of small nodes, replicated by an atomic broadcast of its own (Zab), by its own protocol.
+"""ZooKeeper: a tree of small nodes replicated by atomic broadcast (Zab), accessed through its own protocol.
 
-A server answers reads from what it has, which is stale behind a partition: that is `--set reads=local`. With `sync` it
-asks the leader to be brought up to date first; but that is no operation of a quorum (ZOOKEEPER-1675): a leader that was
-replaced and does not know it yet answers it by itself. Seen on netns under `--nemesis pause@leader`: with clients that
-wait for longer than the pause (`--operation-timeout 20`; pauses of 5 to 6 s, 600 operations/s of 30 clients) 2 runs
-of 2 read what had been overwritten while the leader was stopped, right after it went on; with clients that give up
-after their 5 s, before the end of pauses of 7 s, 3 runs of 3 did not. With `quorum` the client first has a write
-committed, which only a true leader can do: valid in the first of these runs.
+A server answers reads from its own state, which may be stale behind a partition: that is `--set reads=local`. With
+`sync` it first catches up with the leader; but that is not a quorum operation (ZOOKEEPER-1675): a leader that was
+replaced and does not know it yet answers on its own. Seen on netns under `--nemesis pause@leader`: with clients that
+wait longer than the pause (`--operation-timeout 20`; pauses of 5 to 6 s, 600 operations/s of 30 clients) 2 of 2 runs
+read, right after the leader resumed, values that had been overwritten while it was paused; with clients that give up
+after their 5 s, before the end of pauses of 7 s, 3 of 3 runs did not. With `quorum` the client first commits a write,
+which only a true leader can do: valid in the first of these setups.
 
-The first snapshot is not synced. A server that lost its content in a power cut does not start again and says "No
+The first snapshot is not synced. A server that lost its content in a power cut does not start again and reports "No
 snapshot found, but there are log entries", unless `--set trust_empty_snapshot=true`.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 
 from harness.sdk import Client, Host, Refused, Status, Streams, System, connection, maven, pip
 
-# Files are preallocated in small pieces, so that a full disk is met.
+# Files are preallocated in small pieces, so that a full disk takes effect.
 CONFIGURATION = """tickTime=500
 initLimit=20
 syncLimit=6
@@ -42,9 +42,9 @@ CREATE, DELETE, EXISTS, GET_DATA, SET_DATA, GET_CHILDREN, SYNC, CLOSE = 1, 2, 3,
 NO_NODE, BAD_VERSION, NODE_EXISTS = -101, -103, -110
 LASTING, EPHEMERAL, SEQUENTIAL = 0, 1, 2
 MAX_FRAME_BYTES = 16 << 20
-"""Of one answer: the names of some hundred thousand nodes."""
-SESSION_MS = 8_000  # after which a session ends, and its locks with it, of which no server has heard anything
-PING = struct.pack(">ii", -2, 11)  # what is in the place of a request's number comes back in its answer
+"""Limit of one answer: the names of some hundred thousand nodes."""
+SESSION_MS = 8_000  # a session that is silent for this long expires, and its locks with it
+PING = struct.pack(">ii", -2, 11)  # its answer has the same number (xid)
 
 
 class ZooKeeper(System):
@@ -114,7 +114,7 @@ class ZooKeeperClient(Client):
         await super().close()
 
     async def up_to_date(self) -> None:
-        """Have the server know all that was acknowledged by now, as far as the setting goes."""
+        """Bring the server up to date with all acknowledged writes, by the means that the setting names."""
         if self.settings["reads"] == "sync":
             await self.session.call(SYNC, text("/"))
         elif self.settings["reads"] == "quorum":
@@ -139,7 +139,7 @@ class ZooKeeperClient(Client):
         return await self.change(f"/registers/{key}", lambda found: new if found == old else None)
 
     async def change(self, path: str, to: Any) -> bool:
-        """Replace a node's value by `to(value)`; False where that is None, or there is no such node."""
+        """Replace a node's value by `to(value)`; False if that is None or the node does not exist."""
         while True:
             found, version = await self.look(path)
             if version < 0 or (value := to(found)) is None:
@@ -169,7 +169,7 @@ class ZooKeeperClient(Client):
             for name in names:
                 value, version = await self.session.look(f"/queue/{name}")
                 if version >= 0 and await self.session.tried(NO_NODE, DELETE, *one(f"/queue/{name}")) is not None:
-                    return value  # else others took all of these: what came meanwhile may have been there all the time
+                    return value  # else others took all of these: list again, as more may have been queued meanwhile
         return None
 
     async def lock(self, name: str) -> bool:
@@ -177,16 +177,16 @@ class ZooKeeperClient(Client):
 
     async def unlock(self, name: str) -> None:
         stat = await self.session.tried(NO_NODE, EXISTS, text(f"/{name}"), b"\0")
-        if stat and struct.unpack_from(">q", stat, 44)[0] == self.session.id:  # else it has expired meanwhile
+        if stat and struct.unpack_from(">q", stat, 44)[0] == self.session.id:  # else it has expired
             await self.session.call(DELETE, *one(f"/{name}"))
 
     async def generate(self) -> int:
-        """The number of a transaction."""
+        """A unique number: the zxid of a write."""
         return int(struct.unpack_from(">q", await self.session.call(SET_DATA, *node_data("/newest", 0)), 8)[0])
 
 
 class Session:
-    """A session over a connection, with one request at a time."""
+    """A session over one connection, with one request at a time."""
 
     def __init__(self, streams: Streams) -> None:
         self.reader, self.writer = streams
@@ -209,7 +209,7 @@ class Session:
         return await self.frame() if frame[:4] == PING[:4] else frame
 
     async def call(self, kind: int, *fields: bytes) -> bytes:
-        """The body of the answer. Raises Refusal, OSError where the server does not know what became of it."""
+        """Send a request and return the body of its answer. Raises Refusal, or OSError if the outcome is unknown."""
         self.send(kind, *fields)
         frame = await self.frame()
         number, _, error = struct.unpack_from(">iqi", frame)
@@ -220,7 +220,7 @@ class Session:
         return frame[16:]
 
     async def tried(self, expected: int, kind: int, *fields: bytes) -> bytes | None:
-        """As `call`; None where the answer is the error that was expected."""
+        """Like `call`; returns None if the answer is the expected error."""
         try:
             return await self.call(kind, *fields)
         except Refusal as refusal:
@@ -229,7 +229,7 @@ class Session:
             return None
 
     async def look(self, path: str) -> tuple[Any, int]:
-        """(value, version) of a node; (None, -1) where there is none."""
+        """(value, version) of a node; (None, -1) if it does not exist."""
         found = await self.tried(NO_NODE, GET_DATA, text(path), b"\0")
         if found is None:
             return None, -1
@@ -238,7 +238,7 @@ class Session:
 
 
 class Refusal(Refused):
-    """The server said no, with this error."""
+    """The server refused a request with this error."""
 
     def __init__(self, error: int) -> None:
         super().__init__(f"error {error}")
@@ -246,7 +246,7 @@ class Refusal(Refused):
 
 
 async def opened(streams: Streams) -> Session:
-    """A new session."""
+    """Open a new session."""
     session = Session(streams)
     session.writer.write(counted(struct.pack(">iqiq", 0, 0, SESSION_MS, 0), counted(bytes(16)), b"\0"))
     _, timeout_ms, session.id = struct.unpack_from(">iiq", await session.frame())
@@ -256,7 +256,7 @@ async def opened(streams: Streams) -> Session:
 
 
 def counted(*parts: bytes) -> bytes:
-    """Bytes with their number before them."""
+    """Bytes prefixed with their length."""
     content = b"".join(parts)
     return len(content).to_bytes(4, "big") + content
 
@@ -266,7 +266,7 @@ def text(value: str) -> bytes:
 
 
 def texts(answer: bytes) -> list[str]:
-    """A list of texts."""
+    """Decode a list of strings."""
     found, position = [], 4
     for _ in range(int.from_bytes(answer[:4], "big")):
         end = position + 4 + int.from_bytes(answer[position : position + 4], "big")
@@ -276,7 +276,7 @@ def texts(answer: bytes) -> list[str]:
 
 
 def one(path: str, version: int = -1) -> tuple[bytes, bytes]:
-    """A node, in this version or in any."""
+    """The fields of a request for a node in this version, or in any (-1)."""
     return text(path), struct.pack(">i", version)
 
 

@@ -1,8 +1,8 @@
 """Workload `bank`: `transact(micro_operations)` of transfers between accounts.
 
-Every account holds 0 at first. A transfer is one transaction that takes from one account and gives to another,
-`[["add", 1, -5], ["add", 4, 5]]`; a read is one of all accounts, `[["r", 0, None], ["r", 1, None], ...]`, in which
-None counts as 0. Whatever is read at once must add up to 0. `["add", key, amount]` changes the number that the key
+Every account starts at 0. A transfer is one transaction that moves an amount between two accounts, `[["add", 1, -5],
+["add", 4, 5]]`; a read is one transaction that reads all accounts, `[["r", 0, None], ["r", 1, None], ...]`, in which
+None counts as 0. The balances of one read must add up to 0. `["add", key, amount]` adds to the number that the key
 holds; balances may be negative.
 """
 

@@ -1,4 +1,4 @@
-"""What a workload is: what clients do, how, and what must hold of the history."""
+"""The interface of a workload: what clients do, how they do it, and what must hold of the history."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 CLIENT = "client"
-"""The kind of connection that a system of `harness.sdk` offers: a client whose methods say what it can do."""
+"""The kind of connection that a system of `harness.sdk` offers: a client whose methods are its capabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class CheckContext:
 
 
 class Connection(Protocol):
-    """What connections of every kind have."""
+    """The methods of every kind of connection."""
 
     async def open(self) -> None: ...
 
@@ -47,7 +47,7 @@ C = TypeVar("C", bound=Connection)
 
 @dataclass(slots=True)
 class ConnectionClient(Generic[C]):
-    """A client that is opened and closed with its connection; a subclass says how it does an operation."""
+    """A client that is opened and closed with its connection; a subclass performs the operations."""
 
     connection: C
 
@@ -59,31 +59,31 @@ class ConnectionClient(Generic[C]):
 
 
 class OnlineChecker(Protocol):
-    """Judges a history event by event while it is made. It may miss violations, but never reports one that is none."""
+    """Checks a history event by event while it is recorded. It may miss violations, but has no false positives."""
 
     def feed(self, event: Mapping[str, Any]) -> str | None:
-        """Take the next event; words when it completes a violation."""
+        """Take the next event; returns a message if it completes a violation, else None."""
         ...
 
 
 class Workload(Protocol):
-    """One workload, made for one test (its constructor takes the settings by keyword)."""
+    """A workload, created for one test (its constructor takes the settings by keyword)."""
 
     name: str
     description: str
     requires: str
-    """The kind of connection it needs of the system."""
+    """The kind of connection that it needs from the system."""
     keys: int
     """Independent keys; for queue-like workloads the queues that the system must have."""
     check_names: Sequence[str]
-    """The checks that `check` makes."""
+    """The names of the checks that `check` may return."""
 
     def generator(self) -> Generator:
-        """What the clients do while faults come and go; endless, the runner limits it."""
+        """The clients' operations during the fault phase; endless, as the runner limits it."""
         ...
 
     def final_generator(self) -> Generator:
-        """What they do once everything is healed, until it is exhausted: the final reads."""
+        """The final reads after everything is healed, until the generator is exhausted."""
         ...
 
     def client(self, connection: Any) -> Client:
@@ -91,11 +91,11 @@ class Workload(Protocol):
         ...
 
     def online(self) -> OnlineChecker | None:
-        """A new checker to feed while the clients work; None when nothing can be decided before the end."""
+        """A new online checker for the running history; None if nothing can be decided before the end."""
         ...
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        """Every check of this workload by name. `history` holds the clients' events only."""
+        """Outcome of every check of this workload, by name. `history` holds the clients' events only."""
         ...
 
 
@@ -110,25 +110,26 @@ class TellsWrites(Protocol):
 
 @runtime_checkable
 class ByCapability(Protocol):
-    """A workload that any client can be asked for that has certain methods; made with the settings it is given."""
+    """A workload for any client that has certain methods; created with the given settings."""
 
     name: str
     description: str
     capabilities: Sequence[str]
     """The methods that a client must have."""
     settings: Sequence[Setting]
-    """What `--set workload.NAME=VALUE` takes."""
+    """The settings that `--set workload.NAME=VALUE` accepts."""
 
 
 @runtime_checkable
 class AlsoByCapability(Protocol):
-    """A workload over connections of another kind that has a form for clients of `harness.sdk` under the same name."""
+    """A workload over another kind of connection that also has a variant, under the same name, for clients of
+    `harness.sdk`."""
 
     by_capability: type[ByCapability]
 
 
 @runtime_checkable
 class OffersClients(Protocol):
-    """A system that says what its clients are, so that what they lack can be reported before the start."""
+    """A system that declares its client class, so that missing methods can be reported before the start."""
 
     client_class: type

@@ -1,20 +1,20 @@
-"""Workloads by capability: what any client can be asked to do that has the methods for it.
+"""Workloads by capability: each runs with any client that has the methods it needs.
 
-A client of `harness.sdk` says by its methods what it can do. A workload here says which of them it needs
-(`capabilities`) and maps each of its operations to a call of them. What came of a call decides how the operation
+The methods of a client of `harness.sdk` are its capabilities. A workload here names the methods that it needs
+(`capabilities`) and maps each of its operations to a call of one. The result of the call decides how the operation
 ends:
 
     it returned                    ok, with what it returned
-    an error with `is_definite`    fail where that is true (`Refused`), info where it is false
-    any other exception            fail for what only reads, info for what writes
+        an error with `is_definite`    fail if that is true (`Refused`), info if it is false
+    any other exception            fail for a read, info for a write
     a mistake of the client        as before, and the verdict is unknown: a client with a bug tests nothing
 
-A mistake is a result that the workload cannot use (`cas` that returned None, bytes where JSON is needed, "7" where
-numbers were put in), or an exception that only a bug raises (TypeError, NameError). It is reported with the file and
-the line in the client, or the command that the client is.
+A mistake is a result that the workload cannot use (`cas` returned None, bytes instead of JSON, "7" although numbers
+were written), or an exception that only a bug raises (TypeError, NameError). It is reported with the file and line in
+the client, or with the command if the client is a program.
 
-After an exception that is not `is_definite`, the client is closed and the next operation opens a new one: nobody
-knows what its connection is still going to answer.
+After an exception that is not `is_definite`, the client is closed and the next operation opens a new one: its
+connection may still deliver a late answer.
 """
 
 from __future__ import annotations
@@ -56,23 +56,22 @@ __all__ = [
 ]
 
 MISTAKES = (AttributeError, ImportError, NameError, RecursionError, TypeError)
-"""Exceptions that say that the client's own code is wrong, whatever the system did."""
+"""Exceptions that mean that the client's own code is wrong, whatever the system did."""
 
 MAX_REASON_CHARS = 300
-"""Of an exception's text that is kept with an operation: some drivers put whole replies into theirs."""
+"""Limit of the exception text kept with an operation: some drivers put whole replies into theirs."""
 
 _PLAIN = frozenset((str, bool, type(None)))
-"""Types of which every value is JSON."""
+"""Types whose every value is valid JSON."""
 
 _LARGEST_PLAIN = 1 << 64
-"""Of whole numbers that are not looked at more closely: JSON may hold larger ones, up to a few thousand digits."""
+"""Smaller integers skip the JSON check. JSON may hold larger ones, up to a few thousand digits."""
 
 _SPELT = re.compile(r'\s*"?([+-]?[0-9]+(\.0*)?|None|null|nil|undefined)"?\s*')
-"""A text that is a whole number in decimal, perhaps as JSON has it or with the line's end; or what languages print for
-nothing."""
+"""A string that spells a decimal integer, perhaps quoted or with whitespace around it, or a language's null value."""
 
 _EVERY_CLIENT = frozenset(("address", "close", "connect", "dialled", "open", "url"))
-"""What every client has: no misspelling of a capability."""
+"""Methods of every client, which are never suggested as misspelt capabilities."""
 
 
 class ClientMistake(Exception):
@@ -82,7 +81,7 @@ class ClientMistake(Exception):
 
 
 class Happened(Exception):
-    """Raised by a call's `perform`: the operation happened, with this result, but the client is of no more use."""
+    """Raised by a call's `perform`: the operation happened, with this result, but the client must be reopened."""
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
@@ -90,8 +89,7 @@ class Happened(Exception):
 
 
 class Unfinished(Exception):
-    """Raised by a call's `perform`: the operation ended with this error, and no more was asked for of it than `value`
-    says."""
+    """Raised by a call's `perform`: the operation ended with this error, and only the part in `value` was requested."""
 
     def __init__(self, value: Any, error: Exception) -> None:
         super().__init__(value, error)
@@ -101,10 +99,10 @@ class Unfinished(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """How an operation is done: `perform(client, value, key)` gives its result.
+    """How an operation is performed: `perform(client, value, key)` returns its result.
 
-    `method` is the client's method, for messages. `is_read` says, of every value or of some, that it changes nothing,
-    so that whatever it raises says that nothing happened.
+    `method` is the client's method, for messages. `is_read` (for all values, or by value) means that it changes
+    nothing, so that any exception means that nothing happened.
     """
 
     method: str
@@ -112,12 +110,12 @@ class Call:
     is_read: bool | Callable[[Any], bool] = False
 
     def only_reads(self, value: Any) -> bool:
-        """Whether it changes nothing with this value."""
+        """Whether the call with this value changes nothing."""
         return self.is_read if isinstance(self.is_read, bool) else self.is_read(value)
 
 
 def gives(method: str, *, keyed: bool = False) -> Call:
-    """A call of `method(value)`, or `method(key, value)`, whose result is the value that was given."""
+    """A call of `method(value)`, or `method(key, value)`, whose result is `value` itself."""
 
     async def perform(client: Any, value: Any, key: Any) -> Any:
         await getattr(client, method)(*((key, value) if keyed else (value,)))
@@ -127,7 +125,7 @@ def gives(method: str, *, keyed: bool = False) -> Call:
 
 
 def takes(method: str, *, numbers: bool = False) -> Call:
-    """A call of `method()`, whose result is what it returned; with `numbers` as `number_from` has it."""
+    """A call of `method()`, whose result is its return value; with `numbers` checked by `number_from`."""
 
     async def perform(client: Any, value: Any, key: Any) -> Any:
         found = await getattr(client, method)()
@@ -137,9 +135,9 @@ def takes(method: str, *, numbers: bool = False) -> Call:
 
 
 class CapabilityWorkload(ABC):
-    """What all of them share: settings, the client, empty final reads. Made for one test.
+    """Base class: settings, the client, empty final reads. Created for one test.
 
-    `settings` are those of `--set workload.NAME=VALUE`. Raises OperatorError for values that it does not take.
+    `settings` are those of `--set workload.NAME=VALUE`. Raises OperatorError for invalid ones.
     """
 
     requires = CLIENT
@@ -149,7 +147,7 @@ class CapabilityWorkload(ABC):
     """The methods that a client must have."""
     settings: ClassVar[tuple[Setting, ...]] = ()
     calls: ClassVar[Mapping[str, Call]]
-    """Operation -> how it is done."""
+    """Operation -> how it is performed."""
     check_names: ClassVar[Sequence[str]]
 
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
@@ -164,7 +162,7 @@ class CapabilityWorkload(ABC):
         return self._values[setting]
 
     def number(self, setting: str) -> int:
-        """The value of a setting that is a whole number."""
+        """The value of an integer setting."""
         return int(self._values[setting])
 
     @property
@@ -174,7 +172,7 @@ class CapabilityWorkload(ABC):
 
     @abstractmethod
     def generator(self) -> Generator:
-        """What the clients do under faults."""
+        """The clients' operations during the fault phase."""
 
     def final_generator(self) -> Generator:
         """Nothing, unless a workload has final reads."""
@@ -185,11 +183,11 @@ class CapabilityWorkload(ABC):
         return CapabilityClient(connection, self.calls)
 
     def is_write(self, f: str, value: Any) -> bool:
-        """Whether an operation changes something: any of which its call does not say that it only reads."""
+        """Whether an operation may change something: its call is not declared as a read."""
         return f in self.calls and not self.calls[f].only_reads(value)
 
     def online(self) -> OnlineChecker | None:
-        """None, unless a workload can be judged on the way."""
+        """None, unless a workload can be checked while it runs."""
         return None
 
     @abstractmethod
@@ -199,28 +197,28 @@ class CapabilityWorkload(ABC):
 
 @runtime_checkable
 class KnowsHosts(Protocol):
-    """A client with the hosts of its system, which sets them when it makes the client."""
+    """A client that knows its system's hosts, which the system sets when it creates the client."""
 
     hosts: Sequence[Any]
 
 
 @runtime_checkable
 class KnowsOthers(Protocol):
-    """A client with the hosts that its system has beside the replicas', by name."""
+    """A client that knows its system's extra hosts, by name."""
 
     others: Mapping[str, Any]
 
 
 @runtime_checkable
 class StandsForProgram(Protocol):
-    """A class of clients whose code is in a program: none of its own lines is to blame."""
+    """A class of clients that run an external program: errors are not in its own lines."""
 
     title: str
     """What messages call the program."""
 
 
 class CapabilityClient:
-    """Carries out a workload's operations by the methods of a client of the SDK. See harness.worker.Client."""
+    """Performs a workload's operations with the methods of an SDK client. See harness.worker.Client."""
 
     __slots__ = ("_calls", "_client", "_names")
 
@@ -231,8 +229,8 @@ class CapabilityClient:
         self._names = dict.fromkeys((*hosts, *client.others) if isinstance(client, KnowsOthers) else hosts)
 
     async def open(self) -> None:
-        """Raises ClientMistake where the client's code is wrong, and ConnectionError for whatever else it raises, with
-        the place in its code: those whose hosts such a client does not reach would be missing from the load."""
+        """Raises ClientMistake if the client's code is wrong, and ConnectionError, with the line in its code, for any
+        other exception, since the hosts that the client cannot reach would be missing from the load."""
         try:
             await self._client.open()
         except ClientMistake as mistake:
@@ -247,7 +245,7 @@ class CapabilityClient:
             raise ClientMistake(f"open: {what}")
 
     async def invoke(self, op: Any) -> Outcome:
-        """See the module's text. Raises ClientMistake."""
+        """See the module docstring. Raises ClientMistake."""
         call = self._calls[op.f]
         is_broken = False
         try:
@@ -274,7 +272,7 @@ class CapabilityClient:
         return Outcome("ok", value, node=self._node(call.method), is_broken=is_broken)
 
     def _node(self, method: str) -> str | None:
-        """The host that answered, where the client names one. Raises ClientMistake for a name that no host has."""
+        """The host that answered, if the client names one. Raises ClientMistake for an unknown host."""
         node: Any = self._client.node if isinstance(self._client, NamesNode) else None
         if node is None or not self._names:
             return None
@@ -284,10 +282,10 @@ class CapabilityClient:
         return node
 
     def _failed(self, error: Exception, method: str, is_read: bool) -> Outcome:
-        """How an operation ended whose call raised."""
+        """The outcome of an operation whose call raised."""
         node: Any = error.node if isinstance(error, NamesNode) else None
         if self._names and not (isinstance(node, str) and node in self._names):
-            node = None  # the exceptions of a driver may mean something else by it
+            node = None  # a driver's exceptions may use `node` for something else
         if isinstance(error, TellsOutcome):
             text = _named(error)
             if error.is_definite:
@@ -302,17 +300,17 @@ class CapabilityClient:
 
 
 def _is_mistake(error: BaseException) -> bool:
-    """Whether what a client raised says that its code is wrong: one of MISTAKES, or what is no Exception at all, such
-    as sys.exit, unless somebody else ends the call by it."""
+    """Whether an error means that the client's code is wrong: one of MISTAKES, or a BaseException such as SystemExit,
+    unless it came from outside to end the call."""
     if isinstance(error, Exception):
         return isinstance(error, MISTAKES)
-    if isinstance(error, asyncio.CancelledError):  # from within the client, as when a driver gives up what it waits for
+    if isinstance(error, asyncio.CancelledError):  # perhaps raised within the client, by a driver
         return not times_cancelled()
     return not isinstance(error, GeneratorExit) and not is_ctrl_c(error)
 
 
 def missing_capabilities(workload: ByCapability, client_class: type) -> str | None:
-    """Which methods a client lacks for a workload, as one line; None when it lacks none."""
+    """Which methods a client lacks for a workload, as one line; None if it has all."""
     needed = workload.capabilities
     has = [name for name in dir(client_class) if not name.startswith("_") and callable(getattr(client_class, name))]
     lacking = [name for name in needed if name not in has]
@@ -325,7 +323,7 @@ def missing_capabilities(workload: ByCapability, client_class: type) -> str | No
 
 
 def described(error: BaseException, client: Any, method: str) -> str:
-    """An exception of a client in one line: its type, its text, and where in the client's own file it came from."""
+    """An exception of a client in one line: its type, its text, and the line in the client's own file."""
     own_file = _file_of(type(client))
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename == own_file]
@@ -335,8 +333,8 @@ def described(error: BaseException, client: Any, method: str) -> str:
 
 
 def _place_of(client: Any, method: str) -> str:
-    """ " (file.py:12)", where a method of the client's own begins, or which program it is; nothing where it is not
-    written there."""
+    """ " (file.py:12)" for the start of a method defined in the client's own file, " (title)" for a program, else
+    ""."""
     if isinstance(type(client), StandsForProgram):
         return f" ({type(client).title})"
     function = next((vars(base)[method] for base in type(client).__mro__ if method in vars(base)), None)
@@ -346,7 +344,7 @@ def _place_of(client: Any, method: str) -> str:
 
 
 def _file_of(cls: type) -> str | None:
-    """The file that defines a class, as its code objects name it; None for one that only stands for a program."""
+    """The file that defines a class, as its code objects name it; None for a class that stands for a program."""
     if isinstance(cls, StandsForProgram):
         return None
     for member in vars(cls).values():
@@ -363,16 +361,16 @@ def _named(error: BaseException) -> str:
 
 
 def is_whole_number(found: Any, *, least: float = -math.inf) -> bool:
-    """Whether a method returned a whole number, `least` or more."""
+    """Whether a value is an integer of at least `least`."""
     return isinstance(found, int) and not isinstance(found, bool) and found >= least
 
 
 def number_from(method: str, found: Any) -> Any:
-    """What a method returned, where all values that the workload has put in are whole numbers.
+    """The return value of a method, in a workload that writes only integers.
 
-    Raises ClientMistake for what a client makes of such a number that does not decode or unwrap it: a text that spells
-    one, a truth value, a list, a map; and for the word for nothing as a text, which `str(None)` makes. None, another
-    number and any other text may be what the system holds, which is the checks' to say.
+    Raises ClientMistake for an integer that the client failed to decode or unwrap (a string that spells one, a boolean,
+    a list, a map) and for null as a string, as from `str(None)`. None, another number and any other string may be what
+    the system holds, which the checks decide.
     """
     if type(found) is int or found is None:
         return found
@@ -384,12 +382,12 @@ def number_from(method: str, found: Any) -> Any:
 
 
 def numbers_from(method: str, found: Iterable[Any]) -> list[Any]:
-    """The same for each of several values."""
+    """`number_from` for each of several values."""
     return [number_from(method, each) for each in found]
 
 
 def json_problem(value: Any) -> str | None:
-    """What keeps a value out of a history, in words; None when JSON can hold it as it is."""
+    """Why JSON cannot represent a value, as text; None if it can."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -400,6 +398,6 @@ def json_problem(value: Any) -> str | None:
 def _short(value: Any) -> str:
     try:
         text = repr(value)
-    except ValueError:  # of a number with more digits than Python writes
+    except ValueError:  # more digits than Python's limit for integer strings
         return "a number with too many digits"
     return text if len(text) <= 80 else f"{text[:80]}..."

@@ -1,10 +1,9 @@
 """Workload `cas-register`: `read(key)`, `write(key, value)` and `cas(key, old, new)`.
 
-`cas` sets a key to `new` if it holds `old` and answers whether it did. It expects what the key was last seen to
-hold, so that some succeed and some do not. Every written value is new; a key is left behind for a new one after
-`operations_per_key` operations, which keeps the search for an order short. The keys that are in use last are read at
-the end: what is lost of one after it was left behind shows nowhere, so that `operations_per_key` says also for how long
-a write is watched.
+`cas` sets a key to `new` if it holds `old` and returns whether it did. `old` is the value last seen for the key, so
+that some succeed and some do not. Every written value is new; a key is replaced by a new one after `operations_per_key`
+operations on average, which keeps the linearizability search short. The keys in use last are read at the end. A loss
+after a key's retirement goes unnoticed, so `operations_per_key` also determines how long a write is watched.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ async def _cas(client: Any, value: Any, key: Any) -> Any:
 
 @dataclass(slots=True)
 class _Progress:
-    """How many operations the load has made: it decides which keys are in use, at the end as well."""
+    """Operation count of the load, which determines the keys in use, also at the end."""
 
     operations: int = 0
     next_value: int = 0
@@ -43,7 +42,7 @@ class _Progress:
 
 @dataclass(frozen=True, slots=True)
 class _Load(Unpaced):
-    """Two reads, one write and two compare-and-sets in five, on `keys` keys at a time."""
+    """Of five operations two are reads, one is a write and two are compare-and-sets, on `keys` keys at a time."""
 
     keys: int
     operations_per_key: int
@@ -98,7 +97,7 @@ class CasRegisterWorkload(CapabilityWorkload):
         return self._load
 
     def final_generator(self) -> Generator:
-        """Every thread reads every key that was in use last."""
+        """Every thread reads every key in use last."""
         return EachThread(ReadEachKey(self.keys, first_key=self._load.first_key))
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:

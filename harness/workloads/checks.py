@@ -1,4 +1,4 @@
-"""What checkers of `checker` say, as workloads return it."""
+"""Results of the checkers in `checker`, as outcomes for workloads."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ OUT_OF_MEMORY = "not judged: the machine, or a limit such as `ulimit -v`, gave n
 
 
 def judged(checker: Callable[..., Result], history: Events, context: CheckContext, **options: Any) -> CheckOutcome:
-    """What a checker says of a history within the limits of `context`, whether it takes limits or not. Where a limit
-    such as `ulimit -v` ends it, which is of addresses, this check alone is unknown."""
+    """Run a checker on a history within the limits of `context`, even if the checker itself takes no limits. If a limit
+    of address space such as `ulimit -v` stops it, only this check is unknown."""
     limits = {"timeout_s": context.timeout_s, "memory_mb": context.memory_mb}
     try:
         if limits.keys() <= inspect.signature(checker).parameters.keys():
@@ -31,7 +31,7 @@ def judged(checker: Callable[..., Result], history: Events, context: CheckContex
 
 
 def linearizable(history: Events, model: Model, context: CheckContext) -> CheckOutcome:
-    """Whether one order of the operations, of each key where there are keys, explains every result by `model`."""
+    """Whether the operations, per key if there are keys, are linearizable with respect to `model`."""
     return judged(check, history, context, model=model)
 
 
@@ -41,11 +41,11 @@ def log_contents(history: Events, context: CheckContext) -> CheckOutcome:
 
 
 def delays(history: Events, context: CheckContext, *, redelivers: bool = False) -> CheckOutcome:
-    """Whether no delayed message was early or lost; lateness is counted. Brokers note whole milliseconds (R)."""
+    """Whether no delayed message was early or lost; late ones are counted. Brokers store whole milliseconds (R)."""
     return judged(check_delay, history, context, resolution_ms=1.0, late_is_wrong=False, redelivers=redelivers)
 
 
 def _as_outcome(result: Result) -> CheckOutcome:
-    """What a checker said, with its statistics and witness as details."""
+    """A checker's result, with its statistics and witness as details."""
     data = result.to_json()
     return CheckOutcome(data.pop("valid"), data.pop("reason"), data)

@@ -1,4 +1,4 @@
-"""Which workload a name stands for, with a system and settings."""
+"""Looks up a workload by name, for a system and settings."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ __all__ = ["client_workload", "make_workload", "require_capabilities"]
 
 
 def make_workload(name: str, *, system_class: Any, system: str, settings: Mapping[str, str]) -> Workload:
-    """The workload of a name in the form that a system can have, made with those of a test's settings that are its own.
+    """The named workload in the variant for the system, created with the workload's part of the test's settings.
 
-    Raises OperatorError for an unknown name, a workload that the system cannot have, and settings that it does not
-    take.
+    Raises OperatorError for an unknown name, a workload that the system does not support, and invalid settings.
     """
     found = registry.load("workloads", name)
     offers = system_class.offers
@@ -37,8 +36,7 @@ def make_workload(name: str, *, system_class: Any, system: str, settings: Mappin
 
 
 def client_workload(name: str) -> Workload:
-    """The workload of a name in its form for clients of `harness.sdk`, with the settings it has by default. Raises
-    OperatorError."""
+    """The named workload in its variant for clients of `harness.sdk`, with default settings. Raises OperatorError."""
     found = registry.load("workloads", name)
     form = found.by_capability if isinstance(found, AlsoByCapability) else found
     if not isinstance(form, ByCapability):
@@ -49,7 +47,7 @@ def client_workload(name: str) -> Workload:
 
 
 def require_capabilities(workload: Workload, system_class: Any) -> None:
-    """Raises OperatorError when the clients of a system lack methods that a workload needs."""
+    """Raises OperatorError if the clients of a system lack methods that a workload needs."""
     if isinstance(workload, ByCapability) and isinstance(system_class, OffersClients):
         lacking = missing_capabilities(workload, system_class.client_class)
         if lacking is not None:

@@ -1,9 +1,9 @@
-"""Workload `delay` for any client: `schedule(value, delay_ms)`, `dequeue()`, and `ack(value)` where the queue has that.
+"""Workload `delay` for any client: `schedule(value, delay_ms)`, `dequeue()`, and `ack(value)` if the queue has it.
 
-A value must not come out before it was due: so many milliseconds after its `schedule` was invoked, by the harness's
-clock. Delays are 0 and two more up to `longest_ms`. With a clock nemesis, early values are found where the system keeps
-its times by the wall clock. Lateness is counted (more than a second) and is no violation: while nobody leads, nothing
-can be delivered. See `queue` for what becomes of values that a dequeue of unknown outcome may have taken.
+A value must not come out before it is due: `delay_ms` after its `schedule` was invoked, by the harness's clock. Delays
+are 0, `longest_ms`, and a fifth of it. A clock nemesis causes early values if the system schedules by the wall clock.
+Lateness of more than a second is counted but is not a violation: while nobody leads, nothing can be delivered. See
+`queue` for values that a dequeue of unknown outcome may have taken.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from harness.workloads.queues import Numbered
 __all__ = ["ClientDelayWorkload", "delayed_sends"]
 
 SHORTER = 5
-"""The delay between none and the longest is the longest divided by this."""
+"""The middle delay is the longest divided by this."""
 
 
 async def _schedule(client: Any, value: Any, key: Any) -> Any:
@@ -33,7 +33,7 @@ async def _schedule(client: Any, value: Any, key: Any) -> Any:
 
 
 def delayed_sends(delays_ms: Sequence[int]) -> Numbered:
-    """Sends of messages with one of these delays each."""
+    """Sends of numbered messages, each with one of these delays."""
 
     def send(context: Context, number: int) -> Op:
         return Op("send", None, {"message": number, "delay_ms": context.random.choice(delays_ms)})
@@ -42,7 +42,7 @@ def delayed_sends(delays_ms: Sequence[int]) -> Numbered:
 
 
 class ClientDelayWorkload(CapabilityWorkload):
-    """Somewhat more dequeues than delayed sends."""
+    """40 % delayed sends, 60 % dequeues."""
 
     name = "delay"
     description = "Delayed values: never early, and none lost."
@@ -61,7 +61,7 @@ class ClientDelayWorkload(CapabilityWorkload):
         return Mix(((0.4, sends), (0.6, Calls(lambda _: Op("receive")))))
 
     def final_generator(self) -> Generator:
-        """Every thread takes what is left, until nothing can be due any more."""
+        """Every thread dequeues until nothing can become due any more."""
         quiet_s = self.number("longest_ms") / 1000 + self.number("drain_s")
         return EachThread(TakeUntilQuiet("receive", quiet_s))
 

@@ -1,13 +1,13 @@
 """Workload `log` for any client: `append(key, value)` and `poll(key, offset, max_messages)`.
 
 Every key is an append-only log whose offsets count up from 0 without gaps. `append` returns the offset that the
-value got. `poll` returns the values at `offset`, `offset + 1` and so on, at most `max_messages`, and fewer only
-where the log has no more: that is what tells its end. A client that cannot tell raises instead.
+value got. `poll` returns the values at `offset`, `offset + 1` and so on, at most `max_messages`, and fewer only if the
+log has no more, which marks its end. A client that cannot tell must raise instead.
 
-Each acknowledged value is accounted for at the end, when every log is read whole: lost, duplicated, phantom,
-reordered or stored under two offsets. With `polls=linearizable` a log must also be linearizable, so that a poll that
-misses what was acknowledged before it is a violation. With `polls=eventual` only the last one of a log must have
-everything: final polls go on, for 30 s at most, until they have what the load has seen.
+At the end every log is read whole and each acknowledged value is accounted for: lost, duplicated, phantom, reordered or
+stored under two offsets. With `polls=linearizable` a log must also be linearizable, so a poll that misses a value
+acknowledged before it is a violation. With `polls=eventual` only the last poll of a log must have everything: final
+polls are repeated, for 30 s at most, until they have what the load has seen.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 POLL_MAX_MESSAGES = 32
-"""Asked for by one poll."""
+"""Maximum values per poll."""
 
 
 async def _append(client: Any, value: Any, key: Any) -> Any:
@@ -50,13 +50,13 @@ async def _poll(client: Any, value: Any, key: Any) -> Any:
 
 
 def polled(method: str, messages: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """What a read of a log shows, by the answer to `asked`. Raises ClientMistake for what is no such answer."""
+    """The result of a log read, from the client's answer to `asked`. Raises ClientMistake for an invalid answer."""
     offset, most = asked["offset"], asked["max"]
     if not isinstance(messages, (list, tuple)):
         raise ClientMistake(f"{method} returned {messages!r:.80}: it must return a list of values")
     if len(messages) > most:
         raise ClientMistake(f"{method} returned {len(messages)} values where at most {most} were asked for")
-    # What a full answer leaves open is None: there may be more.
+    # A full answer leaves the tail unknown (None): there may be more.
     tail = offset + len(messages) if len(messages) < most else None
     found = {"offset": offset, "messages": numbers_from(method, messages), "tail": tail}
     return {**found, "final": True} if asked.get("final") else found
@@ -64,7 +64,7 @@ def polled(method: str, messages: Any, asked: Mapping[str, Any]) -> dict[str, An
 
 @dataclass(frozen=True, slots=True)
 class _Polls(Unpaced):
-    """Polls near the end as last seen, where stale replicas give themselves away. The ends go to `seen` as well."""
+    """Polls near the last seen end, where stale replicas give themselves away. The ends are also recorded in `seen`."""
 
     keys: int
     tails: tuple[int, ...]
@@ -88,7 +88,7 @@ class _Polls(Unpaced):
 
 @dataclass(frozen=True, slots=True)
 class ReadToTheEnd(Unpaced):
-    """`ReadWhole` for polls, whose answer names the end only where it is not full."""
+    """`ReadWhole` for polls, whose answer shows the end only if it is not full."""
 
     inner: Generator
 
@@ -123,7 +123,7 @@ class ClientLogWorkload(CapabilityWorkload):
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
         super().__init__(settings)
         self._seen: dict[int, int] = {}
-        """Log -> its end as the load has seen it."""
+        """Log -> the end that the load has seen."""
 
     def generator(self) -> Generator:
         polls = _Polls(self.keys, (0,) * self.keys, self._seen)
@@ -146,7 +146,7 @@ class ClientLogWorkload(CapabilityWorkload):
 
 
 def unless_left_unread(outcome: CheckOutcome, history: History, what: str) -> CheckOutcome:
-    """`outcome`, unless it finds nothing wrong with logs of which one was not read to its end by the final reads: what
-    the load has seen of it may be gone since. `what` a log is called."""
+    """`outcome`, or unknown if it is valid although the final reads did not reach the end of some log: what the load
+    has seen of it may have been lost since. `what` is the name for a log."""
     left = [log for log, row in last_final_reads(history).items() if row is None]
     return unless_left(outcome, left, f"{what} {{}} could not be read to its end")

@@ -1,13 +1,13 @@
-"""Workload `queue` for any client: `enqueue(value)` and `dequeue()`, and `ack(value)` where the queue has that.
+"""Workload `queue` for any client: `enqueue(value)` and `dequeue()`, and `ack(value)` if the queue has it.
 
-`dequeue` returns a value, or None where it found nothing. With `ack` a value counts as taken when it was shown, and
-the queue may show it again until it was acknowledged. Without, a dequeue whose outcome is unknown may have taken a
-value that nobody will ever see: so many missing values make no violation, but an unknown verdict.
+`dequeue` returns a value, or None if it found nothing. With `ack` a value counts as taken once it was delivered, and
+the queue may deliver it again until it is acknowledged. Without `ack`, a dequeue of unknown outcome may have taken a
+value that nobody will ever see: up to that many missing values make the verdict unknown, not invalid.
 
-What was acknowledged must come out, and nothing that nobody put in. At the end every thread takes values until none
-came for `drain_s` seconds: longer than the queue hides a value that was shown and not acknowledged. With
-`order=fifo` or `order=any` the queue must also be linearizable, as a queue of that order that shows each value once
-and says that it is empty only where it is.
+Every acknowledged value must come out, and nothing that was never enqueued. At the end every thread takes values until
+none came for `drain_s` seconds, which must exceed the time that the queue hides an unacknowledged value. With
+`order=fifo` or `order=any` the queue must also be linearizable, as a queue of that order that delivers each value once
+and reports itself empty only if it is.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ logger = logging.getLogger(__name__)
 
 
 SHARE_OF_TIME = 0.9
-"""Of an operation's time, after which a step of it, such as an acknowledgement, is waited for no longer: what was shown
-must not be forgotten because the operation's time is over."""
+"""Fraction of an operation's timeout after which a step of it, such as an acknowledgement, is abandoned: a delivered
+value must not be forgotten because the operation timed out."""
 
 
 async def _dequeue_and_ack(client: Any, value: Any, key: Any) -> Any:
@@ -57,7 +57,7 @@ async def _dequeue_and_ack(client: Any, value: Any, key: Any) -> Any:
         except (ClientMistake, *MISTAKES):
             raise
         except Exception as error:
-            # It was shown, which is what counts; that it may be shown again is the queue's affair.
+            # The value was delivered, which is what counts; the queue may deliver it again.
             logger.debug("ack: %s: %s", type(error).__name__, error)
             if not (isinstance(error, TellsOutcome) and error.is_definite):
                 raise Happened(found) from error  # an answer may still be on its way to this client
@@ -70,34 +70,33 @@ class _HasTime(Protocol):
 
 
 def end_of_share(client: Any) -> float | None:
-    """When `SHARE_OF_TIME` is over of an operation that begins now, by the event loop's clock; None for a client that
-    has no time."""
+    """The event loop time at which `SHARE_OF_TIME` of an operation that begins now is over; None without a timeout."""
     now_s = asyncio.get_running_loop().time()
     return now_s + client.timeout_s * SHARE_OF_TIME if isinstance(client, _HasTime) else None
 
 
 @runtime_checkable
 class Acknowledges(Protocol):
-    """A client whose queue shows a value again that was not acknowledged."""
+    """A client whose queue redelivers unacknowledged values."""
 
     async def ack(self, value: Any) -> None:
-        """Acknowledge the value that `dequeue` returned last."""
+        """Acknowledge the value of the last `dequeue`."""
         ...
 
 
 DEQUEUE = takes("dequeue", numbers=True)
 DEQUEUE_AND_ACK = Call("dequeue", _dequeue_and_ack, is_read=True)
-"""What was not acknowledged was not taken: so a dequeue that raised took nothing."""
+"""A read, since an unacknowledged value is not taken: a dequeue that raised took nothing."""
 
 
 def taking_client(connection: Any, calls: Mapping[str, Call], taken: str) -> CapabilityClient:
-    """A client of these calls whose operation `taken` dequeues, with acknowledgements where the client has them."""
+    """A client with these calls whose operation `taken` dequeues, and acknowledges if the client has `ack`."""
     take = DEQUEUE_AND_ACK if isinstance(connection, Acknowledges) else DEQUEUE
     return CapabilityClient(connection, {**calls, taken: take})
 
 
 class ClientQueueWorkload(CapabilityWorkload):
-    """By default somewhat more dequeues than enqueues, so that the queue is short."""
+    """By default somewhat more dequeues than enqueues, which keeps the queue short."""
 
     name = "queue"
     description = "One queue: what was acknowledged comes out, and nothing else."
@@ -118,7 +117,7 @@ class ClientQueueWorkload(CapabilityWorkload):
         return Mix(((1 - share, message_numbers("enqueue")), (share, Calls(lambda _: Op("dequeue")))))
 
     def final_generator(self) -> Generator:
-        """Every thread takes what is left."""
+        """Every thread dequeues until the queue is empty."""
         return EachThread(TakeUntilQuiet("dequeue", self.number("drain_s")))
 
     def client(self, connection: Any) -> Client:

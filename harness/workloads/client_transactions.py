@@ -1,13 +1,13 @@
 """Workload `transactions` for any client: `prepare(value)`, then `commit(value)` or `rollback(value)`, and `dequeue()`,
-with `ack(value)` where the queue has that.
+with `ack(value)` if the queue has it.
 
 A value must come out if its transaction was committed, and only then: neither before the commit nor after a rollback.
-One client does both steps of a transaction, one right after the other; some transactions are prepared and never
-ended, among them those whose `prepare` has an unknown outcome (their event says `"ended": false`): their values must
-never come out. An end that is refused leaves open what becomes of the transaction. See `queue` for what becomes of
-values that a dequeue of unknown outcome may have taken.
+One client does both steps of a transaction in sequence. Some transactions are prepared and never ended, among them
+those whose `prepare` has an unknown outcome (their event has `"ended": false`): their values must never come out. If
+the commit or rollback is refused, the outcome of the transaction is unknown. See `queue` for values that a dequeue of
+unknown outcome may have taken.
 
-The checker gets each `transact` as a `prepare` and a `commit` or `rollback` of the same time.
+For the checker each `transact` becomes a `prepare` and a `commit` or `rollback` at the same time.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ __all__ = ["ClientTransactionsWorkload", "as_prepare_and_end"]
 
 COMMITTED_SHARE = 0.6
 ROLLED_BACK_SHARE = 0.3
-"""What is left is never ended."""
+"""The rest is never ended."""
 
 
 class _Undecided(Exception):
-    """The transaction was prepared, and its end was refused: what the system makes of it is its own affair."""
+    """The transaction was prepared and its commit or rollback refused: the system may decide either way."""
 
     is_definite = False
 
@@ -69,7 +69,7 @@ def _transaction(context: Context, number: int) -> Op:
 
 
 class ClientTransactionsWorkload(CapabilityWorkload):
-    """Somewhat more dequeues than transactions."""
+    """40 % transactions, 60 % dequeues."""
 
     name = "transactions"
     description = "Transactional values: they come out if they were committed, and only then."
@@ -86,7 +86,7 @@ class ClientTransactionsWorkload(CapabilityWorkload):
         return Mix(((0.4, Numbered(_transaction)), (0.6, Calls(lambda _: Op("receive")))))
 
     def final_generator(self) -> Generator:
-        """Every thread takes what is left."""
+        """Every thread dequeues until nothing is left."""
         return EachThread(TakeUntilQuiet("receive", self.number("drain_s")))
 
     def client(self, connection: Any) -> Client:
@@ -103,8 +103,8 @@ class ClientTransactionsWorkload(CapabilityWorkload):
 
 
 def as_prepare_and_end(history: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The checker's vocabulary: process p becomes 2p, and 2p + 1 where it ends a transaction meanwhile. An end that was
-    never asked for has failed."""
+    """The history in the checker's operations: process p becomes 2p for `prepare` and 2p + 1 for the concurrent commit
+    or rollback. One that was never requested counts as failed."""
     index = 0
     for event in history:
         if event["f"] == "lag":

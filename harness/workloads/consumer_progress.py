@@ -1,10 +1,10 @@
-"""Workload `consumer-progress`: `commit_offset(partition, offset)` and `committed_offset(partition)`, of one group.
+"""Workload `consumer-progress`: `commit_offset(partition, offset)` and `committed_offset(partition)`, for one group.
 
-Every thread commits growing offsets of a partition that is its own, and all look at what is stored of any partition.
-What is stored must never go back. A commit of unknown outcome may still arrive later, behind newer ones, in any system:
-its thread goes on with another partition. At the end all partitions are looked at.
+Every thread commits increasing offsets of its own partition, and all threads read the stored offsets of any partition.
+A stored offset must never go back. In any system a commit of unknown outcome may still arrive after newer ones, so its
+thread continues with another partition. At the end the offsets of all partitions are read.
 
-`committed_offset` returns the offset, or None where none was ever committed.
+`committed_offset` returns the offset, or None if none was ever committed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GROUP = "group"
 """The name of the one group, in results."""
 
 MAX_ADVANCE = 10
-"""Between two commits of a partition: messages that a consumer took meanwhile."""
+"""Largest step between two commits of a partition: the messages consumed meanwhile."""
 
 
 async def _commit(client: Any, value: Any, key: Any) -> Any:
@@ -45,8 +45,8 @@ async def _fetch(client: Any, value: Any, key: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Commits(Unpaced):
-    """One thread's: thread t of n has the partitions t, t + n, t + 2n ..., one after the other. How many it has left
-    behind goes to `left_behind` as well."""
+    """Commits and reads of one thread: thread t of n uses the partitions t, t + n, t + 2n ... in turn. The number that
+    it has abandoned is also recorded in `left_behind`."""
 
     left_behind: dict[int, int]
     generation: int = 0
@@ -69,8 +69,8 @@ class _Commits(Unpaced):
 
 @dataclass(frozen=True, slots=True)
 class _LastLook(Unpaced):
-    """One thread's look at its partitions, the one in use last before those left behind, and at the next thread's
-    last one, each until it was answered. These say `final`, so that who judges them finds those that were not."""
+    """One thread's final reads of its partitions, latest first, and of the next thread's latest, each until it is
+    answered. They are marked `final`, so that the check finds unanswered ones."""
 
     left_behind: Mapping[int, int]
     done: int = 0
@@ -98,7 +98,7 @@ class _LastLook(Unpaced):
 
 
 class ConsumerProgressWorkload(CapabilityWorkload):
-    """As many commits as looks."""
+    """As many commits as reads."""
 
     name = "consumer-progress"
     description = "Offsets of a consumer group: what is stored never goes back."
@@ -112,13 +112,13 @@ class ConsumerProgressWorkload(CapabilityWorkload):
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
         super().__init__(settings)
         self._left_behind: dict[int, int] = {}
-        """Thread -> partitions that it has left behind."""
+        """Thread -> number of partitions that it has abandoned."""
 
     def generator(self) -> Generator:
         return EachThread(_Commits(self._left_behind))
 
     def final_generator(self) -> Generator:
-        """Every thread looks at its partitions and at one of another thread."""
+        """Every thread reads the offsets of its partitions and of one of another thread."""
         return EachThread(_LastLook(self._left_behind))
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:

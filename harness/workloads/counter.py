@@ -1,8 +1,8 @@
 """Workload `counter`: `increment(by)` and `value()`, one counter that starts at 0.
 
-Every value that was read must lie between the sum of what was acknowledged before the read began and the sum of all
-that was asked for before it ended (`counter-bounds`). With `check=linearizable` the reads must also fit together:
-one order of all operations explains every value.
+Every value read must lie between the sum of the increments acknowledged before the read began and the sum of all
+increments invoked before it ended (`counter-bounds`). With `check=linearizable` one order of all operations must also
+explain every value.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Workload `delay`: messages that must not arrive before their time.
+"""Workload `delay`: delayed messages that must not arrive early.
 
-Sends carry a delay of 0, 1 or 5 seconds (levels 0 to 2). A message is early when it is received before its send was
-invoked plus the delay, by the harness's clock; with a clock nemesis, early messages are found where the system keeps
-its times by the wall clock, as RocketMQ does, and so are lost ones: a message of 5 seconds (a timer message of
-RocketMQ 5) that was sent while a clock was ahead comes as late as it was ahead, which may be after the run. Other
-lateness is counted (more than a second) and is no violation: while nobody leads, nothing can be delivered.
+Sends have a delay of 0, 1 or 5 seconds. A message is early if it is received less than its delay after its send was
+invoked, by the harness's clock. A clock nemesis causes early messages if the system schedules by the wall clock, as
+RocketMQ does. It also causes lost ones: a message with a delay of 5 seconds (a timer message of RocketMQ 5) that was
+sent while a clock was ahead arrives late by as much, perhaps after the run. Other lateness of more than a second is
+counted but is not a violation: while nobody leads, nothing can be delivered.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ __all__ = ["DELAYS_MS", "DelayWorkload"]
 DELAYS_MS = (0, 1_000, 5_000)
 
 SETTLE_S = 10.0
-"""The longest delay, and as long again for a new leader to find what is due."""
+"""The longest delay, and as long again for a new leader to deliver what is due."""
 
 
 @dataclass(frozen=True, slots=True)
 class DelayWorkload:
-    """Delayed sends, and receives of whatever is there, over `keys` queues."""
+    """Delayed sends and receives over `keys` queues."""
 
     keys: int = 8
 

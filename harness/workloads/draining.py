@@ -1,4 +1,4 @@
-"""Receiving until nothing is left, and not calling lost what was merely not reached."""
+"""Draining queues at the end, without reporting as lost what was merely not received yet."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from harness.systems.base import CheckOutcome
 __all__ = ["DRAIN_LIMIT_S", "Drain", "TakeUntilQuiet", "unless_drained", "unless_taken_unseen"]
 
 DRAIN_LIMIT_S = 60.0
-"""Patience of each thread. A group that has not caught up a minute after the last heal stays behind, and shows."""
+"""Limit of each thread's final receives. A group that has not caught up within it counts as not drained."""
 
 PAUSE_NS = 50_000_000
-"""Between two attempts at the end, the first of which found nothing, or was refused."""
+"""Pause at the end after an attempt that found nothing or failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TakeUntilQuiet(Unpaced):
-    """One thread's operations `f`, which take what is there, until none brought anything for `quiet_s`; for no longer
-    than `DRAIN_LIMIT_S`, or `quiet_s` where that is longer."""
+    """One thread's operations `f`, each taking a value, until none returned one for `quiet_s`; for at most
+    `DRAIN_LIMIT_S`, or `quiet_s` if that is longer."""
 
     f: str
     quiet_s: float
@@ -50,10 +50,10 @@ class TakeUntilQuiet(Unpaced):
 
 @dataclass(frozen=True, slots=True)
 class Drain(Unpaced):
-    """One thread's final receives: `f` until the group is done, at least for `at_least_s`.
+    """One thread's final receives: `f` until the group has consumed everything, for at least `at_least_s`.
 
-    After each receive that brought nothing it asks for the group's `lag`; a lag of 0 ends the thread. A broker waits
-    for messages before it answers that there are none, but what it refuses it refuses at once.
+    After each empty receive the thread reads the group's `lag`; a lag of 0 ends it. A broker waits for messages before
+    it returns none, but it refuses at once, so only failures are followed by a pause.
     """
 
     f: str
@@ -87,8 +87,8 @@ class Drain(Unpaced):
 def unless_drained(
     outcome: CheckOutcome, history: Sequence[Mapping[str, Any]], *, certain: Sequence[str]
 ) -> CheckOutcome:
-    """`outcome` as it is when the group was seen to have dealt with everything; else only the kinds of anomalies in
-    `certain` count, which no further receive could have cured, and without one of them the answer is "unknown"."""
+    """`outcome` unchanged if the group was seen to have consumed everything (lag 0). Otherwise only anomalies of the
+    kinds in `certain` count, which no further receive could remedy; without one of them the outcome is "unknown"."""
     lags = [event["value"] for event in history if event["f"] == "lag" and event["type"] == "ok"]
     if outcome.valid == "unknown" or (lags and lags[-1] == 0):
         return outcome
@@ -109,9 +109,9 @@ def unless_taken_unseen(
     certain: Sequence[str],
     due_ms: float = 0.0,
 ) -> CheckOutcome:
-    """`outcome`, unless it only says (under the count `lost`) that values are missing which operations `taken` of
-    unknown outcome may have taken, or which nobody looked for after the last `put`, and `due_ms` after it, when the
-    last value is there to be taken. Counts in `certain` are wrong all the same."""
+    """`outcome`, or "unknown" if its only anomaly is missing values (the count `lost`) that operations `taken` of
+    unknown outcome may have taken, or that nobody looked for from `due_ms` after the last `put` on, when the last value
+    is available. Nonzero counts in `certain` are violations regardless."""
     if outcome.valid is not False:
         return outcome
     counts = outcome.details["stats"]["counts"]
@@ -129,7 +129,7 @@ def unless_taken_unseen(
 
 
 def _was_found_empty(history: Sequence[Mapping[str, Any]], put: str, taken: str, due_ms: float) -> bool:
-    """Whether a `taken` that began `due_ms` or more after the last acknowledged `put` found nothing."""
+    """Whether some `taken` that began at least `due_ms` after the last acknowledged `put` found nothing."""
     asked: set[Any] = set()
     found = False
     due_ns = 0.0

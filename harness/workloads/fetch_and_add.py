@@ -1,7 +1,7 @@
 """Workload `fetch-and-add`: `fetch_add(by)` and `value()`, one number that starts at 0.
 
-`fetch_add` adds and returns what the number was before, in one step. One order of all operations must explain every
-result, so that no two additions may be answered with the same number.
+`fetch_add` atomically adds to the number and returns its previous value. One order of all operations must explain every
+result, so no two additions may return the same number.
 """
 
 from __future__ import annotations

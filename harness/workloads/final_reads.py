@@ -34,25 +34,25 @@ __all__ = [
 ]
 
 ATTEMPTS = 20
-"""Of each thread. A system that answers none of them has been unwell for long after everything was healed."""
+"""Attempts per thread. A system that answers none of them has not recovered long after everything was healed."""
 
 ATTEMPTS_PER_S = 10.0
-"""So that the attempts of one thread take about two seconds."""
+"""Makes the attempts of one thread take about two seconds."""
 
 MAX_KEYS_NAMED = 5
-"""Of those that were not read at the end."""
+"""Limit of unread keys named in a message."""
 
 
 def one_good_read_each(read: Op) -> Generator:
-    """Every thread does `read` until it is ok once, at most `ATTEMPTS` times."""
+    """Every thread repeats `read` until it is ok once, at most `ATTEMPTS` times."""
     return EachThread(Limit(ATTEMPTS, UntilOk(Stagger(ATTEMPTS_PER_S, Calls(lambda _: read)))))
 
 
 @dataclass(frozen=True, slots=True)
 class ReadEachKey(Unpaced):
-    """One thread's read `f` of each of `keys` keys from `first_key()` on, once around from one that is drawn. Keys that
-    are drawn one by one would leave some unread where there are few threads, and nobody would see what was lost of
-    them. What is not answered is tried again, `ATTEMPTS` times in all."""
+    """One thread's read `f` of each of the `keys` keys from `first_key()` on, once around from a random one.
+    Independent random keys would leave some unread if there are few threads, and losses there would go unnoticed.
+    Unanswered reads are retried, `ATTEMPTS` times in all."""
 
     keys: int
     f: str = "read"
@@ -78,8 +78,8 @@ class ReadEachKey(Unpaced):
 
 
 def unless_left(outcome: CheckOutcome, left: Collection[Any], said: str) -> CheckOutcome:
-    """`outcome`, unless it finds nothing wrong and something was `left` that was to be read when all was over: what is
-    there may be wrong by then. `said` is of it, with {} for the names and {count} for how many there are."""
+    """`outcome`, or "unknown" if it is valid although something was `left` unread at the end, where a loss would not
+    show. `said` is the message, with {} for the names and {count} for their number."""
     if outcome.valid is not True or not left:
         return outcome
     names = ", ".join(map(str, sorted(left)[:MAX_KEYS_NAMED])) + (", ..." if len(left) > MAX_KEYS_NAMED else "")
@@ -88,8 +88,8 @@ def unless_left(outcome: CheckOutcome, left: Collection[Any], said: str) -> Chec
 
 
 def unless_left_unanswered(outcome: CheckOutcome, reads: Iterable[tuple[Any, bool]], what: str) -> CheckOutcome:
-    """`outcome`, unless it finds nothing wrong and there was no answer to any of the `reads` of some key, partition or
-    such. `reads` are of what each was and whether it was answered."""
+    """`outcome`, or "unknown" if it is valid although no read of some key (or partition) was answered. `reads` are
+    pairs of what was read and whether it was answered. `what` is the name for a key."""
     answered: dict[Any, bool] = {}
     for each, is_answered in reads:
         answered[each] = is_answered or answered.get(each, False)
@@ -100,21 +100,20 @@ def unless_left_unanswered(outcome: CheckOutcome, reads: Iterable[tuple[Any, boo
 def unless_registers_unread(
     outcome: CheckOutcome, history: History, among: Callable[[Any], bool] = lambda _: True, *, f: str = "read"
 ) -> CheckOutcome:
-    """`outcome`, unless it finds nothing wrong and of a register no read `f` was answered that began after its last
-    change was acknowledged, though there were such reads. `among` says whether a key is one of those that are read at
-    the end."""
+    """`outcome`, or "unknown" if it is valid although, for some register, reads `f` began after its last change was
+    acknowledged but none was answered. `among` tells whether a key is read at the end."""
     answered = answered_since_changed(history, f)
     return unless_left_unanswered(outcome, [(key, answered[key]) for key in answered if among(key)], "key")
 
 
 IN_TURN = 50
-"""Threads that read in turn: one for each host, as clients belong to the hosts in turn; no test has more hosts."""
+"""Threads that read in turn: one per host, as clients are assigned to hosts round-robin and no test has more hosts."""
 
 EQUAL_WITHIN_S = 30.0
-"""How long reads in turn may differ, when all faults are over: much longer than anything takes that is on its way."""
+"""How long reads in turn may differ after all faults are over: much longer than anything in flight takes."""
 
 TRIES = 3
-"""Of a thread in its turn, where a read fails."""
+"""Attempts of a thread in its turn if reads fail."""
 
 _BETWEEN_ROUNDS_NS = 500_000_000
 _POLL_NS = 10_000_000
@@ -122,11 +121,11 @@ _POLL_NS = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class InTurnUntilEqual(Unpaced):
-    """Threads do `read` one after the other, in rounds, until all of a round have read the same elements, or it has
-    taken `EQUAL_WITHIN_S`, or as long as `one_good_read_each` tries where nobody is answered.
+    """Threads do `read` one after the other, in rounds, until all reads of a round return the same elements, or for at
+    most `EQUAL_WITHIN_S`, or for as long as `one_good_read_each` tries if no read is answered.
 
-    Of reads at the same time none is later than another, so that they do not show that one host will never have what
-    another one has; reads in turn do. Only one thing may be in progress: to be a phase of its own.
+    Concurrent reads have no order, so they cannot show that one host will never have what another has; reads in turn
+    can. Only one operation may be in progress, so this must be a phase of its own.
     """
 
     read: Op
@@ -136,7 +135,7 @@ class InTurnUntilEqual(Unpaced):
     began_ns: int = -1
     due_ns: int = 0
     first: frozenset[Any] | None = None
-    """What the first read of this round found; None where it failed."""
+    """What the first read of this round found; None if it failed."""
     is_equal: bool = True
     is_answered: bool = False
     """Whether a read of this round succeeded."""

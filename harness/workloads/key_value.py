@@ -1,8 +1,8 @@
 """Workload `key-value`: `get(key)`, `put(key, text)` and `concat(key, text)`.
 
-Every key holds a text that is empty at first. `put` replaces it, `concat` adds to its end, `get` returns it, or None
-where nothing was ever put. What is added is distinct, so that a text shows which additions it has seen and in which
-order: what the key-value store of MIT's course 6.824 is tested with. One order for each key must explain every text.
+Every key holds a text that is empty at first. `put` replaces it, `concat` appends to it, `get` returns it, or None if
+nothing was ever put. Appended texts are distinct, so a text shows which appends it contains and in which order, as in
+the tests of the key-value store of MIT's course 6.824. One order for each key must explain every text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from harness.workloads.final_reads import ReadEachKey, unless_registers_unread
 __all__ = ["KeyValueWorkload"]
 
 PUT_SHARE = 0.05
-"""Of all operations. Each begins a text anew, which keeps texts at some ten additions."""
+"""Share of all operations. Each put restarts a text, which keeps texts at about ten appends."""
 
 CONCAT_SHARE = 0.45
 

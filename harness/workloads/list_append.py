@@ -1,8 +1,8 @@
 """Workload `list-append`: `transact(micro_operations)` of appends to lists and reads of them.
 
-A read shows a whole list and with it the order of all appends so far, so cycles of dependencies between transactions
-are found as Elle does, and the verdict names the isolation levels that are ruled out. See the module `transacting`
-for the form of a transaction: `[["append", 7, 1], ["r", 7, None]]` is answered `[["append", 7, 1], ["r", 7, [1]]]`.
+A read returns a whole list and with it the order of all appends so far, so dependency cycles between transactions are
+found as in Elle, and the verdict names the isolation levels that are ruled out. See the module `transacting` for the
+format of a transaction: the result of `[["append", 7, 1], ["r", 7, None]]` is `[["append", 7, 1], ["r", 7, [1]]]`.
 """
 
 from __future__ import annotations

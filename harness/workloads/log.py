@@ -1,8 +1,8 @@
-"""Workload `log`: appends return the offset they got, reads return ranges together with the queue's tail.
+"""Workload `log`: appends return their offset, reads return ranges together with the queue's tail.
 
-Offsets fix the order of the appends, so linearizability is decided in linear time; and because the whole of
-every queue is read at the end, each acknowledged message is accounted for: lost, duplicated, phantom,
-reordered or stored under two offsets. Where a queue cannot be read to its end, nobody knows that of its messages.
+Offsets fix the order of the appends, so linearizability is decided in linear time. At the end every queue is read
+whole, so each acknowledged message is accounted for: lost, duplicated, phantom, reordered or stored under two offsets.
+If a queue cannot be read to its end, the outcome is unknown.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from harness.workloads.queues import ReadWhole, distinct_writes
 __all__ = ["READ_MAX_MESSAGES", "LogWorkload"]
 
 READ_MAX_MESSAGES = 32
-"""Messages asked for by one read: a RocketMQ broker's own cap for reads from memory."""
+"""Maximum messages per read: a RocketMQ broker's own limit for reads from memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class _RangeReads(Unpaced):
-    """Reads of ranges; mostly near the tail as last seen, where stale replicas give themselves away."""
+    """Reads of ranges, mostly near the last seen tail, where stale replicas give themselves away."""
 
     keys: int
     tails: tuple[int, ...]

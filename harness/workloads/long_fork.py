@@ -1,6 +1,6 @@
-"""Workload `long-fork`: `transact(micro_operations)` of single writes, and of reads of a group of keys.
+"""Workload `long-fork`: `transact(micro_operations)` of single writes, and of reads of a whole group of keys.
 
-Every key of a group is written once. Two reads of the group that each see a write which the other lacks saw the
+Every key of a group is written once. If each of two reads of the group sees a write that the other misses, they saw the
 writes in opposite orders: a long fork, which parallel snapshot isolation allows and snapshot isolation does not.
 """
 
@@ -21,7 +21,7 @@ from harness.workloads.transacting import TRANSACT
 __all__ = ["LongForkWorkload"]
 
 READS_PER_KEY = 4
-"""Reads of a group for each of its keys, until the next group."""
+"""Number of reads of a group per key, before the next group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class _Groups(IgnoresEvents):
 
 
 class LongForkWorkload(CapabilityWorkload):
-    """Writes of the keys of a group, each once, beside reads of the whole group."""
+    """Writes of the keys of a group, each once, concurrent with reads of the whole group."""
 
     name = "long-fork"
     description = "Transactions: no two reads see two writes in opposite orders."

@@ -1,8 +1,8 @@
-"""Workload `multi-register`: `transact(micro_operations)` on a few registers that are one object.
+"""Workload `multi-register`: `transact(micro_operations)` on a few registers, checked as a single object.
 
 Every transaction reads or writes some of the registers, each at most once; no value is written twice. One order of all
-transactions must explain what was read: strict serializability, decided by searching for that order rather than by
-dependencies. See the module `transacting` for the form of a transaction.
+transactions must explain every read: strict serializability, decided by searching for that order rather than by
+dependencies. See the module `transacting` for the format of a transaction.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["MultiRegisterWorkload"]
 
 @dataclass(frozen=True, slots=True)
 class _Load(IgnoresEvents):
-    """Transactions of which half only read."""
+    """Transactions, half of them read-only."""
 
     registers: int
     next_value: int = 1

@@ -1,11 +1,11 @@
 """Workload `mutex`: `lock(name)` and `unlock(name)`.
 
-A client holds a lock from the return of `lock` to the call of `unlock`: no two may hold one at once. `lock` raises
-`Refused`, or returns False, where it did not get the lock. Each thread takes a lock, keeps it for a while and gives
-it back; one whose `unlock` failed tries again.
+A client holds a lock from the return of `lock` to the call of `unlock`; no two clients may hold it at once. `lock`
+raises `Refused`, or returns False, if it did not get the lock. Each thread acquires a lock, holds it for a while and
+releases it; if `unlock` fails it retries.
 
-A client whose `lock` or `unlock` has an unknown outcome goes away, and the lock may stay held for good if nothing in
-the system expires: give more `locks` then.
+A client whose `lock` or `unlock` has an unknown outcome is replaced, and the lock may stay held forever if locks do not
+expire in the system: set more `locks` then.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["MutexWorkload"]
 
 
 class _NotTaken(Exception):
-    """`lock` said that somebody else holds the lock."""
+    """`lock` returned False: another client holds the lock."""
 
     is_definite = True
 
@@ -41,8 +41,8 @@ async def _lock(client: Any, value: Any, key: Any) -> Any:
 
 
 def _may_say_no(answer: Any) -> bool:
-    """Whether an answer other than False may mean it: 0, an empty text, "false". Taken for a lock that was got, it
-    would make a right system look wrong. Leases and the like, which many systems answer with, say that it was."""
+    """Whether an answer other than False may mean "not acquired": 0, an empty string, "false". Counted as acquired, it
+    would make a correct system look wrong. Leases, which many systems return, mean that the lock was acquired."""
     if isinstance(answer, str):
         return answer.strip().lower() in ("", "0", "false")
     return answer is not None and not answer
@@ -55,7 +55,7 @@ async def _unlock(client: Any, value: Any, key: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Holder(Unpaced):
-    """One thread: takes a lock, holds it, gives it back."""
+    """One thread: acquires a lock, holds it, releases it."""
 
     locks: int
     hold_ms: int
@@ -82,7 +82,7 @@ class _Holder(Unpaced):
 
 
 class MutexWorkload(CapabilityWorkload):
-    """Every thread takes and gives back one of `locks` locks at a time."""
+    """Every thread acquires and releases one of `locks` locks at a time."""
 
     name = "mutex"
     description = "Locks: nobody holds one that somebody else holds."
@@ -108,9 +108,9 @@ class MutexWorkload(CapabilityWorkload):
 
 
 def let_go_at_the_end(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The same, and every lock that is held at the end is given back by a release of unknown outcome, once nobody asks
-    for anything any more: the clients are closed then, one after the other, and with the session of its holder a lock
-    may end that another client has asked for and is still to be told of."""
+    """The history with a release of unknown outcome for every lock that is still held after the last invocation:
+    clients are closed then, one after the other, and closing the holder's session may free a lock that another client's
+    pending request then acquires."""
     last = max((at for at, event in enumerate(history) if event["type"] == "invoke"), default=-1)
     found: list[dict[str, Any]] = []
     held: dict[Any, Mapping[str, Any]] = {}

@@ -1,8 +1,8 @@
 """Workload `priority-queue`: `insert(value)` and `extract()`, one queue of numbers that starts empty.
 
-`extract` takes the smallest number that is there (with `first=largest` the largest) and returns it, or None where
-there is none. All numbers are distinct. One order of all operations must explain every result. At the end every thread
-extracts until nothing came for `drain_s` seconds, so that a number that was lost is missed.
+`extract` removes the smallest number (with `first=largest` the largest) and returns it, or None if the queue is empty.
+All numbers are distinct. One order of all operations must explain every result. At the end every thread extracts until
+nothing came for `drain_s` seconds, so that lost numbers are noticed.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from harness.workloads.stack import DRAIN_SETTING
 __all__ = ["PriorityQueueWorkload"]
 
 PRIORITIES = 1_000
-"""Different urgencies: many operations are open at once, few of them equally urgent."""
+"""Number of priorities: enough that few concurrent operations have the same one."""
 
 OPERATIONS = 1_000_000_000
-"""More inserts than any run makes: what keeps numbers of one urgency apart."""
+"""More inserts than any run makes: keeps numbers of one priority distinct."""
 
 
 def _numbered_insert(context: Context, number: int) -> Op:
@@ -50,7 +50,7 @@ class PriorityQueueWorkload(CapabilityWorkload):
         return Mix(((1.0, Numbered(_numbered_insert)), (1.0, Calls(lambda _: Op("extract")))))
 
     def final_generator(self) -> Generator:
-        """Every thread takes what is left."""
+        """Every thread extracts until the queue is empty."""
         return EachThread(TakeUntilQuiet("extract", self.number("drain_s")))
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:

@@ -1,12 +1,12 @@
-"""Workload `queue`: a producer for every client, and one consumer group that they all are members of.
+"""Workload `queue`: every client is a producer and a member of one consumer group.
 
-What was acknowledged must come out, and nothing that nobody sent. A message may come out twice: queues that deliver
-at least once say so, and the number is reported. Each client is a real consumer, with its share of the queues and
-its stored offsets, so this is also a test of rebalancing: a client whose send has an unknown outcome goes away
-and comes back as another member.
+Every acknowledged message must come out, and nothing that was never sent. A message may come out twice, as delivery is
+at least once; the number of duplicates is reported. Each client is a real consumer, with its share of the queues and
+its stored offsets, so this also tests rebalancing: a client whose send has an unknown outcome leaves and rejoins as
+another member.
 
-At the end everybody receives until the group's stored offsets have reached the end of every queue. If they do not
-within a minute of the last heal, a missing message is not called lost; the verdict is unknown.
+At the end all clients receive until the group's stored offsets have reached the end of every queue. If they do not
+within a minute of draining, a missing message is not reported as lost; the verdict is unknown.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from harness.workloads.queues import message_numbers
 __all__ = ["MessagingClient", "QueueWorkload"]
 
 DRAIN_MESSAGES = 32
-"""Messages that one final receive takes at most."""
+"""Maximum messages of one final receive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +60,13 @@ class QueueWorkload:
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         moves = [event for event in history if event["f"] != "lag"]
-        # What a consumer of the group was given and has not acknowledged comes again.
+        # Messages that a consumer received and did not acknowledge are redelivered.
         total = judged(check_total_queue, moves, context, redelivers=True)
         return {"total-queue": unless_drained(total, history, certain=("unexpected",))}
 
 
 class MessagingClient(ConnectionClient[MessagingConnection]):
-    """What clients of groups have in common: the operations `lag`, `receive` and `drain`, which take what is there."""
+    """Base of clients of groups: the operations `lag`, and `receive` and `drain`, which take available messages."""
 
     async def invoke(self, op: Op) -> Outcome:
         connection = self.connection
@@ -78,7 +78,7 @@ class MessagingClient(ConnectionClient[MessagingConnection]):
         return Outcome("ok", op.value, node=connection.node)
 
     async def send(self, op: Op) -> None:
-        """Do any other operation."""
+        """Perform any other operation."""
         await self.connection.send(op.value)
 
 

@@ -20,26 +20,26 @@ __all__ = [
 ]
 
 MAX_FINAL_ATTEMPTS = 20
-"""Tries per key at a final read. A key that cannot be read after that is left unread: then all are read once more for
-as long as the system may take to recover, and the checkers count what nobody read. Trying for ever would turn a dead
-system into a run without an end."""
+"""Attempts per key at a final read. A key that cannot be read after that is left unread: then all final reads are
+repeated once more for as long as the system may take to recover, and the checkers count what was never read. Retrying
+forever would turn a dead system into an endless run."""
 
 BEHIND_S = 30.0
-"""How long a final read may end before what is known to be there, where reads may be behind: a leader that was replaced
-behind a cut goes on answering from what it has for some seconds after the healing."""
+"""How long a final read may end before the known end, if reads may be stale: a leader that was replaced behind a
+partition answers from its own state for some seconds after the heal."""
 
 BEHIND_RETRY_NS = 500_000_000
-"""Between two such reads."""
+"""Pause between two such reads."""
 
 RETRY_NS = 100_000_000
-"""Between two tries of a final read: a replica that refuses at once does so for a reason, such as an election, which
-twenty tries in a row would not outlast; and thousands of refusals tell nobody more than twenty."""
+"""Pause between two attempts of a final read: a replica that refuses at once does so for a reason such as an election,
+which twenty immediate attempts would not outlast; and thousands of refusals are no more informative than twenty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Numbered(IgnoresEvents):
-    """What `operation` makes of the numbers 0, 1, 2 ..., each once in the whole run: distinct values let the checkers
-    run in near-linear time and name the write behind every read."""
+    """Operations made by `operation` from the numbers 0, 1, 2 ..., each used once in the whole run: distinct values let
+    the checkers run in near-linear time and identify the write behind every read."""
 
     operation: Callable[[Context, int], Op]
     next_number: int = 0
@@ -54,15 +54,15 @@ def distinct_writes(f: str, keys: int) -> Numbered:
 
 
 def message_numbers(f: str) -> Numbered:
-    """Operations `f` on the numbers 0, 1, 2 ..., each once."""
+    """Operations `f` with the values 0, 1, 2 ..., each used once."""
     return Numbered(lambda _, number: Op(f, None, number))
 
 
 @dataclass(frozen=True, slots=True)
 class ReadWhole(Unpaced):
-    """Read every queue from its beginning to its tail; key k belongs to thread k modulo the threads. These reads say
-    `final`, so that who judges them finds those that never came to an end. A queue whose tail is told before the place
-    `known` of it is read on for up to `BEHIND_S`."""
+    """Read every queue from its beginning to its tail; key k belongs to thread k modulo the number of threads. These
+    reads are marked `final`, so that the checks find those that never reached the end. If the reported tail of a queue
+    is before its `known` end, reading goes on for up to `BEHIND_S`."""
 
     keys: int
     max_messages: int
@@ -100,7 +100,7 @@ class ReadWhole(Unpaced):
                     attempts, due_ns = self.attempts[key], context.time_ns + BEHIND_RETRY_NS
                 else:
                     offset = -1  # read to its end
-            elif value["messages"]:  # otherwise there was no progress although there is more: counts as a try
+            elif value["messages"]:  # else: no progress although there is more, which counts as an attempt
                 attempts, due_ns = 0, 0
         return replace(
             self,

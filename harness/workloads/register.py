@@ -1,8 +1,8 @@
 """Workload `register`: every key is a queue, and the newest message of the queue is the register's value.
 
 A write sends a message; a read asks for the queue's end and returns the message just before it. Values are
-distinct, so that Gibbons and Korach's near-linear test decides linearizability for each key. A stale read,
-which is what a deposed leader serves, is exactly a violation of it.
+distinct, so that Gibbons and Korach's near-linear test decides linearizability for each key. A stale read, as served by
+a deposed leader, is a violation of it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Workload `rw-register`: `transact(micro_operations)` of writes and reads of registers.
 
-As `list-append` for systems without lists; a read shows one value, so less of the order of writes is known. Every
-written value is new: `[["w", 7, 1], ["r", 8, None]]` is answered `[["w", 7, 1], ["r", 8, 5]]`.
+Like `list-append`, for systems without lists; a read returns one value, so less of the order of writes is known. Every
+written value is new. The result of `[["w", 7, 1], ["r", 8, None]]` is `[["w", 7, 1], ["r", 8, 5]]`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Workload `set`: `add(value)` and `members()`, one set of distinct numbers.
 
-What was acknowledged must be in every later read of all members, up to the last one. Reads become rarer as the set
-grows: an operation brings `elements_per_operation` elements on average at most, so that the history stays readable.
+Every acknowledged element must be in every later read of all members, up to the last one. Reads become rarer as the set
+grows: operations return at most `elements_per_operation` elements on average, so that the history stays readable.
 
-With `reads=eventual` an element may be missing from some reads as long as a later one has it; with
-`reads=linearizable` it may not. At the end clients read in turn, for 30 s at most, until all read the same: what
-a host never gets is lost. `check` names another checker instead: `simple-set` looks at the last read alone,
-`grow-only-set` looks for one order of all operations, which takes long for sets of more than some hundred elements.
+With `reads=eventual` an element may be missing from some reads if a later one has it; with `reads=linearizable` it may
+not. At the end clients read in turn, for 30 s at most, until all read the same: an element that some host never gets is
+lost. `check` selects another checker: `simple-set` checks only the last read, `grow-only-set` searches for one order of
+all operations, which takes long for sets of more than a few hundred elements.
 """
 
 from __future__ import annotations

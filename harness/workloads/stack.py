@@ -1,8 +1,8 @@
 """Workload `stack`: `push(value)` and `pop()`, one stack that starts empty.
 
-`pop` returns the value that was pushed last of those that are there, or None where there is none. All values are
+`pop` removes and returns the most recently pushed value, or returns None if the stack is empty. All values are
 distinct. One order of all operations must explain every result. At the end every thread pops until nothing came for
-`drain_s` seconds, so that a value that was lost is missed.
+`drain_s` seconds, so that lost values are noticed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class StackWorkload(CapabilityWorkload):
         return Mix(((1.0, message_numbers("push")), (1.0, Calls(lambda _: Op("pop")))))
 
     def final_generator(self) -> Generator:
-        """Every thread takes what is left."""
+        """Every thread pops until the stack is empty."""
         return EachThread(TakeUntilQuiet("pop", self.number("drain_s")))
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:

@@ -1,12 +1,12 @@
 """Workload `topic`: `publish(value)` and `fetch(partition, offset, max_messages)`, one topic of `partitions` logs.
 
-The system has at most so many partitions, numbered from 0, and chooses that of a value. `publish` returns
+The system has at most this many partitions, numbered from 0, and chooses the partition of each value. `publish` returns
 `[partition, offset]`; offsets of a partition count up from 0 without gaps. `fetch` returns the values of a partition
-from an offset on, at most `max_messages`, and fewer only where the partition has no more; of one that there is not,
-none. With `fetches=linearizable` one order of all operations must explain every result; with `fetches=eventual` a fetch
-may be behind, and final ones go on, for 30 s at most, until they have what the load has seen. Every partition is read
-whole at the end, and every acknowledged value is accounted for: lost, duplicated, phantom, reordered or stored under
-two offsets.
+from an offset on, at most `max_messages`, and fewer only if the partition has no more; none if the partition does not
+exist. With `fetches=linearizable` one order of all operations must explain every result. With `fetches=eventual` a
+fetch may be stale, and final fetches are repeated, for 30 s at most, until they have what the load has seen. At the end
+every partition is read whole, and every acknowledged value is accounted for: lost, duplicated, phantom, reordered or
+stored under two offsets.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from harness.workloads.queues import ReadWhole, message_numbers
 __all__ = ["TopicWorkload"]
 
 NEAR_END = 8
-"""Fetches of the load begin at most so many values before the end as last seen, where stale replicas give themselves
+"""Fetches of the load begin fewer than this many values before the last seen end, where stale replicas give themselves
 away."""
 
 
@@ -45,7 +45,7 @@ async def _publish(client: Any, value: Any, key: Any, *, partitions: int | None 
     if not is_pair or not all(is_whole_number(part, least=0) for part in found):
         raise ClientMistake(f"publish returned {found!r:.80}: it must return [partition, offset], both from 0 on")
     if partitions is not None and found[0] >= partitions:
-        # Nothing is fetched from there: a right system would look as if it had put the value nowhere.
+        # Nothing is fetched from there, so the value of a correct system would look lost.
         due = f"it must be 0 to {partitions - 1}, or --set workload.partitions=N say how many there are"
         raise ClientMistake(f"publish returned partition {found[0]!r:.40}: {due}")
     return list(found)
@@ -84,7 +84,7 @@ def _end_of(value: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _EveryPartition(Unpaced):
-    """Reads of logs by key, as fetches of partitions."""
+    """Translates reads of logs by key into fetches of partitions."""
 
     inner: Generator
 
@@ -99,7 +99,7 @@ class _EveryPartition(Unpaced):
 
 
 class TopicWorkload(CapabilityWorkload):
-    """As many values published as partitions fetched from."""
+    """As many publishes as fetches."""
 
     name = "topic"
     description = "One topic of several partitions, which the system chooses."
@@ -118,11 +118,11 @@ class TopicWorkload(CapabilityWorkload):
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
         super().__init__(settings)
         self._seen: dict[int, int] = {}
-        """Partition -> its end as the load has seen it."""
+        """Partition -> the end that the load has seen."""
 
     @property
     def keys(self) -> int:
-        """As many as partitions: what a system makes for each key it makes for each of these."""
+        """The number of partitions: the system creates for each of them what it creates for each key."""
         return self.number("partitions")
 
     def generator(self) -> Generator:
@@ -131,7 +131,7 @@ class TopicWorkload(CapabilityWorkload):
         return Mix(((1.0, message_numbers("send")), (1.0, fetches)))
 
     def client(self, connection: Any) -> Client:
-        """A client whose `publish` names no partition that there is not."""
+        """A client whose `publish` must return an existing partition."""
         publish = functools.partial(_publish, partitions=self.number("partitions"))
         return CapabilityClient(connection, {**self.calls, "send": Call("publish", publish)})
 
@@ -153,14 +153,14 @@ class TopicWorkload(CapabilityWorkload):
 
 
 def _by_partition(event: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An event of a fetch with the partition as its key."""
+    """A fetch event with its partition as the key; other events unchanged."""
     return {**event, "key": event["value"]["queue"]} if event["f"] == "read" else event
 
 
 def _as_logs(history: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """The same history as that of logs, one for each partition.
+    """The history as one of logs, one log for each partition.
 
-    A value that was not acknowledged belongs to the partition that shows it first; one that none shows says nothing.
+    An unacknowledged value belongs to the partition in which it was first read; one that was never read is dropped.
     """
     shown: dict[Any, int] = {}
     acknowledged: dict[Any, int] = {}

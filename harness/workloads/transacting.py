@@ -1,12 +1,10 @@
-"""What the workloads of transactions share: the call, keys that come and go, distinct values.
+"""Shared by the transaction workloads: the call, rotating keys, distinct values.
 
-`transact(micro_operations)` does a list of steps as one transaction and returns the list with what each read filled
-in:
+`transact(micro_operations)` performs a list of steps as one transaction and returns the list with the reads filled in:
 
-    ["r", key, None]       read: the result has the value in the place of None, or None where there is none
-    ["w", key, value]      write
-    ["append", key, value] append to the list that the key holds
-    ["add", key, amount]   add to the number that the key holds, which is 0 at first (bank)
+    ["r", key, None]       read: in the result None is replaced by the value, if the key has one ["w", key, value] write
+    ["append", key, value] append to the list that the key holds ["add", key, amount] add to the number that the key
+    holds, initially 0 (bank)
 """
 
 from __future__ import annotations
@@ -63,7 +61,7 @@ async def _transact_lists(client: Any, value: Any, key: Any) -> Any:
 
 
 def completed(asked: Any, answered: Any) -> list[list[Any]]:
-    """The steps as they were answered. Raises ClientMistake where they are not those that were asked for."""
+    """The steps with the answered reads. Raises ClientMistake if the answer does not match the requested steps."""
     if not isinstance(answered, (list, tuple)) or len(answered) != len(asked):
         raise ClientMistake(f"transact returned {answered!r:.80}: it must return the {len(asked)} steps it was given")
     done = []
@@ -79,14 +77,14 @@ def _only_reads(steps: Any) -> bool:
 
 
 TRANSACT = Call("transact", _transact, is_read=_only_reads)
-"""On keys that each hold a whole number."""
+"""For keys that each hold an integer."""
 
 TRANSACT_LISTS = Call("transact", _transact_lists, is_read=_only_reads)
-"""On keys that each hold a list of them."""
+"""For keys that each hold a list of integers."""
 
 
 class Transactions(IgnoresEvents):
-    """Transactions of 1 to `max_length` steps on `keys` keys at a time, half of them reads; a key is left behind for a
+    """Transactions of 1 to `max_length` steps on `keys` keys at a time, half of the steps reads; a key is replaced by a
     new one after `writes_per_key` writes."""
 
     __slots__ = ("_keys", "_max_length", "_write", "_writes_per_key", "active", "counts", "next_key", "next_value")
@@ -124,22 +122,22 @@ class Transactions(IgnoresEvents):
 
 
 class FinalTransactions(Unpaced):
-    """Reads of every key that was ever in use, `FINAL_KEYS` at a time; each again while it is not answered, at most
-    `MAX_FINAL_ATTEMPTS` times."""
+    """Reads of every key ever in use, `FINAL_KEYS` at a time; an unanswered read is repeated, `MAX_FINAL_ATTEMPTS`
+    attempts in all."""
 
     __slots__ = ("_load", "_tries", "_waiting")
 
     def __init__(self, load: Transactions) -> None:
         self._load = load
         self._waiting: deque[tuple[int, int]] | None = None
-        """(when it is due, first key)"""
+        """(due time, first key)"""
         self._tries: Counter[int] = Counter()
 
     def next(self, context: Context) -> tuple[Step, Generator]:
         if self._waiting is None:
             self._waiting = deque((0, first) for first in range(0, self._load.next_key, FINAL_KEYS))
         if not self._waiting:
-            return None, self  # a thread whose transaction was not answered puts it back before it asks again
+            return None, self  # an unanswered transaction is put back before its thread asks again
         due_ns, first = self._waiting[0]
         if context.time_ns < due_ns:
             return Wait(due_ns), self
@@ -157,8 +155,8 @@ class FinalTransactions(Unpaced):
 
 
 def unless_keys_unread(outcome: CheckOutcome, history: Sequence[Mapping[str, Any]]) -> CheckOutcome:
-    """`outcome`, unless it finds nothing wrong and keys with an acknowledged write were not read since, or their last
-    reads were not answered."""
+    """`outcome`, or "unknown" if it is valid although some key with an acknowledged write was not read afterwards, or
+    its last read was not answered."""
     invoked: dict[Any, int] = {}
     written: dict[Any, int] = {}
     is_unread: dict[Any, bool] = {}

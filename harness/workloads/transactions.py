@@ -1,10 +1,10 @@
-"""Workload `transactions`: messages that are seen if their transaction committed, and only then.
+"""Workload `transactions`: messages that are received if their transaction committed, and only then.
 
-`transact` sends a half message and then decides: commit or rollback, and whether the system hears it at once or has to
-ask back, which every client of the run can answer. A transaction whose half message has an unknown outcome is
-never decided (its event says `"ended": false`), so its message must never be seen.
+`transact` sends a half message and then decides: commit or rollback, and whether the client reports this at once or the
+system has to ask for it, which every client of the run can answer. A transaction whose half message has an unknown
+outcome is never decided (its event has `"ended": false`), so its message must never be received.
 
-The checker gets each `transact` as a `prepare` and a `commit` or `rollback` of the same time.
+For the checker each `transact` becomes a `prepare` and a `commit` or `rollback` at the same time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COMMITTED_SHARE = 0.65
 TOLD_SHARE = 0.7
 
 SETTLE_S = 12.0
-"""For questions about transactions whose end never came: several rounds of them, also by a new leader."""
+"""For transaction checks of undecided messages: several rounds, also by a new leader."""
 
 
 def _transaction(context: Context, number: int) -> Op:
@@ -41,7 +41,7 @@ def _transaction(context: Context, number: int) -> Op:
 
 @dataclass(frozen=True, slots=True)
 class TransactionsWorkload:
-    """Transactional sends, and receives of whatever is there, over `keys` queues."""
+    """Transactional sends and receives over `keys` queues."""
 
     keys: int = 8
 
@@ -74,7 +74,7 @@ class TransactionsWorkload:
 
 @runtime_checkable
 class _TellsDecision(Protocol):
-    """An error that knows whether its transaction was decided, and whether its message may be stored."""
+    """An error that tells whether its transaction was decided, and whether its message may be stored."""
 
     is_decided: bool
     is_definite: bool

@@ -1,4 +1,4 @@
-"""Workload `unique-ids`: `generate()` returns an id that it never returned before, to anybody."""
+"""Workload `unique-ids`: `generate()` returns an id that was never returned before to any client."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def _generate(client: Any, value: Any, key: Any) -> Any:
 
 
 class UniqueIdsWorkload(CapabilityWorkload):
-    """Ids, as many as can be had."""
+    """Generates ids as fast as the load allows."""
 
     name = "unique-ids"
     description = "Ids: no two are equal."

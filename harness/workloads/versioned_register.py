@@ -1,12 +1,12 @@
 """Workload `versioned-register`: `read_version(key)` and `write_version(key, value)`.
 
-Every key is a register whose writes are counted: the first one makes version 1. `read_version` returns
-`[version, value]`, or None for a key that was never written; `write_version` returns the version that it made, or None
-where the system does not say. Versions fix the order of all writes, so little is left to search for.
+Every key is a register whose writes are counted: the first write creates version 1. `read_version` returns `[version,
+value]`, or None for a key that was never written; `write_version` returns the version that it created, or None if the
+system does not report it. Versions fix the order of all writes, so there is little to search.
 
-With `check=linearizable` one order must explain every result. With `check=sessions` every client must only see its own
-writes, and what it has seen, again (the session guarantees of Terry et al. 1994): what a store promises that lets reads
-lag behind.
+With `check=linearizable` one order must explain every result. With `check=sessions` only the session guarantees of
+Terry et al. (1994) must hold: a client keeps seeing its own writes and what it has read. A store with stale reads may
+promise these.
 """
 
 from __future__ import annotations

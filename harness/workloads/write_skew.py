@@ -1,18 +1,18 @@
 """Workload `write-skew`: `insert_if_absent(key, table, row)` and `rows(key)`.
 
-`insert_if_absent` is one transaction of two steps. It looks by predicate whether any row of the key is there, in either
-of two tables; where there is none, it inserts its own into table 0 or 1 and returns True, else it returns False. `rows`
-returns the rows of a key in both tables, as one transaction.
+`insert_if_absent` is one transaction of two steps. It checks with a predicate read whether either of two tables has a
+row of the key; if not, it inserts its own row into table 0 or 1 and returns True, else it returns False. `rows` returns
+the rows of a key in both tables, as one transaction.
 
-Every key is tried by several clients at the same moment, each with a row of its own, in turn for one table and for the
-other. Whichever of them commits first, the others have to see its row: a key gets one row at most if transactions are
-serializable. Under snapshot isolation each may look while there is none, and no two of them write the same row: write
-skew, the anomaly G2 of Adya's thesis, as Jepsen's test of it provokes it.
+Several clients try every key at the same moment, each with its own row, alternating between the tables. Whichever
+commits first, the others must see its row: a key gets at most one row if transactions are serializable. Under snapshot
+isolation each may read before there is a row, and no two write the same row: write skew, the anomaly G2 of Adya's
+thesis, as Jepsen's G2 test provokes it.
 
-At which level a database runs its transactions is a setting of its system (`--set isolation=serializable`).
+The isolation level of a database's transactions is a setting of its system (`--set isolation=serializable`).
 
 An insert that found a row is recorded as failed. Its value is `[row, null]` or `[null, row]`, by table. At the end the
-keys with an insert of unknown outcome are read, and the last ones.
+keys with an insert of unknown outcome are read, and the last keys.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ TABLES = 2
 """Tables in which a key may have a row."""
 
 LAST_KEYS = 20
-"""Keys that are read at the end whatever became of them: the last ones, which a crash would lose first."""
+"""Number of last keys, which a crash would lose first, that are always read at the end."""
 
 
 class _RowThere(Exception):
-    """The key has a row already."""
+    """The key already has a row."""
 
     is_definite = True
 
@@ -65,7 +65,7 @@ async def _read(client: Any, value: Any, key: Any) -> Any:
 
 
 class _Load(Unpaced):
-    """`attempts` inserts of each key, all due at once; keys and rows count up."""
+    """`attempts` inserts of each key, all due at once; key and row numbers increase."""
 
     __slots__ = ("_attempts", "next_key", "next_row", "open_keys")
 
@@ -91,14 +91,14 @@ class _Load(Unpaced):
 
 
 class _FinalReads(Unpaced):
-    """One answered read of every key that was left open, and of the last ones."""
+    """One answered read of every key with an insert of unknown outcome, and of the last keys."""
 
     __slots__ = ("_load", "_tries", "_waiting")
 
     def __init__(self, load: _Load) -> None:
         self._load = load
         self._waiting: deque[tuple[int, int]] | None = None
-        """(when it is due, key)"""
+        """(due time, key)"""
         self._tries: dict[int, int] = {}
 
     def next(self, context: Context) -> tuple[Step, Generator]:
@@ -107,7 +107,7 @@ class _FinalReads(Unpaced):
             keys = dict.fromkeys((*self._load.open_keys, *range(max(0, last - LAST_KEYS), last)))
             self._waiting = deque((0, key) for key in keys)
         if not self._waiting:
-            return None, self  # a thread whose read was not answered puts its key back before it asks again
+            return None, self  # an unanswered key is put back before its thread asks again
         due_ns, key = self._waiting[0]
         if context.time_ns < due_ns:
             return Wait(due_ns), self
@@ -123,7 +123,7 @@ class _FinalReads(Unpaced):
 
 
 class WriteSkewWorkload(CapabilityWorkload):
-    """Inserts of which each key must take one at most, `attempts` of them at the same moment."""
+    """`attempts` inserts of each key at the same moment, of which at most one may succeed."""
 
     name = "write-skew"
     description = "Transactions: no two that look for the other's row before they write both commit."
@@ -145,7 +145,7 @@ class WriteSkewWorkload(CapabilityWorkload):
         return self._load
 
     def final_generator(self) -> Generator:
-        """Reads of the keys whose inserts have an unknown outcome, and of the last ones."""
+        """Reads of the keys with an insert of unknown outcome, and of the last keys."""
         return _FinalReads(self._load)
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
