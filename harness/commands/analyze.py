@@ -1,8 +1,8 @@
 """`harness analyze`: check a stored run again and rewrite its results and report.
 
-The history is judged afresh. What only the living run could see (replica agreement, leaders, trouble of its
-phases) is taken over from the stored results; a run that died before it had any is judged by its history
-alone, and is `unknown` at best, because nobody saw its replicas.
+The history is judged again. What only the live run could observe (replica agreement, leaders, trouble in its phases) is
+taken from the stored results. A run that died before it had results is judged by its history alone, and is `unknown` at
+best, because its replicas were not observed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def analyze_command(arguments: argparse.Namespace) -> int:
         run_dir.write_results(results)
         write_report(run_dir.path, test.to_json(), results, run_dir.history_path)
     except StoreError as error:
-        unwritten = error  # said below the verdict, which is known all the same
+        unwritten = error  # reported after the verdict, which is known anyway
     if unwritten is None and run_dir.path.parent.parent == store.root.resolve():
         update_store_page(store)
     show = OutputConsole(stderr=arguments.json)
@@ -92,7 +92,7 @@ def _stored_results(run_dir: RunDir) -> Mapping[str, Any]:
 
 
 def _problem_of(results: Mapping[str, Any]) -> str | None:
-    """What is wrong with stored results, as far as a new judgement is made of them; None where nothing is."""
+    """Why stored results cannot be used for a new judgement; None if they can."""
     checks = results.get("checks")
     if not isinstance(checks, dict) or not checks:
         return "it has no checks"

@@ -1,4 +1,4 @@
-"""`harness audit`: each seed twice in simulation, in processes that differ in what must not matter."""
+"""`harness audit`: simulates each seed twice, in processes that differ only in what must not affect the run."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = ["audit_command"]
 
 
 def audit_command(arguments: argparse.Namespace) -> int:
-    """Audit seeds. Returns 0 when every seed gave the same run twice, 1 when one did not, else 2 when it was
+    """Audit seeds. Returns 0 if every seed gave the same run twice, 1 if one did not, else 2 if the audit was
     interrupted."""
     require_simulated(arguments.system, "only what is simulated is the same twice by its seed")
     test = test_from(arguments)
     require_faults(test)
     require_room(test)
-    usable_choices(test)  # what cannot be simulated is said once and here, not by each child
+    usable_choices(test)  # report once what cannot be simulated, not from each child
     other = sys.executable if arguments.python is None else shutil.which(arguments.python)
     if other is None:
         raise OperatorError(f"--python {arguments.python}: there is no such interpreter")
@@ -66,7 +66,7 @@ def audit_command(arguments: argparse.Namespace) -> int:
 
 
 def _show(parting: Parting, console: OutputConsole) -> None:
-    """Both events, and both stacks where they differ."""
+    """Print both events, and the stacks: both if they differ."""
     lines = [f"seed {parting.seed}: the two runs part at event {parting.number} of the {parting.what}"]
     for word, event in zip(("first ", "second"), parting.events, strict=True):
         lines.append(f"  {word}  {event}")

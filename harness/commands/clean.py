@@ -1,4 +1,4 @@
-"""`harness clean`: remove what killed runs left, on this machine and their other hosts, and nothing else."""
+"""`harness clean`: removes what killed runs left behind on this machine and on their other hosts, and nothing else."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["clean_command"]
 
 
 def clean_command(arguments: argparse.Namespace) -> int:
-    """Clean up after dead runs, and other dead processes of ours unless runs are named.
+    """Clean up after dead runs and, unless runs are named, after other dead processes of ours.
 
-    Returns 0 when nothing of ours is left, 255 when something resists. Raises OperatorError where hosts are to be
-    forgotten of no run by name.
+    Returns 0 if nothing of ours is left, 255 if something could not be removed. Raises OperatorError for
+    --forget-unreachable without a named run.
     """
     if arguments.forgets_unreachable and not arguments.run_ids:
         raise OperatorError("--forget-unreachable: say of which run, by --run RUN_ID")

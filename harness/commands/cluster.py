@@ -1,4 +1,4 @@
-"""`harness cluster up|status|down|logs|exec`: a cluster that stays up, kept by a process of its own."""
+"""`harness cluster up|status|down|logs|exec`: a cluster that stays up, owned by a daemon."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from harness.test import MAX_NODES
 __all__ = ["cluster_command"]
 
 UP_TIMEOUT_S = 600.0
-"""For hosts and system to be up; building an image takes the longest."""
+"""For hosts and system to come up; building an image takes the longest."""
 
 DOWN_TIMEOUT_S = 300.0
-"""For everything to be taken down and fetched."""
+"""For fetching the data and taking everything down."""
 
 _ANSWER_TIMEOUT_S = 660.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 
 
 def cluster_command(arguments: argparse.Namespace) -> int:
-    """Do one action on one cluster; returns the exit status. Raises OperatorError, HarnessError."""
+    """Perform one action on one cluster; returns the exit status. Raises OperatorError, HarnessError."""
     if not _NAME.fullmatch(arguments.name):
         raise OperatorError(f"--name {arguments.name!r}: letters, digits, '_' and '-' only, 32 at most")
     directory = os.path.join(os.path.abspath(arguments.dir), arguments.name)
@@ -118,7 +118,7 @@ def _up(arguments: argparse.Namespace, directory: str) -> int:
 
 
 def _first_line(daemon: subprocess.Popen[bytes], directory: str) -> dict[str, Any]:
-    """What the daemon says once it is up, or why it is not. Raises HarnessError."""
+    """The daemon's first message: that it is up, or why not. Raises HarnessError."""
     assert daemon.stdout is not None
     if not select.select([daemon.stdout], [], [], UP_TIMEOUT_S)[0]:
         raise HarnessError(f"the cluster was not up within {UP_TIMEOUT_S:g} s: see {directory}/daemon.log")
@@ -137,7 +137,7 @@ def _is_up(directory: str) -> bool:
 
 
 def _ask(directory: str, name: str, request: dict[str, Any]) -> dict[str, Any]:
-    """The daemon's answer. Raises OperatorError when there is no daemon or it refuses."""
+    """The daemon's answer to a request. Raises OperatorError if there is no daemon or it refuses."""
     try:
         connection = connect_control(directory)
     except OSError:

@@ -1,6 +1,6 @@
-"""`harness compare A B`: do the runs of B misbehave more than those of A? Made for a build.
+"""`harness compare A B`: whether the runs of B misbehave more than those of A. Intended for CI.
 
-Exit status: 0 nothing got worse, 1 something did, 2 too few runs to say.
+Exit status: 0 nothing got worse, 1 something did, 2 too few runs to tell.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ EXIT_WORSE = 1
 EXIT_UNDECIDED = 2
 
 MAX_LEFT_OUT = 20
-"""Runs that could not be used that are named."""
+"""Limit of unusable runs that are named."""
 
 GROUP = ("system", "configuration", "workload", "nemesis", "cluster")
 
 
 def compare_command(arguments: argparse.Namespace) -> int:
-    """Compare two places. Returns the exit status of the module's text."""
+    """Compare the runs of two places. Returns the exit status that the module docstring describes."""
     require_spark()
     from spark_analysis.comparison import compare
     from spark_analysis.errors import AnalysisError
@@ -80,7 +80,7 @@ def _print(result: Comparison, by: tuple[str, ...], console: Console) -> None:
     groups = list(dict.fromkeys(tuple(str(row[name]) for name in by) for row in result.table.rows))
     labels = _labels(groups, by)
     for place in groups:
-        # A line for what a configuration is, which may be long, so that the figures have all of the width.
+        # The configuration, which may be long, has its own line, so that the figures have the full width.
         console.print(one_line(labels[place]), style="bold", highlight=False, markup=False, soft_wrap=True)
         console.print(_table([row for row in result.table.rows if tuple(str(row[name]) for name in by) == place]))
     for side, only in (("the first", result.only_in_first), ("the second", result.only_in_second)):
@@ -100,7 +100,7 @@ def _print(result: Comparison, by: tuple[str, ...], console: Console) -> None:
 
 
 def _table(rows: list[dict[str, Any]]) -> RichTable:
-    """The figures of one configuration. Names and outcomes may take two lines, numbers never."""
+    """The figures of one configuration. Names and outcomes may wrap, numbers never."""
     table = RichTable(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("figure")
     for name in ("A", "B", "effect", "p", "adjusted"):
@@ -128,7 +128,7 @@ def _labels(groups: list[tuple[str, ...]], by: tuple[str, ...]) -> dict[tuple[st
 
 def _value(row: dict[str, Any], side: str) -> str:
     value = row[side]
-    if value is None:  # a median of runs is none where the system came back in less than half of them
+    if value is None:  # no median, as the system came back in less than half of the runs
         return "never" if row["figure"].startswith("longest_recovery") and row[f"n_{side}"] else "–"
     if row["figure"].endswith("_ns"):
         return duration(value)

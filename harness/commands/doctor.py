@@ -1,8 +1,8 @@
-"""`harness doctor`: what every nemesis can do on every cluster of this machine, and proof of it.
+"""`harness doctor`: which nemeses work on which clusters of this machine, and proof of it.
 
-Without `--prove` it asks: is the cluster to be had, and what does each form of each nemesis miss there. With `--prove`
-it starts a small cluster of each kind with the system on it and injects, proves and heals every form once, one
-after the other. Each cluster has a process of its own then, since some need to be entered by the whole process.
+Without `--prove` it only reports whether each cluster is available and what each form of each nemesis lacks there. With
+`--prove` it starts a small cluster of each kind with the system on it, and injects, proves and heals every form once,
+one after the other. Each cluster then has its own process, since some need the whole process in a namespace.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from nemesis.protocol import Nemesis
 __all__ = ["AskedForm", "Cell", "diagnose", "doctor_command", "forms_of"]
 
 NODES = 5
-"""As many as a run has by default: every form can be made of five hosts."""
+"""The default of a run; five hosts are enough for every form."""
 
 LINK_NEMESIS = "link"
 
@@ -52,7 +52,7 @@ WORKS, PROVEN, FAILED, MISSING = "works", "proven", "FAILED", "-"
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One form of one nemesis on one cluster. `reason` says what is missing, what was proven, or what failed."""
+    """One form of one nemesis on one cluster. `reason` is what is missing, what was proven, or what failed."""
 
     nemesis: str
     form: str
@@ -63,7 +63,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class AskedForm:
-    """One form of one nemesis, and the variant by which it is judged and tried."""
+    """One form of one nemesis, and the variant with which it is diagnosed and proven."""
 
     nemesis: str
     form: str
@@ -71,7 +71,7 @@ class AskedForm:
 
 
 def doctor_command(arguments: argparse.Namespace) -> int:
-    """Print the table. Returns 0, or 255 when something that should work could not be proven."""
+    """Print the table. Returns 0, or 255 if something that should work could not be proven."""
     names = _split(arguments.cluster) or registry.names("clusters")
     forms = forms_of(_split(arguments.nemesis) or registry.names("nemeses"))
     options = cluster_options_of(arguments)
@@ -103,7 +103,7 @@ def diagnose(
     node_count: int = NODES,
     settings: Mapping[str, str] | None = None,
 ) -> list[Cell]:
-    """What each form of each nemesis can do on a cluster with a system, by asking; nothing is started."""
+    """Whether each form of each nemesis works on a cluster with a system. Starts nothing."""
     system_class = registry.load("systems", system)
     try:
         cluster_class = _usable_class(name, options, system_class)
@@ -131,7 +131,7 @@ def _diagnose(
 
 
 def _tell_what_shapes_links(names: Sequence[str], console: OutputConsole) -> None:
-    """On clusters that can tell without their hosts; on the others the proofs name it."""
+    """Print the link mechanism of clusters that know it without hosts; for the others the proofs name it."""
     mechanisms = []
     for name in names:
         cluster_class = registry.load("clusters", name)
@@ -142,7 +142,7 @@ def _tell_what_shapes_links(names: Sequence[str], console: OutputConsole) -> Non
 
 
 def _tell_mechanisms(arguments: argparse.Namespace, options: Mapping[str, str], console: OutputConsole) -> None:
-    """By which mechanism disk, power and clock faults reach what the system's replicas run."""
+    """Print the mechanisms by which disk, power and clock faults reach the system's programs."""
     system_class = registry.load("systems", arguments.system)
     asked = options.get(MECHANISM_OPTION, AUTO)
     for line in mechanism_lines(system_class, settings_from(arguments), asked):
@@ -150,7 +150,7 @@ def _tell_mechanisms(arguments: argparse.Namespace, options: Mapping[str, str], 
 
 
 def _usable_class(name: str, options: Mapping[str, str], system_class: Any) -> Any:
-    """The class of a cluster that this machine can host and that can run a system. Raises OperatorError."""
+    """The class of a cluster that works on this machine and can run the system. Raises OperatorError."""
     cluster_class = registry.load("clusters", name)
     try:
         choose(name)
@@ -163,15 +163,15 @@ def _usable_class(name: str, options: Mapping[str, str], system_class: Any) -> A
 
 
 def _options_for(name: str, options: Mapping[str, str]) -> dict[str, str]:
-    """Those of the given options that a cluster takes: with several clusters, each takes its own."""
+    """The given options that a cluster accepts: with several clusters, each gets its own."""
     cluster_class = registry.load("clusters", name)
     known = cluster_class.options if isinstance(cluster_class, TakesOptions) else ()
     return {option: value for option, value in options.items() if option in known}
 
 
 def forms_of(words: Iterable[str]) -> list[AskedForm]:
-    """What NAME, NAME=FORM and NAME=FORM@TARGET, as `harness run --nemesis` takes them, stand for: every form once, of
-    a name alone also those that a run does not cycle through. Raises OperatorError."""
+    """The forms for NAME, NAME=FORM and NAME=FORM@TARGET, as in `harness run --nemesis`, each once. A NAME alone
+    includes the forms that a run does not cycle through. Raises OperatorError."""
     found: dict[tuple[str, str], AskedForm] = {}
     for choice in sorted(map(NemesisChoice.parse, words), key=lambda choice: choice.name):
         nemesis: Nemesis = registry.load("nemeses", choice.name)
@@ -191,7 +191,7 @@ def forms_of(words: Iterable[str]) -> list[AskedForm]:
 def _prove_here(
     name: str, forms: Sequence[AskedForm], options: Mapping[str, str], arguments: argparse.Namespace
 ) -> list[Cell]:
-    """Try every form that `diagnose` says works, on a cluster in this process."""
+    """Prove every form that works according to `diagnose`, on a cluster in this process."""
     cells = _diagnose(name, forms, options, arguments)
     usable = {(cell.nemesis, cell.form) for cell in cells if cell.state == WORKS}
     wanted = [(form.nemesis, form.variant) for form in forms if (form.nemesis, form.form) in usable]
@@ -233,7 +233,7 @@ def _with_trial(cell: Cell, trial: Trial | None) -> Cell:
 
 
 def _prove_apart(name: str, arguments: argparse.Namespace, options: Mapping[str, str]) -> list[Cell]:
-    """The same in a child process."""
+    """Prove the forms on one cluster in a child process."""
     words = ["doctor", "--prove", "--json", "--cluster", name, "--system", arguments.system]
     words += ["--nodes", str(arguments.nodes)]
     for key, value in arguments.settings:
@@ -253,7 +253,7 @@ def _prove_apart(name: str, arguments: argparse.Namespace, options: Mapping[str,
 
 
 def _print(cells: Sequence[Cell], clusters: Sequence[str], console: OutputConsole) -> None:
-    """A row for each form, a column for each cluster, and below what is missing or failed, by number."""
+    """Print a row for each form, a column for each cluster, and numbered notes on what is missing or failed."""
     notes: dict[str, int] = {}
     table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("nemesis", no_wrap=True)

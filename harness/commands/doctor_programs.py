@@ -1,4 +1,4 @@
-"""By which mechanism faults reach a system's programs on this machine, for `harness doctor --system NAME`."""
+"""The mechanisms by which faults reach a system's programs on this machine, for `harness doctor --system NAME`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["mechanism_lines"]
 
 
 def mechanism_lines(system_class: Any, settings: Mapping[str, str], mechanism: str = AUTO) -> list[str]:
-    """A line for each program of the system; `mechanism` is what was asked for by name."""
+    """A line for each program of the system; `mechanism` is the requested one."""
     name = system_class.name
     if not isinstance(system_class, NamesPrograms):
         return [f"{name}: what its replicas run shows once they are started; every proof names the mechanism"]

@@ -1,7 +1,7 @@
 """`harness explain RUN`: where the violation of a simulated run was decided.
 
-Leaves explain.json in the run's directory and writes its report again, with the curve. A search that is interrupted
-keeps the moments that it has looked at, but in the place of no moment that an earlier one has found.
+Writes explain.json to the run's directory and rewrites its report with the curve. An interrupted search stores the
+moments that it has examined, unless that would replace a decisive moment found by an earlier search.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from nemesis.schedule import ScheduleError, load_schedule
 __all__ = ["MAX_CONTINUATIONS", "explain_command"]
 
 MAX_CONTINUATIONS = 100_000
-"""Of one command: those of a short run take a twentieth of a second each, so that this is an hour or two."""
+"""Limit of one command. Those of a short run take a twentieth of a second each, so this is an hour or two."""
 
 MIN_RUNS = 2
-"""Of one continuation that fails and one that does not nothing follows: with fewer no moment would ever be found."""
+"""Minimum continuations per moment: with a single one no moment could ever be found decisive."""
 
 UNDECIDED = 2
-"""The exit status where no moment decides it."""
+"""Exit status if no decisive moment was found."""
 
 
 def explain_command(arguments: argparse.Namespace) -> int:
-    """Explain a stored run. Returns 0 where a moment was found, else 2 (so when interrupted before). Raises
-    OperatorError for a run that is valid, was not simulated, or is not repeated by this version."""
+    """Explain a stored run. Returns 0 if a moment was found, else 2, also if interrupted before. Raises OperatorError
+    for a run that is valid, was not simulated, or is not reproduced by this version."""
     if arguments.points * arguments.runs > MAX_CONTINUATIONS:
         raise OperatorError(f"--points times --runs must be at most {MAX_CONTINUATIONS:,} continuations")
     if arguments.runs < MIN_RUNS:
@@ -70,7 +70,7 @@ def explain_command(arguments: argparse.Namespace) -> int:
     search = Search(
         seed=seed, points=arguments.points, runs=arguments.runs, jobs=arguments.jobs or os.cpu_count() or 1, say=say
     )
-    with interrupted_by_signals():  # an end by SIGTERM would leave what the continuations have put aside
+    with interrupted_by_signals():  # plain SIGTERM would leave the continuations' temporary files behind
         found = decide(parts, violations, run_dir.history_path, search)
         if found.is_interrupted:
             heed_no_repeats()
@@ -84,7 +84,7 @@ def explain_command(arguments: argparse.Namespace) -> int:
             run_dir.write_explanation(explanation)
             write_report(run_dir.path, test.to_json(), results, run_dir.history_path)
     except StoreError as error:
-        unwritten = error  # said below what was found in minutes
+        unwritten = error  # reported after the findings, which took minutes
     if arguments.json:
         print(json.dumps(explanation, indent=2, sort_keys=True))
     else:
@@ -97,7 +97,7 @@ def explain_command(arguments: argparse.Namespace) -> int:
 
 
 def _jump_before(run_dir: RunDir) -> tuple[float, float] | None:
-    """The moment that an earlier search has found; None where there is none that can be read."""
+    """The moment that an earlier search found; None if there is none, or it cannot be read."""
     try:
         return jump_of(run_dir.read_explanation() or {})
     except StoreError:

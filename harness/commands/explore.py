@@ -37,14 +37,14 @@ __all__ = ["explore_command"]
 
 PROGRESS_INTERVAL_S = 5.0
 REASON_CHARACTERS = 300
-"""Of a seed's line."""
+"""Limit of the reason in a seed's line."""
 
 MAX_KEPT_RUNS = 10
-"""Failing seeds that are run once more to be kept with history and report; the others are listed by seed."""
+"""Failing seeds that are run again to be stored with history and report; the others are only listed."""
 
 
 def explore_command(arguments: argparse.Namespace) -> int:
-    """Explore seeds. Returns 1 when any run was invalid, else 2 when any was unknown or it was interrupted, else 0."""
+    """Explore seeds. Returns 1 if any run was invalid, else 2 if any was unknown or it was interrupted, else 0."""
     test = _test_of(arguments)
     store = Store(arguments.store)
     require_writable(store.root)
@@ -84,7 +84,7 @@ def explore_command(arguments: argparse.Namespace) -> int:
         if isinstance(error, KeyboardInterrupt):
             heed_no_repeats()
         is_interrupted = True
-    except (OperatorError, HarnessError) as error:  # a process or a cluster that is lost takes no finding with it
+    except (OperatorError, HarnessError) as error:  # findings survive the loss of a process or a cluster
         if not tally.runs:
             raise
         is_interrupted, failure = True, error
@@ -112,19 +112,19 @@ def explore_command(arguments: argparse.Namespace) -> int:
 
 
 def _short(reason: str) -> str:
-    """A verdict's reason as one line of the console; all of it says the run that is kept."""
+    """A verdict's reason, shortened to one line; the stored run has all of it."""
     return textwrap.shorten(reason, REASON_CHARACTERS, placeholder=" ...")
 
 
 def _test_of(arguments: argparse.Namespace) -> Test:
-    """What each seed runs. Raises OperatorError for what cannot be searched."""
+    """The test that each seed runs. Raises OperatorError for what cannot be explored."""
     many = f"harness run --system {arguments.system} --test-count 10 makes many runs, each with a seed of its own"
     require_simulated(arguments.system, many)
     test = test_from(arguments)
     require_faults(test)
     require_room(test)
     usable_choices(test)
-    prepare_test(dataclasses.replace(test, nemesis=()))  # a seed's run would refuse it, after all that is said before
+    prepare_test(dataclasses.replace(test, nemesis=()))  # else each seed's run would refuse it later
     if arguments.master is None:
         of_cluster = {
             "--executor-python": arguments.executor_python, "--memory": arguments.memory, "--conf": arguments.conf,
@@ -148,7 +148,7 @@ def _explore(
     console: OutputConsole,
     guide: Guide | None,
 ) -> Tally:
-    """The seeds, in processes of this machine or on a cluster."""
+    """Explore the seeds, in processes of this machine or on a cluster."""
     if arguments.master is not None:
         from harness.commands.explore_cluster import explore_on_cluster
 
@@ -169,8 +169,7 @@ def _explore(
 
 
 def _left_out(test: Test) -> list[str]:
-    """What "every nemesis" is without here: what nobody can have in the simulation is named, and the reasons, which are
-    many, are those of `doctor`."""
+    """The nemeses that `all` leaves out in the simulation, by name; `doctor` prints the reasons, which are many."""
     cluster_class, system_class = registry.load("clusters", SIMULATED), registry.load("systems", test.system)
     lines = left_out(test, registry.load_all("nemeses"), cluster_class, system_class)
     asked_for = [line for line in lines if line.endswith(ONLY_BY_NAME)]
@@ -203,10 +202,10 @@ def _line(tally: Tally, elapsed_s: float) -> str:
 
 
 def _keep_gravest(test: Test, tally: Tally, store: Store, console: OutputConsole) -> tuple[list[str], bool]:
-    """The failures that become runs of the store, and whether an interrupt cut that short. The findings
-    are printed, and make the exit status, also where no run can be kept, as on a full disk."""
+    """Store the gravest failures as runs; returns their directories, and whether an interrupt cut this short. Findings
+    are printed and determine the exit status even if no run can be stored, as on a full disk."""
     kept: list[str] = []
-    gravest = sorted(tally.failures, key=lambda failure: failure.valid is not False)  # in their order otherwise
+    gravest = sorted(tally.failures, key=lambda failure: failure.valid is not False)  # a stable sort
     for failure in gravest[:MAX_KEPT_RUNS]:
         why, is_interrupted = "interrupted", False
         try:
@@ -231,14 +230,14 @@ def _keep_gravest(test: Test, tally: Tally, store: Store, console: OutputConsole
 
 
 class _CutShortError(Exception):
-    """A run was to be kept, and an interrupt ended its load: it is not the failure that was found."""
+    """An interrupt ended the load of a run that was to be stored, so it does not show the failure that was found."""
 
 
 def _keep(test: Test, failure: Rehearsal, store: Store, console: OutputConsole) -> str:
-    """Run a failing seed once more, this time for the store; the simulation makes it the same run."""
+    """Run a failing seed again, this time for the store; in simulation it is the same run."""
     seed = failure.seed
     seeded, schedule = mix_for(test, seed, usable_choices(test))
-    if failure.schedule is not None:  # of a guided search, which makes several for one seed
+    if failure.schedule is not None:  # from a guided search, which makes several per seed
         schedule = failure.schedule
     run_dir, repeat, results = keep_run(seeded, schedule, store, name=f"{test.workload}-{seed}")
     if results.get("interrupted") is not None:
@@ -251,7 +250,7 @@ def _keep(test: Test, failure: Rehearsal, store: Store, console: OutputConsole) 
             highlight=False, markup=False, soft_wrap=True,
         )  # fmt: skip
     lines = [("repeat", as_typed_here(repeat))]
-    if failure.symptoms:  # else it is unknown, and `shrink` has nothing by which to tell that a shorter one is as well
+    if failure.symptoms:  # else it is unknown, and `shrink` could not recognise the same failure
         lines.append(("shrink", f"{harness_command()} shrink {pasteable(str(run_dir.path))}"))
     for what, line in lines:
         console.print(f"  {what}  {line}", highlight=False, markup=False, soft_wrap=True)

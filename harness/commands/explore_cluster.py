@@ -1,7 +1,7 @@
-"""`harness explore --master URL`: the seeds on the executors of a Spark cluster.
+"""`harness explore --master URL`: explores the seeds on the executors of a Spark cluster.
 
-Each task asks a process beside Spark's Python worker, which may be PyPy, for one seed after the other. Everything that
-it needs goes with the session: the executors need nothing of ours, nor rich and jinja2.
+Each task runs its seeds one after the other in a separate process next to Spark's Python worker, which may be PyPy. The
+session ships everything that this process needs: executors need neither our packages nor rich and jinja2.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["explore_on_cluster"]
 
 PACKAGES = ("nemesis", "node", "harness", "rich", "jinja2", "markupsafe")
-"""What a simulation imports beside `checker`."""
+"""Packages that a simulation imports besides `checker`."""
 
 DISTRIBUTION = "splitbrain"
 
@@ -41,13 +41,13 @@ def explore_on_cluster(
     on_result: Callable[[Tally, Rehearsal], None],
     say: Callable[[str], None],
 ) -> Tally:
-    """Explore as `exploration.search.explore` does. `say` hears of what simulated where, at the end.
+    """Explore as `exploration.search.explore` does. At the end `say` gets a line per host and interpreter.
 
-    Raises OperatorError when the test names what simulation does not have, and for whatever Spark or an executor says
-    that it lacks, with the seed from which to go on.
+    Raises OperatorError if the test names what simulation lacks, and for errors of Spark or an executor, with the seed
+    from which to continue.
     """
     require_spark()
-    usable_choices(test)  # what is wrong with the test is said before a cluster is asked
+    usable_choices(test)  # report problems of the test before a cluster is contacted
     from spark_analysis.errors import AnalysisError
     from spark_analysis.programs import Program, ask
 
@@ -81,16 +81,16 @@ def explore_on_cluster(
 
 @contextlib.contextmanager
 def _cancelled(cancel: Callable[[], None]) -> Iterator[None]:
-    """Whatever ends the exploration, no task goes on."""
+    """Cancel the tasks however the exploration ends."""
     try:
         yield
     finally:
-        with contextlib.suppress(Exception):  # a driver that has died has no tasks any more
+        with contextlib.suppress(Exception):  # a dead driver has no tasks
             cancel()
 
 
 class _Found:
-    """Who simulated how many seeds, and which seed has not been run yet."""
+    """Counts seeds by host and interpreter, and tracks the first seed that was not run."""
 
     def __init__(self, first: int) -> None:
         self.first_missing = first
@@ -100,14 +100,14 @@ class _Found:
         self._lock = threading.Lock()
 
     def take(self, answers: Answers) -> list[Rehearsal]:
-        """What came of a task's seeds. Raises OperatorError where they were refused."""
+        """The results of a task's seeds. Raises OperatorError if they were refused."""
         rehearsals = [rehearsal_of(answer) for answer in answers.answers]
-        with self._lock:  # tasks are taken each in a thread of its own
+        with self._lock:  # each task has its own thread
             self._by_place[answers.host, answers.python] += len(rehearsals)
         return rehearsals
 
     def noting(self, on_result: Callable[[Tally, Rehearsal], None]) -> Callable[[Tally, Rehearsal], None]:
-        """`on_result`, and the seed is noted."""
+        """Wraps `on_result` to record the seed too."""
 
         def noted(tally: Tally, rehearsal: Rehearsal) -> None:
             self.runs += 1

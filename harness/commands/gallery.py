@@ -1,7 +1,7 @@
-"""`harness gallery`: known findings, run again.
+"""`harness gallery`: runs known findings again.
 
-Exit status: 0 when every finding was found and every control valid; 1 when one was not; 2 when that is unknown,
-because a run was unknown or something could not be run at all.
+Exit status: 0 if every finding was found and every control valid; 1 if one was not; 2 if that is unknown, because a run
+was unknown or something could not be run at all.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _chosen(arguments: argparse.Namespace) -> list[Finding]:
 def _run(arguments: argparse.Namespace) -> int:
     chosen = _chosen(arguments)
     if arguments.cluster not in (None, AUTO):
-        registry.load("clusters", arguments.cluster)  # a word mistyped is no reason of each finding's not to be run
+        registry.load("clusters", arguments.cluster)  # report a mistyped name once, not for each finding
     path = _results_path(arguments)
     records = load(path)
     seed = random_seed() if arguments.seed is None else arguments.seed

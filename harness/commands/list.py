@@ -1,4 +1,4 @@
-"""`harness list`: what can be chosen by name."""
+"""`harness list`: the workloads, nemeses, systems and clusters that can be chosen by name."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["list_command"]
 
 
 def list_command(arguments: argparse.Namespace) -> int:
-    """Print every workload, nemesis, system and cluster with its description and options, those of other distributions
-    as well; one that cannot be used is there with its reason. For a system by its name or file, that one alone. Returns
-    0; raises OperatorError for one that cannot be used."""
+    """Print every workload, nemesis, system and cluster with its description and options, including those of other
+    distributions; broken ones are listed with the reason. With a system's name or file, print only that one. Returns 0;
+    raises OperatorError if that system cannot be used."""
     console = OutputConsole()
     fitting: str | None = None
     if arguments.system is None:
@@ -38,7 +38,7 @@ def list_command(arguments: argparse.Namespace) -> int:
         for name, found in survey.items():
             try:
                 lines = list(_lines(kind, found))
-            except Exception as error:  # what somebody else's plug-in has in the place of variants or settings
+            except Exception as error:  # a plug-in may have anything as its variants or settings
                 title = f"{registry.KINDS[kind]} {name!r}"
                 lines = [f"broken: {title} cannot be described: {type(error).__name__}: {error}"]
             for index, line in enumerate(lines):
@@ -51,7 +51,7 @@ def list_command(arguments: argparse.Namespace) -> int:
 
 
 def _fitting(system_class: Any) -> str | None:
-    """Which workloads the clients of a system can do, in a line; None where they are not known by their methods."""
+    """A line with the workloads that a system's clients can run; None if its clients are not of harness.sdk."""
     if not isinstance(system_class, OffersClients):
         return None
     client_class = system_class.client_class
@@ -61,13 +61,13 @@ def _fitting(system_class: Any) -> str | None:
 
 
 def _by_capability(workload: Any) -> Any:
-    """What a workload is for clients that are known by their methods; None where it is not for those."""
+    """The variant of a workload for clients of harness.sdk; None if it has none."""
     form = workload.by_capability if isinstance(workload, AlsoByCapability) else workload
     return form if isinstance(form, ByCapability) else None
 
 
 def _lines(kind: str, found: Any) -> Iterator[str]:
-    """What is said of one of them; each line a row of the table."""
+    """The description of one entry; each line is a row of the table."""
     if isinstance(found, registry.Broken):
         yield f"broken: {found.reason}"
         return

@@ -1,4 +1,4 @@
-"""`harness new system NAME`: the first lines of a plug-in, which can be run at once."""
+"""`harness new system NAME`: writes a first version of a plug-in, which can be run at once."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ TRY_WITH = "--nodes 3 --nemesis partition --time-limit 20"
 
 
 def new_command(arguments: argparse.Namespace) -> int:
-    """Write NAME.py into the current directory and say what to do with it. Returns 0; raises OperatorError when there
-    is such a file, or the name is none for a Python module, or one by which the file could not be run."""
+    """Write NAME.py into the current directory and print how to run it. Returns 0; raises OperatorError if the file
+    exists, or if the name is not a valid module name or would hide another module."""
     name: str = arguments.name.removesuffix(".py")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise OperatorError(f"{name!r} is no name for a module: small letters, digits and _, such as my_store")
@@ -29,7 +29,7 @@ def new_command(arguments: argparse.Namespace) -> int:
     if not os.path.lexists(path) and (reason := _hidden_by(name)):
         raise OperatorError(f"{path} would hide {reason}: choose another name")
     try:
-        file = open(path, "x", encoding="utf-8")  # noqa: SIM115 (what was there already is not ours to remove)
+        file = open(path, "x", encoding="utf-8")  # noqa: SIM115 (an existing file is not ours to remove)
     except FileExistsError:
         raise OperatorError(f"{path} is already there") from None
     except OSError as error:
@@ -45,7 +45,7 @@ def new_command(arguments: argparse.Namespace) -> int:
 
 
 def _hidden_by(name: str) -> str | None:
-    """What nothing could import any more, the file itself included, once there is one of this name; None if nothing."""
+    """The name or module that a file of this name would hide from imports; None if nothing."""
     if _title(name) in vars(starter).keys() - {starter.Starter.__name__}:
         return f"{_title(name)}, which the file itself needs"
     if name in sys.stdlib_module_names or name in OUR_PACKAGES or name in metadata.packages_distributions():
@@ -58,6 +58,6 @@ def _title(name: str) -> str:
 
 
 def source_for(name: str) -> str:
-    """The source of the starter, under another name."""
+    """The source of the starter with its class and file renamed."""
     source = inspect.getsource(starter).replace("Starter", _title(name)).replace("starter.py", f"{name}.py")
     return source.replace(os.linesep, "\n")

@@ -1,4 +1,4 @@
-"""`harness replay SCHEDULE`: run a schedule, or that of a run, again, in simulation or on real hosts, and count how
+"""`harness replay SCHEDULE`: runs a schedule, or that of a run, again, in simulation or on real hosts, and counts how
 often it fails."""
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["replay_command"]
 
 
 def replay_command(arguments: argparse.Namespace) -> int:
-    """Run a schedule `--times` times. Returns 1 when any run was invalid, else 2 when any was unknown, else 0.
+    """Run a schedule `--times` times. Returns 1 if any run was invalid, else 2 if any was unknown, else 0.
 
-    A schedule that lies beside a test.json (in a run's directory) is run with that test's options, except for
-    those that are given. Raises OperatorError where there is no such schedule.
+    A schedule next to a test.json (in a run's directory) is run with that test's options, except for those given on the
+    command line. Raises OperatorError if there is no such schedule.
     """
     store = Store(arguments.store)
     path = _schedule_path(arguments.schedule, store)
@@ -68,15 +68,15 @@ def replay_command(arguments: argparse.Namespace) -> int:
 
 
 def _schedule_path(text: str, store: Store) -> Path:
-    """The file of a schedule: that of the run of this store, or `text` itself, or the one in the directory that it
-    names. Raises OperatorError."""
-    if text != LATEST and os.path.exists(text) and not os.path.isdir(text):  # also a pipe
+    """The file of a schedule: `text` itself, that of a run of this store, or the one in the directory `text`. Raises
+    OperatorError."""
+    if text != LATEST and os.path.exists(text) and not os.path.isdir(text):  # includes pipes
         return Path(without_latest(text))
     try:
         path = store.find(text).schedule_path
         problem = f"run {text!r} has no schedule.json"
     except StoreError as error:
-        path = RunDir(Path(text)).schedule_path  # of what is left of a run: without a test.json it is none
+        path = RunDir(Path(text)).schedule_path  # a directory without a test.json is not a run
         problem = f"{text!r} is no file of a schedule, and no run: {error}"
         if text == LATEST:
             raise OperatorError(problem) from None
@@ -86,8 +86,7 @@ def _schedule_path(text: str, store: Store) -> Path:
 
 
 def _take_over(arguments: argparse.Namespace, directory: Path, given: Sequence[str]) -> None:
-    """What the test of a run's directory says, for options that are not given; those of its cluster where it is made on
-    the same one."""
+    """Take options that are not given from the test in a run's directory; cluster options only for the same cluster."""
     if not (directory / "test.json").exists():
         return
     test: Test = test_from_json(RunDir(directory).read_test())

@@ -1,7 +1,7 @@
-"""`harness report`: anomaly rates, availability and latency over every run of a store, computed by Spark.
+"""`harness report`: computes anomaly rates, availability and latency over all runs of a store with Spark.
 
-Leaves the tables as Parquet (CSV with --csv), one HTML file and a summary on the console. PySpark is imported
-here, in `compare` and in `explore_cluster` only, inside functions, so that no other command needs it or a Java.
+Writes the tables as Parquet (CSV with --csv), one HTML file and a summary on the console. PySpark is imported only
+here, in `compare` and in `explore_cluster`, inside functions, so that no other command needs it or Java.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.5
-"""Between looks at how many of Spark's tasks are done."""
+"""Polling interval of Spark's task progress."""
 
 GROUP = ("system", "configuration", "workload", "nemesis", "cluster")
 
 
 def report_command(arguments: argparse.Namespace) -> int:
-    """Analyse a store. Returns 0, since misbehaviour of the runs is the report's subject and not its failure; 255
-    when memory ended before the report was complete, and what there is has been written."""
+    """Analyse a store. Returns 0 even if runs misbehaved, as they are the report's subject; 255 if memory ran out
+    before the report was complete and only a part of it was written."""
     _require_sense(arguments)
     require_spark()
     from spark_analysis.analysis import analyse
@@ -78,12 +78,12 @@ def report_command(arguments: argparse.Namespace) -> int:
                 result = analyse(session.spark, place, options, progress.phase, out=out, csv=arguments.csv)
                 if not result.missing:
                     page_path = _write_page(session.spark, out, _page(result, out, began_s))
-                    if arguments.compact is not None:  # last: what goes wrong there costs nothing of the report
+                    if arguments.compact is not None:  # last, so that a failure there does not affect the report
                         progress.phase("compacting")
                         _compact(session.spark, result, absolute(arguments.compact), console)
             if result.missing:
                 progress.phase("writing what there is")
-                with spark_session(arguments) as session:  # the old one has ended, or has no memory left
+                with spark_session(arguments) as session:  # the old session has ended, or has no memory left
                     tables = [table for table in result.tables if table.frame is None]
                     write_tables(session.spark, tables, out, csv=arguments.csv)
                     page_path = _write_page(session.spark, out, _page(result, out, began_s))
@@ -101,8 +101,8 @@ def report_command(arguments: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _alone_in(place: str) -> Iterator[None]:
-    """No other report or compaction of this machine writes to this local folder meanwhile: each would take away what
-    the other has not finished. Where a file system has no locks, nobody is kept out. Raises OperatorError."""
+    """Lock a local folder against other reports and compactions on this machine, which would remove each other's
+    unfinished files. No effect on file systems without locks. Raises OperatorError."""
     path = place.removeprefix("file://").removeprefix("file:")
     if "://" in path:
         yield
@@ -126,13 +126,13 @@ def _alone_in(place: str) -> Iterator[None]:
         yield
     finally:
         if is_new:
-            with contextlib.suppress(OSError):  # of a report that did not come to be no empty folder stays
+            with contextlib.suppress(OSError):  # leave no empty folder of a failed report
                 os.rmdir(path)
         os.close(folder)
 
 
 def _require_sense(arguments: argparse.Namespace) -> None:
-    """Raise OperatorError for options of checking that mean nothing."""
+    """Raise OperatorError for checking options that make no sense."""
     if arguments.model is not None and not arguments.check:
         raise OperatorError(f"--model {arguments.model} says what --check is to look for: give --check too")
     for option, limit in (("timeout", arguments.checker_timeout), ("memory", arguments.checker_memory)):
@@ -141,7 +141,7 @@ def _require_sense(arguments: argparse.Namespace) -> None:
 
 
 def _compact(spark: SparkSession, result: Analysis, out: str, console: Console) -> None:
-    """The runs that the report counts, and no others: each once, and those that --where and --since leave."""
+    """Compact exactly the runs that the report counts: each once, after --where and --since."""
     from spark_analysis.compaction import compact
     from spark_analysis.ingest import list_runs
 
@@ -151,7 +151,7 @@ def _compact(spark: SparkSession, result: Analysis, out: str, console: Console) 
 
 
 def require_spark() -> None:
-    """Raises OperatorError when the extra is not installed, or cannot be."""
+    """Raise OperatorError if the packages of the `spark` extra are not installed."""
     import importlib.util
 
     if importlib.util.find_spec("pyarrow") is None:
@@ -163,7 +163,7 @@ def require_spark() -> None:
 
 
 def analysis_options(arguments: argparse.Namespace) -> Options:
-    """The analysis that the command line asks for. Raises AnalysisError."""
+    """The analysis options of the command line. Raises AnalysisError, OperatorError."""
     from spark_analysis.analysis import Options, since_text
     from spark_analysis.checking import CheckPlan
 
@@ -186,15 +186,15 @@ def analysis_options(arguments: argparse.Namespace) -> Options:
 
 
 def absolute(place: str) -> str:
-    """A path from here as an absolute one; a URI as it is."""
+    """A path made absolute; a URI unchanged."""
     return place if "://" in place or place.startswith("file:") else os.path.abspath(place)
 
 
 def spark_session(
     arguments: argparse.Namespace, *, packages: Sequence[str] = (), distribution: str | None = None
 ) -> contextlib.AbstractContextManager[Session]:
-    """The session that the command line asks for; what else goes to the executors is as in
-    `spark_analysis.session.ship`. Raises OperatorError for settings that are none."""
+    """The Spark session that the command line asks for; `packages` and `distribution` are shipped to the executors as
+    in `spark_analysis.session.ship`. Raises OperatorError for invalid settings."""
     from spark_analysis.session import DEFAULT_MEMORY, open_session
 
     settings: dict[str, str] = {}
@@ -211,7 +211,7 @@ def spark_session(
 
 
 class _SparkProgress:
-    """What Spark is doing, on the console: the phase, and how many of its tasks are done."""
+    """Shows Spark's progress on the console: the phase, and how many of its tasks are done."""
 
     def __init__(self, progress: Progress | None, console: Console) -> None:
         self._progress = progress
@@ -221,14 +221,14 @@ class _SparkProgress:
         self._thread: threading.Thread | None = None
 
     def phase(self, text: str) -> None:
-        """A new phase of the analysis."""
+        """Begin a new phase of the analysis."""
         if self._progress is None or self._task is None:
             self._console.print(text, highlight=False)
         else:
             self._progress.update(self._task, description=text, total=None, completed=0)
 
     def watch(self, spark: SparkSession) -> None:
-        """Follow the tasks of a session's jobs from a thread of its own, since Spark's calls block this one."""
+        """Follow the tasks of a session's jobs in a separate thread, since Spark's calls block this one."""
         if self._progress is not None:
             self._thread = threading.Thread(target=self._follow, args=(spark,), daemon=True)
             self._thread.start()
@@ -254,7 +254,7 @@ class _SparkProgress:
 
 @contextlib.contextmanager
 def spark_progress(console: Console, verbose: bool) -> Iterator[_SparkProgress]:
-    """A live line on a terminal; elsewhere, or beside Spark's own logs, one line per phase."""
+    """A live line on a terminal; elsewhere, or with Spark's own logs (`verbose`), one line per phase."""
     if verbose or not console.is_terminal:
         yield _SparkProgress(None, console)
         return
@@ -284,7 +284,7 @@ def _page(result: Analysis, out: str, began_s: float) -> str:
 
 
 def _write_page(spark: SparkSession, out: str, page: str) -> str:
-    """The page beside the tables: through Hadoop where that is not a local folder."""
+    """Write the page next to the tables; through Hadoop if that is not a local folder."""
     from spark_analysis.tables import write_text
 
     path = f"{out.rstrip('/')}/report.html"
@@ -293,7 +293,7 @@ def _write_page(spark: SparkSession, out: str, page: str) -> str:
 
 
 def _figures(row: Mapping[str, Any], measures: Mapping[tuple[str, ...], Mapping[str, Any]]) -> list[str]:
-    """What one configuration came to, in words."""
+    """The results of one configuration as cells of text."""
     interval = f"{share_text(row['rate_low'])} to {share_text(row['rate_high'])}"
     return [
         plural(row["runs"], "run"),
@@ -305,7 +305,7 @@ def _figures(row: Mapping[str, Any], measures: Mapping[tuple[str, ...], Mapping[
 
 
 def _back(heal: Mapping[str, Any] | None) -> str:
-    """How soon after a heal the system was back, and from how many it never was."""
+    """How soon after a heal the system recovered (median), and after how many heals it never did."""
     if heal is None:
         return ""
     faults = heal["n"] + heal["missing"]
@@ -325,7 +325,7 @@ def _summary(result: Analysis, console: Console) -> None:
         console.print(f"[dim]{escape(one_line(common))}[/]", highlight=False, soft_wrap=True)
     figures = [_figures(row, measures) for row in rates]
     widths = [max(map(len, column)) for column in zip(*figures, strict=True)]
-    # A line for what a configuration is, which may be long, and one for its figures, aligned over all of them.
+    # One line for the configuration, which may be long, and one for its figures, aligned across configurations.
     for row, cells in zip(rates, figures, strict=True):
         label = one_line(labels[tuple(str(row[name]) for name in GROUP)])
         console.print(label, highlight=False, markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`harness run`: one test, from names to an exit status."""
+"""`harness run`: one test, from option names to an exit status."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ __all__ = [
 
 
 KNOWN_ERRORS = (OperatorError, SystemUnderTestError, HarnessError)
-"""Those whose text says everything."""
+"""Errors whose text is sufficient, without the exception type."""
 
 NO_FAULTS = "no faults: this run breaks nothing; --nemesis partition cuts the network, --nemesis all does all it can"
 
 
 class Cases:
-    """What the runs of a command came to, written at its end to where `--junit` and `--step-summary` say.
+    """The results of a command's runs, written at its end to the files of `--junit` and `--step-summary`.
 
-    Where nothing can be written is said before the first run. Raises OperatorError.
+    Paths that cannot be written are reported before the first run. Raises OperatorError.
     """
 
     def __init__(self, arguments: argparse.Namespace) -> None:
@@ -64,14 +64,14 @@ class Cases:
             require_summary_path(self._step_summary)
 
     def judged(self, test: Test, run_dir: RunDir, results: Mapping[str, Any], *, label: str = "") -> None:
-        """A run that has a verdict."""
+        """Add a run that has a verdict."""
         if self._junit is None and self._step_summary is None:
             return
         name = f"{test.name} {label}".strip()
         self._cases.append(case_of(results, test.to_json(), name=name, report_path=str(run_dir.report_path)))
 
     def did_not_run(self, test: Test | None, error: BaseException, *, label: str = "") -> None:
-        """A run that has none."""
+        """Add a run that has no verdict."""
         name = f"{'run' if test is None else test.name} {label}".strip()
         properties = {} if test is None else {"seed": str(test.seed), "repeat": test.replay_line()}
         reason = f"{type(error).__name__}: {error}" if not isinstance(error, KNOWN_ERRORS) else str(error)
@@ -91,17 +91,17 @@ class Cases:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A test with everything that its names stand for; nothing has been started or written."""
+    """A test with its names resolved; nothing has been started or written."""
 
     parts: Parts
     faults: Sequence[FaultRow]
-    """What of the nemeses can be had on this cluster, how, and what cannot and why."""
+    """Which faults work on this cluster and how, and which do not and why."""
     in_user_namespace: bool
-    """Whether the command has to run itself again as root of a user namespace."""
+    """Whether the command must re-execute itself as root of a user namespace."""
 
 
 def run_command(arguments: argparse.Namespace) -> int:
-    """Make the test, run it, judge it, report it. Returns the exit status of the verdict.
+    """Create the test, run it, judge it, report it. Returns the exit status of the verdict.
 
     Several runs (--matrix, --test-count) are `harness.commands.series`.
     """
@@ -113,7 +113,7 @@ def run_command(arguments: argparse.Namespace) -> int:
         announce(prepared, console)
         run_dir, results = perform(prepared.parts, store, console)
         cases.judged(prepared.parts.test, run_dir, results)
-        show = console if arguments.json else OutputConsole()  # the verdict is said also where no file can be written
+        show = console if arguments.json else OutputConsole()  # the verdict is printed even if no file can be written
         print_summary(results, show, test=prepared.parts.test.to_json(), report_path=run_dir.report_path)
     if arguments.json:
         print(json.dumps(results, indent=2, sort_keys=True), file=output)
@@ -123,13 +123,13 @@ def run_command(arguments: argparse.Namespace) -> int:
 
 
 def prepare(arguments: argparse.Namespace) -> Prepared:
-    """The test that the arguments describe, checked against what can be had here. Raises OperatorError."""
-    with interrupted_by_signals():  # an end by SIGTERM would leave what trials have put aside
+    """The test that the arguments describe, checked against what this machine supports. Raises OperatorError."""
+    with interrupted_by_signals():  # plain SIGTERM would leave the trials' temporary files behind
         return prepare_test(test_from(arguments), has_trace=arguments.trace)
 
 
 def prepare_test(test: Test, *, has_trace: bool = False, system_class: Any = None) -> Prepared:
-    """A test, checked against what can be had here; `system_class` where its name is not to be looked up. Raises
+    """Check a test against what this machine supports; `system_class` replaces the lookup by name. Raises
     OperatorError."""
     if system_class is None:
         system_class = _with_client(registry.load("systems", test.system), test)
@@ -169,7 +169,8 @@ def prepare_test(test: Test, *, has_trace: bool = False, system_class: Any = Non
 
 
 def _with_client(system_class: Any, test: Test) -> Any:
-    """The system with the client that `--client` names, or its own. Raises OperatorError where it has neither."""
+    """The system with the client of `--client`, or with its own. Raises OperatorError if it has neither, or does not
+    accept `--client`."""
     from harness.sdk.plugin import require_client
     from harness.systems.guest import GuestSystem, with_client
 
@@ -186,9 +187,9 @@ def _with_client(system_class: Any, test: Test) -> Any:
 
 
 def enter_namespace(prepared: Prepared, arguments: argparse.Namespace) -> None:
-    """Run this command again as root of a user namespace, where the cluster needs one; does not return then.
+    """Re-execute this command as root of a user namespace if the cluster needs one; does not return then.
 
-    What the system is made of is fetched before: inside there is no way to a registry. Raises OperatorError.
+    The system's packages are fetched before, as there is no network access inside. Raises OperatorError.
     """
     system_class = prepared.parts.system_class
     if isinstance(system_class, Fetched):
@@ -205,14 +206,14 @@ def enter_namespace(prepared: Prepared, arguments: argparse.Namespace) -> None:
 
 
 def require_rereadable(schedule: str | None, runs: int) -> None:
-    """Raise OperatorError where several runs would read their schedule from a pipe: it gives what it holds once, and
-    the second run would wait for more."""
+    """Raise OperatorError if several runs would read their schedule from a pipe: it can be read only once, and the
+    second run would wait for more."""
     if schedule is not None and runs > 1 and os.path.exists(schedule) and not os.path.isfile(schedule):
         raise OperatorError(f"schedule {schedule} can be read once, and {runs:,} runs read it: keep it in a file")
 
 
 def announce(prepared: Prepared, console: OutputConsole) -> None:
-    """Say whether anything is broken at all, which cluster it is, why, and which faults can be had on it."""
+    """Print whether there are faults at all, which cluster is used and why, and which faults work on it."""
     parts = prepared.parts
     if not parts.schedule:
         console.print(NO_FAULTS, highlight=False, markup=False, soft_wrap=True)
@@ -225,7 +226,7 @@ def announce(prepared: Prepared, console: OutputConsole) -> None:
 
 
 def settings_from(arguments: argparse.Namespace) -> dict[str, str]:
-    """What `--set` and its shorthands say. Raises OperatorError."""
+    """The settings of `--set` and its shorthands. Raises OperatorError."""
     settings: dict[str, str] = {}
     for key, value in arguments.settings:
         if settings.get(key, value) != value:
@@ -235,13 +236,13 @@ def settings_from(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def test_from(arguments: argparse.Namespace) -> Test:
-    """The test of a command line. Raises OperatorError."""
+    """The test that a command line describes. Raises OperatorError."""
     given = {**vars(arguments), "settings": settings_from(arguments), "cluster_options": cluster_options_of(arguments)}
     return make_test(given)
 
 
 def make_test(given: Mapping[str, Any]) -> Test:
-    """The test of these options, by the names of the command line. Raises OperatorError."""
+    """The test for options by their names on the command line. Raises OperatorError."""
     names = [word.strip() for word in str(given["nemesis"]).split(",") if word.strip()]
     chosen = () if names in ([], ["none"]) else tuple(NemesisChoice.parse(name) for name in names)
     test = Test(
@@ -271,7 +272,7 @@ def make_test(given: Mapping[str, Any]) -> Test:
 
 
 def _nemeses(test: Test) -> dict[str, Nemesis]:
-    """The nemeses that the test names, or may name in its schedule file."""
+    """The nemeses that the test names; all of them if it has a schedule file."""
     if test.nemesis_schedule is not None:
         return registry.load_all("nemeses")
     found: dict[str, Nemesis] = {}
@@ -294,7 +295,7 @@ def _nemeses(test: Test) -> dict[str, Nemesis]:
 
 
 def check_settings(system: str, system_class: Any, settings: Mapping[str, str]) -> None:
-    """Raise OperatorError for settings that a system does not take."""
+    """Raise OperatorError for settings that a system does not accept."""
     problems = setting_problems(system_class.settings, settings)
     if problems:
         raise OperatorError(f"--set (system {system}): " + "; ".join(problems))

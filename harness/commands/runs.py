@@ -1,4 +1,4 @@
-"""`harness runs`: the runs of a store as a table on the console."""
+"""`harness runs`: prints the runs of a store as a table."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ from harness.units import duration, plural
 __all__ = ["runs_command"]
 
 MAX_WIDTH = 10_000
-"""Characters of a line, far beyond any terminal, to see how many one would take."""
+"""Characters of a line, far beyond any terminal, for measuring how wide the table would be."""
 
 COLOURS = {"valid": "green", "invalid": "red", "unknown": "magenta", "running": "cyan", "unfinished": "yellow"}
 
 
 def runs_command(arguments: argparse.Namespace) -> int:
-    """Print the runs that are asked for. Returns 0, also where there are none of that kind; raises OperatorError where
-    there is no store."""
+    """Print the selected runs. Returns 0 even if none match; raises OperatorError if there is no store."""
     verdicts = [word.strip() for word in arguments.verdict.split(",") if word.strip()]
     for word in verdicts:
         if word not in STATES:
@@ -63,7 +62,7 @@ def runs_command(arguments: argparse.Namespace) -> int:
 
 
 def _rest(shown: int, older: int, other: int, index: RunIndex) -> list[str]:
-    """What is not in the table, and how to get it."""
+    """What the table leaves out, and how to see it."""
     lines = []
     if not shown:
         lines.append("no such run" if other or index.unreadable else "the store holds no runs yet")
@@ -81,7 +80,7 @@ def _rest(shown: int, older: int, other: int, index: RunIndex) -> list[str]:
 
 
 def _table(runs: Sequence[RunSummary], *, is_wide: bool) -> Table:
-    """A line for each run, whose name can be copied, or two where the terminal has no room for the longest."""
+    """One line for each run, or two if the terminal is too narrow for the longest, so that names can be copied."""
     now = datetime.now(UTC)
     if not is_wide:
         table = Table.grid(padding=(0, 2, 0, 0))

@@ -1,4 +1,4 @@
-"""A series of runs made by one command: repetitions, and all combinations of a matrix of options.
+"""A series of runs from one command: repetitions, and all combinations of a matrix of options.
 
     harness run --matrix modes.toml --test-count 10 --time-limit 20
 
@@ -7,9 +7,9 @@
     [set]
     read_mode = ["read_index", "unsafe"]
 
-makes 2 x 2 configurations, ten runs each. Repetitions are the outer loop, so that a series that is stopped half-way
-leaves about as many runs of each configuration. The runs of one repetition share a seed, derived from --seed: the
-same faults at the same times for every configuration, which makes them comparable.
+makes 2 x 2 configurations, ten runs each. Repetitions are the outer loop, so that a series stopped half-way has about
+as many runs of each configuration. The runs of one repetition share a seed, derived from --seed: every configuration
+has the same faults at the same times, which makes them comparable.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ from harness.units import plural
 __all__ = ["MAX_RUNS", "combinations", "derived_seed", "series_command"]
 
 MAX_RUNS = 10_000
-"""Runs of one series: days of work, so more is a mistake in the matrix."""
+"""Limit of runs in one series: days of work, so more is a mistake in the matrix."""
 
 MAX_MATRIX_BYTES = 1 << 20
-"""Of a matrix file, so that one that never ends (a device) is refused and not read."""
+"""Limit of a matrix file, so that one without an end (a device) is refused."""
 
 MAX_FAILED_STARTS = 3
-"""Runs in a row whose system did not come up, after which the next will not either."""
+"""Consecutive runs whose system did not start, after which the series is given up."""
 
 OPTIONS = (
     "cluster", "inventory", "image", "system", "nodes", "workload", "nemesis", "nemesis-interval",
     "nemesis-schedule", "time-limit", "concurrency", "rate", "operation-timeout", "checker-timeout",
     "checker-memory",
 )  # fmt: skip
-"""Options of `harness run` that a matrix may list; the others are the series's own."""
+"""Options of `harness run` that a matrix may list; the others apply to the whole series."""
 
 _VERDICTS = {True: "valid", False: "invalid"}
 
 
 @dataclass(slots=True)
 class _Tally:
-    """What a series has come to so far."""
+    """The results of a series so far."""
 
     by_label: dict[str, Counter[str]] = field(default_factory=dict)
     statuses: list[int] = field(default_factory=list)
@@ -72,15 +72,15 @@ class _Tally:
 
     @property
     def worst(self) -> int:
-        """1 where any run was invalid, then 255 (one did not start), then 2, then 0."""
+        """Exit status: 1 if any run was invalid, else 255 if any did not start, else 2 if any was unknown, else 0."""
         return next((status for status in (1, EXIT_HARNESS_FAILED, 2) if status in self.statuses), 0)
 
 
 def series_command(arguments: argparse.Namespace) -> int:
-    """Make every run of the series and a summary. Returns the worst verdict's exit status.
+    """Perform every run of the series and print a summary. Returns the worst verdict's exit status.
 
-    Everything is checked before the first run starts. An error of the operator's in a run ends the series with a
-    line that says which; a system that does not come up is counted, and ends it when that keeps happening.
+    Everything is checked before the first run starts. An OperatorError in a run ends the series with a line that names
+    the run. A system that does not start is counted, and after MAX_FAILED_STARTS in a row ends the series.
     """
     with output_of_results(is_json=arguments.json) as output, Cases(arguments) as cases:
         return _series(arguments, cases, output)
@@ -110,7 +110,7 @@ def _series(arguments: argparse.Namespace, cases: Cases, output: TextIO) -> int:
     tally = _Tally()
     try:
         _perform_all(plan, Store(arguments.store), console, tally, cases)
-    finally:  # what was run by then is there, whatever ends the series
+    finally:  # the finished runs are summarised, whatever ends the series
         _print_summary(tally, console if arguments.json else OutputConsole())
         if arguments.json:
             print(json.dumps(tally.results, indent=2, sort_keys=True), file=output)
@@ -168,7 +168,7 @@ def _print_summary(tally: _Tally, console: OutputConsole) -> None:
 
 
 def derived_seed(base_seed: int, repetition: int) -> int:
-    """The seed of a repetition; the first keeps the base seed, so that a series of one is that run."""
+    """The seed of a repetition; the first has the base seed, so that a series of one equals a single run."""
     if repetition == 0:
         return base_seed
     digest = hashlib.sha256(f"{base_seed}/run/{repetition}".encode()).digest()
@@ -176,7 +176,7 @@ def derived_seed(base_seed: int, repetition: int) -> int:
 
 
 def combinations(path: str) -> list[list[str]]:
-    """Every combination of a matrix file's lists, as words of the command line.
+    """Every combination of a matrix file's lists, as command-line words.
 
     Keys are options of `harness run` without their dashes; the table `set` holds options of the system. A single
     value stands for a list of one. Raises OperatorError naming the file and what is wrong with it.
@@ -211,13 +211,13 @@ def combinations(path: str) -> list[list[str]]:
             )
     if not axes:
         raise OperatorError(f"--matrix {path}: it lists no options")
-    if (number := math.prod(map(len, axes))) > MAX_RUNS:  # counted before they are made: memory would end first
+    if (number := math.prod(map(len, axes))) > MAX_RUNS:  # counted first, as building them could exhaust memory
         raise OperatorError(f"--matrix {path}: {number:,} combinations, and a series has at most {MAX_RUNS:,} runs")
     return [list(itertools.chain.from_iterable(choice)) for choice in itertools.product(*axes)]
 
 
 def _settings(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The settings of a table and their values. `workload.keys = [20]` is a table within it to TOML."""
+    """The settings of a table and their values. In TOML `workload.keys = [20]` is a nested table."""
     for name, value in table.items():
         if isinstance(value, dict) and value:
             yield from _settings(value, f"{prefix}{name}.")
@@ -235,8 +235,8 @@ def _values(path: str, key: str, value: Any, *, meant: Callable[[str], Any]) -> 
 
 
 def _meant(word: str) -> str | float:
-    """What an option's value stands for: 10, "10" and 10.0 are one configuration, whose runs would be the same twice.
-    Of a setting only its text is known: "3.1" and "3.10" are two versions."""
+    """The meaning of an option's value: 10, "10" and 10.0 are the same configuration. Settings are compared as text
+    instead: "3.1" and "3.10" are two versions."""
     try:
         return float(word)
     except ValueError:
@@ -252,6 +252,6 @@ def _word(path: str, key: str, value: Any) -> str:
 
 
 def _label(words: Sequence[str]) -> str:
-    """What a configuration is called: its own options, without dashes."""
+    """The name of a configuration: its own options, without dashes."""
     pairs = zip(words[::2], words[1::2], strict=True)
     return ", ".join(text if option == "--set" else f"{option[2:]}={text}" for option, text in pairs) or "as given"

@@ -1,4 +1,4 @@
-"""`harness serve`: the store as pages for a browser on this machine."""
+"""`harness serve`: serves the store as web pages to browsers on this machine."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ __all__ = ["make_server", "require_serve", "serve_command"]
 
 ADDRESS = "127.0.0.1"
 MAX_HEAD_BYTES = 32_768
-"""Of a request's line and headers, before anything is looked at."""
+"""Limit of a request's line and headers."""
 
 GRACE_S = 5
-"""How long the end waits for answers that are under way."""
+"""How long the shutdown waits for pending answers."""
 
 
 def serve_command(arguments: argparse.Namespace) -> int:
-    """Serve until Ctrl-C or SIGHUP, which return 0, or SIGTERM, which ends it with 143 once all is in order. Raises
-    OperatorError: a package, the store or the port is missing."""
+    """Serve until Ctrl-C or SIGHUP, which return 0, or SIGTERM, which exits with 143 after a clean shutdown. Raises
+    OperatorError if a package or the store is missing, or the port is not available."""
     require_serve()
     from harness.serve.app import RunList, make_app
     from harness.serve.guard import loopback_hosts
@@ -46,8 +46,8 @@ def serve_command(arguments: argparse.Namespace) -> int:
     launcher = Launcher(store.root) if arguments.allow_run else None
     with contextlib.closing(listener):
         runs = RunList(store)
-        number = len(runs.get(is_kept=True).runs)  # read before anybody waits for a page
-        # Live views have no end of their own: they ask whether the server is to end.
+        number = len(runs.get(is_kept=True).runs)  # read before the first page is requested
+        # Live views never end on their own: they poll whether the server is shutting down.
         server = make_server(
             make_app(runs, hosts=loopback_hosts(port), launcher=launcher, is_ending=lambda: bool(server.should_exit))
         )
@@ -65,14 +65,14 @@ def serve_command(arguments: argparse.Namespace) -> int:
 
 
 def _say(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # the terminal may be closed: no reason to leave a run alone
+    with contextlib.suppress(OSError, ValueError):  # the terminal may be closed; the run must be stopped anyway
         print(f"harness: {text}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def _ended_by_sighup(server: uvicorn.Server) -> Iterator[None]:
-    """The closing of its terminal ends the server as Ctrl-C does, and with it a run that was started here; under nohup
-    it goes on."""
+    """Closing its terminal ends the server as Ctrl-C does, and with it a run that was started here; under nohup it goes
+    on."""
 
     def end(number: int, frame: object) -> None:
         server.should_exit = True
@@ -87,8 +87,7 @@ def _ended_by_sighup(server: uvicorn.Server) -> Iterator[None]:
 
 
 def make_server(app: App) -> uvicorn.Server:
-    """A server for an application: HTTP/1.1 only, what clients send and how long they take for it is bounded, headers
-    of proxies mean nothing."""
+    """A server for an application: HTTP/1.1 only, requests bounded in size and time, proxy headers ignored."""
     import uvicorn
 
     from harness.serve.accepting import MAX_CONNECTIONS, RoomyServer
@@ -103,7 +102,7 @@ def make_server(app: App) -> uvicorn.Server:
 
 
 def require_serve() -> None:
-    """Raise OperatorError, with the mend, where the packages of the extra are missing."""
+    """Raise OperatorError, with the fix, if the packages of the `serve` extra are missing."""
     for name in ("starlette", "uvicorn"):
         try:
             __import__(name)
@@ -119,7 +118,7 @@ def _listen(port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((ADDRESS, port))
-        listener.listen()  # who asks between here and the server's start is answered then
+        listener.listen()  # requests before the server's start wait for it
     except OSError as error:
         listener.close()
         reason = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror

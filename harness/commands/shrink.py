@@ -1,7 +1,7 @@
-"""`harness shrink RUN`: the shortest run that still fails as a stored one does.
+"""`harness shrink RUN`: finds the shortest run that still fails as a stored one does.
 
-It is left as a directory with `schedule.json` and `test.json`, which `harness replay` takes together, and which is the
-form of the scripted runs in tests/schedules.
+It is written as a directory with `schedule.json` and `test.json`, which `harness replay` reads together; the scripted
+runs in tests/schedules have the same format.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ __all__ = ["replaying", "shrink_command"]
 
 
 SCHEDULE, TEST = "schedule.json", "test.json"
-"""The files of what is left."""
+"""Files of a shrunk run."""
 
 
 def shrink_command(arguments: argparse.Namespace) -> int:
-    """Shrink a stored run in simulation. Returns 0 when a shortest run was found."""
+    """Shrink a stored run in simulation. Returns 0. Raises OperatorError for a run that cannot be shrunk."""
     run_dir = store_of(arguments).find(arguments.run)
     results = run_dir.read_results() if run_dir.results_path.exists() else {}
     if results.get("valid") is True:
@@ -76,19 +76,19 @@ def shrink_command(arguments: argparse.Namespace) -> int:
 
 
 def replaying(run_path: Path) -> str:
-    """What can be done with a run of which simulation knows nothing."""
+    """Hint on what can be done with a run that cannot be simulated."""
     schedule = pasteable(str(run_path / "schedule.json"))
     return f"harness replay {schedule} --times 5 says how often its faults make it fail where it was made"
 
 
 def _cut_further(found: Shrunk, whole: Schedule, directory: Path) -> Shrunk | None:
-    """What an earlier search of the same run left there, whose schedule was `whole`, where it is shorter than what this
-    one `found` before it was ended, and still fails in the same way. With --out it may be that of another run, which
-    proves nothing of this one, and seeds are the same in most stores."""
+    """The result of an earlier search in `directory`, if it is shorter than what this interrupted search `found` and
+    still fails in the same way; else None. With --out it may be of another run, even one with the same seed, so it must
+    have the same test and only faults of `whole`, the schedule of the run."""
     try:
         schedule = load_schedule(str(directory / SCHEDULE))
         test = test_from_json(RunDir(directory).read_test())
-    except (ScheduleError, OperatorError):  # there is none, or none that can be used
+    except (ScheduleError, OperatorError):  # none, or unusable
         return None
     size = {name: getattr(test, name) for name in ("nodes", "concurrency", "rate", "time_limit_s")}
     if test.to_json() != _kept(dataclasses.replace(found.test, **size)).to_json():
@@ -102,12 +102,12 @@ def _cut_further(found: Shrunk, whole: Schedule, directory: Path) -> Shrunk | No
 
 
 def _faults(schedule: Schedule) -> set[tuple[str, str, str]]:
-    """By what shrinking leaves as it is."""
+    """The properties of a schedule's events that shrinking does not change."""
     return {(event.fault_id, event.nemesis, event.variant) for event in schedule}
 
 
 def _kept(test: Test) -> Test:
-    """As it is left beside a schedule."""
+    """The test as it is stored next to a schedule."""
     return dataclasses.replace(test, nemesis=(), nemesis_schedule=None)
 
 

@@ -1,6 +1,6 @@
-"""`harness trace RUN`: a window of a simulated run's network as a message sequence diagram.
+"""`harness trace RUN`: draws a window of a simulated run's network messages as a sequence diagram.
 
-With --replay: the run, or a part of it, as a page to play and step through.
+With --replay: writes the run, or a part of it, as a page to play and step through.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from harness.units import plural
 __all__ = ["MAX_HOSTS_DRAWN", "trace_command"]
 
 MAX_HOSTS_DRAWN = 17
-"""Lines side by side: the most replicas of a run, the clients and the name server."""
+"""Limit of lifelines: the maximum of replicas, the clients and the name server."""
 
 
 def trace_command(arguments: argparse.Namespace) -> int:
-    """Draw the window and say where. Returns 0; raises OperatorError for what cannot be drawn."""
+    """Draw the window and print the file's path. Returns 0; raises OperatorError for what cannot be drawn."""
     if arguments.replay:
         return _replay(arguments)
     if arguments.from_s is None or arguments.to_s is None:
@@ -90,8 +90,8 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 
 def _path(arguments: argparse.Namespace, default: Path) -> Path:
-    """Where to write. Raises OperatorError where the place that nobody named is taken by what is no file: of a pipe,
-    whoever opens it waits for somebody who reads."""
+    """The output path. Raises OperatorError if the default path exists and is not a file: opening a pipe for writing
+    would block until somebody reads."""
     if arguments.out:
         return Path(arguments.out)
     if default.exists() and not default.is_file():
@@ -100,7 +100,7 @@ def _path(arguments: argparse.Namespace, default: Path) -> Path:
 
 
 def _is_time(seconds: float) -> bool:
-    """Whether it is a number also as nanoseconds."""
+    """Whether a time is finite, also in nanoseconds."""
     return math.isfinite(seconds * 1e9)
 
 
@@ -109,7 +109,7 @@ def _speakers(window: Window) -> set[str]:
 
 
 def _is_replica(name: str) -> bool:
-    """Replicas always have their line: that one of them is silent is the most telling thing of all."""
+    """Whether a host is a replica. Replicas always get a lifeline: a silent one is the most telling."""
     return name.startswith("n") and name[1:].isdigit()
 
 
@@ -129,7 +129,7 @@ def _faults(run_dir: RunDir) -> Sequence[Mapping[str, Any]]:
 
 
 def _leaders(run_dir: RunDir) -> list[Leadership]:
-    """Who became leader when, by the run's results; nobody where it has none."""
+    """Who became leader when, from the run's results; empty if there are none."""
     if not run_dir.results_path.exists():
         return []
     checks = run_dir.read_results().get("checks")

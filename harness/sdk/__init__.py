@@ -1,9 +1,9 @@
-"""Any system in one file: what a plug-in is written with.
+"""The API for plug-ins, which test any system with a single file.
 
     from harness.sdk import Client, Refused, System, pip
 
-Everything that a plug-in may use is here; `VERSION` changes when a plug-in would have to. docs/your-own-system.md shows
-how to write one, `harness new system NAME` writes the first lines.
+Everything that a plug-in may use is here; `VERSION` changes when plug-ins have to. docs/your-own-system.md shows how to
+write one, `harness new system NAME` creates a first version.
 """
 
 from __future__ import annotations
@@ -41,4 +41,4 @@ __all__ = [
 ]
 
 VERSION = 1
-"""Of this interface. A plug-in that works with a version works with every release that has it."""
+"""Version of this API. A plug-in that works with a version works with every release that has it."""

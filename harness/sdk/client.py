@@ -1,23 +1,23 @@
-"""What a client of a system is to a plug-in: one logical client, with a connection of its own.
+"""Base class for a plug-in's client: one logical client with its own connection.
 
-The methods that a client has decide which workloads it fits:
+A client's methods decide which workloads it can run:
 
     read(key), write(key, value)        registers
     cas(key, old, new) -> bool          registers with compare-and-set
     add(value), members()               a set
     increment(by), value()              a counter
-    fetch_add(by), value()              a counter whose additions answer with what was there before
+    fetch_add(by), value()              a counter whose additions return the previous value
     read_version(key),
         write_version(key, value)       registers that count their writes
     get(key), put(key, text),
-        concat(key, text)               texts by key
+        concat(key, text)               strings by key
     append(key, value) -> offset,
         poll(key, offset, max_messages)    a log: the values from an offset on, fewer only at its end
     publish(value) -> [partition, offset],
         fetch(partition, offset, max_messages)   a topic of several logs
     commit_offset(partition, offset),
         committed_offset(partition)     the offsets of a consumer group
-    enqueue(value), dequeue()           a queue; with ack(value), where it shows a value until then
+    enqueue(value), dequeue()           a queue; with ack(value) if it redelivers until then
     schedule(value, delay_ms)           values that come out of a queue later
     prepare(value), commit(value),
         rollback(value)                 values that come out of a queue if they were committed
@@ -26,13 +26,14 @@ The methods that a client has decide which workloads it fits:
     lock(name), unlock(name)            mutexes
     transact(micro_operations)          transactions
     insert_if_absent(key, table, row) -> bool,
-        rows(key)                       rows, of which a key gets one only while it has none
+        rows(key)                       rows, at most one inserted for each key
     generate()                          unique ids
 
-docs/workloads says what each workload asks of them.
+docs/workloads describes what each workload requires of them.
 
-How a call ends says what is known of the operation. It returned: it happened. It raised `Refused`: it certainly did not
-happen, nor will it. It raised anything else: a call that only reads failed, of one that writes nobody knows.
+How a call ends determines the outcome of the operation. If it returns, the operation happened. If it raises `Refused`,
+the operation certainly did not happen and will not. After any other exception, a read failed, and the outcome of a
+write is unknown.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ CAPABILITIES: Mapping[str, Sequence[str]] = {
     "rows": ("key",),
     "generate": (),
 }
-"""What a client may be able to do: method -> what it is called with, and the fields of an `invoke` in JSON lines."""
+"""Method that a client may have -> its arguments, which are also the fields of an `invoke` in JSON lines."""
 
 TOGETHER = (
     frozenset({"get", "put", "concat"}),
@@ -93,13 +94,13 @@ TOGETHER = (
     frozenset({"insert", "extract"}),
     frozenset({"insert_if_absent", "rows"}),
 )
-"""Methods whose names are so common that a client may mean something else by one of them: they say what it can do only
-where it has all of a group."""
+"""Groups of methods with names so common that a client may use one for something else: they count as capabilities only
+if the client has the whole group."""
 
 
 class Refused(Exception):
-    """The operation certainly did not happen, and will not: the system said so, or it was never sent. With `reopen` the
-    client is of no more use: the next operation opens a new one."""
+    """The operation certainly did not happen, and will not: the system refused it, or it was never sent. With `reopen`
+    the client is unusable and the next operation opens a new one."""
 
     is_definite = True
 
@@ -109,8 +110,8 @@ class Refused(Exception):
 
 
 class Unreachable(Refused, ConnectionError):
-    """No connection could be made, so that nothing was sent. A ConnectionError too, as whoever goes on to the next host
-    expects of one that does not answer."""
+    """No connection could be made, so nothing was sent. Also a ConnectionError, which code that tries the next host
+    expects for one that does not answer."""
 
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -118,7 +119,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @contextlib.asynccontextmanager
 async def connection(address: str) -> AsyncIterator[Streams]:
-    """A TCP connection to "ip:port" for as long as the block lasts. Raises Unreachable: nothing was sent yet."""
+    """A TCP connection to "ip:port", closed at the end of the block. Raises Unreachable: nothing was sent yet."""
     streams = await _connected(address)
     try:
         yield streams
@@ -138,7 +139,7 @@ class Client:
     """One logical client. Everything below is set before `open` is called; a subclass needs no constructor."""
 
     host: Host
-    """The host that this client belongs to: clients are spread over the replicas' hosts in turn."""
+    """The home host of this client: clients are assigned to the replicas' hosts round-robin."""
     hosts: Sequence[Host]
     """All replicas' hosts."""
     others: Mapping[str, Host]
@@ -148,26 +149,26 @@ class Client:
     settings: Mapping[str, str]
     """The system's settings, defaults included."""
     environment: Mapping[str, str]
-    """What programs that a client starts need in their environment, so that they are ended with the run, or by `harness
+    """Environment variables for programs that a client starts, by which they are ended with the run or by `harness
     clean`."""
     node: str | None = None
-    """Set it to the name of the host that answers, where the client knows: the report shows it beside what it did. A
-    name that no host has is a mistake of the client, which makes the verdict unknown."""
+    """Set it to the name of the host that answered, if known: the report shows it with the operation. An unknown host
+    name is a mistake of the client, which makes the verdict unknown."""
     timeout_s: float
-    """How long one operation may take. The harness ends the call then, by cancelling it."""
+    """How long one operation may take before the harness cancels the call."""
 
     def address(self, port: str, host: Host | None = None) -> str:
-        """ "ip:port" at which clients reach a port, by its name in `System.ports`, of `host` or of the client's own.
-        Raises KeyError."""
+        """ "ip:port" at which clients reach a port (its name in `System.ports`) of `host`, by default of the client's
+        own. Raises KeyError."""
         return (host or self.host).address(port)
 
     def url(self, port: str, host: Host | None = None) -> str:
-        """The same as "http://ip:port"."""
+        """Like `address`, as "http://ip:port"."""
         return (host or self.host).url(port)
 
     def dialled(self, address: str) -> str:
-        """Where clients reach what the system itself calls `address` ("ip:port", as `Host.advertise` gives it): the
-        same, but where every link is a proxy. An address that is no host's is returned as it is."""
+        """The address at which clients reach what the system itself calls `address` ("ip:port", as from
+        `Host.advertise`). It differs only if every link is a proxy. An address of no host is returned unchanged."""
         for host in self.hosts:
             for name in host.port_names:
                 if address in (host.advertise(name), host.listen(name)):
@@ -181,10 +182,10 @@ class Client:
         return streams
 
     async def open(self) -> None:
-        """Connect. What this raises says that the operation which needed the connection was not sent."""
+        """Connect. If this raises, the operation that needed the connection was not sent."""
 
     async def close(self) -> None:
-        """Let go of what `open` took; called after an open that failed, too. This one closes what `connect` opened."""
+        """Release what `open` acquired; called after a failed open too. Closes what `connect` opened."""
         for writer in self.__dict__.pop("_opened", []):
             writer.close()
             with contextlib.suppress(OSError):

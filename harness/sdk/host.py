@@ -16,22 +16,22 @@ from nemesis.mechanisms.shell import ShellError
 __all__ = ["DEFAULT_COMMAND_TIMEOUT_S", "CommandFailed", "Host", "Output", "run_on"]
 
 DEFAULT_COMMAND_TIMEOUT_S = 60.0
-"""For a command on a host: making a database takes some ten seconds on a busy machine."""
+"""For a command on a host: creating a database takes about ten seconds on a busy machine."""
 
 OURS = ".splitbrain-"
-"""How names in a data directory begin that are nobody's data."""
+"""Prefix of the harness's own files in a data directory."""
 
 _TCP_LISTEN = "0A"
 """State of a listening socket in /proc/net/tcp."""
 
 
 class CommandFailed(SystemUnderTestError):
-    """A command on a host ended with another status than 0, or took too long."""
+    """A command on a host exited with a nonzero status, or took too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What came of a command: `status` is its exit status, -9 when its time was up."""
+    """The result of a command: `status` is its exit status, -9 if it timed out."""
 
     status: int
     out: str
@@ -48,7 +48,7 @@ async def run_on(
     check: bool,
     environment: Mapping[str, str] | None = None,
 ) -> Output:
-    """Run a command on a host. Raises CommandFailed, for another status than 0 only where it is to be checked."""
+    """Run a command on a host. Raises CommandFailed; for a nonzero status only with `check`."""
     if not isinstance(cluster, RunsCommands):
         raise CommandFailed(f"cluster {cluster.name} cannot run commands on its hosts")
     assigned = [f"{name}={value}" for name, value in (environment or {}).items()]
@@ -68,25 +68,25 @@ class Host:
     """One host of a run. Made by the harness."""
 
     name: str
-    """n1, n2, ...; or the name that the system gave to a host of its own."""
+    """n1, n2, ...; or the name of one of the system's extra hosts."""
     number: int
-    """1 for n1; beyond the replicas for hosts of the system's own."""
+    """1 for n1; extra hosts are numbered after the replicas."""
     cluster: Cluster = field(repr=False)
     ports: Mapping[str, int] = field(repr=False)
     find_installed: Callable[[str, str], str] = field(repr=False)
     environment: Mapping[str, str] = field(repr=False, default_factory=dict)
-    """What programs from the install recipes need, PATH among it."""
+    """Environment variables that the installed programs need, including PATH."""
     user_words: Sequence[str] = field(repr=False, default=())
-    """What is put before a command so that it runs as the system's user; nothing where that is the harness's own."""
+    """Command prefix that runs a program as the system's user; empty if that is the harness's user."""
 
     @property
     def names(self) -> Sequence[str]:
-        """Names by which programs on the other hosts find this one, beside its address: such as may be handed on."""
+        """Names, besides the address, by which programs on other hosts reach this one and which they may pass on."""
         return self.cluster.names_of(self.name) if isinstance(self.cluster, NamesHosts) else ()
 
     @property
     def data(self) -> str:
-        """The directory for the system's data: faults of disks act here, and it starts empty in every run."""
+        """The directory for the system's data: disk faults act here, and it is empty at the start of every run."""
         return self.cluster.data_dir(self.name)
 
     @property
@@ -109,8 +109,8 @@ class Host:
         return os.path.join(self.data, *words)
 
     def installed(self, name: str) -> str:
-        """Where the host has a file that an install recipe brought: a program by its name, or a path below what was
-        fetched. Raises OperatorError."""
+        """The path on the host of an installed file: a program by its name, or a path below what was fetched. Raises
+        OperatorError."""
         return self.find_installed(self.name, name)
 
     def listen(self, port: str) -> str:
@@ -118,11 +118,11 @@ class Host:
         return f"{self.ip}:{self.ports[port]}"
 
     def advertise(self, port: str) -> str:
-        """ "name-or-ip:port" by which this host's programs make themselves known to other hosts. Raises KeyError."""
+        """ "name-or-ip:port" that this host's programs should advertise to other hosts. Raises KeyError."""
         return f"{self.names[0] if self.names else self.ip}:{self.ports[port]}"
 
     def address(self, port: str, source: Host | None = None) -> str:
-        """ "ip:port" at which clients reach a port; with `source`, at which that host does. Raises KeyError."""
+        """ "ip:port" at which clients, or the host `source`, reach a port. Raises KeyError."""
         return self.cluster.address_from(CLIENTS_HOST if source is None else source.name, self.name, self.ports[port])
 
     def url(self, port: str) -> str:
@@ -132,17 +132,17 @@ class Host:
     async def run(
         self, *argv: str, stdin: str = "", timeout_s: float = DEFAULT_COMMAND_TIMEOUT_S, check: bool = True
     ) -> Output:
-        """Run a command on the host, as the system's user, and have its output. By name it finds what was installed
-        into the packages' directories of programs; `installed` gives the path of any other file.
+        """Run a command on the host as the system's user and return its output. PATH includes the program directories
+        of the installed packages; `installed` returns the path of any other file.
 
-        Raises CommandFailed, unless `check` is off, when it ends with another status than 0.
+        Raises CommandFailed for a nonzero exit status, unless `check` is off.
         """
         return await self.run_as_harness(*self.user_words, *argv, stdin=stdin, timeout_s=timeout_s, check=check)
 
     async def run_as_harness(
         self, *argv: str, stdin: str = "", timeout_s: float = DEFAULT_COMMAND_TIMEOUT_S, check: bool = True
     ) -> Output:
-        """The same as the user that the harness is on the host: root, mostly. Raises CommandFailed."""
+        """Like `run`, but as the harness's user on the host, usually root. Raises CommandFailed."""
         return await run_on(self.cluster, self.name, argv, stdin, timeout_s, check=check, environment=self.environment)
 
     async def put(self, path: str, content: str | bytes) -> None:
@@ -151,7 +151,7 @@ class Host:
         await self.cluster.put_file(self.name, self.path(path), data)
 
     async def get(self, path: str) -> bytes:
-        """The content of a file, below the data directory unless the path is absolute, of some 100 MB at most. Raises
+        """The content of a file of at most about 100 MB, below the data directory unless the path is absolute. Raises
         CommandFailed."""
         if not isinstance(self.cluster, ReadsFiles):
             raise CommandFailed(f"cluster {self.cluster.name} cannot read files of its hosts")
@@ -161,7 +161,8 @@ class Host:
             raise CommandFailed(f"{self.name}: {error}") from None
 
     async def wipe(self) -> None:
-        """Remove everything in the data directory; the system's programs must not run. Raises CommandFailed."""
+        """Remove everything in the data directory, while the system's programs are not running. Raises
+        CommandFailed."""
         await self.run_as_harness(*script_arguments(self.python, EMPTY_SCRIPT, self.data, OURS, "lost+found"))
         if isinstance(self.cluster, KeepsAccount):
             try:
@@ -170,9 +171,8 @@ class Host:
                 raise CommandFailed(f"{self.name}: {error}") from None
 
     async def listens(self, ports: Collection[str] | None = None, *, at: str | None = None) -> bool:
-        """Whether sockets listen on these ports (all of the system's when None), by the host's own tables; at the
-        host's address, or another one of it. Raises KeyError, and TypeError for a single name in the place of
-        several."""
+        """Whether sockets listen on these ports (None: all of the system's) according to the host's /proc/net/tcp, at
+        the host's address or at `at`. Raises KeyError, and TypeError for a single name instead of several."""
         if isinstance(ports, str):
             raise TypeError(f"listens({ports!r}) takes several names of ports: listens([{ports!r}])")
         tables = ("/proc/net/tcp", "/proc/net/tcp6")
@@ -182,7 +182,7 @@ class Host:
 
 
 def listening_ports(tables: str, ip: str) -> frozenset[int]:
-    """The ports that /proc/net/tcp and tcp6 show as listened on at an IPv4 address, or at every address."""
+    """The ports with a listening socket at an IPv4 address or the wildcard address, from /proc/net/tcp and tcp6."""
     own = "".join(f"{int(part):02X}" for part in reversed(ip.split(".")))
     wanted = {own, "0" * 8, "0" * 32, f"{'0' * 16}FFFF0000{own}"}
     found = set()

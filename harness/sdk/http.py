@@ -1,4 +1,4 @@
-"""A small HTTP client for plug-ins whose systems speak JSON over HTTP: one connection, one request at a time."""
+"""A small HTTP client for systems that speak JSON over HTTP: one connection, one request at a time."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from harness.sdk.client import Unreachable
 __all__ = ["HttpError", "JsonHttp", "get", "post"]
 
 MAX_BODY_BYTES = 16 << 20
-"""Of one answer. A system that sends more has lost its way, and the harness must not run out of memory."""
+"""Limit of one answer. A system that sends more is faulty, and the harness must not run out of memory."""
 
 
 class HttpError(Exception):
-    """The answer has a status of 400 or more. Whether the request took effect is the caller's to know."""
+    """The answer has a status of 400 or more. The caller must know whether the request may have taken effect."""
 
     def __init__(self, status: int, body: Any) -> None:
         super().__init__(f"HTTP {status}: {str(body)[:200]}")
@@ -26,7 +26,7 @@ class HttpError(Exception):
 
 
 class JsonHttp:
-    """Requests to one server at "http://ip:port", over a connection that is opened when it is needed and kept."""
+    """Requests to one server at "http://ip:port", over a connection that is opened on demand and kept."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -46,10 +46,10 @@ class JsonHttp:
         return await self.request("PUT", path, body)
 
     async def request(self, method: str, path: str, body: Any = None) -> Any:
-        """Send a request, with a body in JSON unless it is None, and return the answer's: parsed JSON, else the text.
+        """Send a request, with a JSON body unless it is None, and return the answer's body: parsed JSON, else the text.
 
-        Raises Unreachable when no connection could be made, HttpError for a status of 400 or more, ConnectionError or
-        ValueError when the answer did not come, or is none.
+        Raises Unreachable if no connection could be made, HttpError for a status of 400 or more, ConnectionError or
+        ValueError if no complete or valid answer came.
         """
         reader, writer = await self._connected()
         try:
@@ -64,7 +64,7 @@ class JsonHttp:
             await self.close()
             raise ConnectionError("the server closed the connection before its answer was complete") from None
         except BaseException:
-            await self.close()  # what is left of an answer must not be taken for the next one's
+            await self.close()  # the rest of this answer must not be taken for the next one
             raise
         if headers["connection"] == "close":
             await self.close()
@@ -93,7 +93,7 @@ class JsonHttp:
         words = lines[0].split()
         if len(words) < 2 or not words[0].startswith("HTTP/") or not words[1].isdigit():
             raise ValueError(f"no HTTP answer: {lines[0][:80]!r}")
-        found = {"connection": "close" if words[0] == "HTTP/1.0" else ""}  # what it is where nothing is said
+        found = {"connection": "close" if words[0] == "HTTP/1.0" else ""}  # the default
         headers = (line.partition(":") for line in lines[1:] if line)
         found |= {name.strip().lower(): value.strip() for name, _, value in headers}
         found["connection"] = found["connection"].lower()
@@ -120,12 +120,12 @@ class JsonHttp:
 
 
 async def get(url: str) -> Any:
-    """One request over a connection of its own; the answer as `JsonHttp.request` gives it, which raises the same."""
+    """One request over a new connection. Returns and raises what `JsonHttp.request` does."""
     return await _once("GET", url, None)
 
 
 async def post(url: str, body: Any) -> Any:
-    """As `get`, with a body in JSON."""
+    """Like `get`, with a JSON body."""
     return await _once("POST", url, body)
 
 

@@ -1,9 +1,9 @@
-"""What a system is made of, and how it comes onto hosts: packages of a registry, or files of the user's own.
+"""Install recipes, the packages from registries or the user's own files that a system consists of.
 
-A recipe is fetched once, onto the harness's machine, by the registry's own client (pip, apt-get, mvn, npm, go), and
-kept in a cache. Hosts that share the harness's files use it from there; to others it is copied at the start of a run.
-The machine itself is left alone: nothing is installed beside the cache. `apt` is different on hosts with files of their
-own, containers and machines behind SSH: there `apt-get install` is run on the host.
+A recipe is fetched once, to the harness's machine, by the registry's own client (pip, apt-get, mvn, npm, go), and kept
+in a cache. Hosts that share the harness's file system use it from there; to other hosts it is copied at the start of a
+run. Nothing is installed on the machine outside the cache. `apt` differs on hosts with their own file system,
+containers and machines behind SSH: `apt-get install` is run on the host.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ __all__ = [
 ]
 
 FETCH_TIMEOUT_S = 900.0
-"""For one recipe: some hundred megabytes over a slow line. A registry that hangs must not hang the harness."""
+"""For one recipe: some hundred megabytes over a slow line. A hanging registry must not hang the harness."""
 
 OLD_COPY_S = 86400.0
-"""After which a copy of the user's own files that is no longer current is taken to be in nobody's use."""
+"""Age after which an outdated copy of the user's own files is assumed to be unused."""
 
 _DONE = ".complete"
 _ELF = b"\x7fELF"
 _ERROR_LINE = re.compile(r"E:|ERROR(?!: Exception:$)|\[ERROR\]|npm E")
-"""How the registries' clients begin a line that says what is wrong; pip's `ERROR: Exception:` only begins a traceback,
-whose last line says it."""
+"""Start of an error line of the registries' clients. Not pip's `ERROR: Exception:`, which begins a traceback whose last
+line is the error."""
 
 
 @dataclass(frozen=True)
 class Recipe(ABC):
-    """Something to be installed. `what` are the packages, as the registry's client takes them."""
+    """Something to install. `what` are the packages, as the registry's client accepts them."""
 
     what: tuple[str, ...]
 
@@ -68,7 +68,7 @@ class Recipe(ABC):
 
     @property
     def on_host(self) -> Sequence[Sequence[str]]:
-        """Commands for hosts with files of their own, in the place of copying what was fetched."""
+        """Commands to run on hosts with their own file system instead of copying what was fetched."""
         return ()
 
     def __str__(self) -> str:
@@ -82,25 +82,25 @@ class Recipe(ABC):
         return f"{self.kind}-{re.sub(r'[^A-Za-z0-9._-]+', '_', self.what[0])[:60]}-{digest}"
 
     def _depends_on(self) -> Sequence[str]:
-        """What else of this machine decides about what is fetched."""
+        """Properties of this machine that affect what is fetched."""
         return ()
 
     @abstractmethod
     def fetch(self, directory: str) -> None:
-        """Bring it into an empty directory. Raises OperatorError."""
+        """Fetch it into an empty directory. Raises OperatorError."""
 
     def program_dirs(self, root: str) -> Sequence[str]:
-        """Directories with programs, below `root`, where it is on a host."""
+        """Directories with programs below `root`, the recipe's directory on a host."""
         return [os.path.join(root, "bin")]
 
     def environment(self, root: str) -> Mapping[str, str]:
-        """What programs need beside PATH to find the rest of it."""
+        """Environment variables besides PATH that programs need to find the rest of the package."""
         return {}
 
 
 @dataclass(frozen=True)
 class BySetting:
-    """What comes in the place of a recipe where that depends on one of the system's settings: value -> recipes."""
+    """Recipes that depend on one of the system's settings: value -> recipes."""
 
     setting: str
     recipes: Mapping[str, Sequence[Recipe]]
@@ -132,7 +132,7 @@ class _Apt(Recipe):
         return (("env", "DEBIAN_FRONTEND=noninteractive", *install),)
 
     def fetch(self, directory: str) -> None:
-        """Unpack what is not installed on this machine, dependencies included; nothing is configured or started."""
+        """Unpack packages and dependencies that this machine lacks, without configuring or starting anything."""
         apt_get = _program(self, "apt-get")
         plan = _call(self, [apt_get, "install", "--simulate", "--no-install-recommends", *self.what])
         wanted = re.findall(r"^Inst (\S+) (?:\[\S+\] )?\((\S+)", plan, re.MULTILINE)
@@ -157,7 +157,7 @@ class _Maven(Recipe):
     kind = "maven"
 
     def fetch(self, directory: str) -> None:
-        """The jars with all that they depend on, in `lib`."""
+        """The jars and all their dependencies, in `lib`."""
         jars = []
         for coordinates in self.what:
             group, artifact, version = [*coordinates.split(":"), "", ""][:3]
@@ -212,14 +212,14 @@ class _Path(Recipe):
 
     @property
     def key(self) -> str:
-        """The same for every state of the files, up to its last word."""
+        """The part up to the last "-" is the same for every state of the files."""
         names = hashlib.sha256("\0".join(self.what).encode()).hexdigest()[:12]
         state = hashlib.sha256("\0".join(self._depends_on()).encode()).hexdigest()[:12]
         return f"path-{os.path.basename(self.what[0].rstrip('/'))}-{names}-{state}"
 
     def fetch(self, directory: str) -> None:
-        """Copy them: a run in progress must not change when the user's files do. Old copies that nobody has used for a
-        day are removed, so that the cache does not grow with every change."""
+        """Copy the files: a run in progress must not change when the user's files do. Old copies that were not used for
+        a day are removed, so that the cache does not grow with every change."""
         for copy in Path(cache_directory()).glob(f"{glob.escape(self.key.rpartition('-')[0])}-*/{_DONE}"):
             if time.time() - copy.stat().st_mtime > OLD_COPY_S:
                 shutil.rmtree(copy.parent, ignore_errors=True)
@@ -248,7 +248,7 @@ def pip(*requirements: str) -> Recipe:
 
 
 def apt(*packages: str) -> Recipe:
-    """Debian packages, unpacked and not installed on the harness's machine: `apt("redis-server")`."""
+    """Debian packages, unpacked but not installed on the harness's machine: `apt("redis-server")`."""
     return _Apt(packages)
 
 
@@ -258,7 +258,7 @@ def maven(*coordinates: str) -> Recipe:
 
 
 def npm(*packages: str) -> Recipe:
-    """Packages of Node.js: `npm("some-server@1.2.3")`."""
+    """Node.js packages: `npm("some-server@1.2.3")`."""
     return _Npm(packages)
 
 
@@ -274,8 +274,8 @@ def path(*files: str) -> Recipe:
 
 
 def by_setting(setting: str, recipes: Mapping[str, Recipe | Sequence[Recipe]]) -> BySetting:
-    """Another recipe, or several, for each value of a setting, such as a version:
-    `by_setting("version", {"2.1": pip("kv==2.1"), "2.0": pip("kv==2.0")})`."""
+    """A different recipe, or several, for each value of a setting, such as a version: `by_setting("version", {"2.1":
+    pip("kv==2.1"), "2.0": pip("kv==2.0")})`."""
     return BySetting(setting, {
         value: (given,) if isinstance(given, Recipe) else tuple(given) for value, given in recipes.items()
     })  # fmt: skip
@@ -291,12 +291,12 @@ def cache_directory() -> str:
 
 
 def is_fetched(recipe: Recipe) -> bool:
-    """Whether the cache has it. Raises OperatorError for files that are not there."""
+    """Whether the cache has it. Raises OperatorError for files that do not exist."""
     return os.path.exists(os.path.join(cache_directory(), recipe.key, _DONE))
 
 
 def fetched(recipe: Recipe) -> str:
-    """The recipe's directory in the cache, fetched by now. Raises OperatorError."""
+    """The recipe's directory in the cache; fetches the recipe if needed. Raises OperatorError."""
     final = os.path.join(cache_directory(), recipe.key)
     if is_fetched(recipe):
         os.utime(os.path.join(final, _DONE))
@@ -304,11 +304,11 @@ def fetched(recipe: Recipe) -> str:
     try:
         os.makedirs(cache_directory(), exist_ok=True)
         with _locked(f"{final}.lock"):
-            if not is_fetched(recipe):  # somebody else may have fetched it while we waited
+            if not is_fetched(recipe):  # another process may have fetched it while we waited
                 shutil.rmtree(final, ignore_errors=True)
                 unfinished = f".fetching-{recipe.key}-"
                 for left_behind in Path(cache_directory()).glob(f"{glob.escape(unfinished)}*"):
-                    shutil.rmtree(left_behind, ignore_errors=True)  # by a process that was killed: we hold the lock
+                    shutil.rmtree(left_behind, ignore_errors=True)  # of a killed process, as we hold the lock
                 with tempfile.TemporaryDirectory(dir=cache_directory(), prefix=unfinished) as directory:
                     os.chmod(directory, 0o755)  # programs may run as another user
                     recipe.fetch(directory)
@@ -337,10 +337,10 @@ def _locked(name: str) -> Iterator[None]:
 
 
 def find_file(root: str, name: str, program_dirs: Sequence[str]) -> str | None:
-    """A file below `root` by its path, or a program by its name wherever it is; None when there is none.
+    """A file below `root` by its path, or a program anywhere below it by its name; None if there is none.
 
-    Packages often bring a script that does nothing but start the true program of the same name. The program is taken:
-    a fault must strike what serves, not what started it.
+    Packages often contain a script that only starts the real program of the same name. The program is preferred: a
+    fault must strike the server, not its starter.
     """
     direct = os.path.join(root, name)
     if os.path.sep in name:
@@ -359,7 +359,7 @@ def find_file(root: str, name: str, program_dirs: Sequence[str]) -> str | None:
 
 
 def _fingerprint(recipe: Recipe, name: str) -> str:
-    """What tells one state of a file, or of all files of a directory, from another."""
+    """A digest that identifies the state (path, size, mtime) of a file, or of all files of a directory."""
     entries = sorted(Path(name).rglob("*")) if os.path.isdir(name) else [Path(name)]
     digest = hashlib.sha256()
     try:

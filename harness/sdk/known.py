@@ -1,4 +1,4 @@
-"""Ports, settings and hosts by name, as a plug-in looks them up: the error for an unknown name lists the known ones."""
+"""Ports, settings and hosts that a plug-in looks up by name: the error for an unknown name lists the known ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Value = TypeVar("Value")
 
 
 class _Plain(str):
-    """Text that a KeyError shows as it is: it shows the `repr` of what it is made with."""
+    """Text that a KeyError, which shows the `repr` of its argument, shows without quotes."""
 
     __slots__ = ()
 
@@ -22,7 +22,7 @@ class _Plain(str):
 
 
 class Known(dict[str, Value], Generic[Value]):
-    """A mapping whose KeyError says what the names are, and which of them may have been meant."""
+    """A mapping whose KeyError lists the known names and suggests the nearest one."""
 
     def __init__(self, what: str, values: Mapping[str, Value]) -> None:
         super().__init__(values)

@@ -1,6 +1,6 @@
-"""A plug-in as it is found in a file or behind an entry point: its classes, and everything that is wrong with them.
+"""Loads a plug-in from a file or an entry point and validates its classes.
 
-Whatever is wrong is reported before anything is started, with the file and the line, all of it at once.
+All problems are reported at once, with file and line, before anything is started.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = [
 SUFFIX = ".py"
 
 NEAR = 0.8
-"""How alike two names are, from 0 to 1, of which one may be a slip of the other: `store` and `stored` are at 0.91."""
+"""Similarity, from 0 to 1, from which a name may be a misspelling of another: `store` and `stored` have 0.91."""
 
 _METHODS: Mapping[str, Sequence[str]] = {"open": (), "close": (), **CAPABILITIES}
 
@@ -67,12 +67,12 @@ class PluginError(OperatorError):
 
 
 class NoExceptionError(Exception):
-    """In the place of what a plug-in raised that is no Exception, which is its cause."""
+    """Wraps a BaseException that a plug-in raised and that is not an Exception; it is the cause."""
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """The classes of a plug-in. `name` is what its system is called."""
+    """The classes of a plug-in. `name` is the name of its system."""
 
     name: str
     system_class: type[System]
@@ -80,7 +80,7 @@ class Plugin:
 
 
 def load_file(name: str) -> Plugin:
-    """The plug-in in FILE.py, of the only system in it or, for FILE.py:CLASS, of that one. Raises PluginError."""
+    """The plug-in in FILE.py, which has a single system, or FILE.py:CLASS. Raises PluginError."""
     path, class_name = split_file(name)
     if not os.path.isfile(path):
         what = "this is a directory, and no file" if os.path.isdir(path) else "there is no such file"
@@ -103,13 +103,13 @@ def load_file(name: str) -> Plugin:
 
 
 def plugin_of(system_class: type[System], name: str, client_class: type[Client] | None = None) -> Plugin:
-    """The plug-in of a system, with its own clients or those given. Raises PluginError."""
+    """The plug-in of a system, with its own or the given client class. Raises PluginError."""
     return _checked(Plugin(name, system_class, client_class or _client_of(system_class)))
 
 
 @cache
 def _imported(path: str, changed_ns: int, size_bytes: int) -> ModuleType:
-    """A file as a module, once for each state of it. Raises PluginError."""
+    """Import a file as a module, once per state of the file. Raises PluginError."""
     name = f"splitbrain_plugin_{os.path.basename(path).removesuffix(SUFFIX)}_{changed_ns:x}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
@@ -117,9 +117,9 @@ def _imported(path: str, changed_ns: int, size_bytes: int) -> ModuleType:
     sys.modules[name] = module
     folder = os.path.dirname(path)
     if folder not in sys.path:
-        sys.path.append(folder)  # for modules that lie beside it
+        sys.path.append(folder)  # for modules in the same directory
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # what it prints is no part of a command's results
+        with contextlib.redirect_stdout(sys.stderr):  # what it prints must not mix with a command's results
             spec.loader.exec_module(module)
     except SyntaxError as error:
         raise PluginError(f"{os.path.basename(path)}:{error.lineno or 1}: {error.msg}") from None
@@ -129,8 +129,7 @@ def _imported(path: str, changed_ns: int, size_bytes: int) -> ModuleType:
 
 
 def _defined(module: ModuleType, base: type[Any]) -> list[Any]:
-    """The classes of a kind in a module, those that others of them are made from left out; what it defines itself goes
-    before what it imports."""
+    """The most derived subclasses of `base` in a module; imported ones only if it defines none."""
     found = [
         member
         for member in vars(module).values()
@@ -149,7 +148,7 @@ def _client_of(system_class: type[System]) -> type[Client]:
     if len(clients) == 1:
         return clients[0]  # type: ignore[no-any-return]
     if not clients:
-        return Client  # which can do nothing: `require_client` says so, unless the run brings a client of its own
+        return Client  # without capabilities: `require_client` reports it, unless the run has its own client
     names = ", ".join(found.__name__ for found in clients)
     raise PluginError(
         f"{source_line(system_class)}: several clients ({names}): say which, by client = ... in the system"
@@ -157,21 +156,21 @@ def _client_of(system_class: type[System]) -> type[Client]:
 
 
 def require_client(plugin: Plugin) -> None:
-    """Raise PluginError for a plug-in without clients."""
+    """Raise PluginError for a plug-in without a client."""
     if plugin.client_class is Client:
         where = source_line(plugin.system_class)
         raise PluginError(f"{where}: has no class that is a harness.sdk.Client: write one, or give --client")
 
 
 def source_line(found: Any) -> str:
-    """ "file.py:12" of a class or function; of one that has no source, its name."""
+    """ "file.py:12" of a class or function; its name if it has no source."""
     with contextlib.suppress(OSError, TypeError):
         return f"{os.path.basename(inspect.getsourcefile(found) or '')}:{inspect.getsourcelines(found)[1]}"
     return str(found.__name__)
 
 
 def blamed(error: BaseException, path: str, what: str) -> PluginError:
-    """An exception of a plug-in's code, in one line with where in its file it came from."""
+    """An exception of a plug-in's code as one line with its place in the plug-in's file."""
     text = " ".join(str(error).split())
     raised = error.__cause__ if isinstance(error, NoExceptionError) else error
     said = f"{type(raised).__name__}: {text}" if text else type(raised).__name__
@@ -181,8 +180,7 @@ def blamed(error: BaseException, path: str, what: str) -> PluginError:
 
 
 def place_of(error: BaseException, path: str) -> str:
-    """Where in a plug-in's file an exception came from, as "file.py:12"; of a time limit that ran out, where it found
-    the plug-in waiting."""
+    """Where in a plug-in's file an exception was raised, as "file.py:12"; for a timeout, where the plug-in waited."""
     cause = error.__cause__ or error.__context__  # the second in Python 3.11.2 and older
     told_by = cause if isinstance(error, TimeoutError) and isinstance(cause, asyncio.CancelledError) else error
     trace = traceback.extract_tb(told_by.__traceback__)
@@ -244,7 +242,7 @@ def _system_problems(cls: type[System]) -> Iterator[str]:
 
 
 def _plain_problems(cls: type[System]) -> Iterator[str]:
-    """What is wrong with attributes that are a text, a number, or several texts."""
+    """Problems of attributes that must be a string, a number, or a sequence of strings."""
     if cls.user is not None and not isinstance(cls.user, str):
         yield f"{source_line(cls)}: user is {cls.user!r} and not the name of one"
     line: Any = cls.ready_line
@@ -271,12 +269,12 @@ def _plain_problems(cls: type[System]) -> Iterator[str]:
 
 
 def _is_below_data(pattern: str) -> bool:
-    """Whether a pattern names files below a directory that it is joined to, and no others."""
+    """Whether a pattern matches only files below the directory that it is joined to."""
     return bool(pattern) and not os.path.isabs(pattern) and os.pardir not in pattern.split(os.sep)
 
 
 def _cannot_problems(cls: type[System]) -> Iterator[str]:
-    """Which nemeses, or forms of one, a system says that it cannot have, and that there are not."""
+    """Keys of `cannot` that are not nemeses, or not forms of one."""
     known = {point.name: point for point in entry_points(group="splitbrain.nemeses")} if cls.cannot else {}
     for key, _ in _pairs(cls, "cannot") if known else ():
         name, _, form = str(key).partition("=")
@@ -287,18 +285,18 @@ def _cannot_problems(cls: type[System]) -> Iterator[str]:
 
 
 def _given_names(cls: type[System]) -> set[str]:
-    """The names of the members that a plug-in's own classes define."""
+    """Names of the members that the plug-in's own classes define."""
     return {name for base in cls.__mro__ if base not in System.__mro__ for name in vars(base)}
 
 
 def _own_names(cls: type[System]) -> list[str]:
-    """Those of them that are public and that a System does not have."""
+    """The public ones among them that System does not have."""
     return sorted(name for name in _given_names(cls) if not name.startswith("_") and not hasattr(System, name))
 
 
 def hints_of(cls: type[System]) -> Iterator[str]:
-    """Members of a system that nobody but the plug-in itself will look at, and whose name is nearly one that would be
-    looked at. They may be the plug-in's own, so they are reported as hints and not as mistakes."""
+    """Members of a system that the harness ignores and whose names nearly match one that it uses. They may be the
+    plug-in's own, so they are reported as hints and not as mistakes."""
     given = _given_names(cls)
     known = [name for name in dir(System) if not name.startswith("_") and name not in given]
     for name in _own_names(cls):
@@ -316,7 +314,7 @@ def _is_request(cls: type[System]) -> bool:
 
 
 def _pairs(cls: type[System], name: str) -> list[tuple[Any, Any]]:
-    """The items of a mapping among a class's attributes. Raises PluginError where it is none."""
+    """The items of a class attribute that must be a mapping. Raises PluginError if it is not."""
     value = getattr(cls, name)
     if not isinstance(value, Mapping):
         raise PluginError(f"{source_line(cls)}: {name} is {value!r:.60} and not a mapping")
@@ -356,13 +354,12 @@ def _constructor_problems(cls: type[Any]) -> Iterator[str]:
 
 
 def _installed(cls: type[System]) -> Sequence[Recipe | BySetting]:
-    install: Any = cls.install  # what a plug-in wrote there has not been looked at yet
+    install: Any = cls.install  # not validated yet
     return tuple(install) if isinstance(install, list | tuple) else (install,)
 
 
 def recipes_of(cls: type[System], settings: Mapping[str, str] | None = None) -> Sequence[Recipe]:
-    """What a system is installed from with these settings, those that are missing as they come; without any, what it
-    may be installed from."""
+    """The recipes of a system with these settings (missing ones have their defaults); for None, all its recipes."""
     found = list[Recipe]()
     for choice in _installed(cls):
         if not isinstance(choice, BySetting):

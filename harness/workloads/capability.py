@@ -5,7 +5,7 @@ The methods of a client of `harness.sdk` are its capabilities. A workload here n
 ends:
 
     it returned                    ok, with what it returned
-        an error with `is_definite`    fail if that is true (`Refused`), info if it is false
+    an error with `is_definite`    fail if that is true (`Refused`), info if it is false
     any other exception            fail for a read, info for a write
     a mistake of the client        as before, and the verdict is unknown: a client with a bug tests nothing
 

@@ -2,9 +2,10 @@
 
 `transact(micro_operations)` performs a list of steps as one transaction and returns the list with the reads filled in:
 
-    ["r", key, None]       read: in the result None is replaced by the value, if the key has one ["w", key, value] write
-    ["append", key, value] append to the list that the key holds ["add", key, amount] add to the number that the key
-    holds, initially 0 (bank)
+    ["r", key, None]       read: in the result None is replaced by the value, if the key has one
+    ["w", key, value]      write
+    ["append", key, value] append to the list that the key holds
+    ["add", key, amount]   add to the number that the key holds, initially 0 (bank)
 """
 
 from __future__ import annotations
