@@ -1,4 +1,4 @@
-"""The harness: runs a test from set-up to verdict."""
+"""The harness: runs a test from setup to verdict."""
 
 __version__ = "0.1.0"
 __all__ = ["__version__"]

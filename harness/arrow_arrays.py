@@ -1,7 +1,7 @@
-"""Arrow arrays of Python's lists, made of their buffers.
+"""Builds Arrow arrays from Python lists through raw buffers.
 
-`pyarrow.array` and `pyarrow.scalar` import pandas where it is installed, to see whether what they are given is
-pandas': half a second of processor time at the end of every run.
+`pyarrow.array` and `pyarrow.scalar` import pandas if it is installed, to check for pandas objects: half a second of
+processor time at the end of every run.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import pyarrow as pa
 
 
 def array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """An array of int64, timestamps (by their numbers), booleans or text; None is null.
+    """An array of int64, timestamps (as integers), booleans or strings; None is null.
 
-    Half a surrogate pair, which JSON can spell and UTF-8 cannot, is written as an escape. Raises TypeError for a
-    value that is no such, OverflowError for one that does not fit, or for 2 GiB of text.
+    Lone surrogates, which JSON can represent and UTF-8 cannot, are written as escapes. Raises TypeError for a value of
+    another type, OverflowError for one that does not fit, or for 2 GiB of text.
     """
     nulls = values.count(None)
     validity = _bits([value is not None for value in values]) if nulls else None
@@ -43,7 +43,7 @@ def repeated(value: Any, kind: pa.DataType, count: int) -> pa.Array:
 
 
 def _text(values: Sequence[str]) -> list[pa.Buffer]:
-    """Where each text begins and ends, and all of them."""
+    """The offsets buffer and the data buffer of strings."""
     together = "".join(values)
     lengths: Iterable[int] = map(len, values)
     data = _encoded(together)
@@ -63,6 +63,6 @@ def _numbers(values: Sequence[int]) -> pa.Buffer:
 
 
 def _bits(values: Sequence[bool]) -> pa.Buffer:
-    """Eight to a byte, the first one in the lowest bit."""
+    """A bitmap, eight values per byte, least significant bit first."""
     digits = "".join(["1" if value else "0" for value in values])[::-1]
     return pa.py_buffer(int(digits or "0", 2).to_bytes(-(-len(values) // 8), "little"))

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and in whose place an older one stays until then."""
+"""Writes files atomically: until the new file is complete, an older one stays in place."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ __all__ = ["replace_file", "sync_directory", "write_all", "write_output"]
 
 
 def replace_file(path: Path, data: bytes, *, is_synced: bool = False) -> None:
-    """Write a file whole or not at all, in the place of an older one; `is_synced` so that it outlives a power cut.
-    Raises OSError."""
+    """Write or replace a file atomically; with `is_synced` it survives a power cut. Raises OSError."""
     temporary = path.with_name(f".{path.name.lstrip('.')}.{os.getpid()}.{time.monotonic_ns()}")
     try:
         with open(temporary, "wb") as file:
@@ -31,13 +30,13 @@ def replace_file(path: Path, data: bytes, *, is_synced: bool = False) -> None:
 
 
 _NOT_REPLACED = frozenset({errno.EACCES, errno.EPERM, errno.EBUSY, errno.EROFS})
-"""Errors of a directory in which no other file can take the place of one that may be written by itself: it belongs to
-somebody else, or the file is a mount of its own."""
+"""Errors if a file cannot be replaced in its directory but may still be writable: the directory belongs to another
+user, or the file is a mount point."""
 
 
 def write_output(path: Path, text: str) -> None:
-    """Write what a command was asked to write to `path`: a file whole or not at all, so that a full disk costs no older
-    one, and behind a link the file that it leads to; a device or a pipe as it is. Raises OSError."""
+    """Write a command's output to `path`: a file atomically, so that a full disk does not destroy an older one,
+    following links; a device or pipe directly. Raises OSError."""
     data = text.encode("utf-8", "backslashreplace")
     if path.exists() and not path.is_file():
         path.write_bytes(data)
@@ -51,7 +50,7 @@ def write_output(path: Path, text: str) -> None:
 
 
 def sync_directory(path: str | os.PathLike[str]) -> None:
-    """Have the names in a directory outlive a power cut. Raises OSError."""
+    """Sync a directory, so that its entries survive a power cut. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -60,7 +59,7 @@ def sync_directory(path: str | os.PathLike[str]) -> None:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all of it, however little each call takes. Raises OSError."""
+    """Write all data, despite short writes. Raises OSError."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]

@@ -1,10 +1,10 @@
-"""Ends what a plug-in waits for without `await`: meanwhile nothing of the harness runs, neither the healing of the
-fault that it may be waiting for nor what heeds Ctrl-C.
+"""Interrupts plug-in code that blocks without `await`: meanwhile nothing in the harness runs, neither the healing of
+the fault that the plug-in may be waiting for nor the handling of Ctrl-C.
 
-A thread looks whether the event loop still comes round. Where it does not, it signals the main thread, and the handler
-raises `Blocked` in the plug-in's own code, if that is where the main thread is: a system call that waits ends by it.
-Only where the loop runs in the main thread, for only that one handles signals. A signal that asks the run to end, which
-the loop would hear of when it comes round, shortens the waiting.
+A watchdog thread checks that the event loop makes progress. If not, it signals the main thread, and the handler raises
+`Blocked` in the plug-in's code if the main thread is executing that; this also interrupts a blocking system call. It
+works only if the loop runs in the main thread, which alone handles signals. A signal that asks the run to end, which
+the loop cannot handle while it is blocked, shortens the limit.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _SIGNAL = signal.SIGUSR2
 _TICK_S = 0.25
 
 ASKED_LIMIT_S = 1.0
-"""How long the loop may stand still once somebody has asked the run to end: what a plug-in does at once takes less."""
+"""How long the loop may be blocked once the run was asked to end: non-blocking plug-in code takes less."""
 
 
 class Blocked(Exception):
-    """Raised in a plug-in's code that has kept the event loop from running for too long."""
+    """Raised in plug-in code that has blocked the event loop for too long."""
 
 
 @contextlib.contextmanager
 def no_blocking(
     files: Collection[str], *, limit_s: float, tell: Callable[[str, bool], None], signals: Collection[int] = ()
 ) -> Iterator[None]:
-    """While the block lasts, end what code of these files waits for while the running event loop stands still for
-    longer than `limit_s`, or than `ASKED_LIMIT_S` where one of `signals` has come meanwhile, which the loop handles.
-    `tell` is called with where that was, in words, and whether a signal had come, each time that it is done."""
+    """During the `with` block, interrupt code of these files that blocks the running event loop for longer than
+    `limit_s`, or than `ASKED_LIMIT_S` after one of `signals`, which the loop handles. Each time `tell` is called with a
+    message about the place, and whether a signal had arrived."""
     if not files or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -57,7 +57,7 @@ def no_blocking(
 
     def ask(number: int, frame: FrameType | None) -> None:
         nonlocal is_asked
-        is_asked = True  # the loop itself hears of the signal by its wakeup descriptor
+        is_asked = True  # the loop itself gets the signal through its wakeup descriptor
 
     def watch() -> None:
         while not is_over.wait(_TICK_S):
@@ -69,7 +69,7 @@ def no_blocking(
         stood_s = time.monotonic() - seen_s
         where = _place_in(files, frame)
         if stood_s > patience_s() and where is not None:
-            seen_s = time.monotonic()  # another limit for what comes next
+            seen_s = time.monotonic()  # restart the limit
             said = (
                 f"{where} kept the harness from running for {stood_s:.0f} s: what a plug-in waits for must be awaited"
             )
@@ -89,11 +89,11 @@ def no_blocking(
         signal.signal(_SIGNAL, before)
         for number, handler in heard.items():
             signal.signal(number, handler)
-            signal.siginterrupt(number, False)  # as the loop had it
+            signal.siginterrupt(number, False)  # as the loop sets it
 
 
 def _place_in(files: Collection[str], frame: FrameType | None) -> str | None:
-    """The innermost line of code of one of these files that is being executed; None where none is."""
+    """The innermost frame that executes code of one of these files, as "file.py:12"; None if none does."""
     while frame is not None:
         if frame.f_code.co_filename in files:
             return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

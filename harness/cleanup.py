@@ -1,9 +1,9 @@
-"""`harness clean`: remove what killed harnesses left behind, and nothing else.
+"""`harness clean`: removes what killed harnesses left behind, and nothing else.
 
-What a run may have left is in its state (see harness.run_state) and on its processes, which carry the run's
-id in their environment. Everything is checked to be ours before it is touched: a process by its start time,
-its environment or its control group, a directory by its name and owner, a socket by its type, a mount by its source.
-Runs whose harness still lives are left alone. Cleaning twice does nothing the second time.
+A run's leftovers are recorded in its state (see harness.run_state), and its processes carry the run's id in their
+environment. Everything is verified to be ours before it is touched: a process by its start time, its environment or its
+control group, a directory by its name and owner, a socket by its type, a mount by its source. Runs whose harness is
+still alive are left alone. Cleaning is idempotent.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from nemesis.mechanisms.file_systems import thaw
 __all__ = ["CleanReport", "clean"]
 
 _KILL_TIMEOUT_S = 10.0
-"""How long a killed process may take to end; one that takes longer hangs in the kernel and is reported."""
+"""How long a killed process may take to exit; one that takes longer hangs in the kernel and is reported."""
 
 _COMMAND_TIMEOUT_S = 10.0
 
 _GROUP = re.compile(rf"{run_state.TEMP_PREFIX}(?P<run>.+)-(?:clients|ns\d+|n\d+)(?:-programs)?")
-"""The control group of a host, or of its programs within that."""
+"""Name of a host's control group, or of the group of its programs within that."""
 
 _DRAFT = re.compile(r"\..+\.(\d+)\.draft")
 
@@ -63,14 +63,14 @@ class CleanReport:
 
     removed: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
-    """What should be gone and is not, with the reason."""
+    """What could not be removed, with the reason."""
     live: list[str] = field(default_factory=list)
-    """Ids of runs that were left alone because their harness still runs."""
+    """Ids of runs that were left alone because their harness is still alive."""
     notes: list[str] = field(default_factory=list)
 
     @property
     def exit_status(self) -> int:
-        """0 when nothing is left, 255 otherwise."""
+        """0 if nothing is left, 255 otherwise."""
         return 255 if self.left else 0
 
 
@@ -82,14 +82,14 @@ def clean(
     forgets_unreachable: bool = False,
     report: Callable[[str], None],
 ) -> CleanReport:
-    """Remove what dead runs left: all of them, or those in `run_ids`.
+    """Remove what dead runs left behind: of all runs, or of those in `run_ids`.
 
-    Looks in `state_root`, or else in every place where this user's states may be. `include_live` also ends
-    runs whose harness still runs. `forgets_unreachable`: machines and engines that do not answer are gone for good, and
-    what they have of a run is forgotten instead of being kept for the next time; a note says what that is. `report`
-    is called with a line for each thing removed, left or worth knowing, as it happens. A run that is named and has no
-    state here is still looked for by its processes, namespaces and control groups; it is left alone if its processes
-    name a state elsewhere by which its harness still runs. Raises StateError when `state_root` cannot be read.
+    Looks in `state_root`, or else in every place where this user's states may be. `include_live` also ends runs whose
+    harness is still alive. With `forgets_unreachable`, machines and engines that do not answer are considered gone
+    forever, and what they hold of a run is forgotten instead of being kept for the next time; a note lists it. `report`
+    is called with a line for each thing removed, left or worth knowing, as it happens. A named run without a state here
+    is still looked for by its processes, namespaces and control groups; it is left alone if its processes name a state
+    elsewhere that shows its harness to be alive. Raises StateError if `state_root` cannot be read.
     """
     result = CleanReport()
 
@@ -155,8 +155,8 @@ def _why_live(record: RunRecord, is_live: bool | None) -> str:
 
 
 def _live_elsewhere(run_id: str) -> RunRecord | None:
-    """The state that processes of a run name, if its harness still runs by it. Nothing else of it is believed: anybody
-    may start a process that names any file."""
+    """The state that processes of a run name, if it shows that its harness is alive. Nothing else in it is trusted:
+    anybody may start a process that names any file."""
     marked = find_processes(marked_with(run_state.RUN_VARIABLE, run_id))
     for path in {variable_of(process, run_state.STATE_VARIABLE) for process in marked}:
         try:
@@ -171,8 +171,8 @@ def _live_elsewhere(run_id: str) -> RunRecord | None:
 def _release_devices_of_the_dead(
     roots: Collection[str], result: CleanReport, tell: Callable[[list[str], str], None]
 ) -> None:
-    """Those of runs whose state was lost. A run that has a state is cleaned by it, with what uses the device: those in
-    `roots` were, and where the others are is reported."""
+    """Release loop devices of dead runs whose state was lost. A run with a state is cleaned by that, including the
+    users of its devices: those in `roots` already were, and the location of the others is reported."""
     for device, mark in marked_devices():
         if not mark.is_of_the_dead:
             continue
@@ -192,7 +192,7 @@ def _release_devices_of_the_dead(
 
 
 def _groups(run_id: str | None = None) -> list[str]:
-    """The control groups that are called as those of this run's hosts, or of any run's; inner ones first."""
+    """The control groups named like those of this run's hosts, or of any run's; inner ones first."""
     found: list[str] = []
     for parent in cgroup_parents():
         for directory, names, _ in os.walk(parent, topdown=True):
@@ -208,8 +208,8 @@ def _run_of_group(name: str) -> str | None:
 
 
 def _note_groups_without_state(roots: Collection[str], note: Callable[[str], None]) -> None:
-    """Say which runs have control groups without a process and no state in `roots`: either it was lost, or is kept
-    elsewhere by a harness that has just begun. They are left, since who knows which."""
+    """Report runs with empty control groups and no state in `roots`: either the state was lost, or it is kept elsewhere
+    by a harness that has just started. The groups are left, as there is no telling which."""
     lost: dict[str, int] = {}
     for path in _groups():
         run_id = _run_of_group(os.path.basename(path))
@@ -227,7 +227,7 @@ def _is_empty(group: str) -> bool:
     try:
         with open(os.path.join(group, "cgroup.procs"), encoding="ascii") as file:
             return not file.read()
-    except OSError:  # it is just being removed
+    except OSError:  # it is being removed
         return False
 
 
@@ -237,7 +237,7 @@ def _release_device(device: str) -> bool:
 
 
 def _remove_drafts(root: str) -> None:
-    """States that were being begun by a process that died in that very moment."""
+    """Remove drafts of states, left by processes that died while creating them."""
     try:
         names = os.listdir(root)
     except OSError:
@@ -249,7 +249,7 @@ def _remove_drafts(root: str) -> None:
 
 
 def _hint_at_root(run_ids: Collection[str] | None) -> str | None:
-    """What to tell an ordinary user about root's runs, which only root can clean."""
+    """A hint for an unprivileged user about root's runs, which only root can clean."""
     try:
         names = os.listdir(NETNS_DIR)
     except OSError:
@@ -265,14 +265,14 @@ def _belongs_to_any(namespace: str, run_ids: Collection[str]) -> bool:
 
 
 def _host_of(namespace: str, run_id: str) -> str | None:
-    """The host part of a namespace's name `sb-<run id>-<host>`; None when it is not this run's."""
+    """The host part of a namespace's name `sb-<run id>-<host>`; None if it is not of this run."""
     prefix = f"sb-{run_id}-"
     host = namespace.removeprefix(prefix)
     return host if namespace.startswith(prefix) and re.fullmatch(r"net|clients|ns\d+|n\d+", host) else None
 
 
 class _RunCleaner:
-    """Cleans one run, in the order in which things hold each other: processes, namespaces, mounts, files."""
+    """Cleans one run, in dependency order: processes, namespaces, mounts, files."""
 
     def __init__(
         self,
@@ -287,16 +287,17 @@ class _RunCleaner:
         self._removed_line = removed
         self._left_line = left
         self._forgotten_line = forgotten
-        """None where what is on machines that do not answer is kept in the state."""
+        """None if what is on unreachable machines stays in the state."""
         self._spared = ancestors()
         self._is_clean = True
 
     def run(self) -> None:
-        """Remove everything, see what is left, and remove the state when nothing is."""
+        """Remove everything, and then the state if nothing is left."""
         for claim in self._claims(run_state.KIND_IMAGE):
             self._thaw(claim)
-        self._kill(self._harness)  # first (when live runs are cleaned too), or it would start what we end
-        # Hosts that clean themselves come before processes: theirs may be seen here, waiting for what only they thaw.
+        self._kill(self._harness)  # first (if live runs are cleaned too), or it would restart what we end
+        # Hosts that clean themselves come before processes: theirs may be visible here, waiting for what only hosts
+        # thaw.
         remote = {kind: functools.partial(remove, self._run_id) for kind, remove in REMOTE_REMOVERS.items()}
         self._remove_claims(remote)
         self._end_processes()
@@ -343,7 +344,7 @@ class _RunCleaner:
     def _attempt(
         self, kind: str, ident: str, remove: Callable[..., bool], details: Mapping[str, Any] | None = None
     ) -> None:
-        """Remove one thing, report it if it was there, and report what went wrong."""
+        """Remove one thing and report it if it existed, or report the failure."""
         try:
             was_there = remove(ident) if details is None else remove(ident, details)
         except Unreachable as error:
@@ -397,7 +398,7 @@ class _RunCleaner:
     # Namespaces and devices
 
     def _namespaces(self) -> list[str]:
-        """Claimed names, and those in the directory that follow this run's pattern."""
+        """Claimed namespaces, and those in the directory whose names match this run."""
         claimed = [claim.ident for claim in self._claims(run_state.KIND_NETNS)]
         try:
             present = sorted(os.listdir(NETNS_DIR)) if os.geteuid() == 0 else []
@@ -412,7 +413,7 @@ class _RunCleaner:
         if not os.path.lexists(path):
             return False
         there = identity(path)
-        # A name that was made and not yet mounted leads to no namespace: no process has its identity.
+        # A name that was created and not yet mounted has no namespace: no process has its identity.
         self._kill(
             lambda: [p for p in find_processes(is_in_namespace(there)) if p.pid not in self._spared],
         )
@@ -422,7 +423,7 @@ class _RunCleaner:
         return removed
 
     def _remove_veth(self, name: str, details: Mapping[str, Any]) -> bool:
-        """A device that was not made inside a namespace of ours; `details["netns"]` says where, if not here."""
+        """Remove a device created outside our namespaces; `details["netns"]` is its namespace, by default this one."""
         ip = find_program("ip")
         if ip is None:
             raise _NotOurs("`ip` is not installed: install iproute2")
@@ -443,7 +444,7 @@ class _RunCleaner:
     # Mounts and files
 
     def _thaw(self, claim: Claim) -> None:
-        """What a fault has frozen goes on: whoever waits for it could not even be killed."""
+        """Thaw what a fault has frozen: processes that wait for it could not even be killed."""
         point = str(claim.details.get("point", ""))
         for process in self._marked_or_claimed():
             path = f"/proc/{process.pid}/root{point}"
@@ -451,10 +452,10 @@ class _RunCleaner:
                 if os.path.ismount(path) and thaw(path):
                     self._removed_line(f"run {self._run_id}: freeze of {claim.ident}")
             except OSError:
-                continue  # it has ended, or nothing can be frozen here: whatever stays is seen below
+                continue  # it has exited, or nothing can be frozen here: whatever is left is reported later
 
     def _remove_image(self, path: str, details: Mapping[str, Any]) -> bool:
-        """Detach a file system's image, which is unmounted by now, and remove it."""
+        """Detach and remove the image of a file system, which is already unmounted."""
         devices = loop_devices_of(details.get("file_id", ()), self._run_id)
         for device in devices:
             release_device(device)
@@ -469,7 +470,7 @@ class _RunCleaner:
         return True
 
     def _remove_mount(self, path: str, details: Mapping[str, Any]) -> bool:
-        """Unmount `path` as often as something of ours is mounted there."""
+        """Unmount everything of ours that is mounted at `path`."""
         removed = False
         while mounted := [source for point, source in _mounts() if point == path]:
             source = details.get("source")
@@ -514,7 +515,7 @@ class _RunCleaner:
 
 
 class _NotOurs(Exception):
-    """Something is not what the run's state says it is, or cannot be judged, so it is not touched."""
+    """Something is not what the run's state claims, or cannot be verified, so it is not touched."""
 
 
 def _status(path: str) -> os.stat_result | None:
@@ -525,7 +526,7 @@ def _status(path: str) -> os.stat_result | None:
 
 
 def _mounts() -> list[tuple[str, str]]:
-    """(mount point, source) of every mount that this process sees, oldest first."""
+    """(mount point, source) of every mount visible to this process, oldest first."""
     found = []
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
@@ -535,5 +536,5 @@ def _mounts() -> list[tuple[str, str]]:
 
 
 def _unescape(text: str) -> str:
-    """Undo the octal escapes (blank, tab, newline, backslash) of mountinfo."""
+    """Undo the octal escapes (space, tab, newline, backslash) of mountinfo."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)

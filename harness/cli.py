@@ -1,6 +1,6 @@
 """The command line: `harness COMMAND ...`.
 
-Exit status: 0 valid, 1 invalid, 2 unknown, 254 bad arguments or something else the operator can mend, 255 the
+Exit status: 0 valid, 1 invalid, 2 unknown, 254 bad arguments or another problem that the operator can fix, 255 the
 harness itself failed. Operator errors are one line on standard error.
 """
 
@@ -35,14 +35,14 @@ SIMULATING = ("explore", "shrink", "explain")
 """Commands that always simulate."""
 
 GC_THRESHOLDS = (20_000, 10, 10)
-"""How rarely a command looks for cycles of garbage; Python's own are 700, 10 and 10 (up to 3.13). Looking through all
-modules again and again while they were imported was a sixth of what a short command took."""
+"""Thresholds of the cyclic garbage collector; Python's defaults are 700, 10 and 10 (up to 3.13). Repeated collections
+during imports took a sixth of the time of a short command."""
 
 
 def _perform(arguments: argparse.Namespace) -> int:
-    """Carry out the command that was parsed; returns the exit status.
+    """Perform the parsed command; returns the exit status.
 
-    Each command is imported only when it is the one asked for: several need packages, or time, that others do not.
+    Each command is imported only when needed: several need packages, or time, that others do not.
     """
     match arguments.command:
         case "run" if arguments.matrix is None and arguments.test_count == 1:
@@ -104,9 +104,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         complete_streams()
     words = list(sys.argv[1:] if argv is None else argv)
-    if argv is None and sys.implementation.name == "cpython":  # in a process of its own
+    if argv is None and sys.implementation.name == "cpython":  # not called from another program
         gc.set_threshold(*GC_THRESHOLDS)
-    if words[:1] == ["check"]:  # a tool of its own with its own options and its own --help
+    if words[:1] == ["check"]:  # a separate tool with its own options and --help
         return _guarded(lambda: _check(words[1:]))
     parser = build_parser()
     arguments = parser.parse_args(words)
@@ -146,7 +146,7 @@ def _guarded(action: Callable[[], int]) -> int:
         return EXIT_OPERATOR
     except SystemExit:
         raise
-    except BaseException as error:  # Python would end with 1 for what is no Exception, which is a verdict
+    except BaseException as error:  # Python would exit with 1, the status of a verdict, for any other BaseException
         if isinstance(error, OSError) and error.errno in NO_ROOM:
             discard_output()
             what = one_line(error.filename or "the store or the output")

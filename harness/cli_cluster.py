@@ -1,4 +1,4 @@
-"""The part of the command line that is about hosts: options of clusters, and `harness cluster ...`."""
+"""The part of the command line for clusters: their options, and `harness cluster ...`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["NO_CLUSTER_OPTIONS", "add_cluster_command", "add_cluster_options", "
 
 _OPTIONS = ("inventory", "image", "storage", "mechanism")
 NO_CLUSTER_OPTIONS: Mapping[str, None] = dict.fromkeys(_OPTIONS)
-"""What the parsed arguments say where none of them was given."""
+"""The parsed arguments if none of these options was given."""
 
 
 def add_cluster_options(parser: Any) -> None:
-    """Add the options that only some clusters have."""
+    """Add the options that only some kinds of clusters have."""
     parser.add_argument(
         "--inventory", default=None, metavar="FILE",
         help=f"the machines of an ssh cluster: TOML, or OpenSSH configuration ({page_in_help('hosts.md')})",
@@ -35,7 +35,7 @@ def add_cluster_options(parser: Any) -> None:
 
 
 def cluster_options_of(arguments: argparse.Namespace) -> dict[str, str]:
-    """Those of the options that were given."""
+    """The cluster options that were given."""
     given = {name: getattr(arguments, name) for name in _OPTIONS}
     return {name: value for name, value in given.items() if value is not None}
 

@@ -11,7 +11,7 @@ __all__ = ["add_gallery_command"]
 
 
 def add_gallery_command(commands: Any) -> None:
-    """`gallery`, `gallery run` and `gallery page`."""
+    """Add `gallery`, `gallery run` and `gallery page` to the commands."""
     gallery = commands.add_parser("gallery", help="known bugs of real systems: list them, find them again")
     _add_places(gallery)
     gallery.set_defaults(gallery_command=None)
@@ -30,8 +30,8 @@ def add_gallery_command(commands: Any) -> None:
 
 
 def _add_places(parser: Any, *, is_inner: bool = False) -> None:
-    """`--store` and `--results`, before the inner command's name or after it: the inner one's defaults must not undo
-    what was given before."""
+    """Add `--store` and `--results`, which may precede or follow the inner command's name: the inner parser's defaults
+    must not override values given before it."""
     parser.add_argument(
         "--store", default=argparse.SUPPRESS if is_inner else "store", metavar="DIR",
         help="where runs are kept (default: ./store)",

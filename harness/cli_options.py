@@ -1,4 +1,4 @@
-"""The options that describe a test, shared by the commands that run tests, and the commands that explore."""
+"""The options that describe a test, shared by the commands that run tests, and the exploration commands."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ __all__ = [
 ]
 
 MAX_JOBS = 1024
-"""Simulations at a time: of 60 MB at least, each."""
+"""Limit of parallel simulations: each takes at least 60 MB."""
 
 SIMULATED = "sim"
 DEFAULT_INTERVAL_S = 5.0
-"""Of faults that come one after the other."""
+"""Duration of each fault, and of the pause after it."""
 
 SEARCHED_LOAD: Mapping[str, Any] = {"time_limit": 10.0, "rate": 25.0, "concurrency": 20, "operation_timeout": 1.0}
-"""Of a seed that is searched. A lost leader holds every operation that it was asked until that times out, while another
-one is elected within 0.7 s. With six clients that wait for 3 s each, none was left after 0.1 s, and none saw the new
-leader before the old one was back; of 20 with one second, some go on throughout. At 100 operations a second for
-15 s a seed takes three times the processor time and shows hardly more (`python -m benchmarks search_seeds`)."""
+"""Default load of an explored seed. A lost leader blocks every operation sent to it until that times out, while another
+one is elected within 0.7 s. Of six clients with a timeout of 3 s, none was free after 0.1 s, and none saw the new
+leader before the old one was back; of 20 with one second, some always make progress. With 100 operations per second for
+15 s a seed takes three times the processor time and finds hardly more (`python -m benchmarks search_seeds`)."""
 
 
 def whole_number(text: str, least: int, most: float, must_be: str) -> int:
-    """A whole number within bounds, and what it must be otherwise. Raises argparse's own error."""
+    """An integer within bounds. Raises ArgumentTypeError, with `must_be` if it is out of bounds."""
     try:
         number = int(text)
     except ValueError:
@@ -70,12 +70,12 @@ def duration_s(text: str) -> float:
 
 
 def positive_count(text: str) -> int:
-    """A whole number from 1 on. Raises ArgumentTypeError."""
+    """A positive integer. Raises ArgumentTypeError."""
     return whole_number(text, 1, math.inf, "must be at least 1")
 
 
 def job_count(text: str) -> int:
-    """How many processes at a time. Raises ArgumentTypeError."""
+    """A number of parallel processes. Raises ArgumentTypeError."""
     return whole_number(text, 1, MAX_JOBS, f"must be 1 to {MAX_JOBS}: each is a process of its own")
 
 
@@ -98,8 +98,8 @@ class _NamesSystem(argparse.Action):
 
 
 def _settings_in(name: str) -> str | None:
-    """What --help says of the settings of a system in a file; None when it has none, or cannot be loaded: that is said
-    when the command is carried out."""
+    """Help text on the settings of a system in a file; None if it has none, or cannot be loaded, which is reported when
+    the command is performed."""
     try:
         settings = registry.load("systems", name).settings
     except OperatorError:
@@ -109,7 +109,7 @@ def _settings_in(name: str) -> str | None:
 
 
 def add_plugin_argument(parser: argparse.ArgumentParser) -> None:
-    """FILE.py, which says as well as --system what is tested."""
+    """Add FILE.py, an alternative to --system."""
     parser.add_argument(
         "file", nargs="?", action=_NamesSystem, metavar="FILE.py",
         help=f"the system under test, where it is one of your own ({page_in_help('your-own-system.md')}); "
@@ -118,7 +118,7 @@ def add_plugin_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_system_settings(parser: Any) -> None:
-    """Options of the system under test, as `settings`."""
+    """Add `--set`, parsed as `settings`."""
     parser.add_argument(
         "--set", dest="settings", action="append", type=_setting, default=[], metavar="KEY=VALUE",
         help="a setting of the system, such as replication=sync or read_mode=unsafe, or of the workload, such as "
@@ -127,8 +127,8 @@ def add_system_settings(parser: Any) -> None:
 
 
 def add_test_options(parser: argparse.ArgumentParser, *, has_faults: bool = True) -> None:
-    """What determines a test, in groups; names that can be chosen are those of the registry. `has_faults` is whether
-    faults can be chosen: those of a replay are in its schedule."""
+    """Add the options that determine a test, in groups, with names from the registry. Without `has_faults` there are no
+    fault options: those of a replay are in its schedule."""
     _add_what_runs(parser.add_argument_group("what is tested, and where"))
     if has_faults:
         _add_faults(parser.add_argument_group("faults"))
@@ -205,8 +205,8 @@ def _add_load(group: Any) -> None:
 
 
 def add_simulated_test_options(parser: argparse.ArgumentParser) -> None:
-    """The same for seeds that are simulated with random mixes of faults, whose hosts need no options and whose faults
-    come when the seed says. A seed has another load by default."""
+    """Add the test options for simulated seeds with random mixes of faults. Hosts need no options, the seed determines
+    when faults occur, and the default load is SEARCHED_LOAD."""
     _add_what_runs(parser.add_argument_group("what is tested"), is_simulated=True)
     _add_faults(parser.add_argument_group("faults"), is_simulated=True)
     _add_load(parser.add_argument_group("load"))
@@ -226,14 +226,14 @@ def _add_judging(group: Any) -> None:
 
 
 def add_trace_option(parser: Any) -> None:
-    """`--trace`, for the commands that keep their runs."""
+    """Add `--trace`, for the commands that store their runs."""
     parser.add_argument(
         "--trace", action="store_true", help="keep what the network did in trace.jsonl, for harness trace (sim only)"
     )
 
 
 def add_trace_command(commands: Any) -> None:
-    """`trace`."""
+    """Add `trace` to the commands."""
     trace = commands.add_parser("trace", help="draw who sent what to whom in a window of a run made with --trace")
     trace.add_argument("run", metavar="RUN", help="a run's directory, TEST/TIME in the store, or latest")
     trace.add_argument("--store", default="store", metavar="DIR")
@@ -252,13 +252,13 @@ def add_trace_command(commands: Any) -> None:
 
 
 def given_options(words: list[str]) -> frozenset[str]:
-    """The options that a command line gives, by the names they have in the parsed arguments."""
+    """The options given on a command line, by their names in the parsed arguments."""
     names = {word[2:].split("=")[0].replace("-", "_") for word in words if word.startswith("--")}
     return frozenset("settings" if name == "set" else name for name in names)
 
 
 def add_exploration_commands(commands: Any) -> None:
-    """`explore`, `audit`, `shrink`, `explain` and `replay`."""
+    """Add `explore`, `audit`, `shrink`, `explain` and `replay` to the commands."""
     explore = commands.add_parser("explore", help="many simulated seeds with random mixes of faults")
     add_simulated_test_options(explore)
     explore.add_argument(

@@ -1,6 +1,6 @@
-"""The parser of the whole command line; what the commands do is theirs, in `harness/commands`.
+"""The parser of the whole command line; the commands themselves are in `harness/commands`.
 
-Apart from `harness.cli`, which calls the commands, so that a command that reads further command lines (a series of
+Separate from `harness.cli`, which calls the commands, so that a command that parses further command lines (a series of
 runs) need not import its own caller.
 """
 
@@ -33,21 +33,21 @@ from harness.standard_streams import say
 __all__ = ["build_parser"]
 
 MOVED = {"--replication": "replication", "--flush-mode": "flush_mode"}
-"""Options of earlier versions -> the setting of the system under test that says the same."""
+"""Options of earlier versions -> the equivalent setting of the system under test."""
 
 
 class _HelpFormatter(argparse.HelpFormatter):
-    """Breaks lines between words only: half of `multi-register`, or of a path, is nothing that anybody could paste."""
+    """Breaks lines only between words, so that names such as `multi-register` and paths can be copied."""
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False, break_long_words=False)
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line and exit status 254, with a hint where a word is mistyped.
+    """An argument parser that reports errors in one line, with a hint for mistyped words, and exits with status 254.
 
-    Options are not to be abbreviated: `replay` goes by which ones were given, and a new one must not change what an
-    old script means.
+    Options must not be abbreviated: `replay` depends on which ones were given, and a new option must not change the
+    meaning of an old script.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -58,10 +58,10 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(EXIT_OPERATOR)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """As the base class does, but nothing may be left over: the parser whose words they are says so."""
+        """Like the base class, but unknown words are reported at once, by the parser to which they belong."""
         found, rest = super().parse_known_args(args, namespace)
         stray = vars(found).get("file")
-        if stray is not None and not is_file(stray):  # it may be the value of an option that there is not
+        if stray is not None and not is_file(stray):  # it may be the value of an unknown option
             rest.append(stray)
         elif stray is not None and "system" in given_options(list(args or ())):
             self.error(f"{stray} names the system, and so does --system: leave one of them out")
@@ -99,7 +99,7 @@ def _add_clean_command(commands: Any) -> None:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+    """The parser of the whole command line."""
     parser = _Parser(
         prog="harness",
         description="Break a replicated system on purpose and say, with proof, what it did wrong.",

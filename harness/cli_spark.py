@@ -1,6 +1,6 @@
-"""The options of `harness report` and `harness compare`, which share most of them, and of Spark for other commands.
+"""The options of `harness report` and `harness compare`, and the Spark options for other commands.
 
-Apart from the commands themselves, because the command line is built for every command and must stay light.
+Separate from the commands, because the parser is built for every command and must stay cheap.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def add_spark_commands(commands: Any) -> None:
 
 
 def add_spark_options(parser: Any, *, without_master: str) -> None:
-    """Which Spark, and how it is started."""
+    """Add the options of the Spark session."""
     parser.add_argument("--master", metavar="URL", help=f"Spark's master (default: {without_master})")
     parser.add_argument("--memory", metavar="SIZE", help="of Spark's driver, as 2g (default)")
     parser.add_argument(

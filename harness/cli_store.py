@@ -9,7 +9,7 @@ from harness.cli_options import positive_count, whole_number
 __all__ = ["add_store_commands"]
 
 DEFAULT_LIMIT = 30
-"""Runs shown unless --limit says otherwise: what fits a tall terminal."""
+"""Default of --limit: the runs that fit into a tall terminal."""
 
 DEFAULT_PORT = 8137
 
@@ -19,7 +19,7 @@ def _port(text: str) -> int:
 
 
 def add_store_commands(commands: Any) -> None:
-    """`runs` and `serve`."""
+    """Add `runs` and `serve` to the commands."""
     runs = commands.add_parser("runs", help="the runs of the store, newest first")
     runs.add_argument("--store", default="store", metavar="DIR")
     runs.add_argument(

@@ -1,7 +1,7 @@
-"""Processes that clients start: marked in their environment, and ended at the end of what the clients were for.
+"""Processes that clients start: marked in their environment, and ended when the clients are no longer needed.
 
-A program that is a client is killed with its process group. What it has started in a session of its own, as daemons
-are, is in no group of it and soon nobody's child, but it still has the mark.
+A client program is killed with its process group. What it started in another session, such as a daemon, is not in its
+group and is soon reparented, but still has the mark.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ __all__ = ["CLIENT_VARIABLE", "marked_clients"]
 logger = logging.getLogger(__name__)
 
 CLIENT_VARIABLE = "SPLITBRAIN_CLIENT"
-"""Environment variable that marks what clients start with the run's id. Programs of hosts do not have it: they are
-their agents' to end."""
+"""Environment variable, set to the run's id, that marks processes started by clients. Programs on hosts do not have it,
+as their agents end them."""
 
 _KILL_TIMEOUT_S = 10.0
-"""How long a killed process may take to end; one that takes longer hangs in the kernel."""
+"""How long a killed process may take to exit; one that takes longer hangs in the kernel."""
 
 
 @contextlib.contextmanager
 def marked_clients(state: RunState) -> Iterator[Mapping[str, str]]:
-    """What the programs of clients have to have in their environment. When the block is left, in whatever way, every
-    process that has it is ended; what resists is claimed, so that `state` is kept for `harness clean`."""
+    """Yields the environment variables for client programs. When the block is left, in whatever way, every process that
+    has them is killed; survivors are claimed, so that `state` is kept for `harness clean`."""
     try:
         yield {**state.environment, CLIENT_VARIABLE: state.run_id}
     finally:
@@ -50,6 +50,6 @@ def _end(state: RunState) -> None:
             kill_until_gone(find, timeout_s=_KILL_TIMEOUT_S)
     except PermissionError as error:
         logger.warning("processes that clients have left running: %s", error)
-    finally:  # also for somebody who does not wait any longer
+    finally:  # even if the waiting was interrupted
         for process in find():
             state.claim(KIND_PROCESS, str(process.pid), start_ticks=process.start_ticks)

@@ -1,11 +1,11 @@
 """The cluster daemon: the process that keeps a cluster up between `harness cluster up` and `harness cluster down`.
 
-A cluster lives as long as the harness that made it: that is what makes cleaning up sure. So `up` starts this process
-behind itself; it makes the cluster, starts the system, and then answers requests on a Unix socket in the cluster's
-directory, one JSON line each way. It is the harness of its run: `harness clean` leaves it alone while it lives, and
-removes what it leaves when it is killed.
+A cluster lives as long as the harness that created it, which makes cleanup reliable. So `up` starts this process in the
+background; it creates the cluster, starts the system, and then answers requests on a Unix socket in the cluster's
+directory, one JSON line each way. It is the harness of its run: `harness clean` leaves it alone while it is alive, and
+removes what it leaves behind when it is killed.
 
-    python -m harness.cluster_daemon SPEC     a Spec as JSON; the first line printed says that it is up, or why not
+    python -m harness.cluster_daemon SPEC     a Spec as JSON; the first line printed reports that it is up, or why not
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ DESCRIPTION = "cluster.json"
 NO_SYSTEM = "none"
 
 MAX_MESSAGE_BYTES = 8 << 20
-"""One request or answer: the output of a command at most, which agents cut at a mebibyte or two."""
+"""Limit of a request or answer: the largest is a command's output, which agents cut at a mebibyte or two."""
 
 LOG_SUFFIX = ".log"
-"""Of every program's output (Program.log_name)."""
+"""Suffix of the logs of programs' output (Program.log_name)."""
 
 EXEC_TIMEOUT_S = 600.0
 """For a command of `cluster exec`."""
@@ -53,17 +53,17 @@ STATUS_TIMEOUT_S = 2.0
 _OPERATION_TIMEOUT_S = 3.0
 _BACKLOG = 16
 _PORTS_WITHOUT_SYSTEM = (10911,)
-"""Of hosts on which nothing runs yet: there is a port, so that what works on any cluster can be tried."""
+"""Ports of hosts without a system: one port, so that what works on any cluster can be tried."""
 
 _LAST_ANSWER_TIMEOUT_S = 5.0
-"""For whoever asked for the end to take the answer."""
+"""For the client that requested `down` to read its answer."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """What is to be kept up; `directory` holds the control socket, `work_dir` the hosts' files of this time."""
+    """The cluster to keep up; `directory` has the control socket, `work_dir` the hosts' files of this session."""
 
     name: str
     directory: str
@@ -76,7 +76,7 @@ class Spec:
 
 
 def connect_control(directory: str) -> socket.socket:
-    """A connection to the daemon of the cluster in `directory`. Raises OSError when there is none."""
+    """A connection to the daemon of the cluster in `directory`. Raises OSError if there is none."""
     connection = socket.socket(socket.AF_UNIX)
     try:
         with short_socket_path(directory, CONTROL) as path:
@@ -89,8 +89,8 @@ def connect_control(directory: str) -> socket.socket:
 
 @contextlib.contextmanager
 def _only_daemon(spec: Spec) -> Iterator[None]:
-    """Hold the cluster's directory for the time of a `with`: a second daemon would write into the files of the first
-    one's hosts and take its socket away, so that no command could reach it any more. Raises OperatorError."""
+    """Lock the cluster's directory during a `with` block: a second daemon would overwrite the files of the first one's
+    hosts and take over its socket, so that no command could reach the first. Raises OperatorError."""
     lock = os.open(os.path.join(spec.directory, LOCK), os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:
@@ -106,7 +106,7 @@ def _only_daemon(spec: Spec) -> Iterator[None]:
 
 
 class ClusterDaemon:
-    """A cluster with a system on it, and the requests about it."""
+    """A cluster with a system on it; answers requests about it."""
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
@@ -117,10 +117,10 @@ class ClusterDaemon:
         self._answering: set[asyncio.Task[Any]] = set()
 
     async def serve(self) -> None:
-        """Bring everything up, say so, serve until `down` or SIGTERM, take everything down.
+        """Bring everything up, report it, serve until `down` or SIGTERM, take everything down.
 
-        Raises OperatorError or SystemUnderTestError when it cannot be brought up, HarnessError when something could
-        not be taken down.
+        Raises OperatorError or SystemUnderTestError if it cannot be brought up, HarnessError if it cannot be taken
+        down.
         """
         spec = self._spec
         loop = asyncio.get_running_loop()
@@ -240,7 +240,7 @@ class ClusterDaemon:
         return host
 
     async def _status(self) -> dict[str, Any]:
-        """Every host: its address, whether its program runs, what it says of itself."""
+        """For every host its address, whether its program runs, and the role and term that it reports."""
         system = self._system
         tells_role = not isinstance(system, RefusesFaults) or system.tells_leader
 
@@ -259,8 +259,8 @@ class ClusterDaemon:
         return {**dataclasses.asdict(self._spec), "pid": os.getpid(), "hosts": rows}
 
     async def _logs(self, host: str) -> dict[str, Any]:
-        """Where the logs of a host are on this machine, fetched where that is needed. What else lies beside them (the
-        image of a disk, state of faults) is none."""
+        """Paths of a host's logs on this machine, fetched if needed. Other files next to them (a disk image, fault
+        state) are left out."""
         self._known(host)
         if isinstance(self._cluster, RemoteHosts):
             problems = await self._cluster.fetch([host])
@@ -272,7 +272,7 @@ class ClusterDaemon:
         return {"paths": [path for path in paths if path.endswith(LOG_SUFFIX) and os.path.isfile(path)]}
 
     async def _exec(self, host: str, argv: list[str]) -> dict[str, Any]:
-        """Run a command on a host, beside its programs and as root where its agent is."""
+        """Run a command on a host, next to its programs, and as root if its agent is."""
         self._known(host)
         if not isinstance(self._cluster, RunsCommands):
             raise OperatorError(f"no commands can be run on the hosts of cluster {self._spec.cluster}")
@@ -286,14 +286,14 @@ async def _serve(spec: Spec) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Keep what the specification says; returns 0 when it was taken down in order, 1 otherwise."""
+    """Keep the specified cluster up; returns 0 if it was taken down cleanly, 1 otherwise."""
     spec = Spec(**json.loads(arguments[0]))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         asyncio.run(_serve(spec))
     except (OperatorError, SystemUnderTestError, HarnessError) as error:
         kind = "operator" if isinstance(error, OperatorError) else "harness"
-        with contextlib.suppress(BrokenPipeError):  # whoever asked for it to be up has gone long ago
+        with contextlib.suppress(BrokenPipeError):  # the `up` command is long gone
             print(json.dumps({"error": str(error), "fault": kind}), flush=True)
         logger.error("%s", error)
         return 1

@@ -71,8 +71,7 @@ def _say(text: str) -> None:
 
 @contextlib.contextmanager
 def _ended_by_sighup(server: uvicorn.Server) -> Iterator[None]:
-    """Closing its terminal ends the server as Ctrl-C does, and with it a run that was started here; under nohup it goes
-    on."""
+    """Closing the terminal (SIGHUP) ends the server as Ctrl-C does, and a run started here; under nohup it goes on."""
 
     def end(number: int, frame: object) -> None:
         server.should_exit = True

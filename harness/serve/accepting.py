@@ -1,7 +1,7 @@
-"""How many connections the server holds, and who waits where there are as many as may be.
+"""Limits the number of connections, and makes further clients wait.
 
-asyncio's own server accepts whoever comes, so that what is too many must be cut off again, be its request on its way or
-not. Here those for whom there is no room wait in the kernel's queue, and get their answer a little later.
+asyncio's own server accepts every connection, so that excess ones must be closed again, even with a request in flight.
+Here they wait in the kernel's queue instead, and are answered a little later.
 """
 
 from __future__ import annotations
@@ -17,37 +17,36 @@ import uvicorn
 from harness.serve.connections import PatientProtocol
 
 MAX_CONNECTIONS = 128
-"""Connections at a time that are answered by the application, live views included. uvicorn's bound: one that is refused
-with 503 counts as one of them."""
+"""Concurrent connections that the application answers, live views included. uvicorn's limit, in which a connection
+refused with 503 counts too."""
 
 SPARE_CONNECTIONS = 8
-"""Connections beyond these, which are refused with 503 while all others are at work."""
+"""Connections beyond MAX_CONNECTIONS, which are refused with 503 while all others are busy."""
 
 PATIENCE_WHEN_FULL_S = 1.0
-"""How long a connection that asks nothing keeps its place where others wait for one, and how long others wait for a
-place of those that are at work until they are told that there is none. A client that is sent to wait for the processor
-between its connection and its request takes some tenths of that."""
+"""How long an idle connection keeps its slot while others wait for one, and how long a client waits for a busy slot
+before it is refused. A client descheduled between connecting and sending its request takes some tenths of it."""
 
 POLL_INTERVAL_S = 0.02
-"""How often a full server looks whether there is room; it does not otherwise hear of it."""
+"""Interval at which a full server checks for a free slot; nothing notifies it."""
 
 BACKLOG = 512
-"""Connections that wait in the kernel's queue. Of more, the kernel drops the first packet, which comes again after a
+"""Connections that wait in the kernel's queue. For more, the kernel drops the SYN, which is retransmitted after a
 second."""
 
 
 class RoomyServer(uvicorn.Server):  # type: ignore[misc]
-    """uvicorn's server, with listeners that accept only whom there is room for."""
+    """uvicorn's server with listeners that accept a connection only if there is a free slot."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to accept."""
+        """Start accepting connections."""
         await super().startup(sockets=[])
         self.servers += [Acceptor(listener, self) for listener in sockets or ()]
 
 
 class Acceptor:
-    """A listener at which others wait while there is no room for them. It has the two functions of asyncio's servers
-    that uvicorn uses."""
+    """A listener that accepts only while there are free slots, with the two methods of asyncio's servers that uvicorn
+    uses."""
 
     def __init__(self, listener: socket.socket, server: uvicorn.Server) -> None:
         self._listener = listener
@@ -55,14 +54,14 @@ class Acceptor:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._opening: set[asyncio.Task[None]] = set()
-        self._vain_looks = 0  # since there was room
+        self._vain_looks = 0  # since there was last a free slot
         self._is_closed = False
         listener.setblocking(False)
         listener.listen(BACKLOG)
         self._listen()
 
     def close(self) -> None:
-        """Accept nobody any more. Idempotent."""
+        """Stop accepting connections. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             self._loop.remove_reader(self._listener)
@@ -70,7 +69,7 @@ class Acceptor:
                 self._timer.cancel()
 
     async def wait_closed(self) -> None:
-        """Wait for those connections that were about to be accepted."""
+        """Wait for the connections that are being accepted."""
         if self._opening:
             await asyncio.wait(self._opening)
 
@@ -83,15 +82,15 @@ class Acceptor:
         self._timer = self._loop.call_later(POLL_INTERVAL_S, self._listen)
 
     def _accept_one(self) -> None:
-        """Somebody waits: accept one where there is room, so that those accepted are read before more of them come."""
+        """Accept one connection if there is a free slot; only one, so that it is read before more are accepted."""
         if not self._has_room():
             self._pause()
             return
         try:
             connection, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):  # it went away meanwhile
+        except (BlockingIOError, ConnectionAbortedError):  # it was closed meanwhile
             return
-        except OSError:  # no descriptor is left, or no memory
+        except OSError:  # out of descriptors or memory
             self._pause()
             return
         connection.setblocking(False)
@@ -101,7 +100,7 @@ class Acceptor:
 
     async def _open(self, connection: socket.socket) -> None:
         transport, _ = await self._loop.connect_accepted_socket(self._make_protocol, connection)
-        if self._is_closed:  # the server has told its connections to end before this was one
+        if self._is_closed:  # the server closed its connections before this one was added
             transport.abort()
 
     def _make_protocol(self) -> PatientProtocol:
@@ -109,11 +108,11 @@ class Acceptor:
         return PatientProtocol(server.config, server.server_state, server.lifespan.state)
 
     def _has_room(self) -> bool:
-        """Whether there is a place, if need be that of the connection whose request is waited for longest."""
+        """Whether there is a free slot; if necessary, frees that of the connection that has been idle longest."""
         now_s = self._loop.time()
         connections: set[Any] = self._server.server_state.connections
         number = len(connections) + len(self._opening)
-        if number < MAX_CONNECTIONS - 1:  # uvicorn refuses what comes on the last one
+        if number < MAX_CONNECTIONS - 1:  # uvicorn refuses requests on the last one
             self._vain_looks = 0
             return True
         silent = [one for one in connections if one.waiting_since_s + PATIENCE_WHEN_FULL_S <= now_s and one.is_silent]
@@ -122,6 +121,6 @@ class Acceptor:
                 one.give_up()
                 self._vain_looks = 0
                 return True
-        self._vain_looks += 1  # in the place of a clock: a time at which the server was elsewhere does not count
+        self._vain_looks += 1  # instead of a clock, so that time in which the server was busy does not count
         waited_s = self._vain_looks * POLL_INTERVAL_S
         return waited_s > PATIENCE_WHEN_FULL_S and number < MAX_CONNECTIONS + SPARE_CONNECTIONS

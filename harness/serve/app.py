@@ -1,4 +1,4 @@
-"""The addresses of `harness serve`, and what answers each."""
+"""The routes of `harness serve` and their handlers."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from harness.serve.pages import Query, environment, list_view, report_policy, ru
 from harness.store import Store, StoreError
 
 MAX_STREAMS = 16
-"""Live views at a time: each reads a history as it grows."""
+"""Concurrent live views: each reads a history as it grows."""
 
 MAX_COMPARISONS = 2
-"""Comparisons worked out at a time: each reads two histories."""
+"""Concurrent comparisons: each reads two histories."""
 
 FRESH_S = 0.25
-"""How old the list of runs may be: one look at 10,000 runs takes a tenth of a second, and a run that begins is to be
-seen within one."""
+"""Maximum age of the list of runs: reading 10,000 runs takes a tenth of a second, and a new run should appear within
+one."""
 
 REMOVED = "the run is not in the store any more"
 
@@ -53,7 +53,7 @@ _STATIC = {
 
 
 class RunList:
-    """The runs of a store, read at most every `FRESH_S`, by one at a time."""
+    """The runs of a store, read at most every `FRESH_S` and by one thread at a time."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -63,7 +63,7 @@ class RunList:
         self._read_at_s = float("-inf")
 
     def get(self, *, is_kept: bool = False) -> RunIndex:
-        """The runs, newest first; with `is_kept` their summaries are left in the store. Raises StoreError."""
+        """The runs, newest first; with `is_kept` their summaries are cached in the store. Raises StoreError."""
         with self._lock:
             if time.monotonic() - self._read_at_s > FRESH_S:
                 self._index = read_index(self.store, is_kept=is_kept, known=self._known)
@@ -72,7 +72,7 @@ class RunList:
 
 
 class _Pages:
-    """The answers."""
+    """The request handlers."""
 
     def __init__(self, runs: RunList, launcher: Launcher | None, is_ending: Callable[[], bool]) -> None:
         self._is_ending = is_ending
@@ -84,7 +84,7 @@ class _Pages:
         self._comparing = asyncio.Semaphore(MAX_COMPARISONS)
 
     def routes(self) -> list[Any]:
-        """Every address; those that start runs only where that is allowed."""
+        """All routes; those that start runs only if there is a launcher."""
         run = "/runs/{test}/{time}"
         routes = [
             Route("/", self.overview),
@@ -110,7 +110,7 @@ class _Pages:
         return HTMLResponse(html.encode("utf-8", "backslashreplace"), status_code=http_status)
 
     def problem(self, status: int, text: str) -> Response:
-        """A page that says what is wrong."""
+        """An error page."""
         return self._page("problem.html", status, status=status, text=text)
 
     def _find(self, request: Request) -> RunSummary:
@@ -131,7 +131,7 @@ class _Pages:
 
         def view() -> dict[str, Any]:
             view = list_view(self._runs.get(), query)
-            # Who may start runs makes the store with the first one.
+            # With a launcher the first run creates the store.
             is_gone = self._launcher is None and not view["total"] and not os.path.isdir(self._store.root)
             return {**view, "is_gone": is_gone, "place": str(self._store.root)}
 
@@ -186,13 +186,13 @@ class _Pages:
         run = await run_in_threadpool(self._find, request)
         if self._streams.open >= MAX_STREAMS:
             return PlainTextResponse("too many live views are open\n", status_code=429)
-        if request.method == "HEAD":  # no body is wanted, and this one ends with the run
+        if request.method == "HEAD":  # no body is wanted, and this one would last as long as the run
             return _without_body("text/event-stream", {})
         tail = HistoryTail(self._store.root, [run.test, run.time, "history.jsonl"])
         return _LiveView(self._follow(run, tail), tail, self._streams)
 
     async def _follow(self, run: RunSummary, tail: HistoryTail) -> AsyncIterator[str]:
-        """Events of a run until it is judged or dead: its state whenever it has changed, once a second at least."""
+        """Events of a run until it is judged or dead: its state every POLL_INTERVAL_S, sooner while it is behind."""
         while not self._is_ending():
             is_behind = await run_in_threadpool(tail.read_on)
             current = await run_in_threadpool(read_summary, self._store, run.name)
@@ -250,13 +250,13 @@ class _Pages:
 
 @dataclass(slots=True)
 class _Streams:
-    """How many live views are open."""
+    """Counts the open live views."""
 
     open: int = 0
 
 
 class _FileAnswer(StreamingResponse):  # type: ignore[misc]
-    """A file that is closed with its answer, also where the client was gone before the end, or before the beginning."""
+    """A response that closes its file, even if the client disconnects before the end or before the beginning."""
 
     def __init__(self, file: BinaryIO, most_bytes: int | None, *, media_type: str, headers: Mapping[str, str]) -> None:
         super().__init__(chunks(file, most_bytes), media_type=media_type, headers=headers)
@@ -271,8 +271,8 @@ class _FileAnswer(StreamingResponse):  # type: ignore[misc]
 
 
 class _LiveView(StreamingResponse):  # type: ignore[misc]
-    """A live view counts as open from the moment at which it was allowed, so that many that ask at once are counted.
-    The history that it follows is closed with it."""
+    """A live view. It is counted before its first event, so that simultaneous requests are counted; its history is
+    closed with it."""
 
     def __init__(self, events: AsyncIterator[str], tail: HistoryTail, streams: _Streams) -> None:
         super().__init__(events, media_type="text/event-stream")
@@ -280,7 +280,7 @@ class _LiveView(StreamingResponse):  # type: ignore[misc]
         self._streams = streams
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Send the events to their end, or until the client is gone."""
+        """Send the events until they end or the client disconnects."""
         self._streams.open += 1
         try:
             await super().__call__(scope, receive, send)
@@ -292,7 +292,7 @@ class _LiveView(StreamingResponse):  # type: ignore[misc]
 def _content(
     request: Request, file: BinaryIO, most_bytes: int | None, *, media_type: str, headers: Mapping[str, str]
 ) -> Response:
-    """A file as an answer. Where only the headers are asked for, nothing of it is read."""
+    """A file as a response; for HEAD nothing of it is read."""
     if request.method == "HEAD":
         file.close()
         return _without_body(media_type, headers)
@@ -300,7 +300,7 @@ def _content(
 
 
 def _without_body(media_type: str, headers: Mapping[str, str]) -> Response:
-    """The headers of an answer whose length nobody says beforehand."""
+    """The headers of a response of unknown length."""
     answer = Response(media_type=media_type, headers=dict(headers))
     del answer.headers["content-length"]
     return answer
@@ -311,9 +311,9 @@ def _event(name: str, data: Mapping[str, Any]) -> str:
 
 
 def make_app(runs: RunList, *, hosts: frozenset[str], launcher: Launcher | None, is_ending: Callable[[], bool]) -> App:
-    """The application for the runs of a store, for requests to one of `hosts`; with a launcher it may start runs.
+    """The application for the runs of a store, accepting requests to one of `hosts`; with a launcher it may start runs.
 
-    `is_ending` says whether the server is to end, which live views then do.
+    `is_ending` tells whether the server is shutting down, upon which live views end.
     """
     pages = _Pages(runs, launcher, is_ending)
 

@@ -1,4 +1,4 @@
-"""Two runs side by side: what was asked for, what came of it, how long operations took."""
+"""Compares two runs side by side: options, results, and latencies."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from harness.store import Store
 from harness.units import clip, count, duration, per_second
 
 MAX_HISTORY_BYTES = 48 * 1024 * 1024
-"""The largest history whose latencies are worked out for a page: 400,000 events, some seconds."""
+"""The largest history whose latencies are computed for a page: 400,000 events, some seconds."""
 
 MAX_ROWS = 60
 MAX_TEXT = 240
-"""Characters of a value that are shown. Whether two differ is decided by all of them."""
+"""Characters of a value that are shown; whole values are compared."""
 MAX_COMMIT = 12
 NONE = "–"
 _MARKS = {"median": 0.5, "95 %": 0.95, "99 %": 0.99}
@@ -31,7 +31,7 @@ _MARKS = {"median": 0.5, "95 %": 0.95, "99 %": 0.99}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One thing of both runs, as text that may be cut; `is_different` is of the whole."""
+    """One property of both runs, as text that may be cut; `is_different` compares the whole values."""
 
     name: str
     first: str
@@ -41,7 +41,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two runs, thing by thing."""
+    """Two runs, property by property."""
 
     asked: Sequence[Row]
     outcome: Sequence[Row]
@@ -52,7 +52,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two runs, with what its files hold."""
+    """One of the two runs, with the content of its files."""
 
     summary: RunSummary
     test: Mapping[str, Any]
@@ -60,7 +60,7 @@ class Side:
 
 
 def compare_runs(store: Store, first: Side, second: Side) -> Comparison:
-    """Put two runs side by side. Reads both histories: call it outside an event loop."""
+    """Compare two runs. Reads both histories: call it outside an event loop."""
     notes = [
         f"results.json of {side.summary.name} cannot be read or is too large: what it holds of checks is not shown"
         for side in (first, second)
@@ -88,7 +88,7 @@ def _row(name: str, first: str, second: str) -> Row:
 
 
 def _asked(test: Mapping[str, Any]) -> dict[str, str]:
-    """What test.json asks for, a setting of the system as a thing of its own."""
+    """The options in test.json; each setting of the system is a separate one."""
     found: dict[str, str] = {}
     for name, value in test.items():
         if name in ("settings", "cluster_options") and isinstance(value, Mapping):
@@ -138,7 +138,7 @@ def _checks(results: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _history(store: Store, side: Side, notes: list[str]) -> RunData | None:
-    """The history of a run summed up; None where there is none, or it is too large, which `notes` then says."""
+    """A summary of a run's history; None if it is missing, unreadable or too large, which is added to `notes`."""
     run = side.summary
     parts = [run.test, run.time, "history.jsonl"]
     try:
@@ -162,7 +162,7 @@ def _history(store: Store, side: Side, notes: list[str]) -> RunData | None:
 
 
 def _latency(data: RunData | None) -> dict[str, str]:
-    """Latency of operations that succeeded, by function and mark, and the longest time without one."""
+    """Latency of successful operations by function and quantile, and the longest time without a success."""
     if data is None:
         return {}
     found = {}

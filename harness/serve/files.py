@@ -1,7 +1,7 @@
-"""Files of a run, opened so that no path and no symbolic link leads out of the store.
+"""Opens files of a run such that no path and no symbolic link leads out of the store.
 
-Every directory on the way is opened by itself, relative to the one before and without following links; so nothing can
-be swapped between a look and the opening.
+Every directory on the path is opened relative to the previous one, without following links, so that nothing can be
+swapped between a check and the opening (TOCTOU).
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 MAX_FILES = 400
-"""Files of a run that its page lists; a broker's data can be thousands."""
+"""Files of a run that its page lists; a broker may have thousands."""
 
 MAX_DEPTH = 8
 MAX_SHOWN_BYTES = 8 * 1024 * 1024
-"""The longest text that is shown in the browser; a longer one is shown up to here, and can be downloaded."""
+"""The part of a text file that is shown in the browser; the download has all of it."""
 
 MAX_READ_JSON_BYTES = 32 * 1024 * 1024
-"""The largest results.json that a page is made of: in memory it takes ten times as much."""
+"""The largest results.json that is read for a page: in memory it takes ten times as much."""
 
 CHUNK_BYTES = 65_536
 
 PAGES = frozenset(("report.html", "trace.html", "replay.html"))
-"""Files that the harness wrote as pages; everything else is text or is downloaded."""
+"""HTML files that the harness writes; everything else is shown as text or downloaded."""
 
 TEXT = (".json", ".jsonl", ".log", ".out", ".txt", ".md", ".conf", ".toml", ".properties", ".csv", ".err")
 
 
 class NotThere(Exception):
-    """There is no such file, or not one that may be shown."""
+    """There is no such file, or it must not be shown."""
 
 
 class NoFile(NotThere):
-    """Something has the name and cannot be read: a pipe, a device, a directory, a link, a file of another user. Its
-    text says which, without the path."""
+    """The name exists but cannot be read: a pipe, a device, a directory, a link, a file of another user. The text is
+    the reason, without the path."""
 
 
 class FileEntry(NamedTuple):
@@ -62,7 +62,7 @@ class FileEntry(NamedTuple):
 
 
 def parts_of(path: str) -> list[str]:
-    """The parts of a path from an address. Raises NotThere for one that could mean anything but a file below."""
+    """The parts of a path from a URL. Raises NotThere for a path that could name anything but a file below the run."""
     parts = path.split("/")
     if not all(part and part not in (".", "..") and part.isprintable() and "\\" not in part for part in parts):
         raise NotThere(path)
@@ -70,10 +70,10 @@ def parts_of(path: str) -> list[str]:
 
 
 def open_beneath(root: Path, parts: Sequence[str]) -> int:
-    """Open a regular file below `root` for reading. Returns its descriptor, which is the caller's.
+    """Open a regular file below `root` for reading. Returns its descriptor, which the caller must close.
 
-    Raises NotThere, and NoFile where something else has its name: nothing else is opened, as the opening of a pipe may
-    wait, and that of a device may do anything.
+    Raises NotThere, and NoFile if it is not a regular file: nothing else is opened, since opening a pipe may block, and
+    opening a device may have side effects.
     """
     directory = None
     try:
@@ -100,7 +100,7 @@ def open_beneath(root: Path, parts: Sequence[str]) -> int:
 
 
 def chunks(file: BinaryIO, most_bytes: int | None = None) -> Iterator[bytes]:
-    """The content of a file; with `most_bytes` up to so much of it, and a last line that says that it is cut."""
+    """The content of a file; with `most_bytes` at most that much, followed by a line about the cut."""
     size_bytes = os.fstat(file.fileno()).st_size
     left = size_bytes if most_bytes is None else most_bytes
     while left > 0 and (data := file.read(min(CHUNK_BYTES, left))):
@@ -111,7 +111,7 @@ def chunks(file: BinaryIO, most_bytes: int | None = None) -> Iterator[bytes]:
 
 
 def read_json(root: Path, parts: Sequence[str]) -> dict[str, Any]:
-    """A JSON object from a file below `root`; empty where there is none, or it is damaged or too large."""
+    """A JSON object from a file below `root`; empty if there is none, or if it is damaged or too large."""
     try:
         fd = open_beneath(root, parts)
     except NotThere:
@@ -127,7 +127,7 @@ def read_json(root: Path, parts: Sequence[str]) -> dict[str, Any]:
 
 
 def list_files(run: Path) -> tuple[list[FileEntry], int]:
-    """The regular files of a run, those at its top first, and how many more there are. Links are passed over."""
+    """The regular files of a run, top-level ones first, and the number of further ones. Links are skipped."""
     found: list[FileEntry] = []
     more = 0
     for folder, folders, names in os.walk(run):
@@ -149,7 +149,7 @@ def list_files(run: Path) -> tuple[list[FileEntry], int]:
 
 
 def media_type(parts: Sequence[str]) -> str | None:
-    """What a file is shown as: a page of ours as HTML, text as text; None for what is only downloaded."""
+    """The media type for showing a file: HTML for our own pages, plain text for text; None for download only."""
     if len(parts) == 1 and parts[0] in PAGES:
         return "text/html"
     return "text/plain" if parts[-1].endswith(TEXT) else None

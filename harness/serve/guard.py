@@ -1,8 +1,8 @@
-"""What is refused before any page is made, and the headers of every answer.
+"""Refuses requests before any page is made, and sets the headers of every answer.
 
-The server listens on loopback, but a browser on this machine runs the pages of any site, and each of them can ask
-127.0.0.1. A page of another site that has its own name point here (DNS rebinding) is known by the Host header; a form
-of another site by Origin, Sec-Fetch-Site and the token that every form of ours carries.
+The server listens on loopback, but a browser on this machine runs pages of any site, and each can send requests to
+127.0.0.1. A page of another site whose name resolves to this address (DNS rebinding) is recognised by the Host header;
+a form of another site by Origin, Sec-Fetch-Site and the token in every form of ours.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 MAX_TARGET_BYTES = 4_096
-"""Path and query of a request: the longest filter of ours takes a few hundred."""
+"""Limit of a request's path and query: our longest filter takes a few hundred bytes."""
 
 MAX_HEADERS_BYTES = 16_384
 MAX_BODY_BYTES = 16_384
-"""A form with every field filled takes under 2 KB."""
+"""Limit of a form: with every field filled it takes under 2 KB."""
 
 FORM = "application/x-www-form-urlencoded"
 
@@ -51,14 +51,13 @@ App = Callable[[Scope, Any, Any], Awaitable[None]]
 
 
 def loopback_hosts(port: int) -> frozenset[str]:
-    """What the Host header may say of a server on `port` of this machine's loopback address. Browsers leave the port of
-    HTTP itself away."""
+    """Valid Host headers for a server on `port` of the loopback address. Browsers omit the default port 80."""
     names = ("127.0.0.1", "localhost")
     return frozenset((*(f"{name}:{port}" for name in names), *(names if port == 80 else ())))
 
 
 class Guard:
-    """An ASGI application around another: refuses with 4xx what no page of ours would ask for."""
+    """ASGI middleware: refuses with 4xx requests that no page of ours would make."""
 
     def __init__(self, app: App, *, hosts: frozenset[str]) -> None:
         self._app = app
@@ -66,8 +65,8 @@ class Guard:
         self._origins = frozenset(f"http://{host}" for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        """Answer, or have the application answer, with the headers that every answer has."""
-        if scope["type"] != "http":  # nothing else is spoken here
+        """Refuse a request or pass it to the application, and add the common headers to the answer."""
+        if scope["type"] != "http":  # only HTTP is served
             return
 
         async def send_guarded(message: MutableMapping[str, Any]) -> None:
@@ -84,7 +83,7 @@ class Guard:
             return
         body = f"{status}: {_REASONS[status]}\n".encode()
         headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode())]
-        # What is left of a refused body is not waited for.
+        # Do not wait for the rest of a refused body.
         headers.append((b"connection", b"close"))
         if status == 405:
             headers.append((b"allow", b"GET, HEAD, POST"))
@@ -92,7 +91,7 @@ class Guard:
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
     def _refusal(self, scope: Scope) -> int | None:
-        """The status of a refusal; None for a request that may go on."""
+        """The status of a refusal; None for an acceptable request."""
         headers: dict[bytes, list[bytes]] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name.lower(), []).append(value)

@@ -1,7 +1,7 @@
-"""Starting a run from a form: known names and numbers within their bounds become a list of words for a new process.
+"""Starts a run from a form: known names and numbers within bounds become the argument list of a new process.
 
-No shell reads them, no option takes a path, and one run at a time is started. A run that was started here ends with the
-server as with Ctrl-C: its load ends, everything is healed, and it is judged.
+No shell is involved, no option takes a path, and only one run at a time is started. When the server ends, the run ends
+as with Ctrl-C: its load stops, everything is healed, and it is judged.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from harness.workloads.choice import make_workload, require_capabilities
 MAX_OUTPUT_LINES = 200
 MAX_LINE = 400
 MAX_NAMED = 60
-"""Characters of a word of a form in what is said of it."""
+"""Characters of a form's word in a message about it."""
 
 MAX_LAUNCHES = 20
-"""Launches that the page remembers, the newest."""
+"""The newest launches, which the page shows."""
 
 STOP_TIMEOUT_S = 90.0
-"""How long the end of the server waits for a run to heal and judge what it began."""
+"""How long the server's shutdown waits for a run to heal its faults and be judged."""
 
 NUMBERS: Mapping[str, tuple[str, str]] = {
     "nodes": ("Nodes", "5"),
@@ -46,12 +46,12 @@ NUMBERS: Mapping[str, tuple[str, str]] = {
     "concurrency": ("Clients", "10"),
     "seed": ("Seed (empty: random)", ""),
 }
-"""Fields that are numbers: title and what they begin with."""
+"""Numeric field -> its title and initial value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a form asks for, checked: the words of a command line."""
+    """The validated content of a form, as command-line words."""
 
     words: Sequence[str]
 
@@ -66,12 +66,12 @@ class Launch:
 
     @property
     def status(self) -> int | None:
-        """The exit status; None while it is at work."""
+        """The exit status; None while it runs."""
         return self.process.poll()
 
 
 def form_choices() -> dict[str, list[str]]:
-    """What can be chosen by name, by field."""
+    """Field -> the names that can be chosen."""
     return {
         "system": sorted(registry.names("systems")),
         "workload": sorted(registry.names("workloads")),
@@ -81,7 +81,7 @@ def form_choices() -> dict[str, list[str]]:
 
 
 def read_form(fields: Mapping[str, Sequence[str]]) -> Form:
-    """The command line that a form's fields ask for. Raises OperatorError with everything that is wrong with them."""
+    """The command line for a form's fields. Raises OperatorError with all problems."""
     choices = form_choices()
     problems = []
     chosen: dict[str, str] = {}
@@ -125,7 +125,7 @@ def read_form(fields: Mapping[str, Sequence[str]]) -> Form:
 
 
 def _read_settings(text: str, problems: list[str]) -> dict[str, str]:
-    """NAME=VALUE, with spaces between; `problems` gets what is wrong with them."""
+    """Parse NAME=VALUE words separated by spaces; problems are appended to `problems`."""
     settings: dict[str, str] = {}
     for word in text.split():
         name, separator, value = word.partition("=")
@@ -137,7 +137,7 @@ def _read_settings(text: str, problems: list[str]) -> dict[str, str]:
 
 
 def _setting_problems(test: Test) -> list[str]:
-    """What is wrong with a test's settings, of its system and of its workload, and with the two together."""
+    """Problems of a test's system and workload settings, and of the combination of system and workload."""
     system_class = registry.load("systems", test.system)
     problems = setting_problems(system_class.settings, test.system_settings)
     try:
@@ -149,7 +149,7 @@ def _setting_problems(test: Test) -> list[str]:
 
 
 def _digits(number: float) -> str:
-    """A number with all of its digits: it is to be the one that was looked at."""
+    """A number with all its digits, so that the run gets exactly the validated number."""
     return str(int(number)) if number == int(number) else repr(number)
 
 
@@ -159,7 +159,7 @@ def _only(fields: Mapping[str, Sequence[str]], name: str) -> str:
 
 
 class Launcher:
-    """The runs that this server has started; one is at work at most."""
+    """The runs that this server started, at most one of them still running."""
 
     def __init__(self, store: Path) -> None:
         self._store = store
@@ -167,7 +167,7 @@ class Launcher:
         self.launches: deque[Launch] = deque(maxlen=MAX_LAUNCHES)
 
     def start(self, form: Form) -> Launch:
-        """Start a run. Raises OperatorError while another one is at work, or where no process can be made."""
+        """Start a run. Raises OperatorError while another one runs, or if no process can be started."""
         with self._lock:
             if self.launches and self.launches[-1].status is None:
                 raise OperatorError("a run that was started here is still at work; wait for its end")
@@ -189,11 +189,10 @@ class Launcher:
         return launch
 
     def stop(self, say: Callable[[str], None]) -> None:
-        """End the run at work as Ctrl-C does, and wait; `say` is told of a run that is waited for, and of one that does
-        not end in time. Every other Ctrl-C meanwhile goes to the run: at the third it gives up what it waits for.
+        """End the current run as Ctrl-C does, and wait; `say` gets a message about waiting, and about a run that does
+        not end in time. Each further Ctrl-C is passed on to the run, which stops waiting at the third.
 
-        A server that was started with SIGINT ignored, as by `&` in a script, has started its runs so; SIGTERM ends them
-        alike.
+        If the server was started with SIGINT ignored, as by `&` in a script, its runs ignore it too and get SIGTERM.
         """
         with self._lock:
             launch = self.launches[-1] if self.launches else None
@@ -216,7 +215,7 @@ class Launcher:
             except subprocess.TimeoutExpired:
                 say(f"{named} is still at work")
                 return
-            except SystemExit:  # SIGTERM does not wait
+            except SystemExit:  # on SIGTERM the server does not wait
                 say(f"{named} is still at work, and was told to end")
                 raise
 

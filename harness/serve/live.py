@@ -1,4 +1,4 @@
-"""A run at work, followed by its history as it grows."""
+"""Follows a running run by its growing history."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from harness.serve.files import NoFile, NotThere, open_beneath
 from harness.units import clip
 
 POLL_INTERVAL_S = 0.2
-"""Between two looks at the history. The harness writes twice a second at least: what is shown is 0.7 s old at most."""
+"""Polling interval of the history. The harness writes at least twice a second, so the view is at most 0.7 s old."""
 
 READ_BYTES = 1024 * 1024
-"""Read at a time: some 10,000 events, a tenth of a second of work."""
+"""Read per poll: about 10,000 events, a tenth of a second of work."""
 
 MAX_LINE_BYTES = 4 * 1024 * 1024
-"""A longer line ends the view: nobody could look at what it holds."""
+"""A longer line ends the view as damaged."""
 
 MAX_FUNCTIONS = 64
 MAX_OPEN = 10_000
-"""Bounds of what a history can make this count apart; the harness's own lie far below."""
+"""Limits on distinct functions and open operations, against malformed histories; ours have far fewer."""
 
 MAX_FAULTS = 12
 RATE_SECONDS = 60
 
 
 class HistoryTail:
-    """What a growing history.jsonl comes to. `read_on` is called again and again; nothing is read twice."""
+    """Statistics of a growing history.jsonl. `read_on` is called repeatedly; nothing is read twice."""
 
     def __init__(self, root: Path, parts: list[str], *, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._root = root
@@ -49,7 +49,7 @@ class HistoryTail:
         self.damage: str | None = None
 
     def read_on(self) -> bool:
-        """Take in up to `READ_BYTES` more. Returns whether there may be more already."""
+        """Read up to `READ_BYTES` more. Returns whether there may be more to read at once."""
         if self.damage is not None:
             return False
         if self._fd is None:
@@ -58,7 +58,7 @@ class HistoryTail:
             except NoFile as error:
                 self.damage = str(error)
                 return False
-            except NotThere:  # it is made when the load begins
+            except NotThere:  # it is created when the load begins
                 return False
         try:
             data = os.read(self._fd, READ_BYTES)
@@ -96,7 +96,7 @@ class HistoryTail:
             stats.completion(kind, invoked.time_ns, time_ns)
 
     def now_ns(self, *, is_real_time: bool) -> int:
-        """The run's time: that of the last event, and on a real clock what has passed since it was read."""
+        """The run's current time: that of the last event, plus, in real time, the time since it was read."""
         passed_s = self._clock_s() - self._read_at_s if is_real_time and self.stats.events else 0.0
         return self.last_ns + int(passed_s * 1e9)
 
@@ -108,7 +108,7 @@ class HistoryTail:
 
 
 def snapshot(tail: HistoryTail, *, is_real_time: bool) -> dict[str, Any]:
-    """What a page shows of a run at work: numbers, and texts that are clipped."""
+    """The data that a page shows of a running run: numbers, and clipped texts."""
     stats, now_ns = tail.stats, tail.now_ns(is_real_time=is_real_time)
     marks_ns = stats.latency_quantiles_ns((0.5, 0.99))
     return {

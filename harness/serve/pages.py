@@ -1,4 +1,4 @@
-"""Values into HTML. Whatever a run, a node or an address holds appears as text: templates escape."""
+"""Turns values into HTML. Templates escape, so that content of a run, a node or a URL appears as text."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from harness.serve.files import FileEntry, media_type
 from harness.units import clip, duration
 
 PAGE_ROWS = 50
-"""Runs of one page of the list."""
+"""Runs per page of the list."""
 
 MAX_CHOICES = 100
-"""Names in a list to choose from; a store has a handful of each kind."""
+"""Limit of names in a drop-down list; a store has a handful of each kind."""
 
 MAX_FAULT_ROWS = 60
 MAX_CHECKS = 40
@@ -36,14 +36,14 @@ MAX_CHECKS = 40
 SORTS: Mapping[str, str] = {
     "time": "newest", "duration_s": "longest", "ok": "most operations", "faults": "most faults", "verdict": "verdict",
 }  # fmt: skip
-"""What the list can be sorted by, and in words."""
+"""Sort key of the list -> its label."""
 
 _WORST_FIRST = ("invalid", "unknown", "unfinished", "running", "valid")
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What of the list is asked for; unknown words ask for nothing special."""
+    """Filter, order and page of the list; unknown values are ignored."""
 
     words: str = ""
     verdict: str = ""
@@ -57,14 +57,14 @@ class Query:
 
     @classmethod
     def read(cls, given: Mapping[str, str]) -> Query:
-        """From the parameters of an address."""
+        """From the query parameters of a URL."""
         texts = {name: given.get(name, "")[:200] for name in ("words", "verdict", *_FILTERS)}
         sort, page = given.get("sort", "time"), given.get("page", "1")
         number = int(page) if page.isascii() and page.isdigit() and len(page) < 8 else 1
         return cls(**texts, sort=sort if sort in SORTS else "time", page=max(1, number))
 
     def address(self, page: int) -> str:
-        """The address of another page of the same list."""
+        """The URL of another page of the same list."""
         given = {name: getattr(self, name) for name in ("words", "verdict", *_FILTERS, "sort")}
         return "/?" + urlencode({**{name: text for name, text in given.items() if text}, "page": page})
 
@@ -73,17 +73,17 @@ _FILTERS = ("test", "system", "workload", "nemesis", "cluster")
 
 
 def run_address(name: str, *more: str) -> str:
-    """The address of a run's page, or of something of that run."""
+    """The URL of a run's page, or of something below it."""
     return "/runs/" + "/".join(quote(part, safe="") for part in (*name.split("/"), *more))
 
 
 def file_address(name: str, way: str, path: str) -> str:
-    """The address of a file of a run, to look at (`files`) or to keep (`download`)."""
+    """The URL of a file of a run, to view (`files`) or to download (`download`)."""
     return f"{run_address(name, way)}/{quote(path)}"
 
 
 def size_words(size_bytes: int) -> str:
-    """A size as people read it: "71 KB"."""
+    """A human-readable size: "71 KB"."""
     size, unit = float(size_bytes), "B"
     for unit in ("B", "KB", "MB", "GB"):
         if size < 999.5 or unit == "GB":
@@ -94,7 +94,7 @@ def size_words(size_bytes: int) -> str:
 
 @cache
 def environment() -> jinja2.Environment:
-    """The templates, with what they need."""
+    """The template environment with its filters and globals."""
     found = template_environment(
         "harness.serve",
         operation_words=operation_words,
@@ -108,7 +108,8 @@ def environment() -> jinja2.Environment:
 
 @cache
 def report_policy() -> str:
-    """The content policy of a page in a run's directory, whoever wrote it: an origin apart, no script but ours."""
+    """The content security policy for a page in a run's directory, which anybody may have written: a separate origin
+    (sandbox), and no scripts but ours."""
     scripts = " ".join(
         f"'sha256-{base64.b64encode(hashlib.sha256(path.read_bytes()).digest()).decode()}'"
         for path in sorted((Path(__file__).parent.parent / "report" / "static").glob("*.js"))
@@ -121,7 +122,7 @@ def report_policy() -> str:
 
 
 def list_view(index: RunIndex, query: Query) -> dict[str, Any]:
-    """What the page of the list shows."""
+    """The template values of the list page."""
     found = select(
         index.runs,
         verdicts=[query.verdict] if query.verdict else (),
@@ -170,7 +171,7 @@ def run_view(
     results: Mapping[str, Any],
     files: tuple[Sequence[FileEntry], int],
 ) -> dict[str, Any]:
-    """What the page of one run shows."""
+    """The template values of a run's page."""
     faults = results.get("faults")
     faults = [fault for fault in faults if isinstance(fault, Mapping)] if isinstance(faults, list) else []
     doubts = results.get("doubts")
@@ -185,7 +186,7 @@ def run_view(
         "replay": clip(results.get("replay") or "", 2000),
         "files": [(file, media_type(file.path.split("/")) is not None) for file in files[0]],
         "more_files": files[1],
-        # All of a judged run's checks and faults are in that file.
+        # A judged run has all its checks and faults in results.json.
         "is_partial": not results and any(file.path == "results.json" for file in files[0]),
         "has_report": any(file.path == "report.html" for file in files[0]),
         "pages": [file.path for file in files[0] if media_type(file.path.split("/")) == "text/html"],

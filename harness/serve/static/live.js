@@ -5,7 +5,7 @@
   var address = root.getAttribute("data-events");
   var verdict = document.getElementById("verdict"), lost = document.getElementById("lost");
   var source = null, heardAt = 0, isOver = false, isAsking = false;
-  var before = null;  // what the verdict was when the connection was lost
+  var before = null;  // the verdict when the connection was lost
   function show(id, text) { document.getElementById(id).textContent = text; }
   function number(value) { return Math.round(value).toLocaleString("en"); }
   function pill(word, text) {
@@ -33,7 +33,7 @@
       list.appendChild(item);
     });
   }
-  // What the page shows is of the past from here on, and it says so until something is heard again.
+  // Mark the page as outdated until the next event arrives.
   function lose(why) {
     before = before || verdict.textContent;
     pill("unfinished", "not connected");
@@ -51,7 +51,7 @@
     isOver = true;
     if (source) source.close();
   }
-  // A browser does not say why it was refused, nor does it ask again then: one question without a body, and another try.
+  // EventSource neither reports why it was refused nor retries then: send a HEAD request, then try again.
   function ask() {
     source.close();
     if (isOver || isAsking) return;
@@ -100,7 +100,7 @@
       drawFaults([], 0);
     });
   }
-  // A server that was stopped, or a machine that is not there any more, closes no connection.
+  // A stopped server process, or a machine that is gone, does not close the connection.
   setInterval(function () {
     if (isOver || isAsking || Date.now() - heardAt < SILENCE_MS) return;
     lose("The server says nothing. The page goes on by itself when it does.");

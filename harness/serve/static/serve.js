@@ -7,7 +7,7 @@
   }
   document.querySelectorAll("#started pre").forEach(function (output) { output.scrollTop = output.scrollHeight; });
   if (document.getElementById("started") && document.querySelector("#started .pill.running")) {
-    // Where the server does not answer, a page that is loaded again would be the browser's, and stay.
+    // Reload only if the server answers: else the browser's own error page would stay.
     var look = function () {
       fetch(location.href, { method: "HEAD", cache: "no-store" }).then(function () { location.reload(); }, function () {
         document.getElementById("lost").hidden = false;
