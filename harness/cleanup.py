@@ -296,8 +296,7 @@ class _RunCleaner:
         for claim in self._claims(run_state.KIND_IMAGE):
             self._thaw(claim)
         self._kill(self._harness)  # first (if live runs are cleaned too), or it would restart what we end
-        # Hosts that clean themselves come before processes: theirs may be visible here, waiting for what only hosts
-        # thaw.
+        # Hosts that clean themselves come before processes: theirs may be visible here, waiting for a thaw by the host.
         remote = {kind: functools.partial(remove, self._run_id) for kind, remove in REMOTE_REMOVERS.items()}
         self._remove_claims(remote)
         self._end_processes()

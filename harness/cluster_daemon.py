@@ -119,8 +119,7 @@ class ClusterDaemon:
     async def serve(self) -> None:
         """Bring everything up, report it, serve until `down` or SIGTERM, take everything down.
 
-        Raises OperatorError or SystemUnderTestError if it cannot be brought up, HarnessError if it cannot be taken
-        down.
+        Raises OperatorError or SystemUnderTestError if that fails, HarnessError if something could not be taken down.
         """
         spec = self._spec
         loop = asyncio.get_running_loop()

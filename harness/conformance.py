@@ -1,7 +1,7 @@
-"""Whether an object is what a protocol describes: every member there, every method callable as the protocol calls it.
+"""Checks whether an object conforms to a protocol: it has every member, and every method can be called as declared.
 
-The type checker holds our own code to the protocols; plug-ins of other distributions were never seen by it. All that
-is wrong is found at once, before anything of the plug-in is used.
+The type checker covers our own code, but not plug-ins of other distributions. All problems are found at once, before
+anything of the plug-in is used.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from typing import Any, Protocol
 __all__ = ["ability_problems", "constructor_problem", "protocol_problems"]
 
 _PLAIN_TYPES: Mapping[str, tuple[type, ...]] = {"str": (str,), "bool": (bool,), "int": (int,), "float": (int, float)}
-"""Annotations of data whose values can be checked by `isinstance`."""
+"""Annotations of data whose values can be checked with `isinstance`."""
 
 _OF_TEXTS = re.compile(r"(Sequence|Collection|Iterable|tuple|frozenset)\[str\b")
-"""Annotations of several texts. One text would be taken for its letters."""
+"""Annotations of collections of strings. A single string would be iterated by character."""
 
 _AWAITABLE = ("Awaitable", "Coroutine", "Future", "Task")
-"""In the annotation of what a plain function returns: it may stand for an `async def`."""
+"""Parts of a return annotation with which a plain function may replace an `async def`."""
 
 
 def protocol_problems(found: Any, protocol: type) -> list[str]:
-    """What `found` lacks of a protocol, or has otherwise, one short text each; empty when it conforms.
+    """The members of a protocol that `found` lacks or has in another form, one short text each; empty if it conforms.
 
-    `found` is an object, or a class whose instances shall conform: then data may also be declared only, and set in
-    the constructor, which nobody can see without calling it.
+    `found` is an object, or a class whose instances must conform. Data of a class may be only declared, since it may be
+    set in the constructor, which cannot be checked without calling it.
     """
     problems = (_member_problem(found, name, declared) for name, declared in _members(protocol))
     return [problem for problem in problems if problem is not None]
 
 
 def ability_problems(found: Any, protocol: type) -> list[str]:
-    """As `protocol_problems`, for a protocol that is optional: no problem where none of its methods (of its data, where
-    it has no methods) is there."""
+    """Like `protocol_problems`, for an optional protocol: no problem if `found` has none of its methods (or none of its
+    data, if the protocol has no methods)."""
     members = list(_members(protocol))
     methods = [name for name, declared in members if _function_of(declared) is not None]
     if not any(hasattr(found, name) for name in methods or [name for name, _ in members]):
@@ -46,7 +46,7 @@ def ability_problems(found: Any, protocol: type) -> list[str]:
 
 
 def constructor_problem(found: Any, keywords: Sequence[str]) -> str | None:
-    """Why `found` is no class that can be made with exactly these keywords; None when it is."""
+    """Why `found` is not a class that can be instantiated with exactly these keywords; None if it is."""
     if not inspect.isclass(found):
         return f"is a {type(found).__name__} and not a class"
     signature = _signature(found)
@@ -56,7 +56,7 @@ def constructor_problem(found: Any, keywords: Sequence[str]) -> str | None:
 
 
 def _members(protocol: type) -> Iterator[tuple[str, Any]]:
-    """(name, declaration) of the public members; the declaration of data is its annotation, a text."""
+    """(name, declaration) of the public members; the declaration of data is its annotation as a string."""
     seen = set()
     for base in protocol.__mro__:
         if Protocol not in base.__bases__:
@@ -68,7 +68,7 @@ def _members(protocol: type) -> Iterator[tuple[str, Any]]:
 
 
 def _function_of(declared: Any) -> Callable[..., Any] | None:
-    """The function of a declared method; None for data, properties among it."""
+    """The function of a declared method; None for data, including properties."""
     if isinstance(declared, (staticmethod, classmethod)):
         return declared.__func__
     return declared if inspect.isfunction(declared) else None
@@ -126,7 +126,7 @@ def _method_problem(found: Any, name: str, plain: Any, declared: Any, function: 
 def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
     try:
         return inspect.signature(function)
-    except (TypeError, ValueError):  # something built in, which tells nobody
+    except (TypeError, ValueError):  # a builtin without a signature
         return None
 
 
@@ -140,7 +140,7 @@ def _without_first(signature: inspect.Signature) -> inspect.Signature | None:
 
 
 def _takes(taken: inspect.Signature, wanted: inspect.Signature) -> bool:
-    """Whether one can be called with everything that the other may be given, and with no more than it must be."""
+    """Whether `taken` accepts a call with all parameters of `wanted`, and one with only the required ones."""
     return all(
         _binds(
             taken,
@@ -163,6 +163,6 @@ def _binds(signature: inspect.Signature, positional: Sequence[Any], keywords: Ma
 
 
 def _names(signature: inspect.Signature) -> str:
-    """The parameters as they are written, without types."""
+    """The parameters as written, without types."""
     bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
     return str(inspect.Signature(bare))

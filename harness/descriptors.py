@@ -1,4 +1,4 @@
-"""Whether a run has enough open files: found out before it starts, not when the first one cannot be opened."""
+"""Checks before a run that enough files can be opened, so that it does not fail in the middle."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ BASE = 128
 
 
 def wanted_descriptors(test: Test) -> int:
-    """Open files that a run may come to need in one process, with room to spare: each client has a connection to every
-    node, and where links go through proxies each pair of nodes has two streams of two ends."""
+    """Open files that a run may need in one process, with a margin: each client has a connection to every node, and if
+    links go through proxies each pair of nodes has two streams with two ends."""
     return BASE + test.concurrency * (test.nodes + 1) + 8 * test.nodes * (test.nodes + 1)
 
 
 def require_descriptors(test: Test) -> None:
-    """Raise this process's limit of open files as far as the run needs it. Raises OperatorError where that is more than
-    it may have."""
+    """Raise the limit of open files to what the run needs. Raises OperatorError if the hard limit is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = wanted_descriptors(test)
     if soft == resource.RLIM_INFINITY or soft >= wanted:

@@ -1,7 +1,7 @@
-"""A line on a terminal that says what is done and for how long, so that a minute of work does not look like a hang.
+"""A line on a terminal that shows the current work and its elapsed time, so that it does not look like a hang.
 
-A timer signal writes it, no thread: what works here forks, and a child of a process with threads may inherit a lock
-that nobody gives back. Children do not inherit timers.
+A timer signal writes it, not a thread: the work forks, and a child of a process with threads may inherit a lock that is
+never released. Children do not inherit timers.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from types import FrameType
 __all__ = ["elapsed_line"]
 
 EVERY_S = 1.0
-"""Until the line first shows, and between two of them: what is over sooner needs none."""
+"""Delay before the line first shows, and interval of its updates."""
 
 
 @contextlib.contextmanager
 def elapsed_line(what: str) -> Iterator[None]:
-    """Show `what` and the seconds on standard error for the time of a `with`, where that is a terminal; the line is
-    gone at the end. Nothing is shown from other threads than the main one, or where somebody else uses the timer."""
+    """Show `what` and the elapsed seconds on standard error during a `with` block, if that is a terminal; the line is
+    erased at the end. Shows nothing outside the main thread, or if SIGALRM is already in use."""
     if not sys.stderr.isatty() or threading.current_thread() is not threading.main_thread():
         yield
         return

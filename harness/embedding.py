@@ -1,8 +1,7 @@
-"""Runs from within a program of somebody else: a test of pytest, a script, a notebook.
+"""Runs from within another program: a pytest test, a script, a notebook.
 
-`judged_run` is `harness run` as a function: it plans, performs and judges a run and leaves it in a store. It may be
-called where an event loop is running: the run has a thread and a loop of its own then, as it has everywhere but in the
-main thread.
+`judged_run` is `harness run` as a function: it plans, performs and judges a run and stores it. It may be called while
+an event loop is running: the run then has its own thread and loop, as it always has outside the main thread.
 """
 
 from __future__ import annotations
@@ -54,15 +53,15 @@ OPTIONS: Mapping[str, Any] = {
     "seed": None,
     "store": "store",
 }
-"""Option of a run -> its default; as those of `harness run`, times in seconds."""
+"""Option of a run -> its default. The options are those of `harness run`, times in seconds."""
 
 _KINDS: Mapping[type, str] = {bool: "True or False", dict: "a dict", int: "a whole number", float: "a number"}
-"""Types of defaults -> what an option's value must be then."""
+"""Type of a default -> description of a valid value."""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedRun:
-    """A run that took place: its verdict and where everything is that it left."""
+    """A completed run: its verdict and the paths of its files."""
 
     results: Mapping[str, Any]
     path: str
@@ -79,9 +78,9 @@ class JudgedRun:
 def judged_run(system: Any, client: Any = None, **options: Any) -> JudgedRun:
     """Perform and judge a run.
 
-    `system` is a class of `harness.sdk.System` or an object of one, or a name as `--system` takes it; `client` a class
-    of `harness.sdk.Client` or an object of one, the command of a program that speaks JSON lines, or None for the
-    system's own. Options are those of `OPTIONS`. Raises OperatorError, SystemUnderTestError, HarnessError.
+    `system` is a subclass of `harness.sdk.System`, an instance, or a name as for `--system`; `client` a subclass of
+    `harness.sdk.Client`, an instance, the command of a program that speaks JSON lines, or None for the system's own.
+    Options are those of `OPTIONS`. Raises OperatorError, SystemUnderTestError, HarnessError.
     """
     unknown = [name for name in options if name not in OPTIONS]
     if unknown:
@@ -94,8 +93,8 @@ def judged_run(system: Any, client: Any = None, **options: Any) -> JudgedRun:
 
 
 def _require_kinds(given: Mapping[str, Any]) -> None:
-    """Raise OperatorError for an option whose value is of another kind than its default: a command line would have
-    refused it, and 2.5 nodes are not 2."""
+    """Raise OperatorError for an option whose value has another type than its default: the command line would refuse it
+    too, and 2.5 nodes are not 2."""
     for name, value in given.items():
         default = OPTIONS[name]
         kind = int if name == "seed" else type(default)
@@ -106,7 +105,7 @@ def _require_kinds(given: Mapping[str, Any]) -> None:
 
 
 def _is_of(value: Any, kind: type) -> bool:
-    """Whether a value is one of `_KINDS`, or a text that is such a number."""
+    """Whether a value is of a type in `_KINDS`, or a string that is such a number."""
     if isinstance(value, bool) or kind is bool:
         return isinstance(value, bool) and kind is bool
     if kind is dict:
@@ -137,8 +136,8 @@ def _performed(prepared: Prepared, store: str) -> JudgedRun:
 
 
 def in_own_thread(work: Callable[[], T]) -> T:
-    """What `work` returns or raises. In the main thread without a running event loop it is called at once, so that
-    Ctrl-C ends a run in order; elsewhere in a thread of its own, which has no loop yet."""
+    """Call `work` and return its result, or raise its exception. In the main thread without a running event loop it is
+    called directly, so that Ctrl-C ends a run cleanly; otherwise in a new thread, which has no loop yet."""
     if threading.current_thread() is threading.main_thread() and not _loop_runs():
         return work()
     outcome: list[T] = []
@@ -167,7 +166,7 @@ def _loop_runs() -> bool:
 
 
 def _system(system: Any, client: Any) -> tuple[str, Any]:
-    """The name of a system, and its class as the harness takes it. Raises OperatorError."""
+    """The name of a system, and its class for the harness. Raises OperatorError."""
     if isinstance(system, str):
         name, found = system, registry.load("systems", system)
     else:
@@ -190,8 +189,8 @@ def _system(system: Any, client: Any) -> tuple[str, Any]:
 
 
 def _require_no_attributes(given: Any, instead: str) -> None:
-    """Of an object the class is taken, as each run makes systems and clients of its own: what somebody has set on it
-    would be lost without a word. Raises OperatorError."""
+    """Raise OperatorError for an instance with attributes: only its class is used, since each run creates its own
+    systems and clients, so the attributes would be silently lost."""
     try:
         names = "" if isinstance(given, type | str) else ", ".join(vars(given))
     except TypeError:  # a class with slots
@@ -211,9 +210,9 @@ def _client_class(client: Any) -> type[Client]:
 
 
 def _file_of(found: type) -> str:
-    """The file of a class of a plug-in, by which a run is repeated and mistakes are reported. Raises OperatorError."""
+    """The file of a plug-in's class, needed for repeating a run and for reporting mistakes. Raises OperatorError."""
     path = None
-    with contextlib.suppress(OSError, TypeError):  # so it says of what was typed in
+    with contextlib.suppress(OSError, TypeError):  # raised for code that was typed in
         path = inspect.getsourcefile(found)
     if path is None or not os.path.isfile(path):
         raise OperatorError(
@@ -224,7 +223,7 @@ def _file_of(found: type) -> str:
 
 
 def _name_of(system_class: type[System]) -> str:
-    """As `harness run` takes it: FILE.py:CLASS. Raises OperatorError."""
+    """The system's name for `harness run`: FILE.py:CLASS. Raises OperatorError."""
     path = _file_of(system_class)
     try:
         shown = str(Path(path).relative_to(Path.cwd()))

@@ -1,4 +1,4 @@
-"""Performing a test: from its parts to a directory in the store with results and a report."""
+"""Performs a test: from its parts to a directory in the store with results and a report."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 ONLY_BY_NAME = "only where it is asked for by name"
-"""Why some nemeses are none of `all`."""
+"""Why `all` does not include some nemeses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What the names of a test stand for."""
+    """A test with its names resolved."""
 
     test: Test
     cluster_class: Any
@@ -76,9 +76,9 @@ class Parts:
     nemeses: Mapping[str, Nemesis]
     schedule: Schedule
     has_trace: bool = False
-    """Whether the network's trace is kept; the cluster class must have `trace_to`."""
+    """Whether to record a network trace; the cluster class must have `trace_to`."""
     on_made: Callable[[Any, TestClock], None] | None = None
-    """Hears of the cluster, and of the run's clock, before anything is started on it."""
+    """Called with the cluster and the run's clock before anything is started on it."""
 
 
 class TestClock:
@@ -96,7 +96,7 @@ class TestClock:
         return self._zero_s
 
     def start(self) -> None:
-        """Now is 0."""
+        """Set the clock to 0."""
         self._zero_s = self._loop.time()
 
     def now_ns(self) -> int:
@@ -104,7 +104,7 @@ class TestClock:
 
 
 def planned_target(test: Test, cluster_class: Any, system_class: Any) -> PlannedTarget:
-    """The hosts that a test will have, to ask what can be done to them."""
+    """The hosts that a test will have, for asking which faults they support."""
     hosts = [f"n{i}" for i in range(1, test.nodes + 1)]
     mechanism = test.cluster_options.get(MECHANISM_OPTION, AUTO)
     return PlannedTarget(
@@ -115,8 +115,8 @@ def planned_target(test: Test, cluster_class: Any, system_class: Any) -> Planned
 def plan_faults(test: Test, nemeses: Mapping[str, Nemesis], cluster_class: Any, system_class: Any) -> Schedule:
     """The run's faults: those of the schedule file, or decided by the seed.
 
-    A variant that this cluster or this many nodes cannot have is the operator's mistake where it was named, and left
-    out where the run cycles through several. Raises OperatorError.
+    A variant that this cluster or this number of nodes does not support is the operator's mistake if it was named, and
+    is left out if the run cycles through several. Raises OperatorError.
     """
     target = planned_target(test, cluster_class, system_class)
     if test.nemesis_schedule is not None:
@@ -155,8 +155,8 @@ def plan_faults(test: Test, nemeses: Mapping[str, Nemesis], cluster_class: Any, 
 
 
 def left_out(test: Test, nemeses: Mapping[str, Nemesis], cluster_class: Any, system_class: Any) -> list[str]:
-    """Why `all` does not mean every nemesis here: one line for each reason, which names what it keeps out, be that a
-    whole nemesis ("nemesis link") or a form of one that is had otherwise ("disk-full=fill")."""
+    """What `all` leaves out here and why: one line for each reason, naming whole nemeses ("nemesis link") or forms of
+    nemeses that are otherwise included ("disk-full=fill")."""
     if not any(choice.name == ALL for choice in test.nemesis):
         return []
     target = planned_target(test, cluster_class, system_class)
@@ -180,7 +180,7 @@ def left_out(test: Test, nemeses: Mapping[str, Nemesis], cluster_class: Any, sys
 
 
 def _subject_left_out(name: str, variant: str, is_out: Mapping[str, bool]) -> str:
-    """The largest part of a nemesis that goes with a variant which is out: all of it, the form, or the variant."""
+    """The largest part of a nemesis that is left out with a variant: all of it, the form, or the variant."""
     if all(is_out.values()):
         return f"nemesis {name}"
     form = split_variant(variant)[0]
@@ -206,11 +206,11 @@ def _load_schedule(path: str, nemeses: Mapping[str, Nemesis], target: PlannedTar
 
 
 def perform(parts: Parts, store: Store, console: OutputConsole) -> tuple[RunDir, dict[str, Any]]:
-    """Run a test and leave everything in the store, whether or not somebody reads the console to the end.
+    """Run a test and store everything, even if the console's reader goes away.
 
-    Returns the run's directory and its results. Raises HarnessError when it is interrupted while it judges, and
-    OperatorError or SystemUnderTestError when the system could not be brought up; what there is by then (logs,
-    test.json) stays in the store.
+    Returns the run's directory and its results. Raises HarnessError if it is interrupted while judging, and
+    OperatorError or SystemUnderTestError if the system could not be brought up; what exists by then (logs, test.json)
+    stays in the store.
     """
     started_at = datetime.now(UTC)
     run_id = f"{started_at:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
@@ -236,7 +236,7 @@ def perform(parts: Parts, store: Store, console: OutputConsole) -> tuple[RunDir,
                     results = judge_run(run_dir, test, parts.workload, observed, facts)
                     try:
                         _finish(run_dir, test, results, observed)
-                    except Exception:  # a full disk: the verdict is known all the same
+                    except Exception:  # a full disk: the verdict is known anyway
                         print_summary(results, console, test=test.to_json())
                         raise
                     update_store_page(store)
@@ -251,7 +251,7 @@ def perform(parts: Parts, store: Store, console: OutputConsole) -> tuple[RunDir,
 
 
 def _with_lasting_schedule(parts: Parts, run_dir: RunDir) -> Parts:
-    """The same, and a schedule that came by a pipe is that which the run keeps: the line that repeats it names it."""
+    """The parts; a schedule read from a pipe is replaced by the run's own file, which the repeat line can name."""
     path = parts.test.nemesis_schedule
     if path is None or os.path.isfile(path):
         return parts
@@ -259,7 +259,7 @@ def _with_lasting_schedule(parts: Parts, run_dir: RunDir) -> Parts:
 
 
 def rehearse(parts: Parts, directory: str, console: OutputConsole) -> dict[str, Any]:
-    """Run a test below `directory` and judge it; no report is made. Raises as `perform`."""
+    """Run a test below `directory` and judge it, without a report. Raises like `perform`."""
     try:
         run_dir = Store(directory).create(parts.test.name)
     except StoreError as error:
@@ -284,8 +284,8 @@ async def _observe(parts: Parts, run_dir: RunDir, run_id: str, console: OutputCo
 
 
 def make_system(parts: Parts, state: RunState | None, work_dir: str) -> tuple[Any, Any]:
-    """The cluster of a test and the system on it, ready for its faults; nothing is started. What hosts leave is put
-    below `work_dir`, a directory of this machine; what is created is written to `state`, where there is one."""
+    """The cluster of a test and the system on it, prepared for its faults but not started. Files of hosts go below
+    `work_dir` on this machine; created resources are recorded in `state`, if given."""
     test = parts.test
     cluster = parts.cluster_class(
         node_count=test.nodes,
@@ -340,7 +340,7 @@ async def _observe_with(state: RunState, parts: Parts, run_dir: RunDir, console:
 
 @contextlib.contextmanager
 def _client_programs(system: Any, state: RunState) -> Iterator[None]:
-    """Where clients may start programs, none of those outlives the block."""
+    """If clients may start programs, ends those at the end of the block."""
     if not isinstance(system, HasClientPrograms):
         yield
         return
@@ -352,10 +352,10 @@ def _client_programs(system: Any, state: RunState) -> Iterator[None]:
 def judge_run(
     run_dir: RunDir, test: Test, workload: Workload, observed: Observed, facts: Mapping[str, Any], *, judged: int = 0
 ) -> dict[str, Any]:
-    """Read the stored history, check it, and give results.json's content.
+    """Read the stored history, check it, and return the content of results.json.
 
-    `judged` is how many events of clients the history had when it was judged before. One that has fewer has lost
-    some, which is noted as trouble: it stays with the results when they are judged once more.
+    `judged` is the number of client events that the history had when it was judged before. If it now has fewer, it lost
+    some, which is recorded as trouble and so survives further judging.
     """
     reader = read_history(run_dir.history_path)
     too_large = too_large_to_judge(reader)
@@ -375,21 +375,21 @@ def judge_run(
 
 
 def _missing_events(events: Sequence[Mapping[str, Any]]) -> int:
-    """How many events are not there though later ones are: their indices go up by one, from 0."""
+    """The number of missing events before the last one: indices increase by one, from 0."""
     last = events[-1].get("index") if events else None
     return max(0, last + 1 - len(events)) if type(last) is int else 0
 
 
 def _finish(run_dir: RunDir, test: Test, results: dict[str, Any], observed: Observed) -> None:
-    from harness.report.page import write_report  # a run starts without it
+    from harness.report.page import write_report  # not needed at the start of a run
 
     run_dir.write_results(results)
     try:
         _convert(run_dir, test, results)
-    finally:  # the report is worth having also where the conversion met a full disk
+    finally:  # write the report even if the conversion met a full disk
         write_report(run_dir.path, test.to_json(), results, run_dir.history_path)
     if results["valid"] is True:
-        # The logs stay; the data files of a run that found nothing would only fill the disk.
+        # The logs stay; the data files of a valid run would only fill the disk.
         for data in (run_dir.path / "nodes").glob("*/data"):
             shutil.rmtree(data, ignore_errors=True)
     run_dir.finish()
@@ -401,7 +401,7 @@ def _finish(run_dir: RunDir, test: Test, results: dict[str, Any], observed: Obse
 
 
 def _convert(run_dir: RunDir, test: Test, results: Mapping[str, Any]) -> None:
-    try:  # only now: importing pyarrow takes long, and not every interpreter has it
+    try:  # imported late: pyarrow is slow to import, and not every interpreter has it
         from harness.history_parquet import RunIdentity, write_parquet
     except ModuleNotFoundError as error:
         if error.name != "pyarrow":
@@ -420,7 +420,7 @@ def exit_status_of(results: Mapping[str, Any]) -> int:
 
 @contextlib.contextmanager
 def _log_to(path: Path) -> Iterator[None]:
-    """Everything the harness logs goes into the run's own file, and only there."""
+    """Redirect all logging of the harness to the run's own file."""
     handler = _RunLog(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     root = logging.getLogger()
@@ -432,19 +432,19 @@ def _log_to(path: Path) -> Iterator[None]:
     finally:
         root.removeHandler(handler)
         root.setLevel(before)
-        with contextlib.suppress(OSError):  # a full disk; whoever writes the history says so
+        with contextlib.suppress(OSError):  # a full disk, which the history writer reports
             handler.close()
 
 
 class _RunLog(logging.FileHandler):
-    """A log that is no reason to end a run, nor to print a traceback for each line that finds no room."""
+    """A log whose write errors (a full disk) neither end a run nor print a traceback for each line."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Nothing: the line is lost."""
+        """Ignore the error: the line is lost."""
 
 
 def _project_version() -> dict[str, Any]:
-    """The project's version, and its commit where it runs from a checkout."""
+    """The project's version, and its commit if it runs from a checkout."""
     here = Path(harness.__file__).resolve().parent.parent
 
     def git(*words: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Judging a run while it goes on: to show what is found so far, and so that the load can end at the first violation."""
+"""Judges a run while it is in progress, to show the first violation at once, and so that the load can end there."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["WatchedRecorder"]
 
 
 class WatchedRecorder:
-    """A recorder whose events also go to an online checker, in the order in which they are recorded.
+    """A recorder that also feeds its events to an online checker, in recording order.
 
-    `on_violation(words, time_ns)` is called once, for the first violation; nothing is checked after it, because what
-    follows a violation says nothing new and the full checkers read the whole history anyway.
+    `on_violation(message, time_ns)` is called once, for the first violation. Nothing is checked after it: later
+    violations add nothing, and the full checkers read the whole history anyway.
     """
 
     def __init__(self, recorder: Recorder, checker: OnlineChecker, on_violation: Callable[[str, int], None]) -> None:
@@ -24,7 +24,7 @@ class WatchedRecorder:
         self._on_violation = on_violation
 
     def append(self, event: dict[str, Any]) -> dict[str, Any]:
-        """Record an event and check it. Returns the completed event; raises as the recorder does."""
+        """Record an event and check it. Returns the recorded event; raises like the recorder."""
         recorded = self._recorder.append(event)
         if self._checker is not None:
             violation = self._checker.feed(recorded)

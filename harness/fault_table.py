@@ -1,4 +1,4 @@
-"""What of the faults that were asked for can be had, by what mechanism, and what cannot and why: before the start."""
+"""Which of the requested faults are available and by which mechanism, and which are not and why: before the start."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ BY_NAME_ONLY = "no part of all: only where it is asked for by name"
 
 @dataclass(frozen=True, slots=True)
 class FaultRow:
-    """Forms of one nemesis that are had alike. `how` is by what mechanism; None where they cannot be had, and `why_not`
-    says why."""
+    """Forms of one nemesis with the same mechanism `how`, or unavailable (None) for the same reason `why_not`."""
 
     nemesis: str
     forms: tuple[str, ...]
@@ -32,8 +31,8 @@ class FaultRow:
 
 
 def fault_rows(test: Test, nemeses: Mapping[str, Nemesis], cluster_class: Any, system_class: Any) -> Sequence[FaultRow]:
-    """A row for every nemesis and mechanism, or reason, of the faults that a test asks for; those that can be had come
-    first. None for a test whose faults are in a schedule, which has only what can be had."""
+    """A row for every nemesis and mechanism (or reason) of the faults that a test asks for, available ones first. Empty
+    for a test with a schedule file, which contains only available faults."""
     if test.nemesis_schedule is not None:
         return []
     target = planned_target(test, cluster_class, system_class)
@@ -53,7 +52,7 @@ def fault_rows(test: Test, nemeses: Mapping[str, Nemesis], cluster_class: Any, s
 
 
 def _asked(test: Test, nemeses: Mapping[str, Nemesis]) -> dict[str, list[str]]:
-    """Nemesis -> its variants that the test asks for."""
+    """Nemesis -> the variants that the test asks for."""
     asked: dict[str, list[str]] = {}
     named = {choice.name for choice in test.nemesis}
     for choice in test.nemesis:
@@ -64,7 +63,7 @@ def _asked(test: Test, nemeses: Mapping[str, Nemesis]) -> dict[str, list[str]]:
 
 
 def _shortened(variants: Iterable[str], nemesis: Nemesis) -> tuple[str, ...]:
-    """Forms in the place of their variants, where all targets of a form are there: "sigkill", "terminate@leader"."""
+    """Variants, shortened to their form if all targets of the form are present: "sigkill", "terminate@leader"."""
     there = list(variants)
     shown: dict[str, None] = {}
     for variant in there:
@@ -75,7 +74,7 @@ def _shortened(variants: Iterable[str], nemesis: Nemesis) -> tuple[str, ...]:
 
 
 def _mechanism(nemesis: Nemesis, variant: str, cluster_class: Any) -> str:
-    """How a variant is carried out, in words."""
+    """The mechanism of a variant, as text."""
     names = []
     for interface, ability in sorted(needs_of(nemesis, [variant])):
         if interface == OPERATOR:

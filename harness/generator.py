@@ -1,20 +1,18 @@
-"""What the clients do next, as pure values.
+"""Generators of the clients' operations, as pure values.
 
-A generator is an immutable value with two questions. `next(context)` asks what the thread in the context
-should do now and answers with a step and the generator to ask the next time:
+A generator is an immutable value with two methods. `next(context)` returns what the thread in the context should do
+now, as a step, and the generator for the next call:
 
     Op        do this operation now
-    Wait      nothing before `until_ns`; ask again then
+    Wait      nothing to do before `until_ns`; ask again then
     None      exhausted for this thread
 
-`update(context, event)` tells it of an event (an invocation or a completion) and gives the generator
-that knows about it. Because generators are values, they compose: a time limit around a stagger around a mix
-is three small objects, and a failed composition can be printed. Randomness comes from the context's seeded
-generator, so that a seed decides the sequence of questions and answers.
+`update(context, event)` returns the generator after an event (an invocation or a completion). Because generators are
+values, they compose: a time limit around a stagger around a mix is three small objects, and a failed composition can be
+printed. Randomness comes from the context's seeded random generator, so that a seed determines the sequence of steps.
 
-The vocabulary (mix, limit, time limit, stagger, phases, each thread, reserve, until ok) is the field's, after
-Jepsen; threads here pull their next step themselves, so there is no central interpreter between two
-operations and its cost is a few microseconds.
+The vocabulary (mix, limit, time limit, stagger, phases, each thread, reserve, until ok) is Jepsen's. Threads pull their
+next step themselves, so there is no central interpreter between two operations, and a step costs a few microseconds.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ Event = Mapping[str, Any]
 
 
 class Op(NamedTuple):
-    """An operation to invoke: function, independent key (None: none) and value. With `with_next` the one after it is
+    """An operation to invoke: function, independent key (None: none) and value. With `with_next` the next operation is
     due at the same moment, for another thread."""
 
     f: str
@@ -59,8 +57,8 @@ class Op(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Nothing to do before `until_ns` (nanoseconds since the test began). With `everyone` that is true of every
-    thread, so that not each of them has to ask again then."""
+    """Nothing to do before `until_ns` (nanoseconds since the test began). With `everyone` that holds for every thread,
+    so that not each of them has to ask."""
 
     until_ns: int
     everyone: bool = False
@@ -68,7 +66,7 @@ class Wait(NamedTuple):
 
 @dataclass(slots=True)
 class Context:
-    """Who asks, and when. One context object is reused for every question of a run."""
+    """The asking thread and the time. One context object is reused for all calls of a run."""
 
     random: random.Random
     time_ns: int = 0
@@ -81,20 +79,20 @@ Step = Op | Wait | None
 
 
 class Generator(Protocol):
-    """See the module's text."""
+    """See the module docstring."""
 
     def next(self, context: Context) -> tuple[Step, Generator]: ...
 
     def update(self, context: Context, event: Event) -> Generator: ...
 
     def idle_until_ns(self, now_ns: int) -> int | None:
-        """Until when it would tell every thread to wait, where that can be seen without asking it: whoever asks `next`
-        has a thread wake up for the answer. None where it cannot be seen, or where it would not."""
+        """Until when it would make every thread wait, if that is known without calling `next`, for which a thread would
+        have to wake up. None if it is unknown, or if it would not make all wait."""
         ...
 
 
 class Unpaced:
-    """A generator whose waits cannot be seen without asking it."""
+    """A generator whose waits are only known by calling `next`."""
 
     __slots__ = ()
 
@@ -104,7 +102,7 @@ class Unpaced:
 
 
 class IgnoresEvents(Unpaced):
-    """A generator that no event changes."""
+    """A generator that ignores events."""
 
     __slots__ = ()
 
@@ -122,7 +120,7 @@ class Nothing(IgnoresEvents):
 
 @dataclass(frozen=True, slots=True)
 class Calls(IgnoresEvents):
-    """For ever the result of `function(context)`, an Op."""
+    """Repeats the result of `function(context)`, an Op, forever."""
 
     function: Callable[[Context], Op]
 
@@ -151,7 +149,7 @@ class Limit(Unpaced):
 
 @dataclass(frozen=True, slots=True)
 class TimeLimit:
-    """`inner` for `seconds` after its first question."""
+    """`inner` for `seconds` after the first call of `next`."""
 
     seconds: float
     inner: Generator
@@ -173,7 +171,7 @@ class TimeLimit:
         return self if inner is self.inner else TimeLimit(self.seconds, inner, self.end_ns)
 
     def idle_until_ns(self, now_ns: int) -> int | None:
-        """As `inner`, but not beyond the end."""
+        """Like `inner`, but not beyond the end."""
         if self.end_ns is None or self.end_ns <= now_ns:
             return None
         inner_ns = self.inner.idle_until_ns(now_ns)
@@ -184,16 +182,16 @@ class TimeLimit:
 class Stagger:
     """Operations of `inner` at `rate` per second over all threads, exponentially spaced (a Poisson stream).
 
-    When the threads fall behind (all are waiting for replies) the lost operations are not made up for in a
-    burst: the next one is due at once and the stream goes on from there. Operations that are due together are
-    followed by a gap for each of them.
+    If the threads fall behind (all are waiting for replies) the missed operations are not made up for in a burst: the
+    next one is due at once and the stream continues from there. Operations that are due together are followed by one
+    gap for each of them.
     """
 
     rate: float
     inner: Generator
     due_ns: int | None = None
     owed_ns: int = 0
-    """Gaps of operations that were due with the next one."""
+    """Accumulated gaps of operations that were due together with the next one."""
 
     def next(self, context: Context) -> tuple[Step, Generator]:
         now_ns = context.time_ns
@@ -204,7 +202,7 @@ class Stagger:
         owed_ns = self.owed_ns
         if isinstance(step, Op):
             owed_ns += int(context.random.expovariate(self.rate) * 1e9)
-            # Up to 50 ms of lateness is the timer's and is made up for; more is the system's and is not.
+            # Lateness up to 50 ms is due to the timer and is made up for; more is due to the system and is not.
             due_ns = due_ns if now_ns - due_ns < 50_000_000 else now_ns
             if not step.with_next:
                 due_ns, owed_ns = due_ns + owed_ns, 0
@@ -221,7 +219,7 @@ class Stagger:
 
 @dataclass(frozen=True, slots=True)
 class Mix(Unpaced):
-    """Each time one of `choices` at random, by weight; a choice that is exhausted is left out."""
+    """At each step one of `choices` at random, by weight; exhausted choices are left out."""
 
     choices: tuple[tuple[float, Generator], ...]
 
@@ -251,7 +249,7 @@ class Mix(Unpaced):
 
 
 def _for_this_thread(step: Step) -> Step:
-    """A wait of one of several generators says nothing about threads that another one of them may serve."""
+    """The step for this thread only: a wait of one of several generators does not apply to threads of the others."""
     return step._replace(everyone=False) if isinstance(step, Wait) and step.everyone else step
 
 
@@ -266,7 +264,7 @@ def _pick(choices: tuple[tuple[float, Generator], ...], fraction: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FlipFlop(Unpaced):
-    """`inner` generators in turn, one operation each, for ever; exhausted with the first that is."""
+    """`inner` generators in turn, one operation each, forever; exhausted as soon as one of them is."""
 
     inner: tuple[Generator, ...]
     index: int = 0
@@ -283,8 +281,8 @@ class FlipFlop(Unpaced):
 
 @dataclass(frozen=True, slots=True)
 class Phases(Unpaced):
-    """One generator after the other; the next begins when the one before is exhausted and none of its
-    operations is open any more."""
+    """One generator after the other; the next begins when the previous one is exhausted and none of its operations is
+    open."""
 
     remaining: tuple[Generator, ...]
     open_threads: frozenset[int] = frozenset()
@@ -318,7 +316,7 @@ class Phases(Unpaced):
 
 @dataclass(frozen=True, slots=True)
 class EachThread(Unpaced):
-    """A copy of `template` for every thread, each with a life of its own."""
+    """An independent copy of `template` for every thread."""
 
     template: Generator
     copies: Mapping[int, Generator] = field(default_factory=dict)

@@ -1,12 +1,11 @@
 """A history as Parquet: one typed row per event, each with the identity of its run.
 
-This is what Spark reads: many runs' files together make one table, so every row says which run it belongs to
-and under which system, workload, nemesis, cluster and configuration it was made. The columns stand in
-`HISTORY_SCHEMA` and nowhere else; a file's metadata carries `SCHEMA_VERSION`, so that a reader of many runs
-can tell old files from new ones.
+This is what Spark reads: the files of many runs form one table, so every row has its run's identity, system, workload,
+nemesis, cluster and configuration. The columns are defined only in `HISTORY_SCHEMA`; a file's metadata contains
+`SCHEMA_VERSION`, so that a reader of many runs can tell old files from new ones.
 
-Kept apart from the writer of the running history because pyarrow takes a noticeable part of a second to
-import, and only the end of a run needs it.
+Separate from the history writer because importing pyarrow takes a noticeable fraction of a second, and only the end of
+a run needs it.
 """
 
 from __future__ import annotations
@@ -31,14 +30,13 @@ from harness.history_writer import HistoryError, HistoryWriteError, read_history
 from harness.test import Test
 
 SCHEMA_VERSION = "1"
-"""Raised when a column changes its meaning or type; added columns keep it."""
+"""Increased when a column changes its meaning or type, not when columns are added."""
 
 ROW_GROUP_EVENTS = 65_536
-"""Events held in memory at a time while converting, and per row group: some 40 MB, and groups that Spark
-can skip or split by."""
+"""Events in memory during conversion, and per row group: about 40 MB, and a size by which Spark can skip or split."""
 
 NEMESIS_PROCESS = -1
-"""`process` of the nemesis, which has no number; `is_nemesis` says so as well."""
+"""`process` of the nemesis, which has no number; `is_nemesis` is also set."""
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -67,8 +65,8 @@ HISTORY_SCHEMA = pa.schema(
     metadata={"splitbrain.schema_version": SCHEMA_VERSION},
 )
 HISTORY_SCHEMA = HISTORY_SCHEMA.with_metadata(
-    # Pages have checksums, the list of columns has none: a name that was changed would look like a column that an
-    # older harness did not have.
+    # Pages have checksums, but the schema has none: a corrupted column name would look like a column that an older
+    # harness did not have.
     {**HISTORY_SCHEMA.metadata, b"splitbrain.columns": ",".join(HISTORY_SCHEMA.names).encode()}
 )
 """The columns of a history, in order. Times are nanoseconds since the test began, `started_at` is UTC."""
@@ -78,7 +76,7 @@ _encode_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).enc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunIdentity:
-    """What every row says of its run. `started_at` carries a time zone; `nemesis` is `Test.faults`."""
+    """The columns that identify a row's run. `started_at` has a time zone; `nemesis` is `Test.faults`."""
 
     run_id: str
     test_name: str
@@ -115,9 +113,9 @@ class RunIdentity:
 def write_parquet(history_path: str | os.PathLike[str], parquet_path: str | os.PathLike[str], run: RunIdentity) -> int:
     """Convert a JSONL history to one Parquet file and return its number of rows.
 
-    Streams: at most `ROW_GROUP_EVENTS` events are in memory. The file appears whole under its name or not at
-    all; a last line that was cut short is left out, as `read_history` does. Raises HistoryError when the
-    history cannot be read, HistoryWriteError when the Parquet cannot be written.
+    Streams: at most `ROW_GROUP_EVENTS` events are in memory. The file is created atomically; a truncated last line is
+    left out, as `read_history` does. Raises HistoryError if the history cannot be read, HistoryWriteError if the
+    Parquet file cannot be written.
     """
     target = os.fspath(parquet_path)
     temporary = f"{target}.partial"
@@ -126,7 +124,7 @@ def write_parquet(history_path: str | os.PathLike[str], parquet_path: str | os.P
     try:
         constants: dict[str, pa.Array] = {}
         with (
-            pa.OSFile(os.fsencode(temporary), "wb") as file,  # as text, pyarrow takes no path that is not UTF-8
+            pa.OSFile(os.fsencode(temporary), "wb") as file,  # pyarrow rejects non-UTF-8 paths as str
             pq.ParquetWriter(file, HISTORY_SCHEMA, compression="zstd", write_page_checksum=True) as writer,
         ):
             while batch := _batch(events, run, constants):
@@ -143,8 +141,7 @@ def write_parquet(history_path: str | os.PathLike[str], parquet_path: str | os.P
 
 
 def _batch(events: Iterator[dict[str, Any]], run: RunIdentity, constants: dict[str, pa.Array]) -> pa.RecordBatch | None:
-    """The next row group; None at the end. The first one, which is the largest, leaves in `constants` what
-    every row says of its run."""
+    """The next row group; None at the end. The first and largest one fills `constants` with the run's columns."""
     chunk = list(islice(events, ROW_GROUP_EVENTS))
     if not chunk:
         return None

@@ -1,9 +1,9 @@
-"""The history of a run on disk: appended as it happens, read back as a stream.
+"""The history of a run on disk: appended during the run, read back as a stream.
 
-One JSON object a line in the order of occurrence. The writer adds `index` and `time` (nanoseconds since the
-test began) and holds the harness to the rule that a process has one operation open at most. Lines are
-collected and written together, so that recording costs microseconds; a killed harness loses at most
-`FLUSH_EVENTS` events or `FLUSH_INTERVAL_S` seconds, and the file it leaves is readable up to its last line.
+One JSON object per line, in order of occurrence. The writer adds `index` and `time` (nanoseconds since the test began)
+and enforces that a process has at most one operation open. Lines are buffered and written together, so that recording
+costs microseconds; a killed harness loses at most `FLUSH_EVENTS` events or `FLUSH_INTERVAL_S` seconds, and leaves a
+file that is readable up to its last complete line.
 """
 
 from __future__ import annotations
@@ -34,22 +34,23 @@ from harness.errors import HarnessError, OperatorError
 from harness.live_stats import COMPLETIONS, LiveStats, OpenOperation
 
 FLUSH_EVENTS = 512
-"""Events collected before they are written: about 64 KB, where the system call no longer shows."""
+"""Events buffered before they are written: about 64 KB, at which the system call's cost is negligible."""
 
 FLUSH_INTERVAL_S = 0.5
-"""How long an event may wait to be written: what a kill -9 may cost, and still two writes a second."""
+"""How long an event may stay buffered: the loss at a kill -9, with only two writes per second."""
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
-"""The longest line read. A log read returns a few kilobytes; a file without line ends must not fill memory."""
+"""The longest line read. A log read returns a few kilobytes; a file without newlines must not fill memory."""
 
 MAX_SHARED_WORDS = 4_096
-"""Words of a history that is read (types, functions, nodes) that its events share: they are a third of its memory."""
+"""Limit of interned strings (types, functions, nodes) of a history that is read; without sharing they take a third of
+its memory."""
 
 MAX_CACHED_HEADS = 1_024
-"""Cached beginnings of lines by (type, f), and of node fields; both come from small fixed sets."""
+"""Limit of cached line heads by (type, f), and of cached node fields; both come from small fixed sets."""
 
 MAX_TIME_NS = (1 << 63) - 1
-"""Nearly three hundred years, as many as the column of Parquet holds."""
+"""Nearly three hundred years, the maximum of the Parquet column."""
 
 _TYPES = frozenset(("invoke", *COMPLETIONS))
 _WORDS = ("type", "f", "node")
@@ -61,14 +62,14 @@ class HistoryError(OperatorError):
 
 
 class HistoryWriteError(OperatorError):
-    """The history can no longer be written (disk full, I/O error). Whole lines written so far are readable."""
+    """The history can no longer be written (disk full, I/O error). Complete lines written so far are readable."""
 
 
 class HistoryWriter:
     """Appends events to a new history file.
 
-    `clock_ns` gives nanoseconds since the test began and never goes back. Raises HistoryWriteError when the
-    file exists or cannot be created. Use as a context manager, or call `close`.
+    `clock_ns` returns nanoseconds since the test began and never goes back. Raises HistoryWriteError if the file exists
+    or cannot be created. Use as a context manager, or call `close`.
     """
 
     def __init__(self, path: str | os.PathLike[str], clock_ns: Callable[[], int]) -> None:
@@ -92,9 +93,9 @@ class HistoryWriter:
     def append(self, event: Mapping[str, Any]) -> dict[str, Any]:
         """Record one event: process, type, f, value and optionally key, error, node and durability.
 
-        Returns the event with `index` and `time`; the one given is left alone. Raises HarnessError when the
-        event breaks the rules of a history, HistoryWriteError when it cannot be written. Events of the
-        nemesis are exempt from one-at-a-time: faults overlap, and a heal must never be refused.
+        Returns a copy of the event with `index` and `time`. Raises HarnessError if the event breaks the rules of a
+        history, HistoryWriteError if it cannot be written. Nemesis events are exempt from the rule of one open
+        operation: faults overlap, and a heal must never be refused.
         """
         if self._fd is None:
             self._unreported = False
@@ -110,7 +111,7 @@ class HistoryWriter:
         except (TypeError, ValueError, RecursionError) as error:
             raise HarnessError(f"process {process}'s {f} holds what JSON cannot: {error}") from None
 
-        # Nothing below can fail but the disk, so an event is either recorded and counted, or neither.
+        # Below only the disk can fail, so an event is either both recorded and counted, or neither.
         stats.events = index + 1
         if process == NEMESIS:
             stats.nemesis(kind, f, event.get("value"), now_ns)
@@ -133,7 +134,7 @@ class HistoryWriter:
         return {"index": index, "time": now_ns, **event}
 
     def _check(self, kind: str, f: str, process: Any) -> OpenOperation | None:
-        """The operation that this event of a client completes; None for an invocation."""
+        """The operation that this client event completes; None for an invocation."""
         invoked = self.stats.open.get(process)
         if kind == "invoke":
             if invoked is not None:
@@ -191,7 +192,7 @@ class HistoryWriter:
             return
         try:
             loop = asyncio.get_running_loop()
-        except RuntimeError:  # plain code without a loop: flush() and the size bound remain
+        except RuntimeError:  # without a loop only flush() and the size limit apply
             return
         self._timer = loop.call_later(FLUSH_INTERVAL_S, self._flush_by_timer)
 
@@ -200,10 +201,10 @@ class HistoryWriter:
         try:
             self.flush()
         except HistoryWriteError:
-            self._unreported = True  # nobody to raise to here: the next append, flush or close does
+            self._unreported = True  # raised by the next append, flush or close
 
     def flush(self) -> None:
-        """Hand everything collected to the operating system. Raises HistoryWriteError."""
+        """Write all buffered events to the file. Raises HistoryWriteError."""
         if self._error is not None:
             self._unreported = False
             raise self._error
@@ -231,7 +232,7 @@ class HistoryWriter:
         raise self._error from error
 
     def close(self) -> None:
-        """Write the rest and force it to disk. Idempotent. Raises HistoryWriteError unless that was raised before."""
+        """Write the rest and sync it to disk. Idempotent. Raises HistoryWriteError unless it was raised before."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -259,10 +260,10 @@ def _text(text: str) -> str:
 
 
 class HistoryReader:
-    """A stream over the events of one history file; iterate it once or again from the start.
+    """A stream over the events of one history file; each iteration starts from the beginning.
 
-    After an iteration `events` says how many there were, `truncated` whether the last line was cut short
-    (what a killed writer leaves) and `dropped` how that line began.
+    After an iteration `events` is their number, `truncated` tells whether the last line was cut short (as by a killed
+    writer) and `dropped` is the beginning of that line.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -274,7 +275,7 @@ class HistoryReader:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         self.events, self.truncated, self.dropped = 0, False, ""
         try:
-            if not stat.S_ISREG(os.stat(self.path).st_mode):  # whoever opens a pipe waits for somebody who writes
+            if not stat.S_ISREG(os.stat(self.path).st_mode):  # opening a pipe would block until somebody writes
                 raise HistoryError(f"cannot read {self.path}: it is no file")
             file = open(self.path, "rb")  # noqa: SIM115 (closed below; opening has its own errors)
         except OSError as error:
@@ -304,7 +305,7 @@ class HistoryReader:
 
 
 def event_problem(event: Any) -> str | None:
-    """Why something read from a history is no event; None where it is one."""
+    """Why something read from a history is not a valid event; None if it is."""
     if type(event) is not dict:
         return "not a JSON object"
     try:
@@ -330,7 +331,7 @@ def event_problem(event: Any) -> str | None:
 def read_history(path: str | os.PathLike[str]) -> HistoryReader:
     """A history file as a stream of events.
 
-    A last line that was cut short is dropped and reported by the reader. Raises HistoryError, while
-    iterating, naming file and line of anything else that is not an event.
+    A truncated last line is dropped and reported by the reader. Iterating raises HistoryError, naming file and line,
+    for anything else that is not an event.
     """
     return HistoryReader(path)

@@ -1,6 +1,6 @@
-"""The files from which hosts are made: a Dockerfile, a Vagrantfile, the script that provisions a machine.
+"""The files for creating hosts: a Dockerfile, a Vagrantfile, the script that provisions a machine.
 
-In a checkout they lie at its root, in an installation from a wheel they are data of this package. Messages name them by
+In a checkout they are at its root, in an installation from a wheel they are data of this package. Messages name them by
 a path that can be pasted.
 """
 
@@ -22,11 +22,11 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def host_files_directory() -> Path:
-    """The directory that has HOST_FILES: the context of the Dockerfile, the place for `vagrant up`."""
+    """The directory of HOST_FILES: the build context of the Dockerfile, the directory for `vagrant up`."""
     packaged = _PACKAGE / PACKAGED_DIRECTORY
     return packaged if packaged.is_dir() else _PACKAGE.parent
 
 
 def host_file(name: str) -> str:
-    """One of HOST_FILES, as a path for a command line that is typed in the current directory."""
+    """One of HOST_FILES, as a path for a command line in the current directory."""
     return pasteable(os.path.join(host_files_directory(), name))

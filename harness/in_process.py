@@ -1,6 +1,6 @@
-"""A workload against clients in this process: no cluster, no faults, no files.
+"""Runs a workload against clients in this process: no cluster, no faults, no files.
 
-For trying a client out before there is a system to run it against, and for tests of workloads: the generator, the
+For trying out a client before there is a system to run it against, and for tests of workloads: the generator, the
 workers, the final reads and the checks are those of a run.
 
     run = run_in_process("register", MyClient, operations=1000)
@@ -32,7 +32,7 @@ __all__ = ["InProcessRun", "drive", "run_in_process"]
 
 @dataclass(slots=True)
 class InProcessRun:
-    """What came of it: the history, the checks by name, errors that are the client's own."""
+    """The result: the history, the checks by name, and unexpected errors of the client."""
 
     events: list[dict[str, Any]] = field(default_factory=list)
     outcomes: Mapping[str, CheckOutcome] = field(default_factory=dict)
@@ -40,12 +40,12 @@ class InProcessRun:
 
     @property
     def valid(self) -> bool:
-        """Whether every check holds and the client made no mistake."""
+        """Whether every check holds and there were no unexpected errors."""
         return not self.unexpected_errors and all(outcome.valid is True for outcome in self.outcomes.values())
 
 
 class _Memory:
-    """Keeps events, as harness.history_writer does on disk."""
+    """Records events in memory, as harness.history_writer does on disk."""
 
     def __init__(self, events: list[dict[str, Any]], now_ns: Callable[[], int]) -> None:
         self._events = events
@@ -68,11 +68,11 @@ def run_in_process(
     operation_timeout_s: float = 3.0,
     check_timeout_s: float = 30.0,
 ) -> InProcessRun:
-    """`operations` operations of a workload, its final reads, and its checks.
+    """Run `operations` operations of a workload, its final reads, and its checks.
 
-    `workload` is an object, or the name of one for clients of `harness.sdk`, with its settings as they come.
-    `new_connection()` gives a connection of the kind that the workload requires, for each logical client one. Raises
-    OperatorError for an unknown name, and for a class of clients that lacks methods.
+    `workload` is an object, or the name of one for clients of `harness.sdk`, with default settings. `new_connection()`
+    returns a connection of the kind that the workload requires, one for each logical client. Raises OperatorError for
+    an unknown name, and for a client class that lacks methods.
     """
     made = client_workload(workload) if isinstance(workload, str) else workload
     if isinstance(made, ByCapability) and isinstance(new_connection, type):
@@ -104,7 +104,7 @@ async def drive(
     seed: int,
     operation_timeout_s: float,
 ) -> InProcessRun:
-    """The operations and the final reads, without the checks, on the running event loop."""
+    """Run the operations and the final reads, without the checks, on the running event loop."""
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     run = InProcessRun()
@@ -137,10 +137,10 @@ async def drive(
 
 
 def _files_of(new_connection: Callable[[], Any]) -> set[str]:
-    """Where the code of clients is: of a class, or of the function that makes them."""
+    """The source files of clients: of their classes, or of the function that creates them."""
     classes = new_connection.__mro__ if isinstance(new_connection, type) else (new_connection,)
     found = set[str]()
     for each in classes:
-        with contextlib.suppress(TypeError, OSError):  # of no file, as what is built in, or was typed (-c, a notebook)
+        with contextlib.suppress(TypeError, OSError):  # without a file: a builtin, or typed in (-c, a notebook)
             found.add(inspect.getsourcefile(each) or "")
     return found - {"", inspect.getsourcefile(SdkClient)}

@@ -1,23 +1,23 @@
-"""Clients in any language: a program for each logical client, spoken to in JSON lines over its standard streams.
+"""Clients in any language: a program for each logical client, which speaks JSON lines over its standard streams.
 
-The harness writes one JSON object a line and waits for one line in answer, always in turn, with the same `id`:
+The harness writes one JSON object per line and waits for a one-line answer with the same `id`, always in turn:
 
     {"id": 1, "type": "hello", "version": 1}
         -> {"id": 1, "type": "hello", "capabilities": ["read", "write"]}
     {"id": 2, "type": "open", "process": 3, "host": "n1", "addresses": {"client": {"n1": "10.77.0.1:7000"}}, ...}
         -> {"id": 2, "type": "ok"}
     {"id": 3, "type": "invoke", "f": "write", "key": 5, "value": 17}
-        -> {"id": 3, "type": "ok"}, or "fail", or "info"; with an "error", or the "value" of what has one; an "ok" may
-           name its "node"
+        -> {"id": 3, "type": "ok"}, or "fail", or "info"; with an "error", or the "value" if there is one; an "ok"
+           may name its "node"
     {"id": 4, "type": "close"}
         -> {"id": 4, "type": "ok"}, and the program ends
 
-`client_program` makes of a command a class of clients as `harness.sdk` has them, with a method for each capability that
-the program named. docs/clients-in-any-language.md is the page for those who write one.
+`client_program` turns a command into a subclass of `harness.sdk.Client`, with a method for each capability that the
+program named. docs/clients-in-any-language.md is the page for authors of such programs.
 
-A program that ends, does not answer in time, or answers what makes no sense is killed with its process group; the next
-operation starts another one. What it has started in a session of its own is ended with the run. What it writes is
-bounded: a line by `MAX_LINE_BYTES`, what is kept of its standard error by `MAX_STDERR_BYTES`.
+A program that exits, does not answer in time, or gives an invalid answer is killed with its process group; the next
+operation starts another one. Processes that it started in other sessions are ended with the run. Its output is bounded:
+a line by `MAX_LINE_BYTES`, the kept standard error by `MAX_STDERR_BYTES`.
 """
 
 from __future__ import annotations
@@ -46,41 +46,41 @@ __all__ = ["VERSION", "WITH_VALUE", "ProgramClient", "ProgramError", "client_pro
 logger = logging.getLogger(__name__)
 
 VERSION = 1
-"""Of what is spoken: a program that needs another one says so and ends."""
+"""Protocol version: a program that needs another one reports that and exits."""
 
 WITH_VALUE = frozenset(CAPABILITIES) - {
     "write", "add", "increment", "put", "concat", "enqueue", "ack", "schedule", "prepare", "commit", "rollback",
     "commit_offset", "push", "insert", "unlock",
     "write_version", "lock",
 }  # fmt: skip
-"""Methods whose `ok` must have a `value`, be it null. Of the others most have nothing to say; a version may be unknown,
-and a lock was got unless the value is false."""
+"""Methods whose `ok` must have a `value`, which may be null. Most others return nothing; `write_version` may not know
+the version, and `lock` succeeded unless the value is false."""
 
 MAX_LINE_BYTES = 16 << 20
-"""Of one answer: a set of a million numbers. A program that writes without end must not fill the harness's memory."""
+"""Limit of one answer: a set of a million numbers. A runaway program must not fill the harness's memory."""
 
 MAX_STDERR_BYTES = 4096
-"""Of what a program wrote last to its standard error that are kept for messages."""
+"""The end of a program's standard error that is kept for messages."""
 
 MAX_LOGGED_LINES = 200
-"""Of a program's standard error that go into the run's log."""
+"""Lines of a program's standard error that are copied to the run's log."""
 
 START_TIMEOUT_S = 60.0
-"""From the start of a program to its `hello` when it is tried before a run: a JVM on a busy machine takes seconds."""
+"""For a program's `hello` when it is tried before a run: a JVM on a busy machine takes seconds to start."""
 
 END_TIMEOUT_S = 2.0
-"""For a program to end by itself after `close`."""
+"""For a program to exit on its own after `close`."""
 
 SHARE_OF_TIME = 0.95
-"""Of an operation's time that a program has; the rest is for telling what became of it."""
+"""Fraction of an operation's timeout that a program has; the rest is for reporting the outcome."""
 
 
 class ProgramError(Exception):
-    """A client's program ended, or did not answer; the message names it."""
+    """A client program exited or did not answer; the message names it."""
 
 
 class _Program(asyncio.SubprocessProtocol):
-    """One running program: a line to it, a line from it."""
+    """One running program: one line is written, then one line is read."""
 
     def __init__(self, title: str) -> None:
         self._title = title
@@ -97,7 +97,7 @@ class _Program(asyncio.SubprocessProtocol):
         self._is_closing = False
         self._ended: asyncio.Future[None] = self._loop.create_future()
 
-    # What the event loop tells
+    # Callbacks of the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.SubprocessTransport)
@@ -130,13 +130,13 @@ class _Program(asyncio.SubprocessProtocol):
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
         if fd == 1 and not self._is_closing:
-            # Its exit status and last words come a little later, if it has ended.
+            # Its exit status and last output arrive a little later, if it has exited.
             self._loop.call_later(0.2, self._fail_as_ended)
 
     def process_exited(self) -> None:
         if not self._ended.done():
             self._ended.set_result(None)
-        # What it wrote before it ended may still be in the pipes.
+        # Its last output may still be in the pipes.
         self._loop.call_later(0.05, self._fail_as_ended)
 
     def _keep_words(self, data: bytes) -> None:
@@ -157,14 +157,14 @@ class _Program(asyncio.SubprocessProtocol):
         return f"; it said last: {lines[-1].strip()[:200]}" if lines else ""
 
     def _fail(self, problem: Exception) -> None:
-        """From now on nothing can be asked any more."""
+        """Record the problem, fail the pending request, and kill the program; further requests fail too."""
         self._problem = problem
         self._buffer.clear()
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(problem)
         self.kill()
 
-    # What the harness does
+    # Calls of the harness
 
     async def ask(self, message: Mapping[str, Any], *, what: str, timeout_s: float) -> dict[str, Any]:
         """Write a message and return the answer. Raises ProgramError, ClientMistake."""
@@ -190,7 +190,7 @@ class _Program(asyncio.SubprocessProtocol):
             self._fail(problem)
             raise problem
         if found.get("id") != self._asked:
-            # An answer that belongs to another question would make a right system look wrong.
+            # An answer to another request would make a correct system look wrong.
             identity = f"with id {found['id']!r:.40}" if "id" in found else "without an id"
             due = f"it must be {self._asked}, as it was asked"
             problem = ClientMistake(f"{self._title} answered {what} {identity}: {due}")
@@ -211,7 +211,7 @@ class _Program(asyncio.SubprocessProtocol):
             os.killpg(self._transport.get_pid(), signal.SIGKILL)
 
     async def end(self) -> None:
-        """Let the program end by itself after its `close`; kill it, and what it left running, if it does not."""
+        """Let the program exit on its own after its `close`, then kill it and what it left running."""
         self._is_closing = True
         try:
             if self._problem is None and self._input is not None:
@@ -227,7 +227,7 @@ class _Program(asyncio.SubprocessProtocol):
 
 
 class ProgramClient(Client):
-    """One logical client that is a program. Made by `client_program`, which adds the methods."""
+    """One logical client that is a program. `client_program` makes subclasses with the methods."""
 
     title: ClassVar[str]
     program_words: ClassVar[Sequence[str]]
@@ -250,7 +250,7 @@ class ProgramClient(Client):
         self._outcome("open", await self._program.ask(message, what="open", timeout_s=timeout_s))
 
     async def invoke(self, f: str, values: tuple[Any, ...]) -> Any:
-        """Have a method called. Raises Refused, ProgramError, ClientMistake."""
+        """Have the program perform an operation. Raises Refused, ProgramError, ClientMistake."""
         if self._program is None:
             raise Refused("the client was not opened")
         message = {"type": "invoke", "f": f, **dict(zip(CAPABILITIES[f], values, strict=True))}
@@ -266,7 +266,7 @@ class ProgramClient(Client):
             )
         if kind == "ok":
             if what in WITH_VALUE and "value" not in answer:
-                # Taken for null, it would make a right system look as if it had lost what it held.
+                # Taken for null, it would make a correct system look as if it had lost data.
                 due = "it must have one, null where there is nothing"
                 raise ClientMistake(f'{self.title} answered {what} with ok and no "value": {due}')
             return answer.get("value")
@@ -285,9 +285,9 @@ class ProgramClient(Client):
 
 
 def client_program(command: str) -> type[ProgramClient]:
-    """The class of clients that a command is, once it was tried: it must start and name its capabilities.
+    """The client class for a command, after trying it: the program must start and name its capabilities.
 
-    Not to be called inside an event loop. Raises OperatorError, in one line that names the command.
+    Must not be called inside an event loop. Raises OperatorError, in one line that names the command.
     """
     try:
         words = shlex.split(command)
@@ -307,7 +307,7 @@ def client_program(command: str) -> type[ProgramClient]:
 
 
 def program_class(command: str, words: Sequence[str], capabilities: Sequence[str]) -> type[ProgramClient]:
-    """A class of clients with these capabilities; nothing is tried."""
+    """A client class with these capabilities, without trying the command."""
     members: dict[str, Any] = {name: _method(name) for name in capabilities}
     members |= {"title": f"client program {command!r}", "program_words": tuple(words)}
     return type(f"{os.path.basename(words[0])!r}", (ProgramClient,), members)
@@ -330,7 +330,7 @@ async def _try_out(words: Sequence[str], command: str, environment: Mapping[str,
 
 
 async def _start(words: Sequence[str], title: str, environment: Mapping[str, str]) -> _Program:
-    """Raises ProgramError when the command cannot be run."""
+    """Raises ProgramError if the command cannot be run."""
     try:
         _, program = await asyncio.get_running_loop().subprocess_exec(
             lambda: _Program(title),

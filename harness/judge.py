@@ -1,11 +1,11 @@
-"""From a history to a verdict: the checks, the faults and their proofs, and the sentence on top.
+"""From a history to a verdict: the checks, the faults and their proofs, and the summary sentence.
 
 invalid   some check found a violation; nothing else can excuse it
-unknown   no violation was found, but something that a valid verdict stands on is missing: a check ran out
+unknown   no violation was found, but something that a valid verdict requires is missing: a check ran out
           of its budget, a fault or its healing was not proven, the system met none of the faults, no operation
-          succeeded or none of a kind (reads, say), none was under way while a fault lasted, acknowledged messages
-          were left unread, a phase failed, the run was interrupted before its time
-valid     everything that was asked for happened, was proven, was checked, and holds
+          succeeded or none of a kind (reads, for example), none was in progress during a fault, acknowledged
+          messages were left unread, a phase failed, the run was interrupted early
+valid     everything that was requested happened, was proven, was checked, and holds
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ logger = logging.getLogger(__name__)
 Event = Mapping[str, Any]
 
 AFTERMATH_NS = 1_000_000_000
-"""Behind the end of a fault, for what it brings about: giving the lead away is over at once, the election behind it is
-not."""
+"""Time after the end of a fault that still counts as part of it: a leadership transfer is over at once, the election
+that follows is not."""
 MAX_NAMED_EXITS = 3
-"""Unexpected exits that the sentence on top names; results.json has all."""
+"""Limit of unexpected exits named in the summary sentence; results.json has all."""
 
 MAX_ERROR_CHARS = 300
-"""Of an error of clients that is counted and quoted: the end of it often says what is wrong, and where."""
+"""Limit of a client error that is counted and quoted: its end often tells what is wrong, and where."""
 
 
 def judge(
@@ -59,10 +59,10 @@ def judge(
     missing: int = 0,
     too_large: TooLarge | None = None,
 ) -> dict[str, Any]:
-    """Check a history and put everything together as results.json holds it.
+    """Check a history and assemble the content of results.json.
 
-    `events` is the whole history in order, or the events of faults alone where it is `too_large`; `history_note` says
-    what is wrong with the history file itself, `missing` how many of its events are gone though later ones are there.
+    `events` is the whole history in order, or only its fault events if it is `too_large`; `history_note` is a problem
+    of the history file itself, `missing` the number of its events that are missing although later ones exist.
     """
     clients = [event for event in events if event["process"] != "nemesis"]
     memory_mb = memory_for_a_check_mb(test.checker_memory_mb)
@@ -125,9 +125,9 @@ def judge(
 def _found(
     workload: Workload, clients: Sequence[Mapping[str, Any]], context: CheckContext
 ) -> Mapping[str, CheckOutcome]:
-    """What the workload's checks say. Where they break off, or say nothing, that is unknown: it may be somebody else's
-    workload, and sys.exit(0) in it would be a verdict. So it is where a limit such as `ulimit -v` ends them, which
-    counts addresses: a check that looks at the memory that it takes may meet it before its own limit."""
+    """The outcomes of the workload's checks. If they raise an exception (even SystemExit, as the workload may be
+    third-party code and sys.exit(0) would be a verdict) or return nothing, that is unknown. So is a MemoryError: a
+    limit of address space, such as `ulimit -v`, may be reached before a check's own memory limit."""
 
     def unknown(said: str) -> Mapping[str, CheckOutcome]:
         return {name: CheckOutcome("unknown", said) for name in workload.check_names or ("check",)}
@@ -140,8 +140,8 @@ def _found(
         return unknown(OUT_OF_MEMORY)
     except BaseException as error:
         if isinstance(error, DisorderedHistory):
-            History.of(clients)  # raises that where it is the run's own history, and not one that the check has made
-        logger.info("the checks of workload %s failed", workload.name, exc_info=True)  # for the run's log
+            History.of(clients)  # raises it too if the run's own history is disordered, not one made by the check
+        logger.info("the checks of workload %s failed", workload.name, exc_info=True)  # to the run's log
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{os.path.basename(frame.filename)}:{frame.lineno}"
         raised = f"{type(error).__name__}: {one_line(error)} ({place})"
@@ -158,8 +158,8 @@ def _found(
 
 
 def _of_whole(outcome: CheckOutcome, missing: int) -> CheckOutcome:
-    """A check's outcome, but unknown where it finds a violation in a history that lacks events: a write that is gone
-    makes a right read wrong. (A history that only ends early has no such gaps.)"""
+    """A check's outcome, but "unknown" if it finds a violation in a history with missing events: a missing write makes
+    a correct read look wrong. (A history that only ends early has no such gaps.)"""
     if outcome.valid is not False or not missing:
         return outcome
     found = outcome.reason.removesuffix(".")
@@ -197,7 +197,7 @@ def _doubts(
         yield f"no operation succeeded, so nothing was tested{_most_frequent(errors, observed.timeouts)}"
     if (test.nemesis or test.nemesis_schedule is not None or observed.faults_planned) and not faults:
         yield (
-            "no fault is in the history"  # which may have lost some
+            "no fault is in the history"  # though the history may have lost some
             if observed.trouble
             else f"no fault was injected: the load ended before the first one was due "
             f"(--nemesis-interval {test.nemesis_interval_s:g}, --time-limit {test.time_limit_s:g})"
@@ -224,11 +224,11 @@ def _doubts(
 def _untested(
     workload: Workload, clients: Sequence[Event], load: int | None, timeouts: Mapping[str, int]
 ) -> Iterable[str]:
-    """Kinds of operations of which none succeeded, while others did: a history without reads is linearizable whatever
-    the system holds, and one without writes shows nothing either. Final reads make up for no operation of the load,
-    which are the first `load` events, where that is known."""
+    """Doubts about kinds of operations of which none succeeded, while others did: a history without reads is
+    linearizable whatever the system holds, and one without writes shows nothing either. Final reads do not make up for
+    failed operations of the load, which is the first `load` events, if that is known."""
     if not any(event["type"] == "ok" for event in clients):
-        return  # which is said of the run as a whole
+        return  # reported for the run as a whole
     said: set[str] = set()
     phases = {"": clients} if load is None else {" under load": clients[:load], " at the end": clients[load:]}
     for when, part in phases.items():
@@ -246,7 +246,7 @@ def _untested(
 
 
 def _beside_faults(clients: Sequence[Event], faults: Sequence[Mapping[str, Any]]) -> Iterable[str]:
-    """Whether no client had an operation open while any fault, or what it brings about, lasted."""
+    """A doubt if no client had an operation open during any fault or its aftermath."""
     spans: list[tuple[int, int | None]] = [
         (fault["start_ns"], None if fault["end_ns"] is None else fault["end_ns"] + AFTERMATH_NS)
         for fault in faults
@@ -273,7 +273,7 @@ def _overlaps(began_ns: int, ended_ns: float, spans: Iterable[tuple[int, int | N
 
 
 def _unread(checks: Mapping[str, CheckOutcome]) -> Iterable[str]:
-    """What a check counts that nobody read, though it was acknowledged: nothing shows that it is still there."""
+    """Doubts about acknowledged messages that were never read: nothing shows that they still exist."""
     for name, outcome in checks.items():
         stats = outcome.details.get("stats")
         if isinstance(stats, Mapping) and (unread := stats.get("unread")):
@@ -281,7 +281,7 @@ def _unread(checks: Mapping[str, CheckOutcome]) -> Iterable[str]:
 
 
 def _exits_in_words(unexpected_exits: Mapping[str, int]) -> str:
-    """Unexpected exits in a few words: those that were found first."""
+    """The first few unexpected exits, as text."""
     said = [f"{text}{f' ({count} times)' if count > 1 else ''}" for text, count in unexpected_exits.items()]
     more = f", and {len(said) - MAX_NAMED_EXITS} more" if len(said) > MAX_NAMED_EXITS else ""
     return ", ".join(said[:MAX_NAMED_EXITS]) + more
@@ -302,5 +302,5 @@ def _detail(proof: Any) -> str:
 
 
 def _error_class(error: str) -> str:
-    """An error without what varies from one to the next, so that equal ones can be counted."""
+    """An error without its variable parts, so that equal ones can be counted."""
     return clip(error.split(" addr=")[0], MAX_ERROR_CHARS)

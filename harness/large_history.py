@@ -1,7 +1,7 @@
-"""Histories that do not fit into memory: known before they are read, counted as they go by, and not judged.
+"""Histories that do not fit into memory: detected before they are read, counted as a stream, and not judged.
 
-A history is judged as a list of its events. Where that list would take more than is free, the kernel would kill the
-harness at the end of a run of hours, which then had neither results nor a report.
+A history is judged as a list of its events. If that list needed more memory than is free, the kernel would kill the
+harness at the end of a run of hours, leaving neither results nor a report.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from harness.history_writer import HistoryReader
 __all__ = ["TooLarge", "counts_by_f", "memory_for_a_check_mb", "too_large_to_judge"]
 
 BYTES_PER_BYTE = 7
-"""Memory that a history takes while it is judged, for each byte of its file: 4.8 were measured with operations on
-registers, 5.3 with reads of logs, 6.4 with transactions of short steps."""
+"""Bytes of memory for judging, per byte of the history file: measured were 4.8 for registers, 5.3 for log reads, 6.4
+for transactions with short steps."""
 
 SHARE_FOR_A_CHECK = 0.75
-"""Of the memory that is free beside the history, what one check may take: results, witness and report come after it."""
+"""Fraction of the memory left beside the history that one check may use; results, witness and report come after it."""
 
 LEAST_CHECK_MB = 16
-"""Memory that a check is given however little is free, in MiB: the least that --checker-memory takes."""
+"""Minimum memory of a check in MiB, however little is free: the minimum of --checker-memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TooLarge:
-    """A history that does not fit into memory: why, and what was counted as it went by."""
+    """A history that does not fit into memory: the reason, and the counts."""
 
     reason: str
     ops: Mapping[str, int]
-    """Events of clients by type."""
+    """Client events by type."""
     ops_by_f: Mapping[str, Mapping[str, int]]
-    """As `counts_by_f` gives them."""
+    """The result of `counts_by_f`."""
 
 
 def too_large_to_judge(reader: HistoryReader) -> TooLarge | None:
-    """What is left of a history that would take more memory than is free; None where it fits. Raises HistoryError."""
+    """The counts of a history that would need more memory than is free; None if it fits. Raises HistoryError."""
     free = free_bytes()
     try:
         needed = os.path.getsize(reader.path) * BYTES_PER_BYTE
-    except OSError:  # which reading it will say
+    except OSError:  # reading it will report this
         return None
     if free is None or needed <= free:
         return None
@@ -67,8 +67,8 @@ def too_large_to_judge(reader: HistoryReader) -> TooLarge | None:
 
 
 def memory_for_a_check_mb(asked_mb: int) -> int:
-    """MiB that a check may take of the `asked_mb` now that the history is in memory: no more than is free, so that it
-    ends in unknown, and not in a harness that the kernel kills before there are results."""
+    """MiB that a check may use, at most `asked_mb`, now that the history is in memory: no more than is free, so that
+    the check ends as unknown instead of the kernel killing the harness before there are results."""
     free = free_bytes()
     if free is None:
         return asked_mb
@@ -76,7 +76,7 @@ def memory_for_a_check_mb(asked_mb: int) -> int:
 
 
 def counts_by_f(clients: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """How the operations of clients ended, by function and type of event."""
+    """Completions of clients' operations, by function and type."""
     counts: dict[str, Counter[str]] = {}
     for event in clients:
         if event["type"] != "invoke":

@@ -1,5 +1,5 @@
-"""What a plug-in has begun and does not end: tasks that go on though they are cancelled, and threads, which nobody can
-end. A run is judged without them, and the process ends without them: Python and asyncio would wait for ever.
+"""Tasks and threads that a plug-in leaves running: tasks that ignore their cancellation, and threads, which cannot be
+stopped. A run is judged without them, and the process exits without them: Python and asyncio would wait forever.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 END_S = 5.0
-"""How long a task that was cancelled, or a thread, has to end when all is done that it could be needed for."""
+"""How long a cancelled task, or a thread, has to end once it is no longer needed."""
 
 _TASKS = set[asyncio.Task[Any]]()
-"""Tasks that do not end: kept, for who is collected as garbage is closed, and would not end then either."""
+"""Tasks that do not end. References are kept, as garbage collection would close them, and not end them either."""
 
 
 class ClientThreads(concurrent.futures.ThreadPoolExecutor):
-    """Threads for calls of clients. When it is shut down, it waits for `END_S` and no longer."""
+    """Threads for calls of clients. Its shutdown waits for at most `END_S`."""
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """See concurrent.futures.Executor."""
@@ -39,7 +39,7 @@ class ClientThreads(concurrent.futures.ThreadPoolExecutor):
 
 
 def run_loop(main: Coroutine[Any, Any, T]) -> T:
-    """As asyncio.run, which waits for every task that it has cancelled."""
+    """Like asyncio.run, but without waiting forever for the tasks that it cancels."""
     with asyncio.Runner() as runner:
         try:
             return runner.run(main)
@@ -59,7 +59,7 @@ async def _end_tasks() -> None:
 
 
 def leave_task(task: asyncio.Task[Any]) -> None:
-    """Have the event loop not wait for a task when it is closed."""
+    """Exclude a task from those that the event loop waits for when it is closed."""
     _TASKS.add(task)
     task.add_done_callback(_TASKS.discard)
     asyncio._unregister_task(task)
@@ -67,7 +67,7 @@ def leave_task(task: asyncio.Task[Any]) -> None:
 
 
 def end_without_threads(status: int) -> None:
-    """Have this process, whose work is done, end with `status` although threads or tasks go on."""
+    """Make this process, whose work is done, exit with `status` even if threads or tasks are still running."""
     sys.stdout.flush()
     sys.stderr.flush()
     if _TASKS:

@@ -1,4 +1,4 @@
-"""Hosts and faults for scripts, notebooks and services: a cluster without a command line, a workload or a verdict.
+"""Hosts and faults for scripts, notebooks and services: a cluster without command line, workload or verdict.
 
     async with cluster("netns", hosts=3) as hosts:
         server = await hosts["n1"].start(["python3", "server.py"])
@@ -6,9 +6,9 @@
             print(proof.detail)
         await server.kill()
 
-The cluster has a thread and an event loop of its own, so it may be used wherever an event loop runs, and the caller's
-thread stays in its network namespace. From there the hosts of `netns` cannot be reached: `hosts.call` calls a function,
-and `hosts.perform` a coroutine, on the clients' host, which can.
+The cluster has its own thread and event loop, so it can be used from any event loop, and the caller's thread stays in
+its network namespace. From there the hosts of `netns` cannot be reached: `hosts.call` runs a function, and
+`hosts.perform` a coroutine, on the clients' host, from which they can.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ __all__ = ["ClusterSession", "Hosts", "LibraryHost", "NotProven", "RunningProgra
 T = TypeVar("T")
 
 DEFAULT_PORTS = (7000,)
-"""Of hosts of which nobody said what listens on them: there is one, so that links can be probed."""
+"""Ports of hosts if none are given: one, so that links can be probed."""
 
 END_TIMEOUT_S = 10.0
-"""For the cluster's thread to end once everything is taken down."""
+"""For the cluster's thread to end after everything is taken down."""
 
 
 class NotProven(HarnessError):
-    """A fault was not in force, or not healed; the message says which link, and how that was seen."""
+    """A fault was not in effect, or not healed; the message names the link and the evidence."""
 
 
 def cluster(
@@ -63,18 +63,18 @@ def cluster(
     directory: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> ClusterSession:
-    """A cluster to be entered with `async with`, or started and stopped by hand.
+    """A cluster, to be used with `async with`, or started and stopped explicitly.
 
-    `name` is one of `harness list`, or auto; `ports` are those that the hosts' programs listen on; `directory` is where
-    their data and logs go (a new temporary one by default, whose path is `directory` of the session); `options` are
-    those of the cluster, such as image. Raises OperatorError when such a cluster cannot be had here.
+    `name` is one of `harness list`, or auto; `ports` are those that the hosts' programs listen on; `directory` is for
+    their data and logs (by default a new temporary one, in `directory` of the session); `options` are those of the
+    cluster, such as image. Raises OperatorError if such a cluster is not available here.
     """
     return ClusterSession(name, hosts=hosts, ports=ports, directory=directory, options=options or {})
 
 
 class ClusterSession:
-    """One cluster and its thread. `stop` it, or nobody does: `harness clean` removes what a process left that ended
-    without."""
+    """One cluster and its thread. It must be stopped with `stop`; `harness clean` removes what a process leaves behind
+    that exits without."""
 
     def __init__(
         self, name: str, *, hosts: int, ports: Sequence[int], directory: str | None, options: Mapping[str, str]
@@ -105,7 +105,7 @@ class ClusterSession:
         await self.stop()
 
     async def start(self) -> Hosts:
-        """Make the hosts. Raises ClusterUnavailable, OperatorError; nothing is left then."""
+        """Create the hosts. Raises ClusterUnavailable, OperatorError, leaving nothing behind."""
         if self._thread is not None:
             raise OperatorError("the cluster was started already")
         self._start_thread()
@@ -116,17 +116,17 @@ class ClusterSession:
             raise
 
     async def stop(self) -> None:
-        """Heal, end every program, remove the hosts. Idempotent. Raises HarnessError where something stays behind."""
+        """Heal, end every program, remove the hosts. Idempotent. Raises HarnessError if something is left behind."""
         if self._thread is None:
             return
         try:
-            # Whoever is cancelled meanwhile still leaves nothing behind.
+            # Shielded, so that a cancellation meanwhile leaves nothing behind.
             await asyncio.shield(asyncio.ensure_future(self.on_loop(self._take_down())))
         finally:
             self._end_thread()
 
     async def on_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await a coroutine on the cluster's own event loop. Raises what it raises."""
+        """Await a coroutine on the cluster's own event loop. Raises what the coroutine raises."""
         if self._loop is None:
             work.close()
             raise OperatorError("the cluster is not up")
@@ -182,27 +182,27 @@ class RunningProgram:
     _session: ClusterSession
     _process: HostProcess
     log_path: str
-    """Where its output goes, on this machine once the cluster has stopped at the latest."""
+    """The file of its output, which is on this machine at the latest when the cluster has stopped."""
 
     @property
     def pid(self) -> int | None:
-        """The process id on this machine; None where it has none."""
+        """The process id on this machine; None if it has none."""
         return self._process.pid
 
     def exit_status(self) -> int | None:
-        """None while it runs; otherwise its status, negative for a signal."""
+        """None while it runs; then its exit status, negative for a signal."""
         return self._process.exit_status()
 
     async def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Send SIGKILL and wait until it is gone."""
         await self._session.on_loop(_called(self._process.kill))
 
     async def pause(self) -> None:
-        """SIGSTOP, to what it started too."""
+        """Send SIGSTOP to it and its child processes."""
         await self._session.on_loop(_called(self._process.pause))
 
     async def resume(self) -> None:
-        """SIGCONT, to what it started too."""
+        """Send SIGCONT to it and its child processes."""
         await self._session.on_loop(_called(self._process.resume))
 
     async def terminate(self, *, grace_s: float = 10.0) -> int:
@@ -210,7 +210,7 @@ class RunningProgram:
         return await self._session.on_loop(_called(lambda: self._process.terminate(grace_s=grace_s)))
 
     async def state(self) -> str:
-        """running, paused or down, looked at on the process itself."""
+        """"running", "paused" or "down", as observed on the process itself."""
         return await self._session.on_loop(_called(self._process.state))
 
 
@@ -229,7 +229,7 @@ class LibraryHost:
 
     @property
     def data(self) -> str:
-        """A directory of the host's own."""
+        """The host's data directory."""
         return self._cluster.data_dir(self.name)
 
     def address(self, port: int, *, source: str = CLIENTS_HOST) -> str:
@@ -239,7 +239,7 @@ class LibraryHost:
     async def start(
         self, argv: Sequence[str], *, name: str | None = None, environment: Mapping[str, str] | None = None
     ) -> RunningProgram:
-        """Start a program; returns once it runs, not once it serves. Raises OperatorError when it cannot be run."""
+        """Start a program; returns once it runs, not once it serves. Raises OperatorError if it cannot be run."""
         if isinstance(argv, str) or not argv:
             raise OperatorError(f'{self.name}: give the program to start as words: ["python3", "server.py"]')
         title = name or os.path.basename(argv[0])
@@ -250,7 +250,7 @@ class LibraryHost:
     async def run(
         self, *argv: str, stdin: str = "", timeout_s: float = DEFAULT_COMMAND_TIMEOUT_S, check: bool = True
     ) -> Output:
-        """Run a command and have its output. Raises CommandFailed for another status than 0, unless `check` is off."""
+        """Run a command and return its output. Raises CommandFailed for a nonzero status, unless `check` is off."""
         return await self._session.on_loop(run_on(self._cluster, self.name, argv, stdin, timeout_s, check=check))
 
     async def put(self, path: str, content: str | bytes) -> None:
@@ -262,7 +262,7 @@ class LibraryHost:
 
 @dataclass(frozen=True, slots=True)
 class _Hosts:
-    """What a partition acts on (nemesis.target.Target), as far as it does."""
+    """The part of nemesis.target.Target that a partition needs."""
 
     hosts: Sequence[str]
     network: Network
@@ -291,8 +291,8 @@ class Hosts(Mapping[str, LibraryHost]):
     async def cut(self, groups: str) -> AsyncIterator[Proof]:
         """Cut the network between groups of hosts ("n1 | n2 n3"), or in one direction ("n1 > n2"), while inside.
 
-        Gives the proof: every link that should be cut was probed and does not pass, every other does. Raises
-        OperatorError for hosts that there are not, NotProven when the cut, or afterwards its healing, is not proven.
+        Yields the proof: every link that should be cut was probed and does not pass traffic, every other does. Raises
+        OperatorError for unknown hosts, NotProven if the cut, or afterwards its healing, is not proven.
         """
         variant = "".join(
             separator if separator in ("|", ">") else "+".join(separator.replace(",", " ").replace("+", " ").split())
@@ -322,19 +322,19 @@ class Hosts(Mapping[str, LibraryHost]):
                     raise NotProven(f"cut({groups!r}) is not healed: {healed.detail}")
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """What a function returns that is called in a thread on the clients' host. Raises what it raises."""
+        """Call a function in a thread on the clients' host and return its result. Raises what it raises."""
         return await self._session.on_loop(asyncio.to_thread(function, *arguments))
 
     async def perform(self, work: Coroutine[Any, Any, T]) -> T:
-        """What a coroutine returns that is awaited on the clients' host. Raises what it raises."""
+        """Await a coroutine on the clients' host and return its result. Raises what it raises."""
         return await self._session.on_loop(work)
 
 
 def _split(groups: str) -> list[str]:
-    """The groups and what is between them."""
+    """The groups and the separators between them."""
     return groups.replace("|", "\n|\n").replace(">", "\n>\n").split("\n")
 
 
 async def _called(function: Callable[[], Awaitable[T]]) -> T:
-    """A method of the cluster, called where its event loop is."""
+    """Call a method of the cluster on its event loop."""
     return await function()

@@ -1,7 +1,7 @@
-"""What the console shows while a run goes on, kept event by event in bounded memory.
+"""Live statistics of a run for the console, updated event by event in bounded memory.
 
-Counts, a rate per second over the last minutes, the latency of recent operations and the faults in force:
-O(operations open + constant), however long the run. Times are nanoseconds since the test began.
+Counts, a rate per second over the last minutes, the latency of recent operations and the faults in effect: memory is
+O(open operations), however long the run. Times are nanoseconds since the test began.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 from checker.faults import is_proven
 
 COMPLETIONS = ("ok", "fail", "info")
-"""How an operation can end."""
+"""The types of completions."""
 
 RECENT_LATENCIES = 1_000
 """Latencies kept for the live quantiles: a few seconds of a slow run, enough for a 99th percentile."""
 
 RATE_SECONDS = 120
-"""Seconds of completed operations kept one count each: two widths of a console sparkline."""
+"""Seconds for which a count of completed operations is kept: two widths of a console sparkline."""
 
 MAX_FAULTS_IN_FORCE = 64
-"""Faults shown at once. A schedule overlaps a handful; a heal that never comes must not grow this."""
+"""Limit of faults shown at once. Schedules overlap a handful; missing heals must not let this grow."""
 
 NS_PER_S = 1_000_000_000
 
@@ -40,8 +40,7 @@ class OpenOperation(NamedTuple):
 
 @dataclass(slots=True)
 class FaultStatus:
-    """One fault in force, or one of which nobody knows that it is over. `state` is injecting, proven, unproven, healing
-    or unhealed."""
+    """A fault in effect, or not proven healed. `state` is injecting, proven, unproven, healing or unhealed."""
 
     id: str
     nemesis: str
@@ -49,9 +48,9 @@ class FaultStatus:
     state: str
     since_ns: int
     hosts: Sequence[str] = ()
-    """Whom it strikes"""
+    """The hosts that it strikes."""
     grudge: Mapping[str, Any] = field(default_factory=dict)
-    """Host -> from whom it hears nothing, for a cut"""
+    """For a partition: host -> the hosts from which it receives nothing."""
 
 
 def quantile(ordered: Sequence[int], q: float) -> int:
@@ -67,11 +66,11 @@ class LiveStats:
     events: int = 0
     completed: int = 0
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
-    """f -> type -> events of clients"""
+    """f -> type -> number of client events."""
     faults: dict[str, FaultStatus] = field(default_factory=dict)
-    """id -> faults in force, and those whose healing is not proven"""
+    """Id -> fault in effect, or whose healing is not proven."""
     open: dict[int, OpenOperation] = field(default_factory=dict)
-    """process -> what it has open"""
+    """Process -> its open operation."""
     _recent_ns: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT_LATENCIES))
     _per_second: list[int] = field(default_factory=lambda: [0] * RATE_SECONDS)
     _newest_second: int = 0
@@ -83,7 +82,7 @@ class LiveStats:
 
     @property
     def by_type(self) -> dict[str, int]:
-        """Events of clients by type, all four types present."""
+        """Number of client events by type, with all four types present."""
         totals = {"invoke": 0, "ok": 0, "fail": 0, "info": 0}
         for by_type in self.counts.values():
             for kind, count in by_type.items():
@@ -108,7 +107,7 @@ class LiveStats:
         self._newest_second = second
 
     def nemesis(self, kind: str, f: str, value: Any, time_ns: int) -> None:
-        """Follow a nemesis event: inject and heal, asked for (invoke) and done (info)."""
+        """Process a nemesis event: inject or heal, requested (invoke) or done (info)."""
         if not isinstance(value, Mapping) or "id" not in value:
             return
         ident = str(value["id"])
@@ -135,7 +134,7 @@ class LiveStats:
                     self.faults[ident] = status
 
     def faults_now(self) -> list[FaultStatus]:
-        """The faults in force, the oldest first, then those whose healing is not proven."""
+        """The faults in effect, oldest first, then those whose healing is not proven."""
         return sorted(self.faults.values(), key=lambda fault: fault.state == "unhealed")
 
     def rates(self, now_ns: int, *, seconds: int = 40) -> list[int]:
@@ -154,7 +153,7 @@ class LiveStats:
         return sum(counts) / len(counts) if counts else 0.0
 
     def latency_quantiles_ns(self, quantiles: Sequence[float] = (0.5, 0.99)) -> list[int]:
-        """Latency quantiles of the most recent ok operations; empty when there are none."""
+        """Latency quantiles of the most recent ok operations; empty if there are none."""
         if not self._recent_ns:
             return []
         ordered = sorted(self._recent_ns)

@@ -1,7 +1,7 @@
-"""The node as one file, `node.pyz`, for hosts that share no files with the harness.
+"""The node as a single file, `node.pyz`, for hosts that share no files with the harness.
 
-The same source and Python give the same bytes: entries are sorted and carry one fixed time and fixed permissions. Only
-`node/**/*.py` goes in, which needs nothing but the standard library, and what it is compiled to.
+The build is reproducible: the same source and Python give the same bytes, as entries are sorted and have a fixed time
+and fixed permissions. It contains only `node/**/*.py`, which needs only the standard library, and the compiled code.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def node_source_root() -> Path:
-    """The directory that holds the package `node`. Raises OperatorError when it is not installed."""
+    """The directory that contains the package `node`. Raises OperatorError if it is not installed."""
     found = importlib.util.find_spec("node")
     if found is None or found.origin is None:
         raise OperatorError("the package `node` is not installed beside the harness: install splitbrain again")
@@ -48,7 +48,7 @@ def _sources(root: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def node_archive(root: Path) -> bytes:
-    """The archive of `root`/node, ready to be run by Python. Raises OSError."""
+    """The archive of `root`/node, executable by Python. Raises OSError."""
     buffer = io.BytesIO()
     buffer.write(INTERPRETER)
     with zipfile.ZipFile(buffer, "w") as archive:

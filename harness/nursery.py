@@ -1,7 +1,7 @@
-"""A larger nursery for PyPy's collector, which looks through what is new whenever the nursery is full.
+"""A larger nursery for PyPy's garbage collector, which scans new objects whenever the nursery is full.
 
-With its own 4 MB a simulation takes about twice as long as with 64. PyPy reads the size when it starts and never again,
-so the process has to begin anew; those that it starts then inherit it.
+With the default 4 MB a simulation takes about twice as long as with 64 MB. PyPy reads the size only when it starts, so
+the process has to re-execute itself; child processes inherit the size.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ NURSERY = "64M"
 
 
 def restart_with_nursery(argv: Sequence[str]) -> None:
-    """On PyPy, run `argv` in the place of this process, with the nursery set; does not return then. Does nothing where
-    somebody has set the size, and on other interpreters. For the beginning of a program, before it has done anything.
+    """On PyPy, replace this process by `argv` with the nursery set; does not return then. Does nothing if the size is
+    already set, or on other interpreters. To be called at the start of a program, before it has done anything.
     """
     if sys.implementation.name == "pypy" and VARIABLE not in os.environ:
         os.execve(argv[0], list(argv), {**os.environ, VARIABLE: NURSERY})

@@ -1,4 +1,4 @@
-"""What a check beside the history's found."""
+"""The outcome of a check."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["CheckOutcome"]
 
 @dataclass(frozen=True, slots=True)
 class CheckOutcome:
-    """What a check beside the history's found: valid is True, False or "unknown"."""
+    """The outcome of a check: `valid` is True, False or "unknown"."""
 
     valid: bool | str
     reason: str

@@ -1,6 +1,6 @@
-"""The pages of docs/, which messages name for what does not fit into a line.
+"""The pages of docs/, to which messages refer for details.
 
-In a checkout they lie at its root, in an installation from a wheel they are data of this package.
+In a checkout they are at its root, in an installation from a wheel they are data of this package.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def page(name: str) -> str:
-    """A page such as "hosts.md", as a path for a command line that is typed in the current directory."""
+    """A page such as "hosts.md", as a path for a command line in the current directory."""
     packaged = _PACKAGE / PACKAGED_PAGES
     return pasteable(os.path.join(packaged if packaged.is_dir() else _PACKAGE.parent / "docs", name))
 
 
 def page_in_help(name: str) -> str:
-    """The same for a help text of argparse, where % begins a placeholder."""
+    """Like `page`, for an argparse help text, in which % begins a placeholder."""
     return page(name).replace("%", "%%")

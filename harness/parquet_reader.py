@@ -1,6 +1,6 @@
-"""A run's history out of its Parquet file, for `harness check`; the columns are those of `history_parquet`.
+"""Reads a run's history from its Parquet file, for `harness check`; the columns are those of `history_parquet`.
 
-Kept from the rest because it needs pyarrow alone, and that only once a Parquet file is really there.
+Separate because only this needs pyarrow, and only if a Parquet file is given.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from checker.linearizability.budget import Budget
 from harness.errors import how_to_get
 
 SCHEMA_VERSION = 1
-"""The newest version of the columns that this reader knows."""
+"""The newest schema version that this reader supports."""
 
 BATCH_ROWS = 65_536
-"""Rows that are Python objects at a time."""
+"""Rows converted to Python objects at a time."""
 
 _REQUIRED = ("process", "type", "f")
 _COLUMNS = ("index", "time_ns", "process", "is_nemesis", "type", "f", "key", "value", "error", "node")
 
 
 def read_parquet(path: str, *, lenient: bool = False, budget: Budget | None = None) -> History:
-    """The history of the one run in a Parquet file, its events in order of `index`.
+    """The history of the single run in a Parquet file, with events in order of `index`.
 
-    Columns are found by name; those that are missing, but for process, type and f, count as empty. The nemesis's
-    rows are counted. Rows that do not fit are refused or, if `lenient`, left out and counted; `budget` bounds the
-    memory. Raises FormatError, in one line that names the file, for files that are no such history or hold several
-    runs, and where pyarrow is not installed; MemoryLimitError past the budget.
+    Columns are found by name; missing ones, except process, type and f, count as empty. Rows of the nemesis are
+    counted. Invalid rows are refused or, if `lenient`, left out and counted; `budget` limits the memory. Raises
+    FormatError, in one line that names the file, for files that are not such a history or hold several runs, and if
+    pyarrow is not installed; MemoryLimitError beyond the budget.
     """
     try:
         import pyarrow as pa
@@ -42,7 +42,7 @@ def read_parquet(path: str, *, lenient: bool = False, budget: Budget | None = No
         mend = how_to_get("pyarrow")
         raise FormatError(path, None, f"a Parquet file, which takes pyarrow to read: {mend}") from None
     try:
-        source = pa.OSFile(os.fsencode(path))  # as text, pyarrow takes no path that is not UTF-8
+        source = pa.OSFile(os.fsencode(path))  # pyarrow rejects non-UTF-8 paths as str
         file = pq.ParquetFile(source, page_checksum_verification=True)
         names = file.schema_arrow.names
         _check_schema(path, file.schema_arrow)
@@ -63,7 +63,7 @@ def read_parquet(path: str, *, lenient: bool = False, budget: Budget | None = No
             history.booleans = False
         return history
     except (pa.ArrowException, UnicodeDecodeError, OverflowError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # of the file system, not of Arrow
+        if isinstance(error, OSError) and error.errno is not None:  # from the file system, not from Arrow
             raise
         raise FormatError(path, None, f"not readable as Parquet: {str(error).splitlines()[0]}") from None
 
@@ -75,7 +75,7 @@ def _check_schema(path: str, schema: Any) -> None:
     missing = [name for name in _REQUIRED if name not in schema.names]
     if missing:
         raise FormatError(path, None, f"not a history: it has no column {', '.join(missing)}")
-    # Files of earlier versions do not say which they were written with.
+    # Files of earlier versions do not list the columns they were written with.
     written = (schema.metadata or {}).get(b"splitbrain.columns", b"").decode(errors="replace").split(",")
     missing = [name for name in written if name and name not in schema.names]
     if missing:
@@ -83,7 +83,7 @@ def _check_schema(path: str, schema: Any) -> None:
 
 
 def _may_hold_booleans(table: Any) -> bool:
-    """Whether the text of some key or value has the word for one; asked of Arrow, which takes no object for each."""
+    """Whether some key or value contains "true" or "false"; computed by Arrow, without an object per row."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -113,7 +113,7 @@ def _events(batch: Any) -> list[dict[str, Any]]:
 
 
 def _value(text: Any) -> Any:
-    """A value from its JSON; what is none is taken as it is."""
+    """A value decoded from JSON; anything that is not JSON is returned unchanged."""
     if not isinstance(text, str):
         return text
     try:
@@ -123,5 +123,5 @@ def _value(text: Any) -> Any:
 
 
 def _key(text: Any) -> Any:
-    """The key that was written as this text."""
+    """The key that this text represents."""
     return key_of_text(text) if isinstance(text, str) else text

@@ -1,4 +1,4 @@
-"""Descriptors that stand for processes (pidfd), also where Python has no functions for them, as PyPy has not."""
+"""Process descriptors (pidfd), also for interpreters without functions for them, such as PyPy."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import signal
 
 _SYS_PIDFD_SEND_SIGNAL = 424
 _SYS_PIDFD_OPEN = 434
-"""From asm/unistd.h; system calls as new as these have the same number on every architecture."""
+"""From asm/unistd.h; such recent system calls have the same number on every architecture."""
 
 
 def pidfd_open(pid: int) -> int:
-    """A new descriptor of a process, readable once that has ended; the caller closes it.
+    """A new descriptor of a process, readable once the process has ended; the caller must close it.
 
-    Raises ProcessLookupError, and another OSError where the system has no such descriptors.
+    Raises ProcessLookupError, or another OSError if the kernel does not support pidfds.
     """
     if hasattr(os, "pidfd_open"):
         return os.pidfd_open(pid)
@@ -24,7 +24,7 @@ def pidfd_open(pid: int) -> int:
 
 
 def pidfd_send_signal(descriptor: int, number: signal.Signals) -> None:
-    """Signal the process of a descriptor. Raises ProcessLookupError when it has ended and been waited for, OSError."""
+    """Signal the process of a descriptor. Raises ProcessLookupError if it has ended and been reaped, OSError."""
     if hasattr(signal, "pidfd_send_signal"):
         signal.pidfd_send_signal(descriptor, number)
     else:

@@ -1,4 +1,4 @@
-"""Processes of this machine as /proc shows them: whose they are, where they are, and how to end them for sure."""
+"""Processes of this machine from /proc: finds them by run, namespace and control group, and reliably kills them."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ __all__ = [
 _POLL_S = 0.05
 
 _EXEC_TIMEOUT_S, _EXEC_POLL_S = 1.0, 0.001
-"""For a process to begin as another program, which takes less than a millisecond of processor time."""
+"""For an exec in progress, which takes less than a millisecond of processor time."""
 
 _FLAGS, _ENV_START, _ENV_END, _PF_KTHREAD = 6, 47, 48, 0x00200000
-"""Fields of /proc/PID/stat behind the name (proc_pid_stat(5)), and a flag (linux/sched.h)."""
+"""Fields of /proc/PID/stat after the name (proc_pid_stat(5)), and a flag (linux/sched.h)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """One process, distinguished from a later one with the same pid by its start time."""
+    """One process, distinguished by its start time from a later one with the same pid."""
 
     pid: int
     start_ticks: int
 
     @property
     def exists(self) -> bool:
-        """Whether it still runs; a zombie does not."""
+        """Whether it still runs; a zombie does not count."""
         return process_start_ticks(self.pid) == self.start_ticks
 
     @property
     def command(self) -> str:
-        """Its command line on one line, shortened to 80 characters; empty when it is gone."""
+        """Its command line on one line, shortened to 80 characters; empty if it is gone."""
         try:
             with open(f"/proc/{self.pid}/cmdline", "rb") as file:
                 words = file.read(4096).split(b"\0")
@@ -57,8 +57,8 @@ class ProcessId:
 
 
 def find_processes(matches: Callable[[int], bool]) -> list[ProcessId]:
-    """Every running process (no zombies) for which `matches` is true, by pid. It is asked with the number of a thread
-    that has not ended, which is the pid but for processes whose first thread has."""
+    """Every running process (no zombies) for which `matches` is true, by pid. `matches` gets the id of a live thread,
+    which is the pid unless the process's first thread has ended."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -70,7 +70,7 @@ def find_processes(matches: Callable[[int], bool]) -> list[ProcessId]:
 
 
 def marked_with(variable: str, value: str) -> Callable[[int], bool]:
-    """Whether a process was started with `variable`=`value` in its environment.
+    """A test of whether a process was started with `variable`=`value` in its environment.
 
     False for a process whose environment we may not read: it is not ours.
     """
@@ -79,8 +79,7 @@ def marked_with(variable: str, value: str) -> Callable[[int], bool]:
 
 
 def variable_of(process: ProcessId, variable: str) -> str | None:
-    """The value of a variable in the environment that a process was started with; None where there is none, or we may
-    not know."""
+    """The value of a variable in a process's initial environment; None if it is not set, or if we may not read it."""
     begin = os.fsencode(f"{variable}=")
     entries = _environment(living_thread(process.pid) or process.pid)
     return next((os.fsdecode(entry.removeprefix(begin)) for entry in entries if entry.startswith(begin)), None)
@@ -99,15 +98,15 @@ def _environment(pid: int) -> list[bytes]:
 
 
 def _has_no_environment(pid: int) -> bool:
-    """Whether a process that has shown none has none. One that is becoming another program shows none either until it
-    has begun, which it may have by now: then it has one that was not looked at."""
+    """Whether a process whose environment read as empty really has none. During exec it reads as empty too, and after
+    the exec, which may have finished by now, the process has one that was not read."""
     fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     letter, flags, start, end = fields[0], int(fields[_FLAGS]), int(fields[_ENV_START]), int(fields[_ENV_END])
     return letter in (b"Z", b"X") or bool(flags & _PF_KTHREAD) or start == end != 0
 
 
 def is_in_namespace(identity: tuple[int, int]) -> Callable[[int], bool]:
-    """Whether a process is in the network namespace with this device and inode; false if we may not know."""
+    """A test of whether a process is in the network namespace with this device and inode; False if we may not know."""
 
     def matches(pid: int) -> bool:
         try:
@@ -120,7 +119,7 @@ def is_in_namespace(identity: tuple[int, int]) -> Callable[[int], bool]:
 
 
 def is_in_group(is_ours: Callable[[str], bool]) -> Callable[[int], bool]:
-    """Whether a process is in or below a control group, of any hierarchy, for whose name `is_ours` is true."""
+    """A test of whether a process is in or below a control group, of any hierarchy, whose name satisfies `is_ours`."""
 
     def matches(pid: int) -> bool:
         try:
@@ -134,10 +133,10 @@ def is_in_group(is_ours: Callable[[str], bool]) -> Callable[[int], bool]:
 
 
 def kill_until_gone(find: Callable[[], Iterable[ProcessId]], *, timeout_s: float) -> list[ProcessId]:
-    """SIGKILL every process that `find` returns, and look again until it returns none or time is up.
+    """Send SIGKILL to every process that `find` returns, repeatedly until it returns none or time is up.
 
-    Looking again catches children that were started in between. Returns what was killed; what survives
-    (a process stuck in the kernel) is found by calling `find` once more. Raises PermissionError.
+    The repetition catches children that were started in between. Returns the killed processes; survivors (stuck in the
+    kernel) are found by calling `find` once more. Raises PermissionError.
     """
     deadline = time.monotonic() + timeout_s
     killed: dict[ProcessId, None] = {}
@@ -157,7 +156,7 @@ def _kill(process: ProcessId) -> None:
     except ProcessLookupError:
         return
     try:
-        # The descriptor holds the pid fast: if it is the right process now, the signal goes to no other.
+        # The descriptor pins the process: if it is the right one now, the signal goes to no other.
         if process.exists:
             pidfd_send_signal(descriptor, signal.SIGKILL)
     except ProcessLookupError:
@@ -167,7 +166,7 @@ def _kill(process: ProcessId) -> None:
 
 
 def _wait(processes: Iterable[ProcessId], deadline: float) -> None:
-    """Until all of them have ended or the deadline has passed."""
+    """Wait until all of them have ended or the deadline has passed."""
     for process in processes:
         while process.exists and (left_s := deadline - time.monotonic()) > 0:
             try:
@@ -175,7 +174,7 @@ def _wait(processes: Iterable[ProcessId], deadline: float) -> None:
             except ProcessLookupError:
                 break
             try:
-                # Readable once it has ended, whether or not its parent has waited for it.
+                # Readable once it has ended, whether or not its parent has reaped it.
                 poll = select.poll()
                 poll.register(descriptor, select.POLLIN)
                 ended = bool(poll.poll(min(left_s, 1.0) * 1000))

@@ -1,4 +1,4 @@
-"""Programs of the operating system that the harness calls."""
+"""Finds programs of the operating system that the harness calls."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from harness.clusters.base import ClusterUnavailable
 __all__ = ["SYSTEM_PATH", "find_program", "require_programs"]
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Where administrators' programs are; an ordinary user's PATH often lacks the sbin directories."""
+"""Directories of system programs; an ordinary user's PATH often lacks the sbin directories."""
 
 
 def find_program(name: str) -> str | None:
-    """Absolute path of a program by the user's PATH and then the system's; None when it is not installed."""
+    """Absolute path of a program in the user's PATH, then in SYSTEM_PATH; None if it is not installed."""
     return shutil.which(name, path=os.pathsep.join((os.environ.get("PATH", ""), SYSTEM_PATH)))
 
 
 def require_programs(packages: Mapping[str, str]) -> dict[str, str]:
-    """The absolute path of each program in `packages` (program -> the package that brings it).
+    """The absolute path of each program in `packages` (program -> the package that contains it).
 
-    Raises ClusterUnavailable naming every package that is missing.
+    Raises ClusterUnavailable naming every missing package.
     """
     found = {name: find_program(name) for name in packages}
     missing = sorted({packages[name] for name, path in found.items() if path is None})

@@ -1,16 +1,16 @@
-"""Runs as tests of pytest: the fixture `splitbrain` and the marker of the same name.
+"""Runs as pytest tests: the fixture `splitbrain` and the marker of the same name.
 
     @pytest.mark.splitbrain(nodes=3, time_limit=40)
     @pytest.mark.parametrize("nemesis", ["partition", "kill,pause", "all"])
     def test_etcd(splitbrain, nemesis):
         splitbrain.run(MyKV(), KV, workload="register", nemesis=nemesis).assert_valid()
 
-An invalid run fails its test; one that is unknown, or that did not run, is an error: pytest and its JUnit file tell the
-two apart. A test that asks for a verdict decides by itself; where it never does, `assert_valid` is called at its end.
-What a failing test prints begins with the verdict, the seed, the line that repeats it and the report. The directory of
-a run is removed where the run was valid and its test passed. docs/pytest.md is the page for users.
+An invalid run fails its test; an unknown one, or one that did not run, is an error: pytest and its JUnit file
+distinguish the two. A test that asks for a run's verdict decides what it means; otherwise `assert_valid` is called at
+its end. The output of a failing test begins with the verdict, the seed, the command that repeats it and the report. A
+run's directory is removed if the run was valid and its test passed. docs/pytest.md is the page for users.
 
-pytest loads this module in every session where Splitbrain is installed, so it imports nothing of the harness by itself.
+pytest loads this module in every session if Splitbrain is installed, so it imports the rest of the harness lazily.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["RunInvalid", "RunUndecided", "Splitbrain", "SplitbrainRun"]
 
 MAX_LINE_CHARS = 400
-"""Of the verdict's sentence in what a failing test prints; the report has all of it."""
+"""Limit of the verdict's sentence in the output of a failing test; the report has all of it."""
 
 _VERDICTS: Mapping[bool | str, str] = {True: "valid", False: "invalid"}
 _RUNS = pytest.StashKey[list["SplitbrainRun"]]()
@@ -37,11 +37,11 @@ _PASSED = pytest.StashKey[bool]()
 
 
 class RunInvalid(AssertionError):
-    """A run was invalid: the system under test broke its promises."""
+    """A run was invalid: the system under test violated its guarantees."""
 
 
 class RunUndecided(Exception):
-    """A run is unknown, or did not take place: nothing is known of the system under test."""
+    """A run is unknown, or did not take place: nothing is known about the system under test."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -66,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class SplitbrainRun:
-    """A run that took place."""
+    """A completed run."""
 
     def __init__(self, run: JudgedRun, repeat: str) -> None:
         self._results = run.results
@@ -80,7 +80,7 @@ class SplitbrainRun:
 
     @property
     def results(self) -> Mapping[str, Any]:
-        """As in results.json. Whoever asks for them, or for the verdict, decides what the verdict means to the test."""
+        """The content of results.json. A test that reads it, or the verdict, decides what the verdict means."""
         self._is_asked = True
         return self._results
 
@@ -102,7 +102,7 @@ class SplitbrainRun:
         raise (RunInvalid if self.valid is False else RunUndecided)(text)
 
     def assert_invalid(self) -> None:
-        """For tests that a broken system is found out. Raises RunUndecided for an unknown run, RunInvalid for a valid
+        """For tests that a broken system is detected. Raises RunUndecided for an unknown run, RunInvalid for a valid
         one."""
         if self.valid is True:
             raise RunInvalid(f"VALID, and it should not be: {_clip(str(self.results['reason']))}\n{self._lines()}")
@@ -110,13 +110,13 @@ class SplitbrainRun:
             self.assert_valid()
 
     def assert_asked(self) -> None:
-        """For the end of a test: raises as `assert_valid` does, unless the test has asked for the verdict."""
+        """Called at the end of a test: raises like `assert_valid`, unless the test has asked for the verdict."""
         if not self._is_asked:
             self.assert_valid()
 
     @property
     def is_to_keep(self) -> bool:
-        """Whether its directory stays though its test passed."""
+        """Whether its directory is kept although its test passed."""
         return self._results["valid"] is not True
 
     def _lines(self) -> str:
@@ -124,7 +124,7 @@ class SplitbrainRun:
 
 
 class Splitbrain:
-    """The fixture: runs systems. Options of the marker are those of every run; `run` may change them."""
+    """The fixture: runs systems. Options of the marker apply to every run; `run` may override them."""
 
     def __init__(self, request: pytest.FixtureRequest) -> None:
         self._request = request
@@ -138,11 +138,11 @@ class Splitbrain:
         self._base_seed: int | None = request.config.getoption("--splitbrain-seed")
 
     def run(self, system: Any, client: Any = None, **options: Any) -> SplitbrainRun:
-        """Run a system: a class of `harness.sdk.System` or an object of one, or a name that `harness run --system`
-        takes. `client` is a class of `harness.sdk.Client` where the system's module has several, or the command of a
-        program that speaks JSON lines.
+        """Run a system: a subclass of `harness.sdk.System`, an instance, or a name for `harness run --system`. `client`
+        is a subclass of `harness.sdk.Client`, needed if the system's module has several, or the command of a program
+        that speaks JSON lines.
 
-        Raises RunUndecided when it cannot be run.
+        Raises RunUndecided if it cannot be run.
         """
         from harness.embedding import judged_run
         from harness.errors import HarnessError, OperatorError, SystemUnderTestError
@@ -169,8 +169,8 @@ class Splitbrain:
         return run
 
     def _seed(self, given: Any) -> int:
-        """That of the next run. One that was given to `run` has the last word; the others are the base seed (of the
-        command line, of the marker, or the first one given) and what follows from it."""
+        """The seed of the next run: the one given to `run`, else one derived from the base seed (of the command line,
+        of the marker, or the first one given)."""
         from harness.commands.series import derived_seed
         from harness.seeded import random_seed
 
@@ -180,7 +180,7 @@ class Splitbrain:
         return derived_seed(self._base_seed, len(self._runs)) if given is None else int(given)
 
     def _repeat_line(self) -> str:
-        where = self._request.config.cwd_relative_nodeid(self._request.node.nodeid)  # ids begin in the root directory
+        where = self._request.config.cwd_relative_nodeid(self._request.node.nodeid)  # ids begin at the root directory
         return f"pytest {shlex.quote(where)} --splitbrain-seed {self._base_seed}"
 
     def _store(self) -> str:
@@ -188,7 +188,7 @@ class Splitbrain:
         return os.path.join(str(self._request.config.rootpath), given or "splitbrain-store")
 
     def _note(self, verdict: str, seed: int | str, repeat: str, report: str) -> None:
-        """Properties of the test case in JUnit's file."""
+        """Add properties to the test case in the JUnit file."""
         self._request.node.user_properties += [
             ("splitbrain.verdict", verdict), ("splitbrain.seed", str(seed)), ("splitbrain.repeat", repeat),
             ("splitbrain.report", report),
@@ -211,7 +211,7 @@ def splitbrain(request: pytest.FixtureRequest) -> Iterator[Splitbrain]:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
-    """A test that passes over a verdict must not pass for one that looked at it."""
+    """Fail a test that passed without looking at the verdict of an invalid or unknown run."""
     outcome = yield
     if outcome.excinfo is not None:
         return
@@ -226,7 +226,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, None]:
-    """What a run that is not valid has to say goes before everything else, and what is undecided is an error."""
+    """Put the message of an invalid or unknown run first, and report an undecided one as an error."""
     outcome = yield
     report: pytest.TestReport = outcome.get_result()
     if call.when == "call":
@@ -238,7 +238,7 @@ def pytest_runtest_makereport(
     where = f"\nat      {file}:{frames[-1].lineno + 1}" if frames else ""
     report.longrepr = f"{call.excinfo.value}{where}"
     if isinstance(call.excinfo.value, RunUndecided):
-        # pytest calls what fails in a test's call a failure, and what fails before it an error.
+        # pytest reports failures in a test's call as failures, and those before it as errors.
         report.when = "setup"
 
 

@@ -45,8 +45,7 @@ class RoomyServer(uvicorn.Server):  # type: ignore[misc]
 
 
 class Acceptor:
-    """A listener that accepts only while there are free slots, with the two methods of asyncio's servers that uvicorn
-    uses."""
+    """A listener that accepts only while slots are free. Has the two methods of asyncio's servers that uvicorn uses."""
 
     def __init__(self, listener: socket.socket, server: uvicorn.Server) -> None:
         self._listener = listener

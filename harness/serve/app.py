@@ -41,8 +41,7 @@ MAX_COMPARISONS = 2
 """Concurrent comparisons: each reads two histories."""
 
 FRESH_S = 0.25
-"""Maximum age of the list of runs: reading 10,000 runs takes a tenth of a second, and a new run should appear within
-one."""
+"""Maximum age of the list of runs: reading 10,000 runs takes 0.1 s, and a new run should appear within a second."""
 
 REMOVED = "the run is not in the store any more"
 
