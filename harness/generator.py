@@ -281,8 +281,7 @@ class FlipFlop(Unpaced):
 
 @dataclass(frozen=True, slots=True)
 class Phases(Unpaced):
-    """One generator after the other; the next begins when the previous one is exhausted and none of its operations is
-    open."""
+    """One generator after the other; the next begins when the previous one is exhausted and has no operation open."""
 
     remaining: tuple[Generator, ...]
     open_threads: frozenset[int] = frozenset()

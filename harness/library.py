@@ -210,7 +210,7 @@ class RunningProgram:
         return await self._session.on_loop(_called(lambda: self._process.terminate(grace_s=grace_s)))
 
     async def state(self) -> str:
-        """"running", "paused" or "down", as observed on the process itself."""
+        """ "running", "paused" or "down", as observed on the process itself."""
         return await self._session.on_loop(_called(self._process.state))
 
 

@@ -1,11 +1,10 @@
-"""Whether a system comes back once every fault is gone: the check `recovers`.
+"""Whether a system comes back once every fault is healed: the check `recovers`.
 
-valid     it served again, with equal replicas, within the time that it declares for itself
-invalid   it was reached and did not, although every fault was proven healed: a finding; or its hosts listened and
+valid     it served again, with equal replicas, within its declared time
+invalid   it was reached and did not, although every fault was proven healed: a finding; or its hosts listened but
           answered no client, or none about a key that they served under load
-unknown   nobody can tell: a fault was not proven healed, something of the run itself failed or ended it
-          early, the clients have a bug, or the harness was kept from running itself, so that the system may have
-          been as well
+unknown   it cannot be determined: a fault was not proven healed, something in the run itself failed or ended it
+          early, the clients have a bug, or the harness itself was stalled, so that the system may have been too
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ __all__ = ["RECOVERS", "Answers", "judge_recovery", "read_until_answered", "wait
 RECOVERS = "recovers"
 
 MAX_STALL_S = 2.0
-"""How long the harness may be kept from running at a stretch. A replica that shares the machine may fare the same then,
-and what it did not do in its time is no evidence."""
+"""Longest tolerated stall of the harness. A replica on the same machine may be stalled too, so a missed deadline is no
+evidence then."""
 
 _TICK_S = 0.1
 
 MAX_FAILURE_CHARACTERS = 200
-"""Of how an operation ended, in a reason that is a sentence: the history has all of it."""
+"""Limit of a failure quoted in a reason; the history has all of it."""
 
 _AGAIN_S = 0.5
-"""Between two rounds of final reads, where a system refuses them at once."""
+"""Pause between two rounds of final reads, in case the system refuses them at once."""
 
 
 @dataclass(slots=True)
@@ -44,7 +43,7 @@ class _Stalls:
 
 @contextlib.asynccontextmanager
 async def _watch_stalls() -> AsyncIterator[_Stalls]:
-    """How long this event loop was kept from running, at most, while the block lasted."""
+    """Yields the longest stall of this event loop during the block."""
     loop, stalls = asyncio.get_running_loop(), _Stalls()
 
     async def tick() -> None:
@@ -63,7 +62,7 @@ async def _watch_stalls() -> AsyncIterator[_Stalls]:
 
 
 async def wait_for_recovery(system: System, *, timeout_s: float) -> CheckOutcome:
-    """Wait for a system whose faults are all gone, for `timeout_s` seconds at most."""
+    """Wait for a system whose faults are all healed, for at most `timeout_s` seconds."""
     async with _watch_stalls() as stalls:
         outcome = await system.recover(timeout_s=timeout_s)
     return _unless_stalled(outcome, stalls)
@@ -71,33 +70,32 @@ async def wait_for_recovery(system: System, *, timeout_s: float) -> CheckOutcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What came of a round of final reads."""
+    """The results of a round of final reads."""
 
     asked: int
     succeeded: int
     should_succeed: bool
-    """Whether such operations did succeed under load, so that neither the client nor the workload is the reason where
-    none does now."""
+    """Whether such operations succeeded under load, so that client and workload are not to blame if none does now."""
     is_last: bool
-    """Whether the run was asked to end, so that there is no time to try again."""
+    """Whether the run was asked to end, so that there must be no further round."""
     has_mistakes: bool
-    """Whether some failed in a way that only a client's own bug explains."""
+    """Whether some failed in a way that only a bug in the client explains."""
     answered: Collection[int | str]
-    """The keys of which an operation succeeded."""
+    """The keys with a successful operation."""
     failures: Mapping[int | str | None, str]
-    """Of each key of which operations succeeded under load, and of all keys (None): the last operation that did not
-    succeed, if any, and how it ended."""
+    """For each key with successful operations under load, and for all keys together (None): the last unsuccessful
+    operation, if any, and how it ended."""
 
 
 async def read_until_answered(
     read: Callable[[], Awaitable[Answers]], outcome: CheckOutcome, *, timeout_s: float
 ) -> CheckOutcome:
-    """Have the final reads done, and done again for as long as none of them succeeds, or none of a key that was served
-    under load, and `timeout_s` are not over.
+    """Perform the final reads, repeatedly for at most `timeout_s` seconds while none of them succeeds, or none for some
+    key that was served under load.
 
-    Returns what becomes of the outcome of waiting for the system: one whose hosts listen but answer no client, or none
-    about some key, has not come back, whatever its ports look like. Where the run was asked to end before the system
-    had its time, or the client has a bug, nobody knows.
+    Returns the updated `outcome` of waiting for the system: if its hosts listen but answer no client, or none about
+    some key, it has not come back. That is unknown if the run was asked to end before the time was over, or if the
+    client has a bug.
     """
     loop = asyncio.get_running_loop()
     began_s = loop.time()
@@ -138,7 +136,7 @@ async def read_until_answered(
 
 
 def _unless_stalled(outcome: CheckOutcome, stalls: _Stalls) -> CheckOutcome:
-    """The outcome, but unknown where it accuses the system and the harness was kept from running meanwhile."""
+    """The outcome, but unknown if it blames the system although the harness itself was stalled."""
     if outcome.valid is not False or stalls.longest_s <= MAX_STALL_S:
         return outcome
     reason = f"{outcome.reason}; but the harness itself did not run for {stalls.longest_s:.1f} s meanwhile"
@@ -146,7 +144,7 @@ def _unless_stalled(outcome: CheckOutcome, stalls: _Stalls) -> CheckOutcome:
 
 
 def with_last_words(outcome: CheckOutcome, system: System) -> CheckOutcome:
-    """The same with the last lines of those that did not come back, as `last_words` of its details."""
+    """The outcome with the last log lines of the hosts that did not come back, as `last_words` in its details."""
     missing: Sequence[str] = outcome.details.get("missing", ())
     words = {host: list(lines) for host in missing if (lines := system.last_words(host))}
     if not words:
@@ -157,7 +155,7 @@ def with_last_words(outcome: CheckOutcome, system: System) -> CheckOutcome:
 
 
 def judge_recovery(outcome: CheckOutcome, faults: Sequence[Mapping[str, Any]], trouble: Sequence[str]) -> CheckOutcome:
-    """The check's outcome in the light of the run: only a run whose every fault is gone can blame the system."""
+    """The check's final outcome: the system can only be blamed if every fault was healed and nothing else failed."""
     if outcome.valid is not False:
         return outcome
     unhealed = [f"{fault['id']} ({fault['nemesis']} {fault['variant']})" for fault in faults if not fault["healed"]]

@@ -1,14 +1,14 @@
 """Workloads, nemeses, systems and clusters by name.
 
-Everything that can be chosen by name is found through Python entry points, the built-in ones as well as
-those of other distributions: a package that declares, say,
+Everything that can be chosen by name is found through Python entry points, both built-in ones and those of other
+distributions: a package that declares
 
     [project.entry-points."splitbrain.workloads"]
     bank = "my_package.bank:BankWorkload"
 
-adds `--workload bank`. Looking a name up gives the object behind the entry point, once it is what the protocol of its
-kind describes (`Workload`, `Nemesis`, `System`, `Cluster`) and, where it has optional abilities, what theirs describe.
-Every problem found is reported, not only the first.
+adds `--workload bank`. Looking up a name returns the object of the entry point, after checking that it conforms to the
+protocol of its kind (`Workload`, `Nemesis`, `System`, `Cluster`) and to those of the optional abilities that it has.
+All problems are reported, not only the first.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from harness.plugin_files import is_file, split_file
 __all__ = ["DEFAULT_SYSTEM", "KINDS", "Broken", "is_file", "load", "load_all", "names", "survey"]
 
 DEFAULT_SYSTEM = "broker"
-"""The system under test where none is named: the reference system, which every machine that has the harness has. It
-is a plug-in as any other, and nothing else of the harness names it."""
+"""The default system under test: the reference system, which is installed with the harness. It is a plug-in like any
+other, and nothing else in the harness names it."""
 
 KINDS: Mapping[str, str] = {
     "workloads": "workload",
@@ -36,11 +36,11 @@ KINDS: Mapping[str, str] = {
     "systems": "system",
     "clusters": "cluster",
 }
-"""Kind -> what one of them is called."""
+"""Kind -> its singular."""
 
 
 def short_name(system: str) -> str:
-    """The name of a system, as folders of runs have it: of one in a file, that of the file, without its directory."""
+    """The name of a system in the folder names of runs: for one in a file, the file's name without directory."""
     path, class_name = split_file(system)
     name = os.path.basename(path).removesuffix(".py")
     return f"{name}-{class_name}" if class_name else name
@@ -48,7 +48,7 @@ def short_name(system: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A plug-in that cannot be used; `reason` is one line with everything that is wrong with it."""
+    """A plug-in that cannot be used; `reason` is one line with all its problems."""
 
     reason: str
 
@@ -59,21 +59,21 @@ def _entry_points(kind: str) -> Mapping[str, EntryPoint]:
 
 @functools.lru_cache(maxsize=1)
 def _declared(path: tuple[str, ...]) -> Mapping[str, Mapping[str, EntryPoint]]:
-    """Kind -> name -> entry point, for one `sys.path`. Kept: every look reads the metadata of each installed package,
-    and the command line alone asks for names some twenty times before it does anything."""
+    """Kind -> name -> entry point, for one `sys.path`. Cached: each lookup reads the metadata of every installed
+    package, and the command-line parser alone asks for names some twenty times."""
     everything = entry_points()
     return {kind: {point.name: point for point in everything.select(group=f"splitbrain.{kind}")} for kind in KINDS}
 
 
 def names(kind: str) -> list[str]:
-    """The known names of a kind, sorted, usable or not: nothing is imported."""
+    """The known names of a kind, sorted, usable or not; imports nothing."""
     return sorted(_entry_points(kind))
 
 
 def load(kind: str, name: str) -> Any:
     """The object behind a name.
 
-    Raises OperatorError when the name is unknown, when it cannot be imported, or when it is not what its kind must be.
+    Raises OperatorError if the name is unknown, cannot be imported, or does not conform to its kind.
     """
     if kind == "systems" and is_file(name):
         return _system_of_file(name)
@@ -93,7 +93,7 @@ def load(kind: str, name: str) -> Any:
 
 
 def load_all(kind: str) -> dict[str, Any]:
-    """Every object of a kind by name. Raises OperatorError as `load`, for all that are broken at once."""
+    """Every object of a kind by name. Raises OperatorError like `load`, for all broken ones at once."""
     found = survey(kind)
     broken = [item.reason for item in found.values() if isinstance(item, Broken)]
     if broken:
@@ -102,24 +102,24 @@ def load_all(kind: str) -> dict[str, Any]:
 
 
 def survey(kind: str) -> dict[str, Any]:
-    """Every object of a kind by name, sorted; `Broken` in the place of those that cannot be used. Never raises."""
+    """Every object of a kind by name, sorted, with `Broken` for unusable ones. Never raises."""
     return {name: _take(kind, point) for name, point in sorted(_entry_points(kind).items())}
 
 
 def _take(kind: str, point: EntryPoint) -> Any:
-    """The object behind an entry point, or what is wrong with it."""
+    """The object of an entry point, or `Broken`."""
     title = f"{KINDS[kind]} {point.name!r} ({point.value})"
     try:
         found = _adapted(point.load(), point.name)
         problems = _problems(kind, found)
-    except (Exception, SystemExit) as error:  # whatever somebody else's module does when it is imported, or looked at
+    except (Exception, SystemExit) as error:  # a third-party module may raise anything when it is imported or inspected
         said = " ".join(str(error).split())
         return Broken(f"{title} cannot be loaded: {type(error).__name__}{f': {said}' if said else ''}")
     return Broken(f"{title} is no {KINDS[kind]}: {'; '.join(problems)}") if problems else found
 
 
 def _adapted(found: Any, name: str) -> Any:
-    """A system of `harness.sdk` as what the harness takes; anything else as it is. Raises OperatorError."""
+    """A system of `harness.sdk`, adapted to the harness's interface; anything else unchanged. Raises OperatorError."""
     from harness.sdk.system import System
 
     if not (isinstance(found, type) and issubclass(found, System)):
@@ -139,7 +139,7 @@ def _system_of_file(name: str) -> Any:
 
 
 def _problems(kind: str, found: Any) -> list[str]:
-    """Everything in which an object is not what its kind must be."""
+    """All ways in which an object does not conform to its kind."""
     from harness.conformance import ability_problems, constructor_problem, protocol_problems
 
     protocol, abilities, made_with = _contract(kind)
@@ -147,7 +147,7 @@ def _problems(kind: str, found: Any) -> list[str]:
     for ability in abilities:
         problems += [f"{problem} ({ability.__name__})" for problem in ability_problems(found, ability)]
     if not isinstance(getattr(found, "description", None), str):
-        problems.append("lacks description")  # which a cluster has for the list alone: its protocol does not need it
+        problems.append("lacks description")  # not in the protocol of clusters: only `list` needs it
     if made_with is not None and (problem := constructor_problem(found, made_with)) is not None:
         problems.append(problem)
     if made_with is None and isinstance(found, type):
@@ -156,8 +156,8 @@ def _problems(kind: str, found: Any) -> list[str]:
 
 
 def _contract(kind: str) -> tuple[type, Sequence[type], Sequence[str] | None]:
-    """(protocol of a kind, its optional abilities, the keywords that one is made with); the last is None for what is
-    not made by the harness. Imported only here: the names alone are needed far more often."""
+    """(protocol of a kind, its optional abilities, constructor keywords); the keywords are None if the harness does not
+    create instances. Imported lazily: names alone are needed far more often."""
     if kind == "workloads":
         from harness.workloads.base import AlsoByCapability, ByCapability, TellsWrites, Workload
 

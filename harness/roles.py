@@ -1,4 +1,4 @@
-"""Who led when, as the replicas themselves said when they were asked."""
+"""Which replica led when, as the replicas reported when polled."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 __all__ = ["ROLES", "RoleLog", "read_roles"]
 
 ROLES = "roles"
-"""What the results call them, among what they say of the system: [time in ns, host, role, term] of every change."""
+"""Key among the system's facts in the results: [time in ns, host, role, term] of every change."""
 
 MAX_CHANGES = 10_000
-"""Some of five replicas in half an hour with faults; what comes after so many is not kept."""
+"""Limit of changes kept: more than five replicas have in half an hour with faults."""
 
 
 class RoleLog:
-    """The changes of roles of a run: "leader", "follower", or "silent" where a replica did not answer."""
+    """The role changes of a run: "leader", "follower", or "silent" for a replica that did not answer."""
 
     def __init__(self) -> None:
         self.changes: list[tuple[int, str, str, int]] = []
         self._last: dict[str, tuple[str, int]] = {}
 
     def note(self, time_ns: int, host: str, status: Mapping[str, str] | None) -> None:
-        """What a replica answered (see `System.status`); None where it did not."""
+        """Record the status of a replica (see `System.status`); None if it did not answer."""
         said = status or {}
         term = str(said.get("term", ""))
         role = "silent" if status is None else "leader" if said.get("leads") == "true" else "follower"
@@ -32,13 +32,13 @@ class RoleLog:
         self._last[host] = now
 
     def leading(self) -> Sequence[str]:
-        """Hosts that said last that they lead, newest term first."""
+        """Hosts whose last reported role is leader, newest term first."""
         leading = [(term, host) for host, (role, term) in self._last.items() if role == "leader"]
         return [host for _, host in sorted(leading, key=lambda pair: -pair[0])]
 
 
 def read_roles(results: Mapping[str, Any]) -> list[tuple[int, str, str, int]]:
-    """What results say of roles; what is damaged is left out."""
+    """The role changes in results; malformed ones are left out."""
     system = results.get("system")
     found = system.get(ROLES) if isinstance(system, Mapping) else None
     return [

@@ -1,12 +1,12 @@
-"""The runs of a store in a line each: verdict, what was run, operations, faults. Made without Spark.
+"""One-line summaries of a store's runs: verdict, options, operations, faults. Does not use Spark.
 
     store/
-      .runs.json    the summaries, so that nobody has to read thousands of results.json again
+      .runs.json    the cached summaries, to avoid reading thousands of results.json again
       .runs.lock    held while .runs.json and index.html are written
 
-The file of summaries is a cache: an entry counts while the size and the time of change of its run's results.json are
-those that it was made from, and a file that is damaged, foreign or missing is made anew. Who has read the store may
-write it; two that write at once lose nothing, because each learns what the other knows by the store itself.
+The file of summaries is a cache: an entry is valid while the size and mtime of its run's results.json are unchanged,
+and a damaged, foreign or missing file is rebuilt. Every reader of the store may write it; concurrent writers lose
+nothing, because each rebuilds missing entries from the store itself.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ from harness.store import LATEST, RunDir, RunStatus, Store, StoreError, is_run, 
 from harness.units import clip, plural
 
 STATES = ("valid", "invalid", "unknown", "running", "unfinished")
-"""What a run can have come to. `unfinished`: it died before it was judged."""
+"""The possible states of a run. `unfinished`: it died before it was judged."""
 
 MAX_RUNS = 100_000
-"""Runs of a store that are summed up, the newest: some 50 MB of memory. A store of more is counted, and said so."""
+"""Limit of summarised runs, the newest ones: about 50 MB of memory. Further runs are only counted, and reported."""
 
 MAX_CACHE_BYTES = 128 * 1024 * 1024
-"""The largest file of summaries read back: `MAX_RUNS` with the longest texts would not fill it."""
+"""The largest cache file read: `MAX_RUNS` with the longest texts are smaller."""
 
 MAX_REASON = 240
 MAX_SETTINGS = 160
 MAX_WORD = 80
-"""Characters kept of any text of a run."""
+"""Limits of characters kept of a run's texts."""
 
 MAX_UNREADABLE_NAMED = 5
-"""Folders that could not be read and are named; the others are counted."""
+"""Limit of unreadable folders that are named; the others are counted."""
 
 LOCK_TIMEOUT_S = 10.0
-"""How long to wait for another that writes: the writing takes a fraction of a second, so then it hangs."""
+"""How long to wait for another writer: writing takes a fraction of a second, so one that takes longer hangs."""
 
 LOCK_INTERVAL_S = 0.02
 
@@ -75,10 +75,10 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """One run in a line. Texts are clipped and printable; a number is None where the run does not say it."""
+    """The summary of a run. Texts are clipped and printable; unknown numbers are None."""
 
     name: str
-    """ "<test>/<time>", by which `Store.find` finds it."""
+    """ "<test>/<time>", the name for `Store.find`."""
     verdict: str
     """One of `STATES`."""
     reason: str
@@ -101,17 +101,17 @@ class RunSummary:
 
     @property
     def test(self) -> str:
-        """The folder of the store."""
+        """The test's folder in the store."""
         return self.name.partition("/")[0]
 
     @property
     def time(self) -> str:
-        """The folder of the run in that of its test."""
+        """The run's folder in the test's folder."""
         return self.name.partition("/")[2]
 
     @property
     def started_at(self) -> datetime | None:
-        """When, by the folder's name; None where that is no time."""
+        """The start time from the folder's name; None if that is not a time."""
         stamp = self.time.partition("-")[0]
         try:
             return datetime.strptime(stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
@@ -119,12 +119,12 @@ class RunSummary:
             return None
 
     def age_s(self, now: datetime) -> float | None:
-        """Seconds from its start to `now`, at least 0; None where its start is not known."""
+        """Seconds from its start to `now`, at least 0; None if the start is unknown."""
         started_at = self.started_at
         return None if started_at is None else max(0.0, (now - started_at).total_seconds())
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON data."""
+        """The summary as plain JSON data."""
         return {name: getattr(self, name) for name in _FIELDS}
 
 
@@ -138,13 +138,13 @@ class RunIndex:
 
     runs: Sequence[RunSummary]
     left_out: int = 0
-    """Runs that are older than the `MAX_RUNS` newest."""
+    """Number of runs older than the `MAX_RUNS` newest."""
     unreadable: Sequence[str] = ()
-    """Folders of the store that cannot be read, with the reason; whatever runs they hold are not among these."""
+    """Folders of the store that cannot be read, with the reason; their runs are missing from `runs`."""
 
 
 def unreadable_words(index: RunIndex) -> str:
-    """Which folders cannot be read, as a sentence without its full stop; "" where all can be."""
+    """Which folders cannot be read, as a sentence without a full stop; "" if all can be read."""
     if not index.unreadable:
         return ""
     named = "; ".join(index.unreadable[:MAX_UNREADABLE_NAMED])
@@ -154,18 +154,18 @@ def unreadable_words(index: RunIndex) -> str:
 
 
 _Stamp = tuple[int, int]
-"""Size and time of change in ns of a results.json."""
+"""Size and mtime in ns of a results.json."""
 
 SummaryCache = dict[str, tuple[_Stamp, RunSummary]]
-"""Summaries by the names of their runs, with what they were made from."""
+"""Run name -> the stamp that its summary was made from, and the summary."""
 
 
 def read_index(store: Store, *, is_kept: bool = True, known: SummaryCache | None = None) -> RunIndex:
-    """Sum up every run of `store`; without a store there are none.
+    """Summarise every run of `store`; empty if the store does not exist.
 
-    With `is_kept` the summaries are left in the store for the next one, where it can be written. `known` is filled with
-    the summaries and used in the place of the file's: for who reads the same store again and again. Raises StoreError
-    when the store itself cannot be read; a folder in it that cannot be read is named in what is returned.
+    With `is_kept` the summaries are cached in the store, if it is writable. `known` is an in-memory cache that replaces
+    the file's, for callers that read the same store repeatedly. Raises StoreError if the store itself cannot be read;
+    unreadable folders in it are named in the result.
     """
     before = known if known is not None else {}
     if not before:
@@ -183,7 +183,7 @@ def read_index(store: Store, *, is_kept: bool = True, known: SummaryCache | None
             if summary is None:
                 continue
             entry = (stamp or (0, 0), summary)
-            if not is_lasting:  # another user may read it, or this one from the next chmod on, which changes no stamp
+            if not is_lasting:  # another user may be able to read it, or this one after a chmod, which changes no stamp
                 stamp = None
         runs.append(entry[1])
         if stamp is not None:
@@ -208,13 +208,13 @@ def select(
 ) -> list[RunSummary]:
     """Those of `runs` that meet every condition given, in the same order.
 
-    `nemesis` is the name of one ("partition" also finds "partition=leader"), or a name with its variant; `words` must
-    all stand somewhere in the run's line, in any case.
+    `nemesis` is a nemesis's name ("partition" also matches "partition=leader"), or a name with its variant; all `words`
+    must occur somewhere in the run's line, ignoring case.
     """
     conditions: list[Callable[[RunSummary], bool]] = []
     if verdicts:
         conditions.append(lambda run: run.verdict in verdicts)
-    if system:  # one in a file is also found by its name, as the folders of its runs have it
+    if system:  # one in a file is also found by its short name
         conditions.append(lambda run: system in (run.system, short_name(run.system)))
     for name, wanted in (("test", test), ("workload", workload), ("cluster", cluster)):
         if wanted:
@@ -241,8 +241,7 @@ def _line(run: RunSummary) -> str:
 
 
 def _names(root: Path) -> tuple[list[str], list[str]]:
-    """What may be runs, newest first, and the folders that cannot be read. Names that no page could show are passed
-    over."""
+    """Names of possible runs, newest first, and the folders that cannot be read. Unprintable names are skipped."""
     found: list[str] = []
     unreadable: list[str] = []
     try:
@@ -252,14 +251,14 @@ def _names(root: Path) -> tuple[list[str], list[str]]:
     for test in tests:
         try:
             found += [f"{test}/{run}" for run in _folders(root / test)]
-        except OSError as error:  # as root's, in a store of many people: no reason to lose the others
+        except OSError as error:  # such as root's in a shared store: no reason to lose the others
             unreadable.append(f"{clip(test, MAX_WORD)} ({error.strerror})")
     found.sort(key=lambda name: (run_order(name.partition("/")[2]), name), reverse=True)
     return found, sorted(unreadable)
 
 
 def _folders(path: Path) -> list[str]:
-    """The directories in one; none in one that is not there, or was removed since it was seen. Raises OSError."""
+    """The subdirectories of a directory; none if it does not exist or was just removed. Raises OSError."""
     with contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:
         return [
             entry.name
@@ -277,12 +276,12 @@ def _stamp(path: str) -> _Stamp | None:
         found = os.lstat(f"{path}/results.json")
     except OSError:
         return None
-    # A link is no file of ours: it may lead anywhere.
+    # A link is not a file of ours: it may lead anywhere.
     return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
 
 
 def read_summary(store: Store, name: str) -> RunSummary | None:
-    """The run "<test>/<time>" in a line; None where the store has no such run, or where it lies behind a link."""
+    """The summary of the run "<test>/<time>"; None if the store has no such run, or if it is behind a link."""
     parts = name.split("/")
     if len(parts) != 2 or not all(part and part.isprintable() and not part.startswith(".") for part in parts):
         return None
@@ -296,12 +295,12 @@ def read_summary(store: Store, name: str) -> RunSummary | None:
 
 
 def _summarize(path: Path, name: str, *, is_judged: bool) -> tuple[RunSummary | None, bool]:
-    """The run in a line, by what its files say; None for a directory that is no run's. And whether that is so for as
-    long as they stay as they are: not where one could not be read."""
+    """(summary from a run's files, or None for a directory without a run; whether it stays valid while results.json is
+    unchanged, which is not so if a file could not be read)."""
     try:
         if not is_run(path):
             return None, False
-    except OSError as error:  # only its owner may look into it: no reason to lose the others
+    except OSError as error:  # readable only by its owner: no reason to lose the others
         return _unread(name, f"cannot read {path}: {error.strerror}"), False
     run_dir = RunDir(path)
     is_lasting = True
@@ -311,13 +310,13 @@ def _summarize(path: Path, name: str, *, is_judged: bool) -> tuple[RunSummary | 
         test, is_lasting = {}, not isinstance(error.__cause__, OSError)
     results: Mapping[str, Any] = {}
     is_running = not is_judged and _status(run_dir) is RunStatus.RUNNING
-    # It may have been judged between the two looks.
+    # It may have been judged between the two checks.
     if not is_judged and not is_running:
         is_judged = _stamp(str(path)) is not None
     if is_running:
         verdict, reason = "running", ""
     elif not is_judged and os.path.lexists(run_dir.results_path):
-        # A directory, a pipe, or a link, which may lead anywhere: what came of the run nobody can say.
+        # A directory, a pipe, or a link, which may lead anywhere: the run's result is unknown.
         verdict, reason = "unknown", clip(f"{run_dir.results_path} is no file: it cannot be one of ours", MAX_REASON)
     elif not is_judged:
         verdict, reason = "unfinished", "it ended before it was judged"
@@ -355,7 +354,7 @@ def _summarize(path: Path, name: str, *, is_judged: bool) -> tuple[RunSummary | 
 
 
 def _unread(name: str, reason: str) -> RunSummary:
-    """A run of which nothing is known but that it is there: never valid."""
+    """The summary of a run that exists but cannot be read: never valid."""
     return RunSummary(
         name=name, verdict="unknown", reason=clip(reason, MAX_REASON),
         system="", workload="", nemesis="", cluster="", settings="", nodes=None, seed=None, ok=None, fail=None,
@@ -366,7 +365,7 @@ def _unread(name: str, reason: str) -> RunSummary:
 def _status(run_dir: RunDir) -> RunStatus:
     try:
         return run_dir.status
-    except StoreError:  # a marker that cannot be read: nobody can say that the run is at work
+    except StoreError:  # an unreadable marker does not show that the run is in progress
         return RunStatus.BROKEN
 
 
@@ -399,11 +398,11 @@ def _settings(settings: Any) -> str:
 
 
 def _load(root: Path) -> SummaryCache:
-    """What the file of summaries holds; nothing where it is missing, damaged, or of another version."""
+    """The content of the cache file; empty if it is missing, damaged, or of another version."""
     path = root / CACHE
     try:
         found_at = path.stat()
-        # Whoever opens a pipe waits for somebody who writes.
+        # Opening a pipe would block until somebody writes.
         if not stat.S_ISREG(found_at.st_mode) or found_at.st_size > MAX_CACHE_BYTES:
             return {}
         data = json.loads(path.read_bytes())
@@ -436,17 +435,16 @@ def _is_whole(summary: RunSummary) -> bool:
 def _save(root: Path, cache: SummaryCache) -> None:
     runs = [[*stamp, [getattr(summary, name) for name in _FIELDS]] for stamp, summary in cache.values()]
     text = json.dumps({"format": _FORMAT, "fields": _FIELDS, "runs": runs}, separators=(",", ":"))
-    with contextlib.suppress(OSError):  # a cache: a store that cannot be written is read the slow way
+    with contextlib.suppress(OSError):  # only a cache: a read-only store is read the slow way
         replace_file(root / CACHE, text.encode("ascii"))
 
 
 @contextlib.contextmanager
 def index_lock(store: Store) -> Iterator[None]:
-    """Be the only one that writes what the store says of all its runs, so that the last to write has seen every run.
+    """Hold the lock for writing the store's index files, so that the last writer has seen every run.
 
-    The kernel drops the lock with the process. Who holds it for `LOCK_TIMEOUT_S` is not waited for, nor is there a
-    lock on file systems without: what is written is whole all the same, and at worst lacks the newest run. Raises
-    OSError when the file cannot be made.
+    The kernel releases the lock with the process. After `LOCK_TIMEOUT_S`, or on file systems without locks, proceeds
+    without it: files are still written atomically, and at worst lack the newest run. Raises OSError.
     """
     fd = os.open(store.root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:

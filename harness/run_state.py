@@ -1,15 +1,15 @@
-"""What a run has put into the world, written down before it is put there.
+"""The state of a run: a record of every resource that it creates, written before its creation.
 
-A harness that is killed with SIGKILL cannot tidy up. So that `harness clean` can, every run keeps a small
-file, its *state*: a header that says which process the harness is, then one JSON line for each thing that it
-is about to create (a *claim*) and for each thing that it has removed again (a *release*). A claim goes to
-the file before the thing is created, so whatever exists is written down; a claim of a thing that was never
-created is harmless. Kinds of things that can outlive a reboot are also fsynced; processes, namespaces,
-mounts and sockets end with the machine, so for those it is enough that the kernel has the line.
+A harness that is killed with SIGKILL cannot clean up. So that `harness clean` can, every run keeps a small file, its
+*state*: a header that identifies the harness's process, then one JSON line for each thing that it is about to create (a
+*claim*) and for each thing that it has removed (a *release*). A claim is written before the thing is created, so
+everything that exists is recorded; a claim of a thing that was never created is harmless. Kinds of things that survive
+a reboot are also fsynced; processes, namespaces, mounts and sockets do not, so for those it is enough that the kernel
+has the line.
 
-A run is *live* while the process in its header exists: same boot, same pid, same start time, so a pid that
-was given to another process later does not pass for the harness. A harness in a container has its pid there, and
-whether it lives can be told only where the container's processes are seen.
+A run is *live* while the process in its header exists: same boot, same pid, same start time, so a reused pid is not
+mistaken for the harness. The pid of a harness in a container is that in the container, so whether it is alive can be
+told only where the container's processes are visible.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ RUN_VARIABLE = "SPLITBRAIN_RUN"
 """Environment variable that marks every process of a run with the run's id."""
 
 STATE_VARIABLE = "SPLITBRAIN_STATE"
-"""Environment variable in which every process of a run has the path of the run's state."""
+"""Environment variable that gives every process of a run the path of the run's state."""
 
 STATE_DIR_VARIABLE = "SPLITBRAIN_STATE_DIR"
 """Environment variable that overrides where states are kept."""
 
 TEMP_PREFIX = "splitbrain-"
-"""Every temporary directory of a run is called `splitbrain-<run id>-...`; `clean` removes no other."""
+"""Every temporary directory of a run is named `splitbrain-<run id>-...`; `clean` removes no others."""
 
 KIND_PROCESS = "process"
 KIND_NETNS = "netns"
@@ -85,26 +85,26 @@ KIND_SOCKET = "socket"
 KIND_DIRECTORY = "directory"
 KIND_FILE = "file"
 KIND_IMAGE = "image"
-"""A file with a file system in it, which may be attached to a loop device."""
+"""A file system image, which may be attached to a loop device."""
 KIND_CGROUP = "cgroup"
 """A control group, by its directory."""
 KIND_CONTAINER = "container"
 KIND_NETWORK = "network"
 KIND_SSH_HOST = "ssh-host"
-"""A machine that a run has taken over SSH; the details say how it is reached."""
+"""A machine that a run uses over SSH; the details are its connection parameters."""
 
 _ENDS_WITH_THE_MACHINE = frozenset({KIND_PROCESS, KIND_NETNS, KIND_MOUNT, KIND_VETH, KIND_SOCKET, KIND_CGROUP})
 _ENDED = (b"Z", b"X")
-"""States in /proc/PID/stat of what has ended."""
+"""States in /proc/PID/stat of ended processes."""
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SUFFIX = ".jsonl"
 _FORMAT = 1
 _TEMP_DIR = "/tmp"
 _OWN_ROOT = re.compile(r"splitbrain(-\d+)?")
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
-"""Inode of the pid namespace in which all processes are seen (PROC_PID_INIT_INO, linux/proc_ns.h)."""
+"""Inode of the initial pid namespace, in which all processes are visible (PROC_PID_INIT_INO, linux/proc_ns.h)."""
 _CREATE_ATTEMPTS = 10
-"""Tries to begin a state while others that end remove the directory: each needs another one to end in between."""
+"""Attempts to create a state while runs that end remove the directory: each failure needs another such run."""
 
 
 class StateError(OperatorError):
@@ -120,7 +120,7 @@ class Claim(NamedTuple):
 
 
 def process_start_ticks(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot; None when there is none, or nothing of it but a zombie."""
+    """Start time of a process in clock ticks since boot; None if it does not exist or is only a zombie."""
     shown = _stat_of(pid)
     if shown is None or (shown[0] in _ENDED and living_thread(pid) is None):
         return None
@@ -128,8 +128,8 @@ def process_start_ticks(pid: int) -> int | None:
 
 
 def living_thread(pid: int) -> int | None:
-    """A thread of a process that has not ended; None when there is none. It is the first one, whose number is `pid`,
-    unless that has ended before others: then /proc/PID is that of a zombie, without environment and namespaces."""
+    """The id of a live thread of a process; None if there is none. That is the first one, whose id is `pid`, unless it
+    has ended before others: then /proc/PID is a zombie's, without environment and namespaces."""
     shown = _stat_of(pid)
     if shown is not None and shown[0] not in _ENDED:
         return pid
@@ -141,7 +141,7 @@ def living_thread(pid: int) -> int | None:
 
 
 def _stat_of(pid: int) -> list[bytes] | None:
-    """What /proc/PID/stat has of a process or a thread behind its name, from its state on; None where it is gone."""
+    """The fields of /proc/PID/stat of a process or thread after the name, from the state on; None if it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             after_name = file.read().rpartition(b")")[2].split()
@@ -151,7 +151,7 @@ def _stat_of(pid: int) -> list[bytes] | None:
 
 
 def harness_process() -> dict[str, Any]:
-    """This process, so that whoever reads it later can tell whether it still runs: see `harness_is_live`."""
+    """The identity of this process, by which `harness_is_live` can later tell whether it still runs."""
     return {
         "pid": os.getpid(),
         "start_ticks": process_start_ticks(os.getpid()),
@@ -161,27 +161,27 @@ def harness_process() -> dict[str, Any]:
 
 
 def harness_is_live(pid: int, start_ticks: int, boot_id: str, pid_namespace: int | None = None) -> bool | None:
-    """Whether a process runs on this machine, in the same boot and since the same time. None where nobody can tell from
-    here: it ran in a pid namespace (by its inode; None is this one) that may be there and is not seen."""
+    """Whether a process runs on this machine, with the same boot and start time. None if that cannot be determined: it
+    ran in a pid namespace (given by inode; None is this one) that may exist but is not visible from here."""
     return boot_id == _boot_id() and process_is_live(pid, start_ticks, pid_namespace)
 
 
 def process_is_live(pid: int, start_ticks: int, pid_namespace: int | None) -> bool | None:
-    """As `harness_is_live`, of a process in this boot."""
+    """Like `harness_is_live`, for a process of this boot."""
     own = pid_namespace_of("self")
     if pid_namespace in (None, own):
         return process_start_ticks(pid) == start_ticks
     of_that_namespace = [
         name for name in os.listdir("/proc") if name.isdigit() and pid_namespace_of(name) == pid_namespace
     ]
-    # Its number may have been given to another namespace by now, where the first process has the same pid again.
+    # The inode may have been reused for another namespace, whose first process has the same pid again.
     if any(_number_inside(name) == pid and _may_have_begun_at(name, start_ticks) for name in of_that_namespace):
         return True
     return False if of_that_namespace or own == _FIRST_PID_NAMESPACE else None
 
 
 def pid_namespace_of(process: str) -> int | None:
-    """The inode of a process's pid namespace; None where it is gone, or not ours to look at."""
+    """The inode of a process's pid namespace; None if the process is gone or may not be inspected."""
     return _namespace_of(process, "pid")
 
 
@@ -193,13 +193,13 @@ def _namespace_of(process: str, kind: str) -> int | None:
 
 
 def _may_have_begun_at(process: str, start_ticks: int) -> bool:
-    """Whether a process has this start time, or counts the machine's time otherwise than we do."""
+    """Whether a process has this start time, or is in another time namespace, where start times differ from ours."""
     is_it = process_start_ticks(int(process)) == start_ticks
     return is_it or _namespace_of(process, "time") != _namespace_of("self", "time")
 
 
 def _number_inside(process: str) -> int | None:
-    """The pid of a process in the pid namespace that it runs in; None where it has ended."""
+    """The pid of a process in its own pid namespace; None if it has ended."""
     with contextlib.suppress(OSError), open(f"/proc/{process}/status", encoding="utf-8", errors="replace") as file:
         for line in file:
             if line.startswith("NSpid:") and living_thread(int(process)) is not None:
@@ -216,16 +216,16 @@ def _boot_id() -> str:
 
 
 def _claim_directory(path: str) -> None:
-    """Make sure that `path` is a directory of our own with mode 0700.
+    """Ensure that `path` is a directory that we own, with mode 0700.
 
-    Raises StateError, and FileNotFoundError where another run ended meanwhile and took the empty directory with it.
+    Raises StateError, and FileNotFoundError if another run ended meanwhile and removed the empty directory.
     """
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)
     except OSError as error:
         is_blocked = os.path.lexists(path) and not os.path.isdir(path)
         if isinstance(error, FileExistsError) and error.filename == path and not is_blocked:
-            raise FileNotFoundError(path) from None  # it was there for mkdir, then no more, and by now maybe again
+            raise FileNotFoundError(path) from None  # it existed for mkdir, then not, and perhaps again by now
         raise StateError(f"cannot keep states in {path}: {error.strerror}; set {STATE_DIR_VARIABLE}") from None
     status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode):
@@ -237,11 +237,11 @@ def _claim_directory(path: str) -> None:
 
 
 def state_roots() -> list[str]:
-    """Where states may be, the place for new ones first; creates nothing.
+    """Directories where states may be, the one for new states first; creates nothing.
 
-    $SPLITBRAIN_STATE_DIR, and no other place, when it is set. Else `splitbrain` in $XDG_RUNTIME_DIR when that is
-    ours and writable, then `splitbrain-<uid>` in the temporary directory. Which of these a harness used hangs on
-    how its user had logged in, so `clean` looks in all of them, also in the places for other environments.
+    Only $SPLITBRAIN_STATE_DIR if it is set. Otherwise `splitbrain` in $XDG_RUNTIME_DIR if that is ours and writable,
+    then `splitbrain-<uid>` in the temporary directory. Which of these a harness used depends on how its user had logged
+    in, so `clean` looks in all of them, including those for other environments.
     """
     explicit = os.environ.get(STATE_DIR_VARIABLE)
     if explicit:
@@ -260,10 +260,10 @@ def state_roots() -> list[str]:
 
 
 def temp_dir() -> str:
-    """Where temporary directories go: $TMPDIR when that can be written to, else /tmp.
+    """The directory for temporary directories: $TMPDIR if it is writable, else /tmp.
 
-    Not `tempfile.gettempdir`, which tries a place by writing a file to it: a harness that is killed in that moment
-    would leave a file that nobody can tell as ours.
+    Not `tempfile.gettempdir`, which tests a directory by writing a file to it: a harness killed at that moment would
+    leave a file that cannot be recognised as ours.
     """
     chosen = os.environ.get("TMPDIR", "")
     return chosen if os.path.isabs(chosen) and os.access(chosen, os.W_OK | os.X_OK) else _TEMP_DIR
@@ -277,12 +277,12 @@ def _is_ours(directory: str) -> bool:
 
 
 def default_state_root() -> str:
-    """Where new states are kept when nothing else is said: the first of `state_roots`."""
+    """The default directory for new states: the first of `state_roots`."""
     return state_roots()[0]
 
 
 def state_path(run_id: str, state_root: str) -> str:
-    """Path of the state of `run_id` in `state_root`. Raises StateError for an id that is no file name."""
+    """Path of the state of `run_id` in `state_root`. Raises StateError for an invalid id."""
     if not _RUN_ID.fullmatch(run_id):
         raise StateError(f"bad run id {run_id!r}: letters, digits, '.', '_' and '-' only, 64 at most")
     return os.path.join(state_root, run_id + _SUFFIX)
@@ -290,7 +290,7 @@ def state_path(run_id: str, state_root: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """The state of a run as read back from its file."""
+    """The state of a run as read from its file."""
 
     run_id: str
     path: str
@@ -299,23 +299,23 @@ class RunRecord:
     boot_id: str
     claims: tuple[Claim, ...] = field(default=())
     pid_namespace: int | None = None
-    """In which the harness has its pid, by its inode; None is this one."""
+    """Inode of the pid namespace of the harness's pid; None is this one."""
 
     @property
     def same_boot(self) -> bool:
-        """Whether the machine has been up since the run began: pids of an earlier boot mean nothing."""
+        """Whether the machine has not rebooted since the run began: pids of an earlier boot mean nothing."""
         return self.boot_id == _boot_id()
 
     @property
     def is_live(self) -> bool | None:
-        """Whether the harness of this run still runs; None where nobody can tell from here."""
+        """Whether the harness of this run is still alive; None if that cannot be determined from here."""
         return harness_is_live(self.pid, self.start_ticks, self.boot_id, self.pid_namespace)
 
 
 def load_run(path: str) -> RunRecord:
     """Read a state. A torn last line is ignored: what it would have claimed was not created yet.
 
-    Raises StateError when the file is not a state, FileNotFoundError when it is not there.
+    Raises StateError if the file is not a state, FileNotFoundError if it does not exist.
     """
     with open(path, "rb") as file:
         lines = file.read().split(b"\n")[:-1]
@@ -348,10 +348,9 @@ def load_run(path: str) -> RunRecord:
 
 
 def runs_in(state_root: str) -> list[str]:
-    """Run ids that have a state in `state_root`, sorted; empty when there is no such directory.
+    """Run ids that have a state in `state_root`, sorted; empty if there is no such directory.
 
-    Raises StateError when the directory cannot be read, or is another user's: what is written there is not
-    to be trusted.
+    Raises StateError if the directory cannot be read, or belongs to another user, whose files cannot be trusted.
     """
     try:
         owner = os.lstat(state_root).st_uid
@@ -366,16 +365,16 @@ def runs_in(state_root: str) -> list[str]:
 
 
 def remove_if_empty(state_root: str) -> None:
-    """Remove a directory of states that has none any more, if it is one that harnesses make by themselves."""
+    """Remove a state directory if it is empty and is one that harnesses create on their own."""
     if _OWN_ROOT.fullmatch(os.path.basename(state_root)):
         try:
             os.rmdir(state_root)
         except OSError:
-            pass  # in use, or not there
+            pass  # in use, or gone
 
 
 class RunState:
-    """The state of the run that this process is the harness of. Make it with `RunState.create`."""
+    """The state of the run whose harness is this process. Created by `RunState.create`."""
 
     def __init__(self, *, run_id: str, path: str, fd: int) -> None:
         self.run_id = run_id
@@ -386,10 +385,10 @@ class RunState:
 
     @classmethod
     def create(cls, run_id: str, *, state_root: str | None = None) -> RunState:
-        """Begin the state of a run whose harness is this process.
+        """Create the state of a run whose harness is this process.
 
-        `run_id` becomes part of file and namespace names: letters, digits, '.', '_', '-'. Raises StateError
-        when the directory is not usable or the run has a state already.
+        `run_id` becomes part of file and namespace names: letters, digits, '.', '_', '-'. Raises StateError if the
+        directory is not usable or the run already has a state.
         """
         root = os.path.abspath(state_root) if state_root else default_state_root()
         path = state_path(run_id, root)
@@ -399,7 +398,7 @@ class RunState:
                 _claim_directory(root)
                 fd = _begin(path, header)
             except FileNotFoundError:
-                continue  # another run ended just now and took the empty directory with it
+                continue  # another run just ended and removed the empty directory
             except FileExistsError:
                 raise StateError(f"run {run_id} has a state ({path}): if dead, `harness clean`") from None
             except OSError as error:
@@ -409,20 +408,19 @@ class RunState:
 
     @property
     def claims(self) -> Sequence[Claim]:
-        """What is claimed now, oldest first."""
+        """The current claims, oldest first."""
         return tuple(self._claims.values())
 
     @property
     def environment(self) -> dict[str, str]:
-        """What to add to the environment of every process of this run, so that it can be recognised as ours, and be
-        seen whether its harness lives."""
+        """Environment variables for every process of this run, which identify the run and its harness."""
         return {RUN_VARIABLE: self.run_id, STATE_VARIABLE: self.path}
 
     def claim(self, kind: str, ident: str, **details: Any) -> None:
-        """Write down that `ident` of `kind` is about to be created. `details` must fit JSON.
+        """Record that `ident` of `kind` is about to be created. `details` must be JSON data.
 
-        Claiming a thing again replaces its details. Raises StateError when it cannot be written: then
-        do not create the thing.
+        Claiming a thing again replaces its details. Raises StateError if it cannot be written; do not create the thing
+        then.
         """
         self.claim_all([Claim(kind, ident, details)])
 
@@ -450,8 +448,8 @@ class RunState:
         self.claim(KIND_PROCESS, str(pid), start_ticks=process_start_ticks(pid))
 
     def release(self, kind: str, ident: str) -> None:
-        """Write down that a claimed thing is gone. Releasing what is not claimed does nothing. Where it cannot be
-        written the file still names the thing, which does no harm: there is nothing that `clean` could remove."""
+        """Record that a claimed thing is gone. Releasing what is not claimed does nothing. If it cannot be written the
+        file still names the thing, which is harmless: there is nothing for `clean` to remove."""
         if self._claims.pop((kind, ident), None) is None:
             return
         try:
@@ -460,7 +458,7 @@ class RunState:
             logger.warning("%s %s is gone and stays named in the run's state: %s", kind, ident, error)
 
     def release_process(self, pid: int) -> None:
-        """Write down that a claimed process has been waited for."""
+        """Record that a claimed process has been reaped."""
         self.release(KIND_PROCESS, str(pid))
 
     def make_temp_dir(self, purpose: str) -> str:
@@ -480,8 +478,8 @@ class RunState:
         return path
 
     def close(self) -> bool:
-        """End the state. Removes the file and returns True when nothing is claimed any more; otherwise the
-        file stays for `harness clean` and False is returned. Idempotent."""
+        """Close the state. Removes the file and returns True if nothing is claimed any more; otherwise keeps the file
+        for `harness clean` and returns False. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -503,15 +501,15 @@ class RunState:
             if sync:
                 os.fsync(self._fd)
         except OSError as error:
-            with contextlib.suppress(OSError):  # a line that a full disk has torn would have others written behind it
+            with contextlib.suppress(OSError):  # further lines must not follow one torn by a full disk
                 os.ftruncate(self._fd, size_bytes)
             raise StateError(f"cannot write the run's state {self.path}: {error.strerror}") from None
 
 
 def _begin(path: str, header: Mapping[str, Any]) -> int:
-    """Create the state at `path` with its header; returns a descriptor to append to. Raises OSError.
+    """Create the state at `path` with its header; returns a descriptor for appending. Raises OSError.
 
-    Readers never see a state without its header: it is written under another name and linked in whole.
+    Readers never see a state without its header: it is written under another name and then linked.
     """
     root, name = os.path.split(path)
     draft = os.path.join(root, f".{name.removesuffix(_SUFFIX)}.{os.getpid()}.draft")

@@ -1,15 +1,15 @@
-"""One test from set-up to verdict, in the order in which it happens.
+"""One test from setup to verdict, in chronological order.
 
     set up      cluster, system, wait until it serves
-    drive       clients work while the nemesis injects, proves and heals faults
-    heal        whatever is still in force
+    drive       clients run operations while the nemesis injects, proves and heals faults
+    heal        all faults that are still in effect
     recover     wait until the system serves again and its replicas have caught up
-    final reads what is there now
+    final reads read the final state
     tear down   stop the system, fetch its logs, take the cluster down
     judge       check the history, the replicas, the proofs; write results and report
 
-The history is on disk before anything is checked or torn down. However a phase ends, everything after
-"heal" still happens, so a run that was interrupted or that lost its system gets a verdict over what it saw.
+The history is on disk before anything is checked or torn down. However a phase ends, the phases from "heal" on still
+happen, so a run that was interrupted or lost its system gets a verdict on what it observed.
 """
 
 from __future__ import annotations
@@ -52,29 +52,28 @@ __all__ = ["FINAL_READ_LIMIT_S", "Listener", "Observed", "Run", "SilentListener"
 logger = logging.getLogger(__name__)
 
 FINAL_READ_LIMIT_S = 120.0
-"""For the final reads as a whole; what is unread after that is left unread, and the checkers see it."""
+"""For the final reads as a whole; what is not read by then stays unread, which the checkers notice."""
 
 GIVE_UP_AT = 3
-"""Signals until the run no longer waits: the first ends the load, the second says what is waited for."""
+"""The signal at which the run stops waiting: the first ends the load, the second prints what the run waits for."""
 
 LEADER_INTERVAL_S = 1.0
-"""Between two times that the system is asked who leads, for panel and replay: soon enough to see an election."""
+"""Polling interval of the leader, for panel and replay: short enough to see an election."""
 
 LEADER_TIMEOUT_S = 2.0
 
 BLOCKED_MARGIN_S = 2.0
-"""Beyond an operation's time, for which a plug-in may keep the harness from running."""
+"""How long, beyond an operation's timeout, a plug-in may block the harness."""
 
 _EXPECTED_ERRORS = (HarnessError, OperatorError, SystemUnderTestError)
-"""Errors whose words are enough for whoever reads them."""
+"""Errors whose message is sufficient, without type or traceback."""
 
 CANCEL_GRACE_S = 1.0
-"""For a phase that is given up to end in order. One that waits for a hung host would not end at all."""
+"""For an abandoned phase to end cleanly; one that waits for a hung host would not end at all."""
 
 
 class Listener(Protocol):
-    """Whoever shows a run: hears of its phases, of what happens beside them, and of its faults; where it is watched, of
-    who leads and what is found so far as well."""
+    """Displays a run: is told its phases, messages and faults and, if `is_watched`, its leaders and violations."""
 
     @property
     def is_watched(self) -> bool: ...
@@ -91,7 +90,7 @@ class Listener(Protocol):
 
 
 class SilentListener:
-    """Shows nothing, for runs that nobody watches."""
+    """Displays nothing, for runs without a display."""
 
     is_watched = False
 
@@ -112,7 +111,7 @@ class SilentListener:
 
 
 class GivenUp(Exception):
-    """A phase was not waited for to its end."""
+    """A phase was abandoned before its end."""
 
 
 class Clock(Protocol):
@@ -125,35 +124,35 @@ class Clock(Protocol):
 
 @dataclass(slots=True)
 class Observed:
-    """What a run saw beside its history."""
+    """What a run observed besides its history."""
 
     interrupted: str | None = None
-    """The first signal that came before the run was taken down, in words: with it, the run is no whole one."""
+    """The first signal before the teardown, as text: with it the run is incomplete."""
     stopped_at_first_violation: str | None = None
-    """The violation that ended the load, as the online checker put it; None when none did."""
+    """The online checker's message about the violation that ended the load; None if none did."""
     faults_planned: int = 0
-    """Injections of the schedule, whether or not the load lasted until they were due."""
+    """Injections in the schedule, whether or not the load lasted until they were due."""
     trouble: list[str] = field(default_factory=list)
-    """What went wrong with the run itself; any entry keeps the verdict from being valid."""
+    """Problems of the run itself; any entry keeps the verdict from being valid."""
     unexpected_errors: dict[str, int] = field(default_factory=dict)
     timeouts: dict[str, int] = field(default_factory=dict)
     """Lines of clients at which operations waited until they timed out -> how often."""
     unexpected_exits: Mapping[str, int] = field(default_factory=dict)
-    """Exits of replicas that no fault brought about, in words -> how often. They are reported and do not change the
-    verdict: some systems stop by design where, for instance, a disk fails."""
+    """Exits of replicas that no fault caused, as text -> count. They are reported but do not change the verdict: some
+    systems stop by design, for example if a disk fails."""
     system_checks: Mapping[str, CheckOutcome] = field(default_factory=dict)
     final_reads_from: int | None = None
-    """The index of the first event of a client after the load; None where it is not known."""
+    """The index of the first client event after the load; None if unknown."""
     recovery: CheckOutcome | None = None
-    """What came of waiting for the system after the last heal; None where nobody waited."""
+    """The outcome of waiting for the system after the last heal; None if there was no wait."""
     system_facts: Mapping[str, Any] = field(default_factory=dict)
     leave_files: Callable[[], None] | None = None
-    """Puts the hosts' data files into the run's directory, where a cluster has not done that by itself."""
+    """Copies the hosts' data files to the run's directory, if the cluster does not do that itself."""
 
 
 @dataclass(slots=True)
 class Run:
-    """The parts of one run, made by the command from names; `execute` is the run."""
+    """The parts of one run, created from names by the command; `execute` performs it."""
 
     test: Test
     cluster: Cluster
@@ -166,29 +165,29 @@ class Run:
     listener: Listener
     observed: Observed = field(default_factory=Observed)
     recovery_timeout_s: float = field(init=False)
-    """How long the system may take to come back: what it declares itself, unless somebody has less patience."""
+    """How long the system may take to recover: what it declares itself, unless the caller sets less."""
     _streams: Streams = field(init=False)
-    """Of the clients."""
+    """Random streams of the clients."""
     _faults: asyncio.Task[None] | None = None
-    """What carries out the schedule, while it does."""
+    """The task that performs the schedule, while it runs."""
     _readers: Workers | None = None
-    """Who does the final reads, while somebody does."""
+    """The workers of the final reads, while they run."""
     _next_process: int = 0
     _succeeded: frozenset[str] = frozenset()
-    """The names of operations of which some succeeded under load."""
+    """The names of operations that succeeded at least once under load."""
     _answered: frozenset[int | str] = frozenset()
-    """The keys of which an operation succeeded under load."""
+    """The keys with a successful operation under load."""
     _stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
     _given_up: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while what is waited for is not worth it to who sent the third signal; the next phase begins without."""
+    """Set by the third signal, to abandon the current phase; cleared when the next phase begins."""
     _signals_heard: int = 0
     _was_blocked: bool = False
     _load_has_begun: bool = False
     _load_is_over: bool = False
     _is_taken_down: bool = False
-    """Since the taking down began: what is judged has been seen by then."""
+    """Whether the teardown has begun: everything that is judged was observed before."""
     _current: str = "starting"
-    """The phase, for whoever asks what the run is waiting for."""
+    """The current phase, for messages about what the run waits for."""
     _target: RunTarget = field(init=False)
     _roles: RoleLog = field(default_factory=RoleLog)
 
@@ -199,9 +198,9 @@ class Run:
         self.observed.faults_planned = sum(event.action == INJECT for event in self.schedule)
 
     async def execute(self, *, wall_ms: Callable[[], int]) -> Observed:
-        """Every phase up to the judging, which needs no event loop and is the command's.
+        """Perform every phase up to the judging, which needs no event loop and is done by the command.
 
-        Raises SystemUnderTestError or OperatorError when set-up fails: then there is nothing to check.
+        Raises SystemUnderTestError or OperatorError if the setup fails: then there is nothing to check.
         """
         if isinstance(self.cluster, HoldsFiles):
             self.observed.leave_files = self.cluster.leave_files
@@ -228,8 +227,8 @@ class Run:
                     self._keep_last_words()
                     if not is_through and self.observed.leave_files is not None:
                         try:
-                            self.observed.leave_files()  # there will be no verdict that could ask for them
-                        except OSError as error:  # a full disk, which may be what ended the run: that is to be said
+                            self.observed.leave_files()  # there will be no verdict, which would trigger this
+                        except OSError as error:  # a full disk, perhaps the reason for the end, must not hide it
                             logger.warning("the files of the replicas are not kept: %s", error)
             self.observed.system_checks = await self.system.check(started_wall_ms=started_wall_ms)
             if isinstance(self.cluster, SeesReplicas):
@@ -246,7 +245,7 @@ class Run:
         files = {*self.system.code_files} if isinstance(self.system, HasCodeFiles) else set()
         allowed_s = self.test.operation_timeout_s
         if is_under_load:
-            if signals:  # no loop of a simulation, whose runs the watching must not change
+            if signals:  # not in simulation, whose runs must not be affected
                 files |= others_code_files([self.workload, *self.nemeses.values()])
         elif isinstance(self.system, HasCodeFiles):
             allowed_s = self.system.set_up_timeout_s
@@ -258,17 +257,17 @@ class Run:
         )  # fmt: skip
 
     def _on_blocked_beside_load(self, text: str, is_asked: bool) -> None:
-        """The same at the start or at the end: what was ended says so to whoever called it."""
+        """Plug-in code was interrupted during setup or teardown: its caller gets the exception, so only report it."""
         self.listener.say(text)
         if is_asked:
-            self._stop_requested.set()  # the signal's own handler follows, once the loop comes round
+            self._stop_requested.set()  # the signal's own handler follows once the loop runs
 
     def _on_blocked(self, text: str, is_asked: bool) -> None:
-        """Code of a plug-in was ended that had stopped everything: what came of the run is no longer a test."""
+        """Plug-in code that blocked the harness was interrupted under load: the run is no longer a valid test."""
         if self._readers is not None:
-            self._readers.stop()  # each of hundreds of reads would wait as long
+            self._readers.stop()  # each of hundreds of reads would block as long
         if self._was_blocked:
-            return  # it has been said
+            return  # already reported
         self._was_blocked = True
         self.observed.trouble.append(text)
         self.listener.say(text if self._load_is_over else f"{text}; the load ends")
@@ -298,13 +297,13 @@ class Run:
             given_up = asyncio.ensure_future(self._given_up.wait())
             ended, _ = await asyncio.wait({start, given_up}, return_when=asyncio.FIRST_COMPLETED)
             given_up.cancel()
-            await asyncio.gather(*ended, return_exceptions=True)  # or asyncio logs what a cancelled start has raised
+            await asyncio.gather(*ended, return_exceptions=True)  # else asyncio logs a cancelled start's exception
         for note in self._notes_on_links():
             self.listener.say(f"note: {note}")
         await self._target.learn_baseline_skew()
 
     def _notes_on_links(self) -> Sequence[str]:
-        """What the cluster has to say where the schedule has faults of links."""
+        """The cluster's notes, if the schedule has network or link faults."""
         if not isinstance(self.cluster, NotesItsLinks):
             return ()
         events = (event for event in self.schedule if event.action == INJECT)
@@ -313,16 +312,16 @@ class Run:
         return self.cluster.notes_on_links() if is_on_links else ()
 
     async def _phases(self) -> None:
-        """All that the system is used for, and waited for."""
+        """The phases between setup and teardown."""
         await self._phase("driving the load", self._drive)
         await self._phase("healing", self._heal)
-        self.writer.flush()  # without a history there is nothing to wait for
+        self.writer.flush()  # if the history cannot be written, waiting is pointless
         await self._phase("waiting for recovery", self._recover)
         await self._phase("final reads", self._final_reads)
         await self._phase("waiting for replicas to agree", self._recover)
 
     async def _phase(self, title: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Run one phase; trouble is kept and the phases after it still happen."""
+        """Run one phase; its errors are recorded as trouble and do not prevent the following phases."""
         self._enter(title)
         try:
             await self._unless_given_up(raising_exceptions(work()))
@@ -352,19 +351,19 @@ class Run:
                 await self._work(workers)
                 self._succeeded, self._answered = frozenset(workers.succeeded), frozenset(workers.answered)
             finally:
-                # The schedule heals what it has injected when it is cancelled.
+                # When cancelled, the schedule heals what it has injected.
                 faults.cancel()
                 stopper.cancel()
 
     def end_faults(self) -> None:
-        """Heal what is in force, and inject nothing more; the load goes on. For the time before the load, too."""
+        """Heal active faults and inject no more, while the load goes on. May be called before the load."""
         self.schedule = Schedule(())
         if self._faults is not None:
             self._faults.cancel()
 
     @contextlib.asynccontextmanager
     async def _following_leaders(self) -> AsyncIterator[None]:
-        """From the load until replicas agree: many a leader is elected only once the last fault is healed."""
+        """Follow leaders from the load until replicas agree: some are elected only after the last fault is healed."""
         follower = asyncio.create_task(self._follow_leaders(), name="leaders")
         try:
             yield
@@ -377,8 +376,8 @@ class Run:
                     self.observed.trouble.append(f"following who leads: {type(error).__name__}: {error}")
 
     async def _follow_leaders(self) -> None:
-        """Tell who leads, from time to time, where somebody watches and the system can say it. What a system says that
-        can do so and logs nothing which is known here (any but the broker) is kept as well."""
+        """Periodically report who leads, if the run is watched and the system can tell. Roles of systems that can tell,
+        except the broker (which the logs show) and in simulation, are also recorded."""
         if isinstance(self.system, RefusesFaults) and not self.system.tells_leader:
             return
         is_asked = isinstance(self.system, RefusesFaults) and not isinstance(self.cluster, SeesReplicas)
@@ -392,7 +391,7 @@ class Run:
     async def _ask_for_role(self, host: str) -> None:
         try:
             status = await self.system.status(host, timeout_s=LEADER_TIMEOUT_S)
-        except Exception as error:  # as with `_leaders`
+        except Exception as error:  # see `_leaders`
             logger.debug("asking %s for its role: %s: %s", host, type(error).__name__, error)
             status = None
         self._roles.note(self.clock.now_ns(), host, status)
@@ -402,14 +401,14 @@ class Run:
         return {**self.system.facts(), **roles}
 
     async def _leaders(self) -> Sequence[str] | None:
-        """Who says to lead; None where that is not known. A cluster that sees it is asked, and not the system, whose
-        simulated answers would be part of the run."""
+        """Hosts that report that they lead; None if unknown. In simulation the cluster is asked instead of the system,
+        whose simulated answers would be part of the run."""
         if isinstance(self.cluster, SeesReplicas):
             return self.cluster.leading()
         try:
             async with asyncio.timeout(LEADER_TIMEOUT_S):
                 return await self.system.leaders()
-        except Exception as error:  # it is only shown: nothing of the run depends on it
+        except Exception as error:  # only displayed: nothing in the run depends on it
             logger.debug("asking who leads: %s: %s", type(error).__name__, error)
             return None
 
@@ -422,7 +421,7 @@ class Run:
         await self._target.heal_all()
 
     async def _recover(self) -> None:
-        """Wait for the system. What came of it counts once: of two times, the first that was not well."""
+        """Wait for the system to recover. Of two waits, the first outcome that is not valid counts."""
         before = self.observed.recovery
         had_its_time = before is not None and before.valid is not True
         recovery = await wait_for_recovery(self.system, timeout_s=0.0 if had_its_time else self.recovery_timeout_s)
@@ -430,13 +429,13 @@ class Run:
             self.observed.recovery = recovery
 
     def _keep_last_words(self) -> None:
-        """Now that the logs are here: what the programs said last that did not come back."""
+        """Add the last log lines of programs that did not come back, now that the logs are fetched."""
         if self.observed.recovery is not None:
             self.observed.recovery = with_last_words(self.observed.recovery, self.system)
 
     async def _final_reads(self) -> None:
-        """Read what is there now; where no client is answered, or none about some key, again, as long as the system
-        may take to come back."""
+        """Read the final state; if no client is answered, or none about some key, repeatedly for as long as the system
+        may take to recover."""
         self.observed.final_reads_from = self.writer.stats.events
         before = self.observed.recovery
         if before is None:
@@ -475,7 +474,7 @@ class Run:
                 self.observed.timeouts[line] = self.observed.timeouts.get(line, 0) + count
 
     def _load_recorder(self) -> Recorder:
-        """Where the load's events go: the history, and with `fail_fast` or a panel an online checker too."""
+        """The recorder of the load's events: the history and, with `fail_fast` or a panel, also an online checker."""
         online = self.workload.online() if self.test.fail_fast or self.listener.is_watched else None
         if online is None:
             return self.writer
@@ -526,8 +525,8 @@ class Run:
         self.listener.phase(phase)
 
     async def _unless_given_up(self, work: Awaitable[None]) -> None:
-        """Await a part of the run, until it ends or a third signal says not to wait for it. Raises GivenUp then, and
-        else what the work raises. Work that does not let itself be cancelled goes on by itself, unheard."""
+        """Await a part of the run until it ends or a third signal abandons it. Raises GivenUp then, otherwise what the
+        work raises. Work that ignores its cancellation keeps running, unobserved."""
         self._given_up.clear()
         task = asyncio.ensure_future(work)
         given_up = asyncio.ensure_future(self._given_up.wait())
@@ -547,7 +546,7 @@ class Run:
         return _stop_on_signals(self._on_signal)
 
     def _on_signal(self, name: str) -> None:
-        """The first signal ends the load, the second says what is waited for, the third ends the waiting."""
+        """The first signal ends the load, the second prints what the run waits for, the third ends the waiting."""
         self._signals_heard += 1
         self._stop_requested.set()
         is_first = self.observed.interrupted is None and not self._is_taken_down
@@ -571,7 +570,7 @@ class Run:
 
 
 def _first_of(error: Exception) -> Exception:
-    """An error itself; of those that a group of tasks ended with, the first whose words are enough, else the first."""
+    """An error itself; for an exception group, the first of _EXPECTED_ERRORS in it, else its first error."""
     if not isinstance(error, ExceptionGroup):
         return error
     expected = error.subgroup(_EXPECTED_ERRORS)
@@ -579,7 +578,7 @@ def _first_of(error: Exception) -> Exception:
 
 
 def _watching(triggers: Triggers | None, schedule: Schedule) -> contextlib.AbstractAsyncContextManager[None]:
-    """Watch for triggers as long as the load lasts, where the schedule waits for any and watching takes an effort."""
+    """Watch for triggers during the load, if the schedule waits for any and they have to be watched."""
     if isinstance(triggers, WatchedTriggers) and any(event.when is not None for event in schedule):
         return triggers.watch()
     return contextlib.nullcontext()
@@ -587,8 +586,8 @@ def _watching(triggers: Triggers | None, schedule: Schedule) -> contextlib.Abstr
 
 @contextlib.contextmanager
 def _stop_on_signals(handler: Callable[[str], None]) -> Any:
-    """Ctrl-C, SIGTERM and the closing of the terminal (SIGHUP, unless nohup has it ignored) end the load, not the run;
-    loops that know no signals (simulation) go without. Yields which signals do."""
+    """Make Ctrl-C, SIGTERM and SIGHUP (unless ignored, as under nohup) end the load, not the run. Yields the handled
+    signals; none for loops without signal handling (simulation)."""
     loop = asyncio.get_running_loop()
     installed = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -597,7 +596,7 @@ def _stop_on_signals(handler: Callable[[str], None]) -> Any:
         try:
             loop.add_signal_handler(number, handler, signal.Signals(number).name)
             installed.append(number)
-        except (RuntimeError, ValueError):  # RuntimeError covers loops that have no signals
+        except (RuntimeError, ValueError):  # RuntimeError covers loops without signal handling
             continue
     try:
         yield installed

@@ -13,26 +13,26 @@ __all__ = ["OwnRuntime", "OwnStreams", "harness_runtime", "harness_streams"]
 
 @runtime_checkable
 class OwnRuntime(Protocol):
-    """A cluster with clocks, a disk and randomness of its own, for the harness and its clients as well."""
+    """A cluster with its own clocks, disk and randomness, also for the harness and its clients."""
 
     def runtime(self) -> Runtime:
-        """Those of the harness."""
+        """The harness's runtime."""
         ...
 
 
 def harness_runtime(cluster: Any) -> Runtime:
-    """This machine's, unless the cluster brings a world of its own, as simulation does."""
+    """The cluster's own runtime, as in simulation, else this machine's."""
     return cluster.runtime() if isinstance(cluster, OwnRuntime) else real_runtime()
 
 
 @runtime_checkable
 class OwnStreams(Protocol):
-    """A cluster whose streams of random numbers can be seeded anew; those of the clients are among them then."""
+    """A cluster whose random streams, including those of the clients, can be reseeded."""
 
     @property
     def streams(self) -> Streams: ...
 
 
 def harness_streams(cluster: Any, seed: int) -> Streams:
-    """The cluster's where it has its own, which are of the run's seed; else new ones."""
+    """The cluster's own streams, which use the run's seed, else new ones."""
     return cluster.streams if isinstance(cluster, OwnStreams) else Streams(seed)

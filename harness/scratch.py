@@ -1,7 +1,7 @@
-"""Temporary directories that belong to no run: what a search, a trial or a report puts aside while it works.
+"""Temporary directories that belong to no run: working files of a search, a trial or a report.
 
-Each says by its name whose it is, `splitbrain-<purpose>-<pid>-<start>-<pid namespace>-<random>`, so that one of a
-process that was killed is known from the moment it exists, and `harness clean` removes it. What belongs to a run is in
+The name identifies the owner, `splitbrain-<purpose>-<pid>-<start>-<pid namespace>-<random>`, so that the directory of a
+killed process is recognisable from its creation on, and `harness clean` removes it. Directories of runs are recorded in
 the run's state instead (see harness.run_state).
 """
 
@@ -24,12 +24,12 @@ PURPOSES = ("audit", "course", "hypothesis", "launcher", "project", "rehearsal",
 _NAME = re.compile(
     rf"{TEMP_PREFIX}(?:{'|'.join(PURPOSES)})-(?P<pid>\d+)-(?:(?P<start>\d+)-(?:(?P<namespace>\d+)-)?)?\w+"
 )
-"""Packages that do not know the harness leave the start time or the namespace out: theirs count as live while any
-process has the id, and as of this namespace."""
+"""Packages that do not import the harness omit the start time or the namespace: without a start time a directory counts
+as live while any process has the pid, without a namespace as of this one."""
 
 
 def scratch_prefix(purpose: str) -> str:
-    """How the name of a temporary file or directory of this process begins; `purpose` is one of `PURPOSES`."""
+    """The name prefix of a temporary file or directory of this process; `purpose` is one of `PURPOSES`."""
     if purpose not in PURPOSES:
         raise ValueError(f"{purpose}: no purpose of temporary directories")
     pid = os.getpid()
@@ -38,14 +38,14 @@ def scratch_prefix(purpose: str) -> str:
 
 @contextlib.contextmanager
 def scratch_directory(purpose: str) -> Iterator[str]:
-    """An empty directory for the time of a `with`."""
+    """An empty directory for the duration of a `with` block."""
     with tempfile.TemporaryDirectory(prefix=scratch_prefix(purpose), dir=temp_dir()) as directory:
         yield directory
 
 
 def remove_scratch_of_the_dead(*, removed: Callable[[str], None], left: Callable[[str], None]) -> None:
-    """Remove temporary files and directories of this user's processes that have ended. Each is reported to `removed`,
-    or with the reason to `left`, in one line."""
+    """Remove temporary files and directories of this user's ended processes. Each is reported in one line to `removed`,
+    or with the reason to `left`."""
     for path in _of_the_dead():
         try:
             if stat.S_ISDIR(os.lstat(path).st_mode):
@@ -53,7 +53,7 @@ def remove_scratch_of_the_dead(*, removed: Callable[[str], None], left: Callable
             else:
                 os.unlink(path)
         except FileNotFoundError:
-            continue  # somebody else cleans
+            continue  # another process is cleaning too
         except OSError as error:
             left(f"{path}, of a process that is gone: {error.strerror}")
         else:

@@ -1,6 +1,6 @@
-"""Signals that ask a command to end: SIGTERM, and the SIGHUP of a terminal that closes.
+"""Signals that ask a command to end: SIGTERM, and SIGHUP from a closing terminal.
 
-One that is ignored when the command starts, as SIGHUP is under nohup, stays ignored.
+A signal that is ignored when the command starts, such as SIGHUP under nohup, stays ignored.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any, NoReturn
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 SAME_WISH_S = 1.0
-"""A second signal that comes so soon after the first is no other wish."""
+"""A signal within this time of another one counts as a repetition."""
 
 
 def ended_by_signals() -> contextlib.AbstractContextManager[None]:
-    """They end the command, which leaves its blocks as after Ctrl-C, with 128 and the signal's number as its status."""
+    """Within the block these signals end the command by SystemExit, with exit status 128 plus the signal's number."""
 
     def end(number: int, frame: object) -> NoReturn:
         raise SystemExit(128 + number)
@@ -31,7 +31,7 @@ def ended_by_signals() -> contextlib.AbstractContextManager[None]:
 
 
 def interrupted_by_signals() -> contextlib.AbstractContextManager[None]:
-    """They interrupt as Ctrl-C does, for commands that then keep what they have found."""
+    """Within the block these signals interrupt like Ctrl-C, for commands that then store their findings."""
 
     def interrupt(number: int, frame: object) -> NoReturn:
         raise KeyboardInterrupt
@@ -40,14 +40,14 @@ def interrupted_by_signals() -> contextlib.AbstractContextManager[None]:
 
 
 def fork() -> int:
-    """os.fork, during which these signals and Ctrl-C wait; a child whose parent they then interrupt is killed. What
-    their handlers raise within the hooks that Python calls around a fork, those of logging for one, is ignored: the
-    command would go on as if nobody had asked it to end.
+    """os.fork with these signals and Ctrl-C deferred; if one of them then interrupts the parent, the child is killed.
+    Exceptions of signal handlers in Python's fork hooks (of logging, for example) are ignored, so without this the
+    command would go on as if it had not been asked to end.
 
-    To block the signals would not do: another thread gets them then, and its interpreter calls their handlers here.
+    Blocking the signals is not enough: another thread gets them then, and the handlers still run in this one.
     """
     if threading.current_thread() is not threading.main_thread():
-        return os.fork()  # handlers are called in the main thread only
+        return os.fork()  # handlers run only in the main thread
     waiting: list[tuple[int, int]] = []
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, *_ENDING)}
     pid = -1
@@ -72,8 +72,8 @@ def fork() -> int:
 
 
 def heed_no_repeats() -> None:
-    """Wait a second in which neither these signals nor Ctrl-C do anything. Who presses Ctrl-C twice, or whose shell and
-    whose `make` both pass it on, has asked once; what follows keeps what was found, which another one would end."""
+    """Ignore these signals and Ctrl-C for SAME_WISH_S. Pressing Ctrl-C twice, or a shell and `make` both passing it on,
+    counts as one request; the repetition must not interrupt the storing of results that follows."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, *_ENDING)}
     try:
         time.sleep(SAME_WISH_S)
@@ -89,7 +89,7 @@ def _give_back(before: Mapping[signal.Signals, Any]) -> None:
 @contextlib.contextmanager
 def _handled(handler: Callable[[int, object], NoReturn]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may have handlers
+        yield  # only the main thread can set handlers
         return
     heeded = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, handler) for number in heeded}

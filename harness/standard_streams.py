@@ -1,4 +1,4 @@
-"""Standard streams as a command finds them: closed, full, or without room for a word."""
+"""Handling of standard streams that are closed, full, or too narrow."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from typing import TextIO
 __all__ = ["complete_streams", "discard_output", "output_of_results", "say"]
 
 LEAST_COLUMNS = 20
-"""A width below this, as COLUMNS=0, is a mistake of whoever set it: nothing could be read in it."""
+"""A smaller width, such as COLUMNS=0, is a mistake and ignored: nothing would be readable."""
 
 
 def complete_streams() -> None:
-    """Have whatever of standard input, output and error is closed lead nowhere, before the first file is opened: that
-    one would be taken for it, and what a program prints would come to stand in a history or a log.
+    """Redirect closed standard streams to /dev/null before the first file is opened: that file would otherwise get the
+    stream's descriptor, and output would be written to a history or a log.
 
-    What the encoding of standard output and error does not have (a dash in Latin-1, a path that is not UTF-8) is
-    printed as its number: a verdict is not lost over a letter.
+    Characters that the encoding of standard output or error lacks (a dash in Latin-1, a path that is not UTF-8) are
+    printed as escapes, so that a verdict is not lost.
     """
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free, so this one
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest free descriptor: this one
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (open to the end)
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (stays open)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -40,15 +40,15 @@ def complete_streams() -> None:
 
 @contextlib.contextmanager
 def output_of_results(*, is_json: bool) -> Iterator[TextIO]:
-    """Standard output, to print results to. Where these are JSON nobody else does, as whoever reads it reads all of it:
-    what a plug-in prints while the block lasts goes to standard error."""
+    """Yields standard output for printing results. If they are JSON, whose reader parses everything, other output
+    during the block, such as a plug-in's, goes to standard error."""
     output = sys.stdout
     with contextlib.redirect_stdout(sys.stderr) if is_json else contextlib.nullcontext():
         yield output
 
 
 def say(line: str) -> None:
-    """Print a line on standard error; where that cannot be written, the exit status has to say it alone."""
+    """Print a line on standard error; if that fails, the exit status is the only report."""
     try:
         print(line, file=sys.stderr, flush=True)
     except (OSError, ValueError):
@@ -56,7 +56,7 @@ def say(line: str) -> None:
 
 
 def discard_output() -> None:
-    """What is still on its way to where nothing can be written goes nowhere, instead of failing at exit."""
+    """Discard buffered output of streams that cannot be written, so that it does not fail at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -1,23 +1,23 @@
-"""What runs leave behind: `store/<test>/<time>/`, and how to find it again.
+"""The store of runs, `store/<test>/<time>/`: writing, reading and finding runs.
 
     store/
       latest                      -> the newest run
-      index.html                  the newest runs, for people; .runs.json is what it is made from (run_index.py)
+      index.html                  the newest runs, for people; made from .runs.json (run_index.py)
       broker-register-partition/
-        latest                    -> the newest run of this kind
+        latest                    -> the newest run of this test
         20260131T120000Z/
-          test.json               what was asked for, written before anything starts
-          history.jsonl           what happened, written as it happens
-          history.parquet         the same, typed, written at the end
-          results.json            the verdict, written whole or not at all
+          test.json               the options, written before anything starts
+          history.jsonl           the events, written as they happen
+          history.parquet         the same with typed columns, written at the end
+          results.json            the verdict, written atomically
           report.html             for people
           harness.log             the harness's own log
-          nodes/<node>/           what the nodes wrote
-          running                 present and locked while the harness works on this run
+          nodes/<node>/           the nodes' logs and data
+          running                 present and locked while the harness performs this run
 
-The marker tells three states apart: locked means a harness is at work, present but unlocked means it died
-there, absent means the run was finished. The kernel drops the lock with the process, also after kill -9.
-Everything an operator can mend is a `StoreError` of one line.
+The marker `running` distinguishes three states: locked means that the run is in progress, present but unlocked that its
+harness died, absent that the run was finished. The kernel releases the lock with the process, also after kill -9. Every
+problem that the operator can fix is a `StoreError` of one line.
 """
 
 from __future__ import annotations
@@ -51,11 +51,10 @@ LATEST = "latest"
 MARKER = "running"
 
 MAX_RUNS_PER_SECOND = 1_000
-"""Tries to find a free name for a run; a test matrix starts a few a second."""
+"""Attempts to find a free name for a run; a test matrix starts a few per second."""
 
 MAX_JSON_BYTES = 256 * 1024 * 1024
-"""The largest results.json or test.json read back: far above any real one, so that a wrong file cannot fill
-memory."""
+"""The largest results.json or test.json read: far above any real one, so that a wrong file cannot fill memory."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=,-]*\Z")
 _MENDS = {
@@ -70,11 +69,11 @@ _MENDS = {
 
 
 class StoreError(OperatorError):
-    """The store cannot be used or does not hold what was asked for; one line that says what mends it."""
+    """The store cannot be used or lacks the requested run; the message is one line that names the fix."""
 
 
 class RunStatus(enum.Enum):
-    """Whether a run is being made, was finished, or was left half-way by a harness that died."""
+    """Whether a run is in progress, was finished, or was left incomplete by a harness that died."""
 
     RUNNING = "running"
     FINISHED = "finished"
@@ -91,44 +90,44 @@ def _storing(what: str) -> Iterator[None]:
 
 
 class RunDir:
-    """One run's directory. Made by `Store.create` (which holds its lock) or found by `Store.find`."""
+    """One run's directory. Created by `Store.create` (then it holds the lock) or found by `Store.find`."""
 
     def __init__(self, path: Path, lock_fd: int | None = None) -> None:
         self.path = path
         self.test_path = path / "test.json"
         self.schedule_path = path / "schedule.json"
-        """Which fault came when, for `harness replay`."""
+        """The schedule of faults, for `harness replay`."""
         self.history_path = path / "history.jsonl"
         self.parquet_path = path / "history.parquet"
         self.results_path = path / "results.json"
         self.report_path = path / "report.html"
         self.trace_path = path / "trace.jsonl"
         self.explanation_path = path / "explain.json"
-        """Where the violation was decided, once somebody has asked."""
+        """The result of `harness explain`, if it was run."""
         self.harness_log_path = path / "harness.log"
         self.nodes_path = path / "nodes"
-        """Where every node has a directory of its own: logs, and the data where they are kept."""
+        """Contains a directory for every node, with its logs and, if kept, its data."""
         self._lock_fd = lock_fd
 
     @property
     def name(self) -> str:
-        """ "<test>/<time>", by which `Store.find` finds it again."""
+        """ "<test>/<time>", the name for `Store.find`."""
         return f"{self.path.parent.name}/{self.path.name}"
 
     @property
     def status(self) -> RunStatus:
-        """See the module's text. On file systems without locks a run at work looks broken."""
+        """See the module docstring. On file systems without locks a run in progress looks broken."""
         marker = self.path / MARKER
         if self._lock_fd is not None:
             return RunStatus.RUNNING
         try:
-            fd = os.open(marker, os.O_RDONLY | os.O_NONBLOCK)  # of a pipe, whoever opens it waits for a writer
+            fd = os.open(marker, os.O_RDONLY | os.O_NONBLOCK)  # opening a pipe would block
         except FileNotFoundError:
             return RunStatus.FINISHED if self.results_path.exists() else RunStatus.BROKEN
         except OSError as error:
             raise StoreError(f"cannot read {marker}: {error.strerror}") from error
         try:
-            # A shared lock, so that two that ask at the same time do not take each other for the harness.
+            # A shared lock, so that two concurrent callers do not take each other for the harness.
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return RunStatus.RUNNING
@@ -139,7 +138,7 @@ class RunDir:
         return RunStatus.BROKEN
 
     def finish(self) -> None:
-        """Mark the run as finished: the last act of a run, after its results are written. Idempotent.
+        """Mark the run as finished: the last step of a run, after its results are written. Idempotent.
 
         Raises StoreError.
         """
@@ -148,37 +147,37 @@ class RunDir:
         self.release()
 
     def release(self) -> None:
-        """Let go of a run without finishing it: from here on it counts as broken. Idempotent."""
+        """Release the lock without finishing the run, which then counts as broken. Idempotent."""
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
 
     def write_test(self, test: Mapping[str, Any]) -> None:
-        """Write test.json, whole or not at all. Raises StoreError."""
+        """Write test.json atomically. Raises StoreError."""
         _write_json(self.test_path, test)
 
     def write_explanation(self, explanation: Mapping[str, Any]) -> None:
-        """Write explain.json, whole or not at all. Raises StoreError."""
+        """Write explain.json atomically. Raises StoreError."""
         _write_json(self.explanation_path, explanation)
 
     def read_explanation(self) -> dict[str, Any] | None:
-        """explain.json's content; None where there is none. Raises StoreError for one that is damaged."""
+        """The content of explain.json; None if there is none. Raises StoreError if it is damaged."""
         return _read_json(self.explanation_path, "") if self.explanation_path.exists() else None
 
     def write_results(self, results: Mapping[str, Any]) -> None:
-        """Write results.json, whole or not at all.
+        """Write results.json atomically.
 
-        What JSON cannot hold is written as the nearest thing it can (a set as a sorted list, infinity as null,
-        the rest as its text): a verdict is not lost over a detail. Raises StoreError.
+        Values that JSON cannot represent are converted (a set to a sorted list, infinity to null, others to their
+        text), so that a verdict is not lost over a detail. Raises StoreError.
         """
         _write_json(self.results_path, results)
 
     def read_test(self) -> dict[str, Any]:
-        """What test.json says. Raises StoreError when it is missing or not whole."""
+        """The content of test.json. Raises StoreError if it is missing or damaged."""
         return _read_json(self.test_path, f"run {self.name} has no test.json: it is not a run, or died at its start")
 
     def read_results(self) -> dict[str, Any]:
-        """What results.json says. Raises StoreError when it is missing or not whole."""
+        """The content of results.json. Raises StoreError if it is missing or damaged."""
         return _read_json(
             self.results_path,
             f"run {self.name} ended before it had a results.json: `harness analyze {self.name}` makes one",
@@ -186,7 +185,7 @@ class RunDir:
 
 
 class Store:
-    """A directory of runs. Nothing is touched before `create`."""
+    """A directory of runs. Only `create` creates it."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         if not os.fspath(root):
@@ -197,7 +196,7 @@ class Store:
             raise StoreError("the current directory is gone: change to one that is there") from None
 
     def create(self, test_name: str, *, now: datetime | None = None) -> RunDir:
-        """Make the directory of a new run, hold its lock and point both `latest` links at it.
+        """Create the directory of a new run, lock it, and point both `latest` links at it.
 
         `now` (default: the wall clock) names it, in UTC to the second; runs of the same second get "-2", "-3",
         and so on. Raises StoreError.
@@ -218,14 +217,14 @@ class Store:
                 _point(folder / LATEST, path.name)
                 _point(self.root / LATEST, f"{test_name}/{path.name}")
             except BaseException:
-                shutil.rmtree(path, ignore_errors=True)  # a run that never began is none
+                shutil.rmtree(path, ignore_errors=True)  # no trace of a run that never began
                 if lock_fd >= 0:
                     os.close(lock_fd)
                 raise
         return RunDir(path, lock_fd)
 
     def require(self) -> None:
-        """Raise StoreError where there is no store."""
+        """Raise StoreError if the store does not exist."""
         with _storing(f"read the store {self.root}"):
             is_there = self.root.is_dir()
         if not is_there:
@@ -233,8 +232,8 @@ class Store:
 
     def find(self, text: str) -> RunDir:
         """The run that `text` names: "latest", "<test>" or "<test>/latest" (its newest), "<test>/<time>", or
-        the path of a run's directory or of a file in one. A name of this store goes before a path; "latest" is this
-        store's, whatever the current directory has of that name. Raises StoreError.
+        the path of a run's directory or of a file in one. Names in this store take precedence over paths; "latest" is
+        always this store's. Raises StoreError.
         """
         candidates = [self.root / text]
         with _storing(f"look for the run {text!r}"):
@@ -254,7 +253,7 @@ class Store:
             newest = max(of_test, key=lambda run: run_order(run.path.name), default=None)
             for path, reason in unreadable:
                 is_asked_for = test_name in (LATEST, path.relative_to(self.root).parts[0])
-                # A folder of a test may hold any run; of a run its name tells.
+                # A test's folder may contain any run; a run's name tells its age.
                 may_be_newer = (
                     newest is None or path.parent == self.root or run_order(path.name) > run_order(newest.path.name)
                 )
@@ -268,23 +267,22 @@ class Store:
         raise StoreError(f"no run {text!r} in {self.root}{hint}")
 
     def remove(self, run: RunDir) -> None:
-        """Remove a run as far as that can be done, and have `latest` links that led to it lead to the newest run
-        that is left."""
+        """Remove a run as far as possible, and point `latest` links to it at the newest remaining run."""
         folder = run.path.parent
         shutil.rmtree(run.path, ignore_errors=True)
-        with contextlib.suppress(OSError, StoreError):  # another process may be at it; `find` needs no links
+        with contextlib.suppress(OSError, StoreError):  # another process may do the same; `find` needs no links
             left = self.runs()
             _point_again(folder / LATEST, [other for other in left if other.path.parent == folder])
             _point_again(self.root / LATEST, left)
-            folder.rmdir()  # unless there is something in it
+            folder.rmdir()  # unless it is not empty
 
     def runs(self) -> list[RunDir]:
-        """Every run of the store that can be read, oldest first; none when there is no store. Raises StoreError when
-        the store itself cannot be read."""
+        """Every readable run of the store, oldest first; empty if there is no store. Raises StoreError if the store
+        itself cannot be read."""
         return self._look()[0]
 
     def _look(self) -> tuple[list[RunDir], list[tuple[Path, str]]]:
-        """The runs, oldest first, and the folders of tests and of runs that cannot be read, with the reason."""
+        """The runs, oldest first, and the unreadable folders of tests and runs, with the reason."""
         found: list[RunDir] = []
         unreadable: list[tuple[Path, str]] = []
         with _storing(f"read the store {self.root}"):
@@ -298,14 +296,14 @@ class Store:
             for path in paths:
                 try:
                     found += [RunDir(path)] if is_run(path) else []
-                except OSError as error:  # only its owner may look into it: no reason to lose the others
+                except OSError as error:  # readable only by its owner: no reason to lose the others
                     unreadable.append((path, error.strerror or str(error)))
         return sorted(found, key=lambda run: (run_order(run.path.name), run.name)), sorted(unreadable)
 
 
 def store_of(arguments: argparse.Namespace) -> Store:
-    """The store of a command that looks for a run. Raises StoreError where --store names one that is not there: what
-    another place has of the run's name is not what was asked for."""
+    """The store of a command that looks for a run. Raises StoreError if --store names one that does not exist, since a
+    run of the same name elsewhere is not the requested one."""
     store = Store(arguments.store)
     if "store" in arguments.given:
         store.require()
@@ -313,7 +311,7 @@ def store_of(arguments: argparse.Namespace) -> Store:
 
 
 def without_latest(path: str) -> str:
-    """A path in which links named `latest` are followed: after the next run they lead elsewhere."""
+    """A path with links named `latest` resolved, since they point elsewhere after the next run."""
     followed = Path()
     for part in Path(path).parts:
         followed /= part
@@ -323,8 +321,8 @@ def without_latest(path: str) -> str:
 
 
 def require_writable(path: Path) -> None:
-    """Raise StoreError where nothing could be written below a directory, which need not be there yet: for commands that
-    write at the end of long work. Makes nothing."""
+    """Raise StoreError if a directory, which need not exist yet, would not be writable: for commands that write after
+    long work. Creates nothing."""
     with _storing(f"write to {path}"):
         there = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
         if not there.is_dir():
@@ -335,14 +333,14 @@ def require_writable(path: Path) -> None:
 
 
 def _directories(path: Path) -> list[Path]:
-    """The directories in one; none in one that is not there, or was removed meanwhile. Raises OSError."""
+    """The subdirectories of a directory; none if it does not exist or was removed meanwhile. Raises OSError."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return [entry for entry in path.iterdir() if entry.is_dir() and not entry.is_symlink()]
     return []
 
 
 def is_run(path: Path) -> bool:
-    """Whether a directory is that of a run: it has what was asked for, a history, or the mark of a run at work."""
+    """Whether a directory is that of a run: it has a test.json, a history, or the marker of a run in progress."""
     return any((path / name).is_file() for name in ("test.json", "history.jsonl", MARKER))
 
 
@@ -356,7 +354,7 @@ def _make_unique(folder: Path, stamp: str) -> Path:
     for attempt in range(1, MAX_RUNS_PER_SECOND + 1):
         path = folder / (stamp if attempt == 1 else f"{stamp}-{attempt}")
         try:
-            path.mkdir(parents=True)  # another process may have removed the test's last run, and its folder, just now
+            path.mkdir(parents=True)  # the test's folder may just have been removed with its last run
         except FileExistsError:
             continue
         return path
@@ -367,18 +365,18 @@ def _point(link: Path, target: str) -> None:
     """Make `link` point at `target`, replacing an older link in one step."""
     if link.is_dir() and not link.is_symlink():
         raise StoreError(f"{link} is a directory where a link belongs: move it away")
-    temporary = link.with_name(f".{link.name}.{secrets.token_hex(8)}")  # others may be at it, with our process number
+    temporary = link.with_name(f".{link.name}.{secrets.token_hex(8)}")  # others, even with our pid, may do the same
     try:
         temporary.symlink_to(target)
     except OSError as error:
         if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
-            return  # a file system without links: `find` goes by the names then
+            return  # a file system without links: `find` uses the names then
         raise
     os.replace(temporary, link)
 
 
 def _point_again(link: Path, runs: Sequence[RunDir]) -> None:
-    """Have a link that leads nowhere lead to the last of these runs; without any, it goes."""
+    """Point a dangling link at the last of these runs; remove it if there are none."""
     if not link.is_symlink() or link.exists():
         return
     if runs:
@@ -410,7 +408,7 @@ def _plain(value: Any) -> Any:
 def _read_json(path: Path, missing: str) -> dict[str, Any]:
     try:
         found = path.stat()
-        if not stat.S_ISREG(found.st_mode):  # whoever opens a pipe waits for somebody who writes
+        if not stat.S_ISREG(found.st_mode):  # opening a pipe would block until somebody writes
             raise StoreError(f"{path} is no file: it cannot be one of ours")
         if found.st_size > MAX_JSON_BYTES:
             raise StoreError(f"{path} is larger than {MAX_JSON_BYTES} bytes: that is not a file of ours")

@@ -1,8 +1,8 @@
 """One test as a value: everything that determines a run.
 
-A `Test` is made from the command line, saved as test.json before anything starts, and is what `analyze`
-and the replay line are made of. It holds names and numbers only, so that it can be written, read and
-compared; the things behind the names come from the registry.
+A `Test` is created from the command line and saved as test.json before anything starts; `analyze` and the replay line
+are based on it. It contains only names and numbers, so that it can be written, read and compared; the registry provides
+the objects for the names.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ __all__ = [
 ]
 
 ALL = "all"
-"""In the place of a nemesis's name: every nemesis that the cluster can have."""
+"""Instead of a nemesis's name: every nemesis that the cluster supports."""
 
 MAX_NODES = 15
-"""Replicas per run. Beyond this the quadratic number of links says nothing new and costs a lot."""
+"""Limit of replicas per run. Beyond this the quadratic number of links costs a lot and reveals nothing new."""
 
 MAX_CONCURRENCY = 1000
-"""Logical clients per run; each has a connection to several nodes, so this bounds descriptors."""
+"""Limit of logical clients per run; each has connections to several nodes, so this bounds descriptors."""
 
 
 WORKLOAD_PREFIX = "workload."
-"""Of settings that are the workload's: `--set workload.keys=20`."""
+"""Prefix of the workload's settings: `--set workload.keys=20`."""
 
 
 def split_settings(settings: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Settings of the system, and those of the workload by the names that it knows them by."""
+    """(settings of the system, settings of the workload without their prefix)."""
     of_system = {name: value for name, value in settings.items() if not name.startswith(WORKLOAD_PREFIX)}
     of_workload = {
         name.removeprefix(WORKLOAD_PREFIX): value
@@ -59,7 +59,7 @@ def split_settings(settings: Mapping[str, str]) -> tuple[dict[str, str], dict[st
 
 @dataclass(frozen=True, slots=True)
 class NemesisChoice:
-    """One nemesis by name, and its variant or a part of it; without one the run cycles through all variants."""
+    """A nemesis by name, with a variant or a part of one; without it the run cycles through all variants."""
 
     name: str
     variant: str | None = None
@@ -69,7 +69,7 @@ class NemesisChoice:
 
     @classmethod
     def parse(cls, text: str) -> NemesisChoice:
-        """From "name", "name=variant" or, for a target alone, "name@target"."""
+        """Parse "name", "name=variant" or, for a target alone, "name@target"."""
         name, separator, variant = text.partition("=")
         if not separator and "@" in name:
             name, _, word = name.partition("@")
@@ -81,7 +81,7 @@ class NemesisChoice:
 class Test:
     """Everything that determines a run. Times are seconds, `rate` operations per second (0: no limit)."""
 
-    __test__ = False  # not a test case, whatever a collector thinks of the name
+    __test__ = False  # not a test case for pytest, despite the name
 
     system: str
     cluster: str
@@ -94,21 +94,21 @@ class Test:
     rate: float
     seed: int
     nemesis_schedule: str | None = None
-    """A file of timed faults in the place of `nemesis`; a copy is kept with the run."""
+    """A file of timed faults, instead of `nemesis`; a copy is stored with the run."""
     settings: Mapping[str, str] = field(default_factory=dict)
     cluster_options: Mapping[str, str] = field(default_factory=dict)
-    """What the cluster gets beside the number of nodes, by option: inventory, image."""
+    """Further options of the cluster, such as inventory or image."""
     operation_timeout_s: float = 3.0
     checker_timeout_s: float = 60.0
     checker_memory_mb: int = 2048
     fail_fast: bool = False
-    """Whether the first violation that an online checker sees ends the load."""
+    """Whether the first violation found by an online checker ends the load."""
     client: str | None = None
-    """The command of a client in another language, in the place of the system's own."""
+    """The command of a client program, instead of the system's own client."""
 
     @property
     def name(self) -> str:
-        """The folder of the store that runs of this kind share."""
+        """The folder of the store for runs of this kind."""
         faults = "+".join(choice.name for choice in self.nemesis) or "none"
         if self.nemesis_schedule is not None:
             faults = "schedule"
@@ -116,23 +116,23 @@ class Test:
 
     @property
     def system_name(self) -> str:
-        """The system's name; of one in a file, that of the file, without its directory."""
+        """The system's name; for one in a file, the file's name without directory."""
         return short_name(self.system)
 
     @property
     def faults(self) -> str:
-        """Which faults a run meets, in words that make runs comparable: "partition=halves+kill", "schedule=FILE"."""
+        """The faults of a run, as text for comparing runs: "partition=halves+kill", "schedule=FILE"."""
         if self.nemesis_schedule is not None:
             return f"schedule={os.path.basename(self.nemesis_schedule)}"
         return "+".join(map(str, self.nemesis)) or "none"
 
     @property
     def system_settings(self) -> Mapping[str, str]:
-        """Those of the settings that are the system's; the others are the workload's."""
+        """The system's settings, without those of the workload."""
         return split_settings(self.settings)[0]
 
     def problems(self) -> list[str]:
-        """Everything that is wrong with the numbers, each as one line; names are the registry's to judge."""
+        """All problems with the values, each as one line. Names are checked by the registry."""
         found = []
         if not 1 <= self.nodes <= MAX_NODES:
             found.append(f"--nodes must be 1 to {MAX_NODES}, not {self.nodes}")
@@ -159,8 +159,8 @@ class Test:
         return found
 
     def nemesis_problems(self, nemeses: Mapping[str, Nemesis]) -> list[str]:
-        """What is wrong with asking for `all` and more: beside it goes what it leaves out. `nemeses` is every one by
-        name."""
+        """Problems of `all` in combination with other nemeses, which may only be those that `all` leaves out. `nemeses`
+        are all nemeses by name."""
         named = {choice.name for choice in self.nemesis}
         twice = sorted(name for name in named & nemeses.keys() if is_of_all(nemeses[name]))
         if ALL not in named or not twice:
@@ -172,7 +172,7 @@ class Test:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON data; `test_from_json` reads it back."""
+        """The test as plain JSON data, which `test_from_json` reads."""
         data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         data["nemesis"] = [str(choice) for choice in self.nemesis]
         data["settings"] = dict(self.settings)
@@ -211,7 +211,7 @@ class Test:
 
 
 def _exact(number: float) -> str:
-    """A number in the fewest digits that are read back as the same: in the simulation the next one is another run."""
+    """A number with the fewest digits that are read back as the same: in simulation any other number is another run."""
     short = f"{number:g}"
     return short if "e" not in short and float(short) == number else str(number).removesuffix(".0")
 
@@ -233,7 +233,7 @@ def test_from_json(data: Mapping[str, Any]) -> Test:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) is float or (type(value) is int and abs(value) < 1 << 1000)  # a greater one fits no float
+    return type(value) is float or (type(value) is int and abs(value) < 1 << 1000)  # a larger one does not fit a float
 
 
 def _is_map_of_words(value: Any) -> bool:
@@ -249,7 +249,7 @@ _FITS: Mapping[str, Callable[[Any], bool]] = {
     "Mapping[str, str]": _is_map_of_words,
     "tuple[NemesisChoice, ...]": lambda value: isinstance(value, list) and all(type(each) is str for each in value),
 }
-"""Of the type of a field as it is written above: whether a value of JSON is one."""
+"""Annotation of a field of `Test` -> whether a JSON value has this type."""
 
 
 test_from_json.__test__ = False  # type: ignore[attr-defined]

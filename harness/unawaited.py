@@ -1,8 +1,8 @@
-"""Tells of calls in a plug-in that were not awaited: `self.http.post(path, body)` without `await` sends nothing, raises
-nothing, and would look like a system that has acknowledged what it never got.
+"""Detects calls in a plug-in that were not awaited: `self.http.post(path, body)` without `await` sends nothing and
+raises nothing, so the system would seem to have acknowledged a request that it never got.
 
-Python warns when such a coroutine is thrown away, which is mostly by the statement that made it; so the warning names
-that line, and the task that was at it is the one whose call went wrong.
+Python warns when such a coroutine is discarded, usually by the statement that created it. So the warning names that
+line, and the current task is the one that made the call.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _MESSAGE = r"coroutine '(.+)' was never awaited"
 _HARNESS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 
 _found: WeakKeyDictionary[asyncio.Task[Any], str] = WeakKeyDictionary()
-"""Task -> what it did not await first, since it was last asked."""
+"""Task -> the first call that it did not await since the last `take_unawaited`."""
 
 
 @contextlib.contextmanager
 def telling_unawaited(files: Collection[str]) -> Iterator[None]:
-    """While the block lasts, note by task what code of these files, or of others beside them, does not await. What a
-    method hands back to the harness without awaiting it is noted as well."""
+    """During the block, record by task the calls that code of these files, or of others in their directories, does not
+    await. Coroutines that a method returns to the harness unawaited are recorded too."""
     folders = {os.path.dirname(name) for name in files}
     with warnings.catch_warnings():
-        warnings.filterwarnings("always", _MESSAGE, RuntimeWarning)  # each time, and not once for each line
+        warnings.filterwarnings("always", _MESSAGE, RuntimeWarning)  # every time, not once per line
         shown = warnings.showwarning
 
         def show(
@@ -52,7 +52,7 @@ def telling_unawaited(files: Collection[str]) -> Iterator[None]:
 
 
 def take_unawaited() -> str | None:
-    """What the current task has not awaited since this was last called, in words; None where there is nothing."""
+    """A message about the first call that the current task did not await since this was last called, or None."""
     task = _current_task() if _found else None
     return None if task is None else _found.pop(task, None)
 

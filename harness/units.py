@@ -1,4 +1,4 @@
-"""Numbers as people read them: durations, counts, shares, axis ticks; and operations in a few words."""
+"""Human-readable numbers: durations, counts, shares, axis ticks; and short texts for operations."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from checker.history import plain
 from nemesis.words import plural
 
 MAX_TEXT = 400
-"""Characters of any one string of a run that the report shows; nodes decide how long their errors are."""
+"""Limit of each string of a run in the report, as nodes determine the length of their errors."""
 
 MAX_TIME_NS = 10**21
-"""No time of a run is longer (30,000 years). What a damaged file or a checker of another distribution gives beyond it,
-NaN too, is shown as `NO_TIME`."""
+"""Longer than any run (30,000 years). Larger values and NaN, from a damaged file or a third-party checker, are shown as
+NO_TIME."""
 
 NO_TIME = "?"
 
@@ -52,12 +52,12 @@ def count(number: int) -> str:
 
 
 def per_second(rate: float) -> str:
-    """A rate per second of which few are not none: "12,345", "8.5", "0.33", "0"."""
+    """A rate per second that does not round small values to 0: "12,345", "8.5", "0.33", "0"."""
     return f"{rate:,.0f}" if rate == 0 or rate >= 9.95 else f"{rate:.2g}"
 
 
 def share(part: int, whole: int) -> str:
-    """A percentage that never rounds a few to none or nearly all to all."""
+    """A percentage that rounds to 0 % or 100 % only if that is exact."""
     if whole <= 0:
         return "–"
     percent = 100 * part / whole
@@ -69,7 +69,7 @@ def share(part: int, whole: int) -> str:
 
 
 def duration(time_ns: float) -> str:
-    """A length of time with about three digits: "830 µs", "4.21 ms", "12.0 s", "2 min 5 s"; "?" for what is no time."""
+    """A duration with about three digits: "830 µs", "4.21 ms", "12.0 s", "2 min 5 s"; "?" if it is invalid."""
     if not -MAX_TIME_NS <= time_ns <= MAX_TIME_NS:
         return NO_TIME
     if time_ns < 0:
@@ -88,15 +88,15 @@ def duration(time_ns: float) -> str:
 
 
 def instant(time_ns: float) -> str:
-    """A moment of the run to the millisecond: "12.345 s"; "0.040 s before the load"; "?" for what is no time."""
+    """A time of the run to the millisecond: "12.345 s"; "0.040 s before the load"; "?" if it is invalid."""
     if not -MAX_TIME_NS <= time_ns <= MAX_TIME_NS:
         return NO_TIME
     return f"{time_ns / 1e9:,.3f} s" if time_ns >= 0 else f"{-time_ns / 1e9:,.3f} s before the load"
 
 
 def exact_instant(time_ns: float) -> str:
-    """A moment to the microsecond, by which the operations of a contradiction can be put in order: "12.345678 s"; "?"
-    for what is no time."""
+    """A time to the microsecond, for ordering the operations of a contradiction: "12.345678 s"; "?" if it is
+    invalid."""
     if not -MAX_TIME_NS <= time_ns <= MAX_TIME_NS:
         return NO_TIME
     return f"{time_ns / 1e9:,.6f} s"
@@ -132,7 +132,7 @@ def linear_ticks(highest: float, *, wanted: int = 3) -> list[float]:
 
 
 def operation_text(operation: Mapping[str, Any], limit: int = 60) -> str:
-    """What an operation did in a few words: "write 17", "read → 17", "append 3 → offset 12", "write 9 → ?"."""
+    """An operation as a short text: "write 17", "read → 17", "append 3 → offset 12", "write 9 → ?"."""
     f, value, result, kind = (operation.get(name) for name in ("f", "value", "result", "type"))
     asked = "" if value is None else _short(value)
     if kind == "ok":

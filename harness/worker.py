@@ -1,24 +1,24 @@
-"""Logical clients: each asks the generator what to do, does it, and records what came of it.
+"""Logical clients: each asks the generator for an operation, performs it, and records the outcome.
 
-A *thread* is a slot of concurrency, a *process* the logical client in that slot. A process has one operation
-open at a time. When an operation ends `info` (nobody knows whether it happened) the process is over: it might
-still take effect at any later time, so nothing that comes after may count as "after it" in the same process.
-The thread then goes on as a new process with a fresh connection, which has the next number that nobody has had.
+As in Jepsen, a *thread* is a slot of concurrency and a *process* the logical client in that slot. A process has one
+operation open at a time. If an operation ends with `info` (it is unknown whether it happened) the process ends: the
+operation might take effect at any later time, so no later operation may count as "after it" in the same process. The
+thread continues as a new process with a new connection and the next unused number.
 
-What an exception of a client means:
+Meaning of a client's exceptions:
 
     asyncio.TimeoutError          the operation's own deadline: info
     an error with `is_definite`   True: fail (it certainly did not happen); False: info
-    anything else                 info, and it is kept as an unexpected error, because the client has a bug
+    anything else                 info, and recorded as an unexpected error, because the client has a bug
 
-One that cannot be opened sent nothing (fail); an error with `is_mistake` is kept as an unexpected one there.
+A client that cannot be opened sent nothing (fail); there an error with `is_mistake` is recorded as unexpected.
 
-A client may raise asyncio.CancelledError though nobody cancelled it: it awaited a task of its own that it had
-cancelled. That must not end its thread, without which the load would go on as if nothing were missing. Nor must a
-client that calls sys.exit end the harness, whose exit status is a verdict; the same goes for a KeyboardInterrupt of its
-own, and for what else is no Exception, such as the panic of a driver in Rust. One that goes on though it was cancelled
-is left behind after a while, and another one takes its place: drivers wait for a rollback then, or for the server to
-say that it has cancelled a statement, which one that is paused or cut off does not.
+A client may raise asyncio.CancelledError without having been cancelled, by awaiting its own cancelled task. That must
+not end its thread, as the load would silently continue without it. Nor must a client that calls sys.exit end the
+harness, whose exit status is a verdict; the same holds for a client's own KeyboardInterrupt and any other
+BaseException, such as a panic in a Rust driver. A client that ignores its cancellation is abandoned after a while and
+replaced: drivers then wait for a rollback, or for the server to confirm that it cancelled a statement, which a paused
+or isolated server does not.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_UNEXPECTED_ERRORS = 20
-"""How many distinct unexpected client errors a run keeps: enough to see a pattern, few enough to read."""
+"""Limit of distinct unexpected client errors recorded: enough to see a pattern, few enough to read."""
 
 TIMEOUT = "timeout"
 """The error of an operation that was not answered in time."""
@@ -72,28 +72,28 @@ MAX_TIMEOUTS = 20
 """How many distinct lines at which clients waited in vain a run keeps, as with unexpected errors."""
 
 CLOSE_TIMEOUT_S = 5.0
-"""For a client to close. One that never does must not hold up its thread, and the run with it."""
+"""For a client to close. One that never does must not block its thread, and with it the run."""
 
 LEAVE_AFTER_S = 5.0
-"""From the cancelling of a call until its client is left where it is: one that awaits while it is cancelled, such as a
-rollback, takes less where the system answers."""
+"""Time from cancelling a call until its client is abandoned. Cleanup during cancellation, such as a rollback, takes
+less if the system answers."""
 
 MAX_LEFT_BEHIND = 200
-"""Clients of a phase that go on though they were left behind. Each holds a connection and what it was about; where
-there are more the load ends, and nothing can be said of the run."""
+"""Limit of abandoned clients of a phase that are still running, each holding a connection and memory. Beyond it the
+load ends, and the run is unknown."""
 
 REOPEN_PAUSE_S = 0.05
-"""Between a failed `open` and the next try, so that an unreachable system is not hammered."""
+"""Pause between a failed `open` and the next attempt, so that an unreachable system is not hammered."""
 
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an operation ended. Where one that did not succeed has a value, no more was asked for of it than that says,
-    whatever the invocation does. `node` is the host that answered, where known; `durability` what the system said of an
-    acknowledged write that is less safe than it should be. With `is_broken` the client is closed, and the process goes
-    on with a new one, whatever the type."""
+    """How an operation ended. A value of an unsuccessful operation is the part that was actually requested, instead of
+    the invocation's value. `node` is the host that answered, if known; `durability` is set if the system acknowledged a
+    write with less durability than configured. With `is_broken` the client is closed, and the process continues with a
+    new one, whatever the type."""
 
     type: Literal["ok", "fail", "info"]
     value: Any = None
@@ -104,14 +104,14 @@ class Outcome:
 
 
 class Client(Protocol):
-    """One process's connection to the system under test."""
+    """One process's client of the system under test."""
 
     async def open(self) -> None:
-        """Get ready; raises when the system cannot be reached."""
+        """Connect; raises if the system cannot be reached."""
         ...
 
     async def invoke(self, op: Op) -> Outcome:
-        """Do one operation. May raise: see the module's table."""
+        """Perform one operation. May raise: see the module docstring."""
         ...
 
     async def close(self) -> None: ...
@@ -119,60 +119,59 @@ class Client(Protocol):
 
 @runtime_checkable
 class TellsOutcome(Protocol):
-    """An error of a client that knows whether its operation may still have happened."""
+    """An error of a client that tells whether its operation may have happened."""
 
     is_definite: bool
-    """True: it certainly did not happen, nor will it; False: nobody knows."""
+    """True: it certainly did not happen, nor will it; False: unknown."""
 
 
 @runtime_checkable
 class TellsUse(Protocol):
-    """An error of a client that knows whether the client is of any more use."""
+    """An error of a client that tells whether the client can still be used."""
 
     reopen: bool
-    """True: it is to be closed, and the next operation opens a new one."""
+    """True: it must be closed, and the next operation opens a new one."""
 
 
 @runtime_checkable
 class TellsMistake(Protocol):
-    """An error of a client that knows whether the client's own code is wrong."""
+    """An error of a client that tells whether the client's own code is wrong."""
 
     is_mistake: bool
-    """True: with such a client nothing is tested, whatever its operation did."""
+    """True: such a client tests nothing, whatever its operation did."""
 
 
 @runtime_checkable
 class NamesNode(Protocol):
-    """An error of a client that knows which host it comes from."""
+    """An error of a client that tells which host it comes from."""
 
     node: str | None
 
 
 class Recorder(Protocol):
-    """Where events go; adds index and time and returns the completed event."""
+    """Records events; adds index and time and returns the event with them."""
 
     def append(self, event: dict[str, Any]) -> dict[str, Any]: ...
 
 
 @dataclass(slots=True, eq=False)
 class _Thread:
-    """A thread: one process after the other, each of which performs its operations one by one."""
+    """A thread: a sequence of processes, each of which performs operations one by one."""
 
     number: int
     process: int
     client: Client | None = None
     invocation: dict[str, Any] | None = None
-    """Of the operation that is open."""
+    """The invocation of the open operation."""
     is_sent: bool = False
-    """Whether a client was asked for it."""
+    """Whether the operation was passed to the client."""
     is_left_behind: bool = False
-    """Whether another one has its number now, and nobody waits for it."""
+    """Whether it was abandoned, and another thread has its number now."""
 
 
 @dataclass(slots=True, eq=False)
 class _Limit:
-    """When the operation that a thread's task performs is to be over; `cancelling` is what the task was asked before it
-    began."""
+    """The deadline of the operation of a thread's task; `cancelling` is the task's cancellation count before it."""
 
     thread: _Thread
     task: asyncio.Task[Any]
@@ -186,8 +185,8 @@ class _Limit:
 class Workers:
     """The threads of one phase of a run.
 
-    `make_client(process, thread)` gives an unopened client; `now_ns` is the history's clock;
-    `operation_timeout_s` bounds each operation from the outside (clients have their own, shorter ones).
+    `make_client(process, thread)` returns an unopened client; `now_ns` is the history's clock; `operation_timeout_s`
+    limits each operation from the outside (clients have their own, shorter timeouts).
     """
 
     generator: Generator
@@ -203,34 +202,34 @@ class Workers:
     """Lines of clients at which operations still waited when their time was over -> how often; MAX_TIMEOUTS lines."""
     completed: int = 0
     asked: set[str] = field(default_factory=set)
-    """The names of the operations that were asked for."""
+    """The names of the operations performed."""
     succeeded: Counter[str] = field(default_factory=Counter)
-    """How many of each name were answered `ok`."""
+    """Name -> number of operations that ended with `ok`."""
     answered: set[int | str] = field(default_factory=set)
-    """Keys (those that are numbers or words) of which an operation was answered `ok`."""
+    """Keys (integers and strings only) with an operation that ended with `ok`."""
     last_failures: dict[int | str | None, str] = field(default_factory=dict)
-    """Of each such key, and of all (None): the last operation that did not succeed, and how it ended."""
+    """For each such key, and for all together (None): the last unsuccessful operation and how it ended."""
     _stopping: bool = False
     _context: Context = field(init=False)
     _next_process: int = field(init=False)
     _sleepers: dict[asyncio.Future[None], None] = field(default_factory=dict)
-    """Threads that wait for a time of their own."""
+    """Threads that wait for their own time."""
     _line: deque[asyncio.Future[None]] = field(default_factory=deque)
-    """Threads that wait for a time that is the same for everyone; the first is called then, and calls the next
-    when it has asked. With a hundred threads and one operation every few milliseconds, waking all for each of
-    them would cost more than the operations."""
+    """Threads that wait for a common time. Then the first is woken, and wakes the next after it has asked the
+    generator. With a hundred threads and an operation every few milliseconds, waking all threads for each operation
+    would cost more than the operations."""
     _line_timer: asyncio.TimerHandle | None = None
     _limits: deque[_Limit] = field(default_factory=deque)
-    """Of operations, the oldest first; one that is done stays behind an older one that is not."""
+    """Deadlines of operations, oldest first; a finished one stays in the queue behind an older unfinished one."""
     _limit_timer: asyncio.TimerHandle | None = None
     _running: dict[asyncio.Task[None], _Thread] = field(default_factory=dict)
-    """The threads that are waited for."""
+    """The tasks that `run` waits for."""
     _left_behind: int = 0
-    """How many are not, and go on."""
+    """Number of abandoned threads that are still running."""
     _errors: list[BaseException] = field(default_factory=list)
-    """What threads have raised that were waited for."""
+    """Exceptions of threads that were not abandoned."""
     _ended: asyncio.Future[None] | None = None
-    """Done once no thread is waited for any more, or one has failed."""
+    """Done when all threads have ended or been abandoned, or one has failed."""
 
     def __post_init__(self) -> None:
         self._context = Context(random=self.random, threads=self.threads)
@@ -238,11 +237,11 @@ class Workers:
 
     @property
     def next_process(self) -> int:
-        """The first process number that no thread of this phase has used."""
+        """The first process number not used by this phase."""
         return self._next_process
 
     def stop(self) -> None:
-        """Ask for no further operations; those open are waited for."""
+        """Start no further operations; open ones are waited for."""
         self._stopping = True
         for waiter in (*self._sleepers, *self._line):
             _wake(waiter)
@@ -252,9 +251,9 @@ class Workers:
             self._line_timer = None
 
     async def run(self) -> None:
-        """Run every thread until the generator is exhausted for it or `stop` was called. What a thread raises ends the
-        others, and is raised in a group of exceptions. A thread whose client cannot be cancelled is left behind, and
-        another one begins in its place."""
+        """Run every thread until the generator is exhausted for it or `stop` is called. An exception in a thread ends
+        the others and is raised in an exception group. A thread whose client ignores its cancellation is abandoned and
+        replaced by a new one."""
         self._ended = asyncio.get_running_loop().create_future()
         for number in range(self.threads):
             self._start(_Thread(number, self.first_process + number))
@@ -291,14 +290,14 @@ class Workers:
             _wake(self._ended)
 
     def _leave_behind(self, task: asyncio.Task[None]) -> None:
-        """Wait no more for a thread, nor have the event loop do so when it is closed."""
+        """Stop waiting for a thread, also in the event loop's shutdown."""
         self._running.pop(task).is_left_behind = True
         self._left_behind += 1
         leave_task(task)
 
     def _leave(self, thread: _Thread, task: asyncio.Task[None], *, after: str) -> None:
-        """Go on without a thread whose client was cancelled and does not end. What it was asked for may still happen;
-        what it was not, never does."""
+        """Abandon a thread whose client was cancelled and does not end. An operation that was passed to the client may
+        still happen (info); one that was not never does (fail)."""
         if task not in self._running:
             return
         text = f"{after}: did not end when it was cancelled ({_place_of(task)})"
@@ -403,13 +402,13 @@ class Workers:
         self._line.append(waiter)
         if self._line_timer is None:
             self._line_timer = loop.call_later(max(0.0, (until_ns - self.now_ns()) / 1e9), self._call_next)
-        await waiter  # one that is cancelled here is passed over when it would be called
+        await waiter  # if cancelled here, it is skipped when its turn comes
 
     def _call_next(self) -> None:
         self._line_timer = None
         now_ns = self.now_ns()
         until_ns = self.generator.idle_until_ns(now_ns)
-        if until_ns is not None:  # the one that would be called would only say so
+        if until_ns is not None:  # a woken thread would only wait again
             self._line_timer = asyncio.get_running_loop().call_later((until_ns - now_ns) / 1e9, self._call_next)
             return
         while self._line:
@@ -419,10 +418,9 @@ class Workers:
                 return
 
     async def _open(self, thread: _Thread) -> Outcome | None:
-        """Give a thread an open client; or say how the operation ended that needed it: whatever the reason, it was not
-        sent.
+        """Give a thread an open client. If that fails, returns the outcome of the operation, which was not sent.
 
-        A client that could not be opened is closed and forgotten, so that the next operation tries with another one.
+        A client that could not be opened is closed and dropped, so that the next operation tries a new one.
         """
         client = self.make_client(thread.process, thread.number)
         asked = times_cancelled()
@@ -443,7 +441,7 @@ class Workers:
         return None
 
     async def _close(self, thread: _Thread) -> None:
-        """Close the client of a thread, if it has one, whatever it says to that."""
+        """Close the client of a thread, if it has one, ignoring its errors."""
         client, thread.client = thread.client, None
         if client is None:
             return
@@ -460,7 +458,7 @@ class Workers:
 
     @contextlib.contextmanager
     def _unless_left_behind(self, thread: _Thread, timeout_s: float, what: str) -> Iterator[None]:
-        """Leave the current thread behind where a call that is cancelled after `timeout_s` goes on."""
+        """Abandon the current thread if its call is still running LEAVE_AFTER_S after its timeout."""
         task = asyncio.current_task()
         assert task is not None
         leave = functools.partial(self._leave, thread, task, after=what)
@@ -481,7 +479,7 @@ class Workers:
             if not limit.is_over and is_its_own(error, limit.cancelling):
                 self._note_unexpected(error)
                 return Outcome("info", error=f"unexpected {_describe(error)}")
-            # As asyncio.timeout does: somebody else may have cancelled the thread as well.
+            # As in asyncio.timeout: the thread may have been cancelled from elsewhere too.
             if not limit.is_over or limit.task.uncancel() > limit.cancelling:
                 raise
             return Outcome("info", error=TIMEOUT)
@@ -503,10 +501,10 @@ class Workers:
             limit.is_done = True
 
     def _begin_limit(self, thread: _Thread) -> _Limit:
-        """Have the current thread's task cancelled when its operation's time is over.
+        """Cancel the current thread's task when its operation's time is over.
 
-        What asyncio.timeout does, but for all threads with one timer that is nearly never reached: the time is the
-        same for all operations, so the oldest is due first.
+        Like asyncio.timeout, but with one timer for all threads, which rarely fires: all operations have the same
+        timeout, so the oldest is due first.
         """
         loop = asyncio.get_running_loop()
         task = asyncio.current_task()
@@ -525,7 +523,7 @@ class Workers:
             self._leave(limit.thread, limit.task, after="timeout")
 
     def _end_limits(self) -> None:
-        """Cancel what is due, and come back for the next one that is still open."""
+        """Cancel operations that are due, and set the timer for the next open one."""
         self._limit_timer = None
         loop = asyncio.get_running_loop()
         limits = self._limits
@@ -554,7 +552,7 @@ class Workers:
 
 
 def _completion(invocation: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
-    """The event that ends an operation; what was not answered keeps the value that was asked for."""
+    """The event that ends an operation; without a value in the outcome it keeps the invocation's value."""
     completion = {**invocation, "type": outcome.type}
     if outcome.type == "ok" or outcome.value is not None:
         completion["value"] = outcome.value
@@ -566,7 +564,7 @@ def _completion(invocation: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
 
 
 def _place_of(task: asyncio.Task[Any]) -> str:
-    """The line at which a task waits, in the innermost code that is neither Python's own nor installed."""
+    """The line at which a task waits, in the innermost frame outside the standard library and installed packages."""
     found = list[FrameType]()
     awaited: Any = task.get_coro()
     while isinstance(awaited, CoroutineType):
@@ -588,14 +586,14 @@ def _describe(error: BaseException) -> str:
 
 
 def times_cancelled() -> int:
-    """How often somebody has asked the current task to end."""
+    """The number of pending cancellation requests of the current task."""
     task = asyncio.current_task()
     return 0 if task is None else task.cancelling()
 
 
 async def raising_exceptions(work: Awaitable[T]) -> T:
-    """Await what calls a workload's own methods. What those raise of their own accord and is no Exception is raised as
-    one: it would end the harness, with a status that may be a verdict, or a task that nobody misses then."""
+    """Await code that calls a workload's own methods, and raise a BaseException of theirs as RuntimeError: it would end
+    the harness with a status that may be a verdict, or silently end a task."""
     asked = times_cancelled()
     try:
         return await work
@@ -608,15 +606,14 @@ async def raising_exceptions(work: Awaitable[T]) -> T:
 
 
 def is_its_own(error: BaseException, asked: int) -> bool:
-    """Whether a client raised of its own accord what would end its task, or the harness: CancelledError though nobody
-    has asked its task to end since that was done `asked` times; SystemExit, whose status is no verdict of ours;
-    KeyboardInterrupt, unless it is Ctrl-C's; and whatever else is no Exception, but GeneratorExit, with which a task is
-    thrown away."""
+    """Whether a client itself raised an exception that would end its task or the harness: CancelledError without a new
+    cancellation request since there were `asked`; SystemExit, whose status is not our verdict; KeyboardInterrupt,
+    unless it comes from Ctrl-C; and any other BaseException except GeneratorExit, which discards a task."""
     if isinstance(error, asyncio.CancelledError):
         return times_cancelled() <= asked
     return not isinstance(error, GeneratorExit) and not is_ctrl_c(error)
 
 
 def is_ctrl_c(error: BaseException) -> bool:
-    """Whether an exception may be Ctrl-C: a KeyboardInterrupt, where nothing else is done about that signal."""
+    """Whether an exception may come from Ctrl-C: a KeyboardInterrupt while SIGINT has its default handler."""
     return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler
