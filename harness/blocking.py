@@ -52,7 +52,7 @@ def no_blocking(
         if not is_over.is_set():
             loop.call_later(_TICK_S, tick)
 
-    def patience_s() -> float:
+    def current_limit_s() -> float:
         return min(limit_s, ASKED_LIMIT_S) if is_asked else limit_s
 
     def ask(number: int, frame: FrameType | None) -> None:
@@ -61,14 +61,14 @@ def no_blocking(
 
     def watch() -> None:
         while not is_over.wait(_TICK_S):
-            if time.monotonic() - seen_s > patience_s():
+            if time.monotonic() - seen_s > current_limit_s():
                 signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal seen_s
         stood_s = time.monotonic() - seen_s
         where = _place_in(files, frame)
-        if stood_s > patience_s() and where is not None:
+        if stood_s > current_limit_s() and where is not None:
             seen_s = time.monotonic()  # restart the limit
             said = (
                 f"{where} kept the harness from running for {stood_s:.0f} s: what a plug-in waits for must be awaited"

@@ -100,11 +100,11 @@ def _require_kinds(given: Mapping[str, Any]) -> None:
         kind = int if name == "seed" else type(default)
         if kind not in _KINDS or (value is None and default is None):
             continue
-        if not _is_of(value, kind):
+        if not _has_type(value, kind):
             raise OperatorError(f"{name} must be {_KINDS[kind]}, not {value!r:.80}")
 
 
-def _is_of(value: Any, kind: type) -> bool:
+def _has_type(value: Any, kind: type) -> bool:
     """Whether a value is of a type in `_KINDS`, or a string that is such a number."""
     if isinstance(value, bool) or kind is bool:
         return isinstance(value, bool) and kind is bool

@@ -73,7 +73,7 @@ def judge(
     ops: Mapping[str, int]
     ops_by_f: Mapping[str, Mapping[str, int]]
     if too_large is None:
-        checks = {name: _of_whole(check, missing) for name, check in _found(workload, clients, context).items()}
+        checks = {name: _unless_gaps(check, missing) for name, check in _checked(workload, clients, context).items()}
         ops, ops_by_f = Counter(event["type"] for event in clients), counts_by_f(clients)
     else:
         checks = {name: CheckOutcome("unknown", too_large.reason) for name in workload.check_names}
@@ -87,7 +87,7 @@ def judge(
     if observed.final_reads_from is not None:
         load = sum(event["process"] != "nemesis" for event in events[: observed.final_reads_from])
     doubts = [*_doubts(test, ops, faults, observed, errors), *_untested(workload, clients, load, observed.timeouts)]
-    doubts += [*_unread(checks), *_beside_faults(clients, faults)]
+    doubts += [*_unread(checks), *_idle_during_faults(clients, faults)]
     if history_note is not None:
         doubts.append(history_note)
     stopped = observed.stopped_at_first_violation
@@ -99,7 +99,7 @@ def judge(
     if stopped is not None and valid is False:
         reason += " (the load ended at the first violation)"
     if observed.unexpected_exits:
-        reason += f"; {_exits_in_words(observed.unexpected_exits)}"
+        reason += f"; {_exits_text(observed.unexpected_exits)}"
     return {
         "valid": valid,
         "reason": reason,
@@ -122,7 +122,7 @@ def judge(
     }
 
 
-def _found(
+def _checked(
     workload: Workload, clients: Sequence[Mapping[str, Any]], context: CheckContext
 ) -> Mapping[str, CheckOutcome]:
     """The outcomes of the workload's checks. If they raise an exception (even SystemExit, as the workload may be
@@ -157,7 +157,7 @@ def _found(
     }
 
 
-def _of_whole(outcome: CheckOutcome, missing: int) -> CheckOutcome:
+def _unless_gaps(outcome: CheckOutcome, missing: int) -> CheckOutcome:
     """A check's outcome, but "unknown" if it finds a violation in a history with missing events: a missing write makes
     a correct read look wrong. (A history that only ends early has no such gaps.)"""
     if outcome.valid is not False or not missing:
@@ -245,7 +245,7 @@ def _untested(
         yield "no operation that writes succeeded, so that there was nothing to lose, nor to be read"
 
 
-def _beside_faults(clients: Sequence[Event], faults: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+def _idle_during_faults(clients: Sequence[Event], faults: Sequence[Mapping[str, Any]]) -> Iterable[str]:
     """A doubt if no client had an operation open during any fault or its aftermath."""
     spans: list[tuple[int, int | None]] = [
         (fault["start_ns"], None if fault["end_ns"] is None else fault["end_ns"] + AFTERMATH_NS)
@@ -280,7 +280,7 @@ def _unread(checks: Mapping[str, CheckOutcome]) -> Iterable[str]:
             yield f"{name}: {plural(unread, 'acknowledged message')} nobody could read at the end"
 
 
-def _exits_in_words(unexpected_exits: Mapping[str, int]) -> str:
+def _exits_text(unexpected_exits: Mapping[str, int]) -> str:
     """The first few unexpected exits, as text."""
     said = [f"{text}{f' ({count} times)' if count > 1 else ''}" for text, count in unexpected_exits.items()]
     more = f", and {len(said) - MAX_NAMED_EXITS} more" if len(said) > MAX_NAMED_EXITS else ""

@@ -290,7 +290,11 @@ def read_summary(store: Store, name: str) -> RunSummary | None:
         if parts[1] == LATEST or path.is_symlink() or path.parent.is_symlink() or not path.is_dir():
             return None
     except OSError as error:
-        return None if error.errno == errno.ENAMETOOLONG else _unread(name, f"cannot read {path}: {error.strerror}")
+        return (
+            None
+            if error.errno == errno.ENAMETOOLONG
+            else _unreadable_summary(name, f"cannot read {path}: {error.strerror}")
+        )
     return _summarize(path, name, is_judged=_stamp(str(path)) is not None)[0]
 
 
@@ -301,7 +305,7 @@ def _summarize(path: Path, name: str, *, is_judged: bool) -> tuple[RunSummary | 
         if not is_run(path):
             return None, False
     except OSError as error:  # readable only by its owner: no reason to lose the others
-        return _unread(name, f"cannot read {path}: {error.strerror}"), False
+        return _unreadable_summary(name, f"cannot read {path}: {error.strerror}"), False
     run_dir = RunDir(path)
     is_lasting = True
     try:
@@ -353,7 +357,7 @@ def _summarize(path: Path, name: str, *, is_judged: bool) -> tuple[RunSummary | 
     return summary, is_lasting
 
 
-def _unread(name: str, reason: str) -> RunSummary:
+def _unreadable_summary(name: str, reason: str) -> RunSummary:
     """The summary of a run that exists but cannot be read: never valid."""
     return RunSummary(
         name=name, verdict="unknown", reason=clip(reason, MAX_REASON),
@@ -411,7 +415,7 @@ def _load(root: Path) -> SummaryCache:
         found: SummaryCache = {}
         for size, mtime_ns, values in data["runs"]:
             summary = RunSummary(**dict(zip(_FIELDS, values, strict=True)))
-            if not (type(size) is int and type(mtime_ns) is int and _is_whole(summary)):
+            if not (type(size) is int and type(mtime_ns) is int and _is_valid(summary)):
                 return {}
             found[summary.name] = ((size, mtime_ns), summary)
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
@@ -419,7 +423,7 @@ def _load(root: Path) -> SummaryCache:
     return found
 
 
-def _is_whole(summary: RunSummary) -> bool:
+def _is_valid(summary: RunSummary) -> bool:
     if summary.verdict not in STATES or not isinstance(summary.duration_s, float | None):
         return False
     for name in _FIELDS:

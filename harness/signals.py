@@ -58,12 +58,12 @@ def fork() -> int:
         pid = os.fork()
     finally:
         try:
-            _give_back(before)
+            _restore_handlers(before)
             for who, heard in waiting:
                 if who == os.getpid():
                     signal.raise_signal(heard)
         except BaseException:
-            _give_back(before)
+            _restore_handlers(before)
             if pid > 0:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
@@ -78,10 +78,10 @@ def heed_no_repeats() -> None:
     try:
         time.sleep(SAME_WISH_S)
     finally:
-        _give_back(before)
+        _restore_handlers(before)
 
 
-def _give_back(before: Mapping[signal.Signals, Any]) -> None:
+def _restore_handlers(before: Mapping[signal.Signals, Any]) -> None:
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -96,4 +96,4 @@ def _handled(handler: Callable[[int, object], NoReturn]) -> Iterator[None]:
     try:
         yield
     finally:
-        _give_back(before)
+        _restore_handlers(before)

@@ -57,7 +57,7 @@ MAX_JSON_BYTES = 256 * 1024 * 1024
 """The largest results.json or test.json read: far above any real one, so that a wrong file cannot fill memory."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=,-]*\Z")
-_MENDS = {
+_FIXES = {
     errno.EROFS: "the file system is read-only; choose another place with --store DIR",
     errno.EACCES: "permission denied; choose another place with --store DIR",
     errno.EPERM: "permission denied; choose another place with --store DIR",
@@ -81,11 +81,11 @@ class RunStatus(enum.Enum):
 
 
 @contextlib.contextmanager
-def _storing(what: str) -> Iterator[None]:
+def _as_store_error(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = _MENDS.get(error.errno or 0, error.strerror or str(error))
+        reason = _FIXES.get(error.errno or 0, error.strerror or str(error))
         raise StoreError(f"cannot {what}: {reason}") from error
 
 
@@ -142,7 +142,7 @@ class RunDir:
 
         Raises StoreError.
         """
-        with _storing(f"finish {self.path}"):
+        with _as_store_error(f"finish {self.path}"):
             (self.path / MARKER).unlink(missing_ok=True)
         self.release()
 
@@ -205,7 +205,7 @@ class Store:
             raise StoreError(f"{test_name!r} cannot name a test in the store")
         stamp = (now or datetime.now(UTC)).astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
         folder = self.root / test_name
-        with _storing(f"store runs in {self.root}"):
+        with _as_store_error(f"store runs in {self.root}"):
             folder.mkdir(parents=True, exist_ok=True)
             path = _make_unique(folder, stamp)
             lock_fd = -1
@@ -225,7 +225,7 @@ class Store:
 
     def require(self) -> None:
         """Raise StoreError if the store does not exist."""
-        with _storing(f"read the store {self.root}"):
+        with _as_store_error(f"read the store {self.root}"):
             is_there = self.root.is_dir()
         if not is_there:
             raise StoreError(f"there is no store at {self.root}: make a run first, or name one with --store DIR")
@@ -236,14 +236,14 @@ class Store:
         always this store's. Raises StoreError.
         """
         candidates = [self.root / text]
-        with _storing(f"look for the run {text!r}"):
+        with _as_store_error(f"look for the run {text!r}"):
             if text != LATEST:
                 candidates.append(Path(text).parent if Path(text).is_file() else Path(text))
             for candidate in candidates:
                 if is_run(candidate):
                     return RunDir(candidate.resolve())
         self.require()
-        runs, unreadable = self._look()
+        runs, unreadable = self._scan()
         if not runs and not unreadable:
             raise StoreError(f"the store {self.root} holds no runs yet")
         test_name, _, moment = text.strip("/").partition("/")
@@ -272,20 +272,20 @@ class Store:
         shutil.rmtree(run.path, ignore_errors=True)
         with contextlib.suppress(OSError, StoreError):  # another process may do the same; `find` needs no links
             left = self.runs()
-            _point_again(folder / LATEST, [other for other in left if other.path.parent == folder])
-            _point_again(self.root / LATEST, left)
+            _repoint(folder / LATEST, [other for other in left if other.path.parent == folder])
+            _repoint(self.root / LATEST, left)
             folder.rmdir()  # unless it is not empty
 
     def runs(self) -> list[RunDir]:
         """Every readable run of the store, oldest first; empty if there is no store. Raises StoreError if the store
         itself cannot be read."""
-        return self._look()[0]
+        return self._scan()[0]
 
-    def _look(self) -> tuple[list[RunDir], list[tuple[Path, str]]]:
+    def _scan(self) -> tuple[list[RunDir], list[tuple[Path, str]]]:
         """The runs, oldest first, and the unreadable folders of tests and runs, with the reason."""
         found: list[RunDir] = []
         unreadable: list[tuple[Path, str]] = []
-        with _storing(f"read the store {self.root}"):
+        with _as_store_error(f"read the store {self.root}"):
             folders = _directories(self.root)
         for folder in folders:
             try:
@@ -323,7 +323,7 @@ def without_latest(path: str) -> str:
 def require_writable(path: Path) -> None:
     """Raise StoreError if a directory, which need not exist yet, would not be writable: for commands that write after
     long work. Creates nothing."""
-    with _storing(f"write to {path}"):
+    with _as_store_error(f"write to {path}"):
         there = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
         if not there.is_dir():
             raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
@@ -375,7 +375,7 @@ def _point(link: Path, target: str) -> None:
     os.replace(temporary, link)
 
 
-def _point_again(link: Path, runs: Sequence[RunDir]) -> None:
+def _repoint(link: Path, runs: Sequence[RunDir]) -> None:
     """Point a dangling link at the last of these runs; remove it if there are none."""
     if not link.is_symlink() or link.exists():
         return
@@ -387,7 +387,7 @@ def _point_again(link: Path, runs: Sequence[RunDir]) -> None:
 
 def _write_json(path: Path, data: Mapping[str, Any]) -> None:
     text = json.dumps(_plain(data), indent=2, ensure_ascii=True, allow_nan=False) + "\n"
-    with _storing(f"write {path}"):
+    with _as_store_error(f"write {path}"):
         replace_file(path, text.encode("ascii"), is_synced=True)
 
 

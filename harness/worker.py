@@ -214,11 +214,11 @@ class Workers:
     _next_process: int = field(init=False)
     _sleepers: dict[asyncio.Future[None], None] = field(default_factory=dict)
     """Threads that wait for their own time."""
-    _line: deque[asyncio.Future[None]] = field(default_factory=deque)
+    _wake_queue: deque[asyncio.Future[None]] = field(default_factory=deque)
     """Threads that wait for a common time. Then the first is woken, and wakes the next after it has asked the
     generator. With a hundred threads and an operation every few milliseconds, waking all threads for each operation
     would cost more than the operations."""
-    _line_timer: asyncio.TimerHandle | None = None
+    _wake_timer: asyncio.TimerHandle | None = None
     _limits: deque[_Limit] = field(default_factory=deque)
     """Deadlines of operations, oldest first; a finished one stays in the queue behind an older unfinished one."""
     _limit_timer: asyncio.TimerHandle | None = None
@@ -243,12 +243,12 @@ class Workers:
     def stop(self) -> None:
         """Start no further operations; open ones are waited for."""
         self._stopping = True
-        for waiter in (*self._sleepers, *self._line):
+        for waiter in (*self._sleepers, *self._wake_queue):
             _wake(waiter)
-        self._line.clear()
-        if self._line_timer is not None:
-            self._line_timer.cancel()
-            self._line_timer = None
+        self._wake_queue.clear()
+        if self._wake_timer is not None:
+            self._wake_timer.cancel()
+            self._wake_timer = None
 
     async def run(self) -> None:
         """Run every thread until the generator is exhausted for it or `stop` is called. An exception in a thread ends
@@ -319,20 +319,20 @@ class Workers:
     async def _run_thread(self, thread: _Thread) -> None:
         try:
             while not self._stopping:
-                step = self._ask(thread.number, thread.process)
+                step = self._next_step(thread.number, thread.process)
                 if isinstance(step, Wait) and step.everyone:
-                    await self._stand_in_line(step.until_ns)
+                    await self._wait_in_queue(step.until_ns)
                     continue
-                if not isinstance(step, Op) and self._line and self._line_timer is None:
-                    self._call_next()
+                if not isinstance(step, Op) and self._wake_queue and self._wake_timer is None:
+                    self._wake_next()
                 if step is None:
                     return
                 if isinstance(step, Wait):
                     await self._sleep_until(step.until_ns)
                     continue
                 self._begin_operation(thread, step)
-                if self._line and self._line_timer is None:
-                    self._call_next()
+                if self._wake_queue and self._wake_timer is None:
+                    self._wake_next()
                 outcome = await self._open(thread) if thread.client is None else None
                 if outcome is None and not thread.is_left_behind:
                     outcome = await self._invoke(thread, step)
@@ -351,13 +351,13 @@ class Workers:
         if op.key is not None:
             invocation["key"] = op.key
         thread.invocation, thread.is_sent = invocation, False
-        self._tell(thread.number, thread.process, self.recorder.append(invocation))
+        self._update_generator(thread.number, thread.process, self.recorder.append(invocation))
 
     def _end_operation(self, thread: _Thread, outcome: Outcome) -> None:
         invocation, thread.invocation = thread.invocation, None
         assert invocation is not None
         self._count(invocation["f"], invocation.get("key"), outcome)
-        self._tell(thread.number, thread.process, self.recorder.append(_completion(invocation, outcome)))
+        self._update_generator(thread.number, thread.process, self.recorder.append(_completion(invocation, outcome)))
 
     def _count(self, f: str, key: Any, outcome: Outcome) -> None:
         self.completed += 1
@@ -372,13 +372,13 @@ class Workers:
         if has_key:
             self.last_failures[key] = failure
 
-    def _ask(self, thread: int, process: int) -> Op | Wait | None:
+    def _next_step(self, thread: int, process: int) -> Op | Wait | None:
         context = self._context
         context.thread, context.process, context.time_ns = thread, process, self.now_ns()
         step, self.generator = self.generator.next(context)
         return step
 
-    def _tell(self, thread: int, process: int, event: dict[str, Any]) -> None:
+    def _update_generator(self, thread: int, process: int, event: dict[str, Any]) -> None:
         context = self._context
         time_ns = event.get("time")
         context.thread, context.process = thread, process
@@ -396,23 +396,23 @@ class Workers:
             timer.cancel()
             del self._sleepers[waiter]
 
-    async def _stand_in_line(self, until_ns: int) -> None:
+    async def _wait_in_queue(self, until_ns: int) -> None:
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
-        self._line.append(waiter)
-        if self._line_timer is None:
-            self._line_timer = loop.call_later(max(0.0, (until_ns - self.now_ns()) / 1e9), self._call_next)
+        self._wake_queue.append(waiter)
+        if self._wake_timer is None:
+            self._wake_timer = loop.call_later(max(0.0, (until_ns - self.now_ns()) / 1e9), self._wake_next)
         await waiter  # if cancelled here, it is skipped when its turn comes
 
-    def _call_next(self) -> None:
-        self._line_timer = None
+    def _wake_next(self) -> None:
+        self._wake_timer = None
         now_ns = self.now_ns()
         until_ns = self.generator.idle_until_ns(now_ns)
         if until_ns is not None:  # a woken thread would only wait again
-            self._line_timer = asyncio.get_running_loop().call_later((until_ns - now_ns) / 1e9, self._call_next)
+            self._wake_timer = asyncio.get_running_loop().call_later((until_ns - now_ns) / 1e9, self._wake_next)
             return
-        while self._line:
-            waiter = self._line.popleft()
+        while self._wake_queue:
+            waiter = self._wake_queue.popleft()
             if not waiter.done():
                 waiter.set_result(None)
                 return

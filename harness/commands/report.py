@@ -72,7 +72,7 @@ def report_command(arguments: argparse.Namespace) -> int:
             spark_progress(console, arguments.verbose) as progress,
         ):
             for folder in dict.fromkeys((out, out if arguments.compact is None else absolute(arguments.compact))):
-                written_to.enter_context(_alone_in(folder))
+                written_to.enter_context(_locked_folder(folder))
             with spark_session(arguments) as session:
                 progress.watch(session.spark)
                 result = analyse(session.spark, place, options, progress.phase, out=out, csv=arguments.csv)
@@ -100,7 +100,7 @@ def report_command(arguments: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _alone_in(place: str) -> Iterator[None]:
+def _locked_folder(place: str) -> Iterator[None]:
     """Lock a local folder against other reports and compactions on this machine, which would remove each other's
     unfinished files. No effect on file systems without locks. Raises OperatorError."""
     path = place.removeprefix("file://").removeprefix("file:")
@@ -300,11 +300,11 @@ def _figures(row: Mapping[str, Any], measures: Mapping[tuple[str, ...], Mapping[
         f"{count(row['invalid'])} invalid",
         f"{count(row['unknown'])} unknown",
         f"{share_text(row['rate'])} ({interval})",
-        _back(measures.get((*(str(row[name]) for name in GROUP), "recovery_after_heal_ns"))),
+        _recovery_text(measures.get((*(str(row[name]) for name in GROUP), "recovery_after_heal_ns"))),
     ]
 
 
-def _back(heal: Mapping[str, Any] | None) -> str:
+def _recovery_text(heal: Mapping[str, Any] | None) -> str:
     """How soon after a heal the system recovered (median), and after how many heals it never did."""
     if heal is None:
         return ""

@@ -201,10 +201,12 @@ def combinations(path: str) -> list[list[str]]:
             raise OperatorError(f"--matrix {path}: set is a table: [set], and below it lines as read_mode = [...]")
         if name == "set":
             for setting, listed in _settings(value):
-                words = [_word(path, setting, item) for item in _values(path, setting, listed, meant=str)]
+                words = [_word(path, setting, item) for item in _values(path, setting, listed, canonical=str)]
                 axes.append([["--set", f"{setting}={word}"] for word in words])
         elif name in OPTIONS:
-            axes.append([[f"--{name}", _word(path, key, item)] for item in _values(path, key, value, meant=_meant)])
+            axes.append(
+                [[f"--{name}", _word(path, key, item)] for item in _values(path, key, value, canonical=_canonical)]
+            )
         else:
             raise OperatorError(
                 f"--matrix {path}: {key!r} is none of {', '.join((*OPTIONS, 'set'))}{nearest(name, OPTIONS)}"
@@ -225,16 +227,16 @@ def _settings(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield f"{prefix}{name}", value
 
 
-def _values(path: str, key: str, value: Any, *, meant: Callable[[str], Any]) -> list[Any]:
+def _values(path: str, key: str, value: Any, *, canonical: Callable[[str], Any]) -> list[Any]:
     values = value if isinstance(value, list) else [value]
     if not values:
         raise OperatorError(f"--matrix {path}: {key} is an empty list")
-    if len({meant(_word(path, key, item)) for item in values}) != len(values):
+    if len({canonical(_word(path, key, item)) for item in values}) != len(values):
         raise OperatorError(f"--matrix {path}: {key} names a value twice")
     return values
 
 
-def _meant(word: str) -> str | float:
+def _canonical(word: str) -> str | float:
     """The meaning of an option's value: 10, "10" and 10.0 are the same configuration. Settings are compared as text
     instead: "3.1" and "3.10" are two versions."""
     try:

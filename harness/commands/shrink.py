@@ -54,7 +54,7 @@ def shrink_command(arguments: argparse.Namespace) -> int:
     jobs = arguments.jobs or os.cpu_count() or 1
     with interrupted_by_signals():
         found = shrink(test, schedule, jobs=jobs, budget_s=arguments.budget, say=say, stored=failures_of(results))
-    earlier = None if found.is_minimal else _cut_further(found, schedule, directory)
+    earlier = None if found.is_minimal else _shorter_earlier_result(found, schedule, directory)
     if earlier is not None:
         say(f"an earlier search got further: {directory} stays as it is")
         found = earlier
@@ -81,7 +81,7 @@ def replaying(run_path: Path) -> str:
     return f"harness replay {schedule} --times 5 says how often its faults make it fail where it was made"
 
 
-def _cut_further(found: Shrunk, whole: Schedule, directory: Path) -> Shrunk | None:
+def _shorter_earlier_result(found: Shrunk, whole: Schedule, directory: Path) -> Shrunk | None:
     """The result of an earlier search in `directory`, if it is shorter than what this interrupted search `found` and
     still fails in the same way; else None. With --out it may be of another run, even one with the same seed, so it must
     have the same test and only faults of `whole`, the schedule of the run."""

@@ -53,7 +53,7 @@ class Acceptor:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._opening: set[asyncio.Task[None]] = set()
-        self._vain_looks = 0  # since there was last a free slot
+        self._full_polls = 0  # since there was last a free slot
         self._is_closed = False
         listener.setblocking(False)
         listener.listen(BACKLOG)
@@ -112,14 +112,14 @@ class Acceptor:
         connections: set[Any] = self._server.server_state.connections
         number = len(connections) + len(self._opening)
         if number < MAX_CONNECTIONS - 1:  # uvicorn refuses requests on the last one
-            self._vain_looks = 0
+            self._full_polls = 0
             return True
         silent = [one for one in connections if one.waiting_since_s + PATIENCE_WHEN_FULL_S <= now_s and one.is_silent]
         for one in sorted(silent, key=lambda one: float(one.waiting_since_s)):
             if not one.has_unread:
                 one.give_up()
-                self._vain_looks = 0
+                self._full_polls = 0
                 return True
-        self._vain_looks += 1  # instead of a clock, so that time in which the server was busy does not count
-        waited_s = self._vain_looks * POLL_INTERVAL_S
+        self._full_polls += 1  # instead of a clock, so that time in which the server was busy does not count
+        waited_s = self._full_polls * POLL_INTERVAL_S
         return waited_s > PATIENCE_WHEN_FULL_S and number < MAX_CONNECTIONS + SPARE_CONNECTIONS

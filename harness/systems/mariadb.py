@@ -88,7 +88,7 @@ NULL = 0xFB
 
 
 class MariaDB(System):
-    """MariaDB with Galera: a database that every host writes to; a C++ program of many threads."""
+    """MariaDB with Galera: a database that accepts writes on every host; a C++ program of many threads."""
 
     install = apt("mariadb-server", "galera-4", "rsync")
     ports = {"client": 3306, "group": 4567, "catch-up": 4568, "copy": 4444}

