@@ -274,8 +274,8 @@ def path(*files: str) -> Recipe:
 
 
 def by_setting(setting: str, recipes: Mapping[str, Recipe | Sequence[Recipe]]) -> BySetting:
-    """A different recipe, or several, for each value of a setting, such as a version: `by_setting("version", {"2.1":
-    pip("kv==2.1"), "2.0": pip("kv==2.0")})`."""
+    """A different recipe, or several, for each value of a setting, such as a version:
+    `by_setting("version", {"2.1": pip("kv==2.1"), "2.0": pip("kv==2.0")})`."""
     return BySetting(setting, {
         value: (given,) if isinstance(given, Recipe) else tuple(given) for value, given in recipes.items()
     })  # fmt: skip

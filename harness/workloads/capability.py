@@ -333,8 +333,8 @@ def described(error: BaseException, client: Any, method: str) -> str:
 
 
 def _place_of(client: Any, method: str) -> str:
-    """ " (file.py:12)" for the start of a method defined in the client's own file, " (title)" for a program, else
-    ""."""
+    """Where a method starts, as " (file.py:12)", if the client's own file defines it; " (title)" for a program; else
+    empty."""
     if isinstance(type(client), StandsForProgram):
         return f" ({type(client).title})"
     function = next((vars(base)[method] for base in type(client).__mro__ if method in vars(base)), None)
